@@ -1,0 +1,67 @@
+# `make` alone lists what can be done. Everything is set up on first use, and again only when a requirement changed.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet install
+ARGS   ?=
+
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.PHONY: help run test soak check fix bench ci lock clean
+
+help: ## List the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(VENV)/.ready-run ## Serve on the embedded default and print the address (ARGS="--listen 127.0.0.1:9000")
+	@exec $(BIN)/holdfast serve $(ARGS)
+
+test: $(VENV)/.ready-dev ## Set up everything, then run the tests (ARGS="-k lease")
+	@bash scripts/servers.sh
+	@$(BIN)/python -m pytest $(ARGS)
+
+soak: $(VENV)/.ready-dev ## Run the long crash tests; one JSON line per scenario
+	@bash scripts/servers.sh
+	@$(BIN)/python -m tests.soak $(ARGS)
+
+check: $(VENV)/.ready-dev ## Lint, format and types
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --quiet --check
+	@$(BIN)/mypy --no-error-summary src tests $(wildcard bench)
+
+fix: $(VENV)/.ready-dev ## Repair what lint and format can repair
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+bench: $(VENV)/.ready-bench ## Measure, side by side with the peers
+	@bash scripts/servers.sh
+	@$(BIN)/python -m bench $(ARGS)
+
+ci: ## What a change must pass: check, then test
+	@$(MAKE) check
+	@$(MAKE) test
+
+lock: $(VENV)/.ready-dev ## Pin the newest allowed versions in requirements/
+	@UV=$(BIN)/uv bash scripts/lock.sh
+
+clean: ## Remove what the set-up and the tools made (never any data)
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov dist build
+
+# The stamps: one per set of requirements, newer than the files that it was made from.
+$(VENV)/.made:
+	@PYTHON="$(PYTHON)" bash scripts/venv.sh $(VENV)
+	@touch $@
+
+$(VENV)/.ready-run: $(VENV)/.made requirements/build.txt requirements/run.txt pyproject.toml
+	@$(PIP) --require-hashes -r requirements/build.txt
+	@$(PIP) --require-hashes -r requirements/run.txt
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready-run requirements/dev.txt
+	@$(PIP) --require-hashes -r requirements/dev.txt
+	@touch $@
+
+$(VENV)/.ready-bench: $(VENV)/.ready-dev requirements/bench.txt
+	@$(PIP) --require-hashes -r requirements/bench.txt
+	@touch $@

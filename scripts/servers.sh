@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Makes sure that the servers which the tests start are installed. It starts none: the tests run private ones.
+# As root with apt it installs what is missing; otherwise it names exactly what to install, and fails.
+# HOLDFAST_TEST_WITHOUT=postgres (comma-separated) leaves a server out, and its tests with it.
+set -euo pipefail
+
+say() { printf '%s\n' "$*" >&2; }
+
+wanted() { case ",${HOLDFAST_TEST_WITHOUT:-}," in *",$1,"*) return 1 ;; esac; }
+
+# Versions below 15 do not count: that is what the tests are written for.
+have_postgres() {
+    local folder
+    for folder in "${HOLDFAST_TEST_POSTGRES_BIN:-}" /usr/lib/postgresql/*/bin /usr/local/pgsql/bin /usr/local/bin /usr/bin; do
+        if [ -n "$folder" ] && [ -x "$folder/initdb" ] && [ -x "$folder/postgres" ] &&
+            [ "$("$folder/postgres" --version | sed -E 's/[^0-9]*([0-9]+).*/\1/')" -ge 15 ]; then
+            return
+        fi
+    done
+    return 1
+}
+
+# Debian's package makes and starts a cluster of its own when it is installed; nobody asked for that one.
+install_postgres() {
+    if [ ! -e /etc/postgresql-common/createcluster.conf ]; then
+        mkdir -p /etc/postgresql-common
+        echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf
+    fi
+    apt_install postgresql
+}
+
+# A further server: have_NAME, install_NAME, and its line here. After the name: what a person would install.
+servers=(
+    "postgres postgresql"
+)
+
+for line in "${servers[@]}"; do
+    read -r name packages <<<"$line"
+    if ! wanted "$name" || "have_$name"; then continue; fi
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "Installing $packages with apt-get ..."
+        # shellcheck source=scripts/apt.sh
+        . "$(dirname "$0")/apt.sh"
+        "install_$name" || say "apt-get failed."
+    fi
+    if ! "have_$name"; then
+        say "The tests need a server that is not installed: $name. Install it, then run make again:"
+        say "    sudo apt-get install $packages"
+        say "or leave its tests out:  HOLDFAST_TEST_WITHOUT=$name make test"
+        exit 1
+    fi
+done
