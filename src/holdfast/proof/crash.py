@@ -1,0 +1,59 @@
+"""Named places where a test can end this process with SIGKILL.
+
+`crash_point("recover.after_confirm")` marks a place. A process started with
+`HOLDFAST_CRASH_AT=recover.after_confirm:2` kills itself when it passes that place for the second time;
+nothing is flushed, closed or unwound. With the variable unset or empty, `crash_point` is an empty function.
+The variable is read once, at import: setting it later has no effect.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.errors import CannotStart
+
+VARIABLE: Final = "HOLDFAST_CRASH_AT"
+NAME: Final = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
+
+
+def _pass_by(name: str, /) -> None:
+    """Do nothing: this process was not told to crash."""
+
+
+class Trap:
+    """A crash point that is armed: counts the passes of one name and kills the process at the n-th."""
+
+    def __init__(self, name: str, *, passes: int) -> None:
+        self.name = name
+        self._passes_left = passes
+        self._lock = threading.Lock()
+
+    @classmethod
+    def parse(cls, setting: str) -> Trap:
+        """Read `name:n`. Raises CannotStart, so that a mistyped trap is never a test that proves nothing."""
+        name, _, passes = setting.rpartition(":")
+        if not NAME.fullmatch(name) or not re.fullmatch(r"[1-9][0-9]{0,8}", passes, re.ASCII):
+            raise CannotStart(f"{VARIABLE} is invalid; expected name:n with n from 1 on, got {setting!r}")
+        return cls(name, passes=int(passes))
+
+    def __call__(self, name: str, /) -> None:
+        if name != self.name:
+            return
+        with self._lock:
+            self._passes_left -= 1
+            if self._passes_left > 0:
+                return
+            os.kill(os.getpid(), signal.SIGKILL)
+            # The signal may reach another thread first; this one must not get past the point in the meantime.
+            threading.Event().wait()
+
+
+_setting = os.environ.get(VARIABLE, "")
+
+#: Marks a place where a test can end the process. Costs one empty call when off.
+crash_point: Final[Callable[[str], None]] = Trap.parse(_setting) if _setting else _pass_by
