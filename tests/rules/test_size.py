@@ -1,0 +1,59 @@
+"""Files and functions of the package stay small enough to be read in one go."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import holdfast
+
+ROOT = Path(holdfast.__file__).parent
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 70  # what we aim for is 40
+
+
+def long_functions(source: str, file: str) -> list[str]:
+    """Every function of more than the allowed lines, its docstring not counted."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1 - _docstring_lines(node)
+            if lines > FUNCTION_LINES_MAX:
+                found.append(f"{file}:{node.lineno} {node.name}: {lines} lines, {FUNCTION_LINES_MAX} allowed")
+    return found
+
+
+def _docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    match node.body[0]:
+        case ast.Expr(value=ast.Constant(value=str())) as docstring:
+            return (docstring.end_lineno or docstring.lineno) - docstring.lineno + 1
+    return 0
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {file: len(file.read_text("utf-8").splitlines()) for file in ROOT.rglob("*.py")}
+    assert lengths
+    found = [f"{file}: {lines} lines" for file, lines in lengths.items() if lines >= FILE_LINES_MAX]
+    assert not found, "\n".join(found)
+
+
+def test_no_function_is_too_long() -> None:
+    found = [
+        line
+        for file in ROOT.rglob("*.py")
+        for line in long_functions(file.read_text("utf-8"), str(file.relative_to(ROOT)))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("keyword", ["def", "async def"])
+def test_the_check_itself_can_fail(keyword: str) -> None:
+    def source(lines: int) -> str:
+        return f'class A:\n    {keyword} f(self):\n        """One.\n\n        Two.\n        """\n' + (
+            "        pass\n" * (lines - 1)
+        )
+
+    assert long_functions(source(FUNCTION_LINES_MAX), "a.py") == []
+    assert long_functions(source(FUNCTION_LINES_MAX + 1), "a.py") == ["a.py:2 f: 71 lines, 70 allowed"]
