@@ -42,23 +42,22 @@ class Report:
 
     def text(self) -> str:
         """One line of numbers, then a line of samples for each kind of trouble."""
-        lines = [
-            f"not conserved; put {self.put_count} (and {self.in_doubt_count} in doubt), found {self.found_count}: "
-            f"lost {len(self.lost)}, duplicated {len(self.duplicated)}, altered {len(self.altered)}, "
-            f"unexpected {len(self.unexpected)}"
-        ]
+        lines = [self._numbers()]
         if self.lost:
             lines.append("lost: " + _samples([repr(message_id) for message_id in self.lost]))
-        for name, ids in (
-            ("duplicated", self.duplicated),
-            ("altered", self.altered),
-            ("unexpected", self.unexpected),
-        ):
-            if ids:
-                lines.append(
-                    f"{name}: " + _samples([f"{i!r} in {', '.join(where)}" for i, where in ids.items()])
-                )
+        kinds = {"duplicated": self.duplicated, "altered": self.altered, "unexpected": self.unexpected}
+        for kind, places in kinds.items():
+            if places:
+                texts = [f"{message_id!r} in {', '.join(where)}" for message_id, where in places.items()]
+                lines.append(f"{kind}: {_samples(texts)}")
         return "\n".join(lines)
+
+    def _numbers(self) -> str:
+        return (
+            f"not conserved; put {self.put_count}, in doubt {self.in_doubt_count}, found {self.found_count}, "
+            f"lost {len(self.lost)}, duplicated {len(self.duplicated)}, altered {len(self.altered)}, "
+            f"unexpected {len(self.unexpected)}"
+        )
 
     def line(self, scenario: str, *, kills: int, **more: float | str) -> str:
         """One line of JSON for a long run: its name, the kills, and the counts, with `more` after them."""
