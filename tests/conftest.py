@@ -1,0 +1,31 @@
+"""Fixtures that every test may use. A server is started once per run, when it is first asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.postgres import Cluster, running_cluster
+from tests.support.servers import skip_left_out
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip_left_out(items)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Cluster]:
+    """The PostgreSQL of this run. A test that stops or kills one makes its own: `running_cluster()`."""
+    with running_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def postgres_url(request: pytest.FixtureRequest, postgres: Cluster) -> Iterator[str]:
+    """The address of a fresh database, one per test module."""
+    name = "test_" + re.sub(r"[^a-z0-9]+", "_", request.module.__name__.lower())[-40:]
+    postgres.drop_database(name)
+    yield postgres.create_database(name)
+    postgres.drop_database(name)
