@@ -1,3 +1,44 @@
-"""Holdfast keeps messages from getting lost: durable queues, retries, dead letters and their recovery."""
+"""Holdfast keeps messages from getting lost: durable queues with leases, retries and dead queues."""
+
+from __future__ import annotations
+
+from holdfast.core.item import Item, LeasedItem, NewItem, RetryItem
+from holdfast.core.queue import QueueInfo
+from holdfast.core.verbs import ImportedItem
+from holdfast.errors import (
+    BadIds,
+    CannotStart,
+    HoldfastError,
+    Invalid,
+    NothingToLease,
+    QueueMissing,
+    ShuttingDown,
+    StorageFailed,
+    TryAgain,
+)
+from holdfast.services.queue.consumer import Lease
+from holdfast.services.queue.methods import Queues
+from holdfast.wiring import open_queues as open  # noqa: A004 - read as `holdfast.open(url)`
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "BadIds",
+    "CannotStart",
+    "HoldfastError",
+    "ImportedItem",
+    "Invalid",
+    "Item",
+    "Lease",
+    "LeasedItem",
+    "NewItem",
+    "NothingToLease",
+    "QueueInfo",
+    "QueueMissing",
+    "Queues",
+    "RetryItem",
+    "ShuttingDown",
+    "StorageFailed",
+    "TryAgain",
+    "open",
+]

@@ -127,9 +127,7 @@ class Conservation:
             lost=tuple(sorted(message_id for message_id in certain if message_id not in seen)),
             duplicated={i: tuple(self._found[i]) for i in sorted(self._found) if len(self._found[i]) > 1},
             altered={i: tuple(self._altered[i]) for i in sorted(self._altered)},
-            unexpected={
-                i: tuple(self._found.get(i, ["(in doubt)"])) for i in sorted(seen) if i not in self._known
-            },
+            unexpected={i: tuple(self._found.get(i, ["(in doubt)"])) for i in sorted(seen) if i not in self._known},
         )
 
     def check(self, *, duplicates_max: int | None = 0) -> Report:

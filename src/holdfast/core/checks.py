@@ -1,0 +1,137 @@
+"""What a request must look like. Each function raises Invalid with the text that clients match, or returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from holdfast.core.moments import SECOND_US, format_duration, parse_duration
+from holdfast.errors import Invalid
+
+BATCH_COUNT_MAX = 1_000
+QUEUE_NAME_CHARACTERS_MAX = 512
+REFERENCE_CHARACTERS_MAX = 2_000
+TEXT_CHARACTERS_MAX = 2_000
+DEDUPE_KEY_CHARACTERS_MAX = 512
+ATTEMPTS_MAX = 65_536
+LIST_COUNT_DEFAULT = 1_000
+LIST_COUNT_MAX = 65_536
+PARTITIONS_COUNT_MAX = 1_000
+REQUEST_TIMEOUT_US_MIN = 10_000
+REQUEST_TIMEOUT_US_MAX = 15 * 60 * SECOND_US
+
+T = TypeVar("T")
+
+
+def queue_name(name: str, *, what: str = "queue name") -> None:
+    """A name is 1 to 512 characters without whitespace, control characters or `~`."""
+    if len(name) > QUEUE_NAME_CHARACTERS_MAX:
+        raise Invalid(f"{what} is invalid; cannot be greater than '{QUEUE_NAME_CHARACTERS_MAX}' characters")
+    if not name.strip():
+        raise Invalid(f"{what} is invalid; queue name cannot be empty")
+    if any(character.isspace() for character in name):
+        raise Invalid(f"{what} is invalid; '{name}' cannot contain whitespace")
+    if "~" in name:
+        raise Invalid(f"{what} is invalid; '{name}' cannot contain '~' character")
+    if not name.isprintable():
+        raise Invalid(f"{what} is invalid; {name!a} cannot contain control characters")
+
+
+def namespace(name: str) -> None:
+    """There is one namespace; it may be named or left out."""
+    if name not in {"", "_system"}:
+        raise Invalid(f"namespace is invalid; '{name}' is not known here, leave it out")
+
+
+def request_timeout(text: str) -> int:
+    """Microseconds of a request timeout: required, 10 ms to 15 minutes, both ends allowed."""
+    if not text:
+        raise Invalid("request timeout is required; '5m' is recommended, 15m is the maximum")
+    timeout_us = parse_duration(text, what="request timeout")
+    if timeout_us > REQUEST_TIMEOUT_US_MAX:
+        raise Invalid(f"request timeout is invalid; maximum timeout is '15m' but '{text}' was requested")
+    if timeout_us < REQUEST_TIMEOUT_US_MIN:
+        raise Invalid(f"request timeout is invalid; minimum timeout is '10ms' but '{text}' was requested")
+    return timeout_us
+
+
+def items(batch: Sequence[T], *, most: str = "max_produce_batch_size") -> None:
+    """A list of items has 1 to 1 000 of them."""
+    if not batch:
+        raise Invalid("items cannot be empty; at least one item is required")
+    if len(batch) > BATCH_COUNT_MAX:
+        raise Invalid(f"items is invalid; {most} is {BATCH_COUNT_MAX} but received {len(batch)}")
+
+
+def ids(batch: Sequence[str]) -> None:
+    """A list of ids has 1 to 1 000 of them."""
+    if not batch:
+        raise Invalid("ids is invalid; list of ids cannot be empty")
+    if len(batch) > BATCH_COUNT_MAX:
+        raise Invalid(f"ids is invalid; max_complete_batch_size is {BATCH_COUNT_MAX} but received {len(batch)}")
+
+
+def client_id(text: str) -> None:
+    """A lease request names its client."""
+    if not text.strip():
+        raise Invalid("invalid client id; cannot be empty")
+    if len(text) > TEXT_CHARACTERS_MAX:
+        raise Invalid(f"invalid client id; cannot be greater than '{TEXT_CHARACTERS_MAX}' characters")
+
+
+def batch_size(count: int) -> None:
+    """A lease request asks for 1 to 1 000 items."""
+    if count <= 0:
+        raise Invalid("invalid batch size; must be greater than zero")
+    if count > BATCH_COUNT_MAX:
+        raise Invalid(f"invalid batch size; max_lease_batch_size is {BATCH_COUNT_MAX}, but {count} was requested")
+
+
+def list_limit(count: int) -> int:
+    """The page size of a listing; 0 is the default."""
+    if count < 0:
+        raise Invalid("limit is invalid; limit cannot be negative")
+    if count > LIST_COUNT_MAX:
+        raise Invalid(f"limit is invalid; cannot be greater than {LIST_COUNT_MAX}")
+    return count or LIST_COUNT_DEFAULT
+
+
+def text_field(text: str, *, what: str, characters_max: int = TEXT_CHARACTERS_MAX) -> None:
+    """A short text: bounded, and storable in every engine (PostgreSQL's text knows no NUL)."""
+    if len(text) > characters_max:
+        raise Invalid(f"{what} field is invalid; cannot be greater than '{characters_max}' characters")
+    if "\x00" in text:
+        raise Invalid(f"{what} field is invalid; cannot contain a NUL character")
+
+
+def max_attempts(count: int) -> None:
+    """0 is no limit."""
+    if count < 0:
+        raise Invalid("max attempts is invalid; cannot be negative number")
+    if count > ATTEMPTS_MAX:
+        raise Invalid(f"max attempts is invalid; cannot be greater than {ATTEMPTS_MAX}")
+
+
+def partitions(count: int, *, now: int = 0) -> int:
+    """How many partitions a queue shall have: 0 is 1 (or as many as it has), and it never gets fewer."""
+    if count < 0:
+        raise Invalid("partitions is invalid; cannot be less than 1")
+    if count > PARTITIONS_COUNT_MAX:
+        raise Invalid(f"partitions is invalid; cannot be greater than {PARTITIONS_COUNT_MAX}")
+    wanted = count or now or 1
+    if wanted < now:
+        raise Invalid(f"partitions is invalid; the queue has {now}, partitions cannot be removed")
+    return wanted
+
+
+def timeouts(lease_timeout_us: int, expire_timeout_us: int) -> None:
+    """Both timeouts are set and an item may live at least as long as one lease."""
+    if not lease_timeout_us:
+        raise Invalid("lease timeout is invalid; cannot be empty")
+    if not expire_timeout_us:
+        raise Invalid("expire timeout is invalid; cannot be empty")
+    if lease_timeout_us > expire_timeout_us:
+        raise Invalid(
+            f"lease timeout is too long; {format_duration(lease_timeout_us)} cannot be greater than the "
+            f"expire timeout {format_duration(expire_timeout_us)}"
+        )

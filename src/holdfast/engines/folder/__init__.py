@@ -1,0 +1,1 @@
+"""Blobs on a folder of this machine."""

@@ -1,0 +1,84 @@
+"""A blob that is being written: a temporary file, locked while its writer lives, linked to its name when whole.
+
+The temporaries of a store lie together in one directory of it, on the same file system, so that what a crash
+left behind is found without walking the store. A writer holds a lock on its file; the lock goes with the process,
+however it ends. So a file that can be locked by somebody else is a leftover, even when several processes share
+the folder. Everything here blocks and is called in a thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import uuid
+from contextlib import suppress
+
+from holdfast.engines.folder.tree import Tree
+from holdfast.proof import crash_point
+
+PARTIAL = (".partial",)
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Partial:
+    """Write, then `publish` or not, then `close` in any case."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._name = uuid.uuid4().hex
+        self._digest = hashlib.sha256()
+        self.size_bytes = 0
+        with tree.directory(PARTIAL, create=True) as folder:
+            self._file = os.open(self._name, CREATE, mode=0o600, dir_fd=folder)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def write(self, data: bytes) -> None:
+        """Append. Raises OSError; then the file is only good for closing."""
+        self._digest.update(data)
+        self.size_bytes += len(data)
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+
+    def publish(self, segments: tuple[str, ...]) -> None:
+        """Give it its name, durably. Raises FileExistsError when the name is taken; then nothing changed.
+
+        A link never replaces what is there, unlike a rename. The bytes are on the disk before the name is, so
+        that whoever sees the name finds all of them, after a power cut too.
+        """
+        crash_point("blobs.after_write")
+        os.fsync(self._file)
+        crash_point("blobs.after_fsync")
+        with (
+            self._tree.directory(PARTIAL) as source,
+            self._tree.directory(segments[:-1], create=True) as target,
+        ):
+            os.link(self._name, segments[-1], src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+            crash_point("blobs.after_rename")
+            os.fsync(target)
+
+    def close(self) -> None:
+        """Remove the temporary name; a published blob keeps its own."""
+        with suppress(FileNotFoundError), self._tree.directory(PARTIAL) as folder:
+            os.unlink(self._name, dir_fd=folder)
+        os.close(self._file)
+
+
+def remove_leftovers(tree: Tree) -> int:
+    """Remove the temporaries whose writers are gone; returns how many."""
+    removed = 0
+    for name, _ in tree.entries(PARTIAL)[1]:
+        with suppress(FileNotFoundError, BlockingIOError), tree.directory(PARTIAL) as folder:
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(name, dir_fd=folder)
+                removed += 1
+            finally:
+                os.close(file)
+    return removed

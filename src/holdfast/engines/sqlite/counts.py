@@ -1,0 +1,61 @@
+"""How the partitions of a file stand, kept in memory and written with every commit that changes them."""
+
+from __future__ import annotations
+
+import apsw
+
+from holdfast.core.item_id import SEQUENCE_BITS, SEQUENCE_MAX, format_id, id_suffix, parse_id
+from holdfast.engines.sqlite.connection import fetch_all, fetch_one
+from holdfast.ports.queues import Shape
+
+
+class Partition:
+    """Counts of one partition, its ids, and the range of row ids that is its own."""
+
+    __slots__ = (
+        "dying",
+        "first",
+        "last",
+        "last_sequence",
+        "leased",
+        "number",
+        "queued",
+        "scheduled",
+        "suffix",
+    )
+
+    def __init__(self, generation: int, row: tuple[int, int, int, int, int, int]) -> None:
+        self.number, self.queued, self.leased, self.scheduled, self.dying, self.last_sequence = row
+        self.suffix = id_suffix(generation, self.number)
+        self.first = self.number << SEQUENCE_BITS
+        self.last = self.first | SEQUENCE_MAX
+
+    def next_row_id(self, now_us: int) -> int:
+        """A row id after every other of this partition: the clock, or one more where the clock stood still."""
+        self.last_sequence = max(self.last_sequence + 1, now_us)
+        return self.first | self.last_sequence
+
+    def id_of(self, row_id: int) -> str:
+        """The text of an id."""
+        return format_id(row_id & SEQUENCE_MAX, self.suffix)
+
+    def row_of(self, text: str) -> int:
+        """The row id of an id; -1, which no row has, when it cannot be one of ours."""
+        sequence = parse_id(text, self.suffix)
+        return -1 if sequence is None else self.first | sequence
+
+    def row(self) -> tuple[int, int, int, int, int, int]:
+        """As the table has it."""
+        return self.number, self.queued, self.leased, self.scheduled, self.dying, self.last_sequence
+
+
+def read_partitions(connection: apsw.Connection, generation: int) -> dict[int, Partition]:
+    """The partitions of a file, from its table."""
+    return {row[0]: Partition(generation, row) for row in fetch_all(connection, "select_partitions")}
+
+
+def shapes(connection: apsw.Connection, partitions: list[Partition]) -> dict[int, Shape]:
+    """How partitions stand. Deadlines are those of the whole file: looking once too often costs little."""
+    lease, schedule, expiry, death = fetch_one(connection, "next_moments")
+    due = min(lease, schedule) if lease and schedule else lease or schedule or 0
+    return {p.number: Shape(p.queued, p.leased, p.scheduled, p.dying, due, expiry or 0, death or 0) for p in partitions}

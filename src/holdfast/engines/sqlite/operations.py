@@ -1,0 +1,326 @@
+"""The operations of a queue, as SQL inside a transaction that somebody else began.
+
+Counts of the partitions are changed in memory beside the rows; `shelves.py` writes them in the same transaction, and
+reads them anew after a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import apsw
+
+from holdfast.core.item import ExtendedItem, Item, LeasedItem, NewItem
+from holdfast.core.item_id import SEQUENCE_BITS
+from holdfast.core.lifecycle import REASON_MAX_ATTEMPTS, REASON_REJECTED, is_scheduled, is_used_up
+from holdfast.core.moments import microseconds, moment, moment_or_none
+from holdfast.core.verbs import ImportedItem
+from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one, json_list
+from holdfast.engines.sqlite.counts import Partition
+from holdfast.engines.sqlite.deaths import Deaths
+from holdfast.ports.queues import (
+    Arrive,
+    Clear,
+    Complete,
+    Counted,
+    Delete,
+    Due,
+    Ended,
+    Extend,
+    Extended,
+    Forget,
+    Import,
+    Imported,
+    Lease,
+    Leased,
+    Operation,
+    Produce,
+    Produced,
+    Refused,
+    Release,
+    Remove,
+    Result,
+    Retry,
+    Revive,
+)
+
+_NEVER = 1 << 62
+
+
+class Operations:
+    """Carries out operations on one file's connection."""
+
+    def __init__(self, connection: apsw.Connection, partitions: dict[int, Partition]) -> None:
+        self._db = connection
+        self._partitions = partitions
+        self._deaths = Deaths(connection)
+        self._now_us = 0
+        self._verbs: dict[type, Callable[[Any, Partition], Result]] = {
+            Produce: self._produce,
+            Lease: self._lease,
+            Release: self._release,
+            Complete: self._complete,
+            Retry: self._retry,
+            Extend: self._extend,
+            Due: self._due,
+            Import: self._import,
+            Delete: self._delete,
+            Clear: self._clear,
+            Arrive: self._arrive,
+            Remove: self._remove,
+            Revive: self._revive,
+            Forget: self._forget,
+        }
+
+    def carry_out(self, operations: Sequence[Operation], now_us: int) -> list[Result]:
+        """Every operation in turn; a refused one changes nothing."""
+        self._now_us = now_us
+        self._deaths.now_us = now_us
+        return [self._verbs[type(o)](o, self._partitions[o.partition]) for o in operations]
+
+    # --- produce, import, arrive ------------------------------------------------------------------------------
+
+    def _produce(self, operation: Produce, partition: Partition) -> Produced:
+        now_us = self._now_us
+        expire_at = now_us + operation.expire_timeout_us
+        rows: list[tuple[int, str, str, str, bytes]] = []
+        ids = []
+        for item in operation.items:
+            if item.dedupe_key or item.enqueue_at is not None:
+                # The rare kind goes by itself, in its turn, so that the order of the request is the order of ids.
+                self._append(partition, rows, expire_at)
+                rows = []
+                ids.append(self._produce_one(item, partition, expire_at))
+                continue
+            row_id = partition.next_row_id(now_us)
+            rows.append((row_id, item.kind, item.encoding, item.reference, item.payload))
+            ids.append(partition.id_of(row_id))
+        self._append(partition, rows, expire_at)
+        return Produced(ids)
+
+    def _append(self, partition: Partition, rows: list[tuple[int, str, str, str, bytes]], expire_at: int) -> None:
+        if rows:
+            self._db.executemany(SQL["insert_item"], rows)
+            self._db.execute(SQL["insert_ready_range"], (rows[0][0], rows[-1][0], self._now_us, expire_at))
+            partition.queued += len(rows)
+
+    def _produce_one(self, item: NewItem, partition: Partition, expire_at: int) -> str:
+        known = self._known(item.dedupe_key)
+        if known is not None:
+            return known
+        row_id = partition.next_row_id(self._now_us)
+        story = (item.dedupe_key or None, None, None, None, None, None)
+        self._db.execute(
+            SQL["insert_item_with_story"],
+            (row_id, item.kind, item.encoding, item.reference, *story, item.payload),
+        )
+        at_us = microseconds(item.enqueue_at) if item.enqueue_at else 0
+        self._place(partition, row_id, at_us, (self._now_us, expire_at, 0))
+        return partition.id_of(row_id)
+
+    def _known(self, dedupe_key: str) -> str | None:
+        """The id of the item that has this key now."""
+        if not dedupe_key:
+            return None
+        row = fetch_one(self._db, "find_dedupe_key", (dedupe_key,))
+        return None if row is None else self._partitions[row[0] >> SEQUENCE_BITS].id_of(row[0])
+
+    def _place(self, partition: Partition, row_id: int, at_us: int, state: tuple[int, int, int]) -> None:
+        """Into the queue, or into the schedule; state is (created_at, expire_at, attempts)."""
+        if is_scheduled(at_us, self._now_us):
+            self._db.execute(SQL["insert_scheduled"], (row_id, *state, at_us))
+            partition.scheduled += 1
+        else:
+            self._db.execute(SQL["insert_ready"], (row_id, *state))
+            partition.queued += 1
+
+    def _import(self, operation: Import, partition: Partition) -> Imported:
+        # One by one: an item of this request may be the one that a later item repeats.
+        return Imported(
+            [
+                self._import_one(item, partition, operation.expire_timeout_us)
+                for item in operation.items
+                if self._known(item.dedupe_key) is None and not self._is_source_here(item.source_id)
+            ]
+        )
+
+    def _is_source_here(self, source_id: str) -> bool:
+        return bool(source_id) and fetch_one(self._db, "find_source_id", (source_id,)) is not None
+
+    def _import_one(self, item: ImportedItem, partition: Partition, expire_timeout_us: int) -> Item:
+        row_id = partition.next_row_id(self._now_us)
+        created_at = microseconds(item.created_at) if item.created_at else self._now_us
+        expire_at = microseconds(item.expire_deadline) if item.expire_deadline else self._now_us + expire_timeout_us
+        enqueue_at = microseconds(item.enqueue_at) if item.enqueue_at else 0
+        died_at = microseconds(item.died_at) if item.died_at else None
+        story = (
+            item.dedupe_key or None,
+            item.source_id or None,
+            item.source_queue or None,
+            item.death_reason or None,
+            item.death_attempts or None,
+            died_at,
+        )
+        self._db.execute(
+            SQL["insert_item_with_story"],
+            (row_id, item.kind, item.encoding, item.reference, *story, item.payload),
+        )
+        self._place(partition, row_id, enqueue_at, (created_at, expire_at, item.attempts))
+        return Item(
+            id=partition.id_of(row_id),
+            source_id=item.source_id,
+            attempts=item.attempts,
+            created_at=moment(created_at),
+            enqueue_at=moment(enqueue_at) if is_scheduled(enqueue_at, self._now_us) else None,
+            expire_deadline=moment(expire_at),
+            reference=item.reference,
+            encoding=item.encoding,
+            kind=item.kind,
+            payload=item.payload,
+            dedupe_key=item.dedupe_key,
+            source_queue=item.source_queue,
+            death_reason=item.death_reason,
+            death_attempts=item.death_attempts,
+            died_at=moment_or_none(died_at),
+        )
+
+    def _arrive(self, operation: Arrive, partition: Partition) -> Counted:
+        count = 0
+        for corpse in operation.items:
+            # A new arrival is remembered; a repeat, whether its copy is still here or completed, is a no-op.
+            self._db.execute(SQL["insert_arrival"], (corpse.source_id, corpse.source_queue))
+            if not self._db.changes() or self._is_source_here(corpse.source_id):
+                continue
+            row_id = partition.next_row_id(self._now_us)
+            story = (None, corpse.source_id, corpse.source_queue, corpse.death_reason, corpse.death_attempts)
+            self._db.execute(
+                SQL["insert_item_with_story"],
+                (
+                    row_id,
+                    corpse.kind,
+                    corpse.encoding,
+                    corpse.reference,
+                    *story,
+                    corpse.died_at_us,
+                    corpse.payload,
+                ),
+            )
+            expire_at = self._now_us + operation.expire_timeout_us
+            self._db.execute(SQL["insert_ready"], (row_id, self._now_us, expire_at, 0))
+            partition.queued += 1
+            count += 1
+        return Counted(count)
+
+    # --- lease and settle -------------------------------------------------------------------------------------
+
+    def _lease(self, operation: Lease, partition: Partition) -> Leased:
+        rules = operation.mortality
+        now_us, until_us = self._now_us, self._now_us + operation.lease_timeout_us
+        floor = -1 if rules.immortal else now_us
+        ceiling = _NEVER if rules.immortal or not rules.max_attempts else rules.max_attempts
+        span = (partition.first, partition.last, floor, ceiling, operation.count_max)
+        rows = fetch_all(self._db, "select_ready", span)
+        if not rows:
+            return Leased(())
+        first, last = rows[0][0], rows[-1][0]
+        self._db.execute(SQL["lease_ready"], (first, last, floor, ceiling, now_us, until_us))
+        self._db.execute(SQL["delete_leased_from_ready"], (first, last, floor, ceiling))
+        partition.queued -= len(rows)
+        partition.leased += len(rows)
+        deadline, id_of = moment(until_us), partition.id_of
+        return Leased([LeasedItem(id_of(row[0]), row[1], deadline, *row[2:]) for row in rows])
+
+    def _release(self, operation: Release, partition: Partition) -> Counted:
+        rows = [row for row in map(partition.row_of, operation.ids) if self._lease_of(row) is not None]
+        self._db.executemany(SQL["release_lease"], [(row,) for row in rows])
+        self._db.executemany(SQL["delete_lease"], [(row,) for row in rows])
+        partition.leased -= len(rows)
+        partition.queued += len(rows)
+        return Counted(len(rows))
+
+    def _lease_of(self, row_id: int) -> tuple[int, int, int] | None:
+        row: tuple[int, int, int] | None = fetch_one(self._db, "find_lease", (row_id,))
+        return row
+
+    def _complete(self, operation: Complete, partition: Partition) -> Result:
+        rows = json_list([partition.row_of(text) for text in operation.ids])
+        self._db.execute("SAVEPOINT complete")
+        self._db.execute(SQL["delete_leases"], (rows,))
+        if self._db.changes() != len(operation.ids):
+            self._db.execute("ROLLBACK TO complete")
+            self._db.execute("RELEASE complete")
+            return self._refused(operation.ids, partition)
+        self._db.execute(SQL["delete_items"], (rows,))
+        self._db.execute("RELEASE complete")
+        partition.leased -= len(operation.ids)
+        return Counted(len(operation.ids))
+
+    def _refused(self, ids: Sequence[str], partition: Partition) -> Refused:
+        missing: list[str] = []
+        unleased: list[str] = []
+        for text in ids:
+            row_id = partition.row_of(text)
+            if self._lease_of(row_id) is None:
+                known = fetch_one(self._db, "find_ready", (row_id,)) is not None
+                (unleased if known else missing).append(text)
+        return Refused(missing, unleased)
+
+    def _extend(self, operation: Extend, partition: Partition) -> Result:
+        rows = [partition.row_of(text) for text in operation.ids]
+        if any(self._lease_of(row) is None for row in rows):
+            return self._refused(operation.ids, partition)
+        until_us = self._now_us + operation.lease_timeout_us
+        self._db.executemany(SQL["extend_lease"], [(row, until_us) for row in rows])
+        return Extended([ExtendedItem(text, moment(until_us)) for text in operation.ids])
+
+    def _retry(self, operation: Retry, partition: Partition) -> Result:
+        rules = operation.mortality
+        rows = [partition.row_of(item.id) for item in operation.items]
+        leases = [self._lease_of(row) for row in rows]
+        if any(lease is None for lease in leases):
+            return self._refused([item.id for item in operation.items], partition)
+        requeued = 0
+        dead: dict[str, list[tuple[int, int, int, int]]] = {}
+        for item, row, lease in zip(operation.items, rows, leases, strict=True):
+            assert lease is not None  # noqa: S101 - checked for all of them above
+            self._db.execute(SQL["delete_lease"], (row,))
+            partition.leased -= 1
+            reason = item.reason or REASON_REJECTED if item.dead else ""
+            if not reason and is_used_up(lease[2], rules.max_attempts):
+                reason = REASON_MAX_ATTEMPTS
+            if reason and not rules.immortal:
+                dead.setdefault(reason, []).append((row, *lease))
+                continue
+            requeued += 1
+            new = partition.next_row_id(self._now_us)
+            self._db.execute(SQL["renumber_item"], (row, new))
+            at_us = microseconds(item.retry_at) if item.retry_at and not item.dead else 0
+            self._place(partition, new, at_us, lease)
+        ended = [self._deaths.die(partition, states, reason, rules) for reason, states in dead.items()]
+        return Ended(
+            requeued=requeued,
+            dying=sum(end.dying for end in ended),
+            deleted=[gone for end in ended for gone in end.deleted],
+        )
+
+    # --- deadlines, deaths, deletions -------------------------------------------------------------------------
+
+    def _due(self, operation: Due, partition: Partition) -> Ended:
+        return self._deaths.due(operation, partition)
+
+    def _remove(self, operation: Remove, partition: Partition) -> Counted:
+        return self._deaths.remove(operation.ids, partition)
+
+    def _revive(self, operation: Revive, partition: Partition) -> Counted:
+        return self._deaths.revive(operation.ids, partition)
+
+    def _forget(self, operation: Forget, partition: Partition) -> Counted:
+        self._db.executemany(SQL["delete_arrival"], [(source_id,) for source_id in operation.source_ids])
+        return Counted(len(operation.source_ids))
+
+    def _delete(self, operation: Delete, partition: Partition) -> Counted:
+        return self._deaths.delete(operation.ids, partition)
+
+    def _clear(self, operation: Clear, partition: Partition) -> Counted:
+        return self._deaths.clear(operation, partition)

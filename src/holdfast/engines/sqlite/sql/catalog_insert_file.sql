@@ -1,0 +1,1 @@
+INSERT INTO files (generation) VALUES (?) ON CONFLICT DO NOTHING

@@ -1,0 +1,1 @@
+INSERT INTO queues (name, dead_queue, record) VALUES (?, ?, ?)

@@ -1,0 +1,1 @@
+INSERT INTO kept (key, value) VALUES (?, ?) ON CONFLICT DO NOTHING

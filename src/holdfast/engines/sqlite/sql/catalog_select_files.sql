@@ -1,0 +1,1 @@
+SELECT generation, doomed FROM files

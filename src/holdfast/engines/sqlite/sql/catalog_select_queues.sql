@@ -1,0 +1,1 @@
+SELECT generation, record FROM queues ORDER BY name

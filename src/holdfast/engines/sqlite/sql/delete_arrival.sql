@@ -1,0 +1,1 @@
+DELETE FROM arrivals WHERE source_id = ?

@@ -1,0 +1,1 @@
+DELETE FROM leases WHERE id IN (SELECT value FROM json_each(?))

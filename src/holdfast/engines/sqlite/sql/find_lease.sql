@@ -1,0 +1,1 @@
+SELECT created_at, expire_at, attempts FROM leases WHERE id = ?

@@ -1,0 +1,1 @@
+INSERT INTO arrivals (source_id, source_queue) VALUES (?, ?) ON CONFLICT DO NOTHING

@@ -1,0 +1,1 @@
+INSERT INTO ledger (at, action, item_id, reason, count, detail) VALUES (?, ?, ?, ?, ?, ?)

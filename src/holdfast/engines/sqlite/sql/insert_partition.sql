@@ -1,0 +1,1 @@
+INSERT INTO partitions (partition) VALUES (?) ON CONFLICT DO NOTHING

@@ -1,0 +1,1 @@
+INSERT INTO ready (id, created_at, expire_at, attempts) VALUES (?, ?, ?, ?)

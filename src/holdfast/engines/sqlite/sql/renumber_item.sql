@@ -1,0 +1,1 @@
+UPDATE items SET id = ?2 WHERE id = ?1

@@ -1,0 +1,1 @@
+SELECT source_id FROM arrivals WHERE source_queue = ? LIMIT ?

@@ -1,0 +1,1 @@
+SELECT queued, leased, scheduled, dying FROM partitions WHERE partition = ?

@@ -1,0 +1,129 @@
+"""Every error that Holdfast raises on purpose, in one tree.
+
+HoldfastError
+├── Invalid            400  the request cannot be carried out as it stands
+│   ├── QueueMissing        no such queue, or it was deleted or made anew
+│   └── BadIds              ids that do not exist or are not leased
+├── Unauthorized       401
+├── Forbidden          403
+├── ShuttingDown       453  this server is stopping; another one may serve
+├── TryAgain           454  nothing changed; the same request may succeed later
+│   ├── NothingToLease      the long poll ran out
+│   └── StorageFailed       the store refused; nothing was acknowledged
+├── BadBody            455  not UTF-8 JSON, or not an object
+├── InternalError      500  a bug of ours
+├── UnknownMethod      501
+├── Unreachable             a client could not reach its server
+└── CannotStart             settings, folder lock, schema version: said at start-up
+
+A text is `constant part; details`, so that a program can match the part before the semicolon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class HoldfastError(Exception):
+    """Something went wrong."""
+
+    code = 500
+    code_text = "Internal Error"
+
+    def __init__(self, message: str, *, ids: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.ids = tuple(ids)
+
+
+class Invalid(HoldfastError):
+    """The request cannot be carried out as it stands; nothing changed."""
+
+    code = 400
+    code_text = "Bad Request"
+
+
+class QueueMissing(Invalid):
+    """No such queue, or it was deleted or made anew; nothing changed."""
+
+    def __init__(self, queue_name: str) -> None:
+        super().__init__(f"queue does not exist; no such queue named '{queue_name}'")
+        self.queue_name = queue_name
+
+
+class BadIds(Invalid):
+    """Some ids of the request do not exist or are not leased; none of the request was carried out."""
+
+
+class Unauthorized(HoldfastError):
+    """No valid token came with the request."""
+
+    code = 401
+    code_text = "Unauthorized"
+
+    def __init__(self) -> None:
+        super().__init__("unauthorized; a valid token is required")
+
+
+class Forbidden(HoldfastError):
+    """The caller is known, or not trusted at all, and may not do this."""
+
+    code = 403
+    code_text = "Forbidden"
+
+
+class ShuttingDown(HoldfastError):
+    """The server is stopping; the request was not carried out."""
+
+    code = 453
+    code_text = "Request Failed"
+
+    def __init__(self) -> None:
+        super().__init__("queue is shutting down; try another server")
+
+
+class TryAgain(HoldfastError):
+    """Nothing was acknowledged; the same request may succeed later."""
+
+    code = 454
+    code_text = "Retry Request"
+
+
+class NothingToLease(TryAgain):
+    """The long poll ran out; no item was leased."""
+
+    def __init__(self) -> None:
+        super().__init__("request timeout; no items are in the queue, try again")
+
+
+class StorageFailed(TryAgain):
+    """The store refused; nothing of the batch is acknowledged."""
+
+
+class BadBody(HoldfastError):
+    """The body is not a UTF-8 JSON object."""
+
+    code = 455
+    code_text = "Client Content Error"
+
+
+class InternalError(HoldfastError):
+    """A bug of ours; the log has the details."""
+
+
+class UnknownMethod(HoldfastError):
+    """There is no such verb."""
+
+    code = 501
+    code_text = "Not Implemented"
+
+
+class Unreachable(HoldfastError):
+    """The server could not be reached, or its answer was lost: the outcome is unknown."""
+
+    code = 454
+    code_text = "Retry Request"
+
+
+class CannotStart(HoldfastError):
+    """Said at start-up: what is wrong, and what to do."""

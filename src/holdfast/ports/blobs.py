@@ -1,0 +1,101 @@
+"""Blobs: large bodies and results, each written once under a path and never changed.
+
+A path is relative, with `/` between its segments: `transactions/42/series-0/000017`. What is put is whole and
+durable when the call returns; before that, no reader sees any of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from holdfast.errors import Invalid
+
+PATH_BYTES_MAX: Final = 1024
+SEGMENT_BYTES_MAX: Final = 200
+
+
+class BlobExists(Invalid):
+    """Other bytes are stored under this path; they were not touched."""
+
+
+class BlobMissing(Invalid):
+    """Nothing is stored under this path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """What was put: its size, its SHA-256, and whether this very call created it."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+    created: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobStat:
+    """What is known of a blob without reading it."""
+
+    path: str
+    size_bytes: int
+
+
+class Blobs(Protocol):
+    """A store of blobs. Every method raises Invalid for a path that `check_path` refuses, and touches nothing."""
+
+    async def put(self, path: str, content: bytes | AsyncIterable[bytes]) -> Blob:
+        """Store the bytes under the path, once.
+
+        The same bytes again are no error: `created` is false then, and they are durable. Of two concurrent puts,
+        one creates. Raises BlobExists when other bytes are there. Raises StorageFailed when the store refused:
+        then the blob is whole or not there at all, and the same put may be repeated. An error or a cancellation
+        out of `content` leaves nothing behind.
+        """
+        ...
+
+    def get(self, path: str) -> AsyncIterator[bytes]:
+        """The bytes in chunks. Raises BlobMissing before the first one, StorageFailed at any."""
+        ...
+
+    async def stat(self, path: str) -> BlobStat | None:
+        """Size of the blob, or None when there is none. Raises StorageFailed."""
+        ...
+
+    async def delete(self, path: str) -> bool:
+        """Remove the blob for good; false when there was none.
+
+        Raises StorageFailed: then it is there or not, and the same call may be repeated.
+        """
+        ...
+
+    def find(self, prefix: str = "") -> AsyncIterator[BlobStat]:
+        """The blobs whose path begins with the text `prefix`, ordered by path. Raises StorageFailed.
+
+        Blobs that come or go meanwhile may be listed or not; the others are listed once.
+        """
+        ...
+
+
+def check_path(path: str) -> tuple[str, ...]:
+    """The segments of a path. Raises Invalid when it could lead anywhere else, or is not a name for a file.
+
+    A segment does not begin with a dot, which rules out `.` and `..` and keeps such names for the store itself.
+    """
+    try:
+        size_bytes = len(path.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise Invalid("blob path is invalid; it is not valid Unicode") from error
+    if not 0 < size_bytes <= PATH_BYTES_MAX:
+        raise Invalid(f"blob path is invalid; it must have 1 to {PATH_BYTES_MAX} bytes, got {size_bytes}")
+    segments = tuple(path.split("/"))
+    for segment in segments:
+        if not segment or segment.startswith(".") or not segment.isprintable() or "\\" in segment:
+            raise Invalid(
+                f"blob path is invalid; a segment must not be empty, begin with '.' or hold a backslash or a "
+                f"control character: {path[:100]!r}"
+            )
+        if len(segment.encode("utf-8")) > SEGMENT_BYTES_MAX:
+            raise Invalid(f"blob path is invalid; a segment must not exceed {SEGMENT_BYTES_MAX} bytes")
+    return segments

@@ -1,0 +1,148 @@
+"""Which changes of queues are allowed: pure decisions over a queue and its neighbours, under the catalog's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from holdfast.core import checks
+from holdfast.core.moments import parse_duration
+from holdfast.core.queue import PartitionPlace, QueueRecord
+from holdfast.core.verbs import CreateQueueRequest, UpdateQueueRequest
+from holdfast.errors import Invalid, QueueMissing
+from holdfast.ports.queues import Neighbours
+from holdfast.services.queue.distribution import spread
+
+Places = Callable[[int], list[PartitionPlace]]
+
+
+def places_by(affinities: Mapping[str, float]) -> Places:
+    """Where a queue's partitions go, by the affinities of the storages."""
+
+    def places(partition_count: int) -> list[PartitionPlace]:
+        return [PartitionPlace(partition, name) for partition, name in enumerate(spread(partition_count, affinities))]
+
+    return places
+
+
+def created(request: CreateQueueRequest, places: Places) -> Callable[[Neighbours, int], QueueRecord]:
+    """Checks a new queue's settings now, and its neighbours under the lock."""
+    checks.queue_name(request.queue_name)
+    _check_texts(request.dead_queue, request.reference)
+    checks.max_attempts(request.max_attempts)
+    lease_timeout_us = parse_duration(request.lease_timeout, what="lease timeout")
+    expire_timeout_us = parse_duration(request.expire_timeout, what="expire timeout")
+    checks.timeouts(lease_timeout_us, expire_timeout_us)
+    record = QueueRecord(
+        name=request.queue_name,
+        lease_timeout_us=lease_timeout_us,
+        expire_timeout_us=expire_timeout_us,
+        max_attempts=request.max_attempts,
+        dead_queue=request.dead_queue,
+        reference=request.reference,
+        dead_retention_us=parse_duration(request.dead_retention, what="dead retention"),
+        paused=request.paused,
+        partitions=tuple(places(checks.partitions(request.requested_partitions))),
+    )
+
+    def decide(neighbours: Neighbours, now_us: int) -> QueueRecord:
+        if neighbours.current is not None:
+            raise Invalid(f"invalid queue; '{record.name}' already exists")
+        check_dead_queue(record, neighbours)
+        return replace(record, created_at_us=now_us, updated_at_us=now_us)
+
+    return decide
+
+
+def updated(request: UpdateQueueRequest, places: Places) -> Callable[[Neighbours, int], QueueRecord]:
+    """What is left out stays as it is; `""` and `0` are said explicitly."""
+    checks.queue_name(request.queue_name)
+    dead_queue = "" if request.dead_queue is UNSET else request.dead_queue
+    _check_texts(dead_queue, "" if request.reference is UNSET else request.reference)
+
+    def decide(neighbours: Neighbours, now_us: int) -> QueueRecord:
+        current = neighbours.current
+        if current is None:
+            raise QueueMissing(request.queue_name)
+        record = replace(current, updated_at_us=max(now_us, current.updated_at_us + 1), **_changed(request, current))
+        checks.max_attempts(record.max_attempts)
+        checks.timeouts(record.lease_timeout_us, record.expire_timeout_us)
+        if request.requested_partitions is not UNSET:
+            count = checks.partitions(request.requested_partitions, now=len(current.partitions))
+            added = places(count)[len(current.partitions) :]
+            record = replace(record, partitions=current.partitions + tuple(added))
+        check_dead_queue(record, neighbours)
+        return record
+
+    return decide
+
+
+def _changed(request: UpdateQueueRequest, current: QueueRecord) -> dict[str, int | str]:
+    changes: dict[str, int | str] = {}
+    if request.lease_timeout is not UNSET:
+        changes["lease_timeout_us"] = parse_duration(request.lease_timeout, what="lease timeout")
+    if request.expire_timeout is not UNSET:
+        changes["expire_timeout_us"] = parse_duration(request.expire_timeout, what="expire timeout")
+    if request.dead_retention is not UNSET:
+        changes["dead_retention_us"] = parse_duration(request.dead_retention, what="dead retention")
+    for name in ("max_attempts", "dead_queue", "reference"):
+        value = getattr(request, name)
+        if value is not UNSET and value != getattr(current, name):
+            changes[name] = value
+    return changes
+
+
+def paused(name: str, *, pause: bool) -> Callable[[Neighbours, int], QueueRecord]:
+    """A paused queue takes items in and gives none out."""
+
+    def decide(neighbours: Neighbours, now_us: int) -> QueueRecord:
+        if neighbours.current is None:
+            raise QueueMissing(name)
+        return replace(neighbours.current, paused=pause, updated_at_us=max(now_us, neighbours.current.updated_at_us))
+
+    return decide
+
+
+def deleted(name: str, *, force: bool, item_count: int) -> Callable[[Neighbours], QueueRecord]:
+    """A dead queue in use stays, also by force; one with items goes only by force."""
+
+    def decide(neighbours: Neighbours) -> QueueRecord:
+        if neighbours.current is None:
+            raise QueueMissing(name)
+        others = [source for source in neighbours.source_queues if source != name]
+        if others:
+            raise Invalid(f"queue is in use; '{name}' is the dead_queue of '{others[0]}'")
+        count = item_count if neighbours.item_count is None else neighbours.item_count
+        if count and not force:
+            raise Invalid(f"queue is not empty; '{name}' has {count} items, use force")
+        return neighbours.current
+
+    return decide
+
+
+def check_dead_queue(record: QueueRecord, neighbours: Neighbours) -> None:
+    """A dead queue exists, is another queue, and neither it nor a dead queue has a dead queue of its own."""
+    if not record.dead_queue:
+        return
+    if record.dead_queue == record.name:
+        raise Invalid("dead_queue cannot reference itself")
+    if neighbours.dead_queue is None:
+        raise Invalid(f"dead_queue does not exist; '{record.dead_queue}' was not found, create it first")
+    if neighbours.dead_queue.dead_queue:
+        raise Invalid(
+            f"dead_queue is invalid; '{record.dead_queue}' already has its own dead_queue configured, "
+            "a dead_queue cannot have its own dead_queue"
+        )
+    if neighbours.source_queues:
+        raise Invalid(
+            f"dead_queue is invalid; '{record.name}' is the dead_queue of '{neighbours.source_queues[0]}' "
+            "and cannot have its own dead_queue"
+        )
+
+
+def _check_texts(dead_queue: str, reference: str) -> None:
+    if dead_queue:
+        checks.queue_name(dead_queue, what="dead queue")
+    checks.text_field(reference, what="reference", characters_max=checks.REFERENCE_CHARACTERS_MAX)

@@ -1,0 +1,271 @@
+"""All queues of an installation: opens, creates, changes and deletes them, and links each to its dead queue.
+
+The catalog of the first storage is the truth about which queues exist. On a shared storage other servers change it
+too: a hint, and a poll of at most a second behind it, brings their changes here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+
+from holdfast.core.queue import QueueRecord
+from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDown
+from holdfast.ports.clock import Clock
+from holdfast.ports.queues import Catalog, DeadTarget, Ended, Mortality, Storage
+from holdfast.services.queue.distribution import place_produce
+from holdfast.services.queue.lane import Lane
+from holdfast.services.queue.logical import Activity, Hooks, LogicalQueue
+from holdfast.services.queue.mover import Mover
+from holdfast.telemetry.events import emit
+
+OPEN_AT_ONCE_COUNT_MAX = 16
+_DELETED_EVENTS = {
+    "max_attempts": "item.deleted",
+    "expired": "item.expired",
+    "retention": "item.retention",
+}
+
+
+class QueueManager(Hooks):
+    """The queues that are open, by name."""
+
+    def __init__(self, storages: Mapping[str, Storage], *, clock: Clock) -> None:
+        self.storages = dict(storages)
+        self.clock = clock
+        self.catalog: Catalog = next(iter(self.storages.values())).catalog()
+        self.lock = asyncio.Lock()
+        self.activity = Activity()
+        self.closing = False
+        self._queues: dict[str, LogicalQueue] = {}
+        self._movers: dict[str, Mover] = {}
+        self._names: list[str] = []
+        self._source_queues: dict[str, list[str]] = {}
+        self._stale = asyncio.Event()
+
+    @property
+    def shared(self) -> bool:
+        """Other servers use a storage of ours."""
+        return any(storage.abilities.shared for storage in self.storages.values())
+
+    # --- finding ----------------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> LogicalQueue:
+        """An open queue; raises QueueMissing or ShuttingDown."""
+        queue = self._queues.get(name)
+        if queue is None:
+            if self.closing:
+                raise ShuttingDown
+            raise QueueMissing(name)
+        return queue
+
+    def find(self, name: str) -> LogicalQueue | None:
+        """An open queue, if there is one."""
+        return self._queues.get(name)
+
+    def records(self, *, pivot: str = "", count_max: int | None = None) -> list[QueueRecord]:
+        """Queues by name in code point order, from the pivot on."""
+        start = bisect_left(self._names, pivot)
+        stop = None if count_max is None else start + count_max
+        return [self._queues[name].record for name in self._names[start:stop]]
+
+    def source_queues(self, name: str) -> list[str]:
+        """The queues whose dead queue this one is."""
+        return self._source_queues.get(name, [])
+
+    # --- start and stop ---------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Open the storages and every queue, arm every deadline, resume every interrupted death."""
+        for storage in self.storages.values():
+            await storage.open()
+        records = await self.catalog.queues()
+        gate = asyncio.Semaphore(OPEN_AT_ONCE_COUNT_MAX)
+
+        async def add(record: QueueRecord) -> None:
+            async with gate:
+                await self._add(record)
+
+        async with asyncio.TaskGroup() as group:
+            for record in records:
+                group.create_task(add(record))
+        self._index()
+        for queue in self._queues.values():
+            queue.start()
+            queue.wake()
+        await self._forget_old_arrivals()
+        for mover in self._movers.values():
+            mover.wake()
+
+    async def close(self) -> None:
+        """Answer waiting requests with 453, let running commits finish, close the storages."""
+        self.closing = True
+        queues, self._queues = list(self._queues.values()), {}
+        for queue in queues:
+            queue.close_requests(ShuttingDown())
+        for mover in self._movers.values():
+            await mover.close()
+        for queue in queues:
+            await queue.close()
+        for storage in self.storages.values():
+            await storage.close()
+
+    async def _add(self, record: QueueRecord) -> LogicalQueue:
+        queue = LogicalQueue(record, self._lanes(record), clock=self.clock, hooks=self, activity=self.activity)
+        for lane in queue.lanes:
+            try:
+                await lane.load()
+            except HoldfastError as error:
+                lane.set_aside(error)
+                emit("queue.storage_failed", queue=record.name, storage=lane.storage, error=error.message)
+        self._queues[record.name] = queue
+        self._movers[record.name] = Mover(queue, clock=self.clock, find=self.find)
+        return queue
+
+    def _lanes(self, record: QueueRecord) -> list[Lane]:
+        places: dict[str, list[int]] = {}
+        for place in record.partitions:
+            if place.storage not in self.storages:
+                raise CannotStart(
+                    f"storage is not configured; queue '{record.name}' has partition {place.partition} in storage "
+                    f"'{place.storage}', name it in the settings"
+                )
+            places.setdefault(place.storage, []).append(place.partition)
+        return [
+            Lane(
+                storage=name,
+                partitions=partitions,
+                shelves=self.storages[name].shelves(record, partitions),
+                abilities=self.storages[name].abilities,
+                clock=self.clock,
+            )
+            for name, partitions in places.items()
+        ]
+
+    def _index(self) -> None:
+        self._names = sorted(self._queues)
+        self._source_queues = {}
+        for name in self._names:
+            if dead_queue := self._queues[name].record.dead_queue:
+                self._source_queues.setdefault(dead_queue, []).append(name)
+
+    async def _forget_old_arrivals(self) -> None:
+        """Arrivals are remembered until their source has removed the item; a crash may leave some that are done."""
+        for name, sources in self._source_queues.items():
+            target = self._queues.get(name)
+            for source in sources if target else ():
+                idle = all(
+                    lane.healthy and not any(s.dying for s in lane.shapes.values())
+                    for lane in self._queues[source].lanes
+                )
+                if idle and target is not None:
+                    await target.forget_arrivals(source)
+
+    # --- changes ----------------------------------------------------------------------------------------------
+
+    async def put(self, record: QueueRecord) -> None:
+        """A queue was created or changed, here or elsewhere."""
+        queue = self._queues.get(record.name)
+        if queue is not None and queue.record.generation != record.generation:
+            await self.drop(queue)
+            queue = None
+        if queue is None:
+            queue = await self._add(record)
+            self._index()
+            queue.start()
+            self._movers[record.name].wake()
+        else:
+            await queue.change(record, self._lanes(record))
+            self._index()
+        for name in (record.name, record.dead_queue):
+            if (changed := self._queues.get(name)) is not None:
+                changed.look_again()
+
+    async def drop(self, queue: LogicalQueue) -> None:
+        """A queue was deleted, here or elsewhere."""
+        name = queue.record.name
+        if self._queues.get(name) is queue:
+            del self._queues[name]
+            mover = self._movers.pop(name)
+            self._index()
+            queue.close_requests(QueueMissing(name))
+            await mover.close()
+            await queue.close(QueueMissing(name))
+
+    # --- what queues tell -------------------------------------------------------------------------------------
+
+    def mortality(self, queue: LogicalQueue) -> Mortality:
+        """In a dead queue nothing dies by itself; elsewhere the dead go to the emptiest healthy partition."""
+        record = queue.record
+        if self._source_queues.get(record.name):
+            return Mortality(max_attempts=record.max_attempts, immortal=True, retention_us=record.dead_retention_us)
+        return Mortality(max_attempts=record.max_attempts, target=self._dead_target(record.dead_queue))
+
+    def _dead_target(self, dead_queue: str) -> DeadTarget | None:
+        target = self._queues.get(dead_queue) if dead_queue else None
+        if target is None:
+            return None
+        lanes = [lane for lane in target.lanes if lane.healthy] or list(target.lanes)
+        counts = {partition: count for lane in lanes for partition, count in lane.un_leased().items()}
+        partition = place_produce(counts)
+        return DeadTarget(
+            queue_name=dead_queue,
+            generation=target.record.generation,
+            partition=partition,
+            storage=target.lane_of(partition).storage,
+            expire_timeout_us=target.record.expire_timeout_us,
+        )
+
+    def ended(self, queue: LogicalQueue, ended: Ended) -> None:
+        """Carry what is dying, wake who waits at the dead queue, and say what was deleted."""
+        record = queue.record
+        if ended.dying or ended.moved:
+            emit("item.dead", queue=record.name, dead_queue=record.dead_queue, count=ended.dying + ended.moved)
+        if ended.dying:
+            self._movers[record.name].wake()
+        if ended.moved and (dead_queue := self._queues.get(record.dead_queue)) is not None:
+            dead_queue.look_again()
+        for item, reason in ended.deleted:
+            emit(_DELETED_EVENTS.get(reason, "item.rejected"), queue=record.name, item=item)
+
+    def missing(self, queue: LogicalQueue) -> None:
+        """Another server deleted the queue or made it anew: read the catalog."""
+        queue.close_requests(QueueMissing(queue.record.name))
+        self._stale.set()
+
+    # --- sharing ----------------------------------------------------------------------------------------------
+
+    def hint(self, name: str) -> None:
+        """Another server may have changed a queue."""
+        queue = self._queues.get(name)
+        if queue is None:
+            self._stale.set()
+        else:
+            queue.look_again()
+
+    def hinted_catalog(self) -> asyncio.Event:
+        """Set when the catalog should be read before the next poll."""
+        return self._stale
+
+    async def refresh(self) -> None:
+        """Bring the catalog's present state here."""
+        async with self.lock:
+            records = {record.name: record for record in await self.catalog.queues()}
+            for queue in list(self._queues.values()):
+                record = records.get(queue.record.name)
+                if record is None or record.generation != queue.record.generation:
+                    await self.drop(queue)
+            for record in self._changed(records.values()):
+                await self.put(record)
+
+    def _changed(self, records: Iterable[QueueRecord]) -> list[QueueRecord]:
+        return [
+            record for record in records if (queue := self._queues.get(record.name)) is None or queue.record != record
+        ]
+
+    def poll(self) -> None:
+        """Queues somebody waits at look again, whatever hints were lost."""
+        for queue in self._queues.values():
+            if queue.leases:
+                queue.look_again()

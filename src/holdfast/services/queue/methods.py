@@ -1,0 +1,239 @@
+"""The Python face of the verbs, the same in process (`holdfast.open`) and over HTTP (`holdfast.Client`)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol, TypeVar, cast
+
+from msgspec import UNSET, Struct, UnsetType
+
+from holdfast.core.item import Item, NewItem, RetryItem
+from holdfast.core.queue import QueueInfo
+from holdfast.core.verbs import (
+    ClearRequest,
+    CompleteRequest,
+    CreateQueueRequest,
+    DeleteItemsRequest,
+    DeleteQueueRequest,
+    ExtendReply,
+    ExtendRequest,
+    ImportedItem,
+    ImportItemsRequest,
+    ItemsReply,
+    LeaseReply,
+    LeaseRequest,
+    ListItemsRequest,
+    ListRequest,
+    ProduceReply,
+    ProduceRequest,
+    QueueNameRequest,
+    QueuesReply,
+    Request,
+    RetryRequest,
+    StatsReply,
+    UpdateQueueRequest,
+)
+from holdfast.services.queue.consumer import Lease, consume
+
+REQUEST_TIMEOUT = "30s"
+
+T = TypeVar("T", bound=Struct)
+
+
+class Caller(Protocol):
+    """Carries out a verb, here or far away."""
+
+    async def call(self, verb: str, request: Request) -> Struct:
+        """Raises HoldfastError with the texts of the contract."""
+
+
+class Queues:
+    """The verbs as methods. Errors are HoldfastError; `Invalid` is the caller's mistake, `TryAgain` may be repeated."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        # Unique per process and per object, so that two consumers never seem to be one.
+        self._client_id = f"{os.getpid()}-{secrets.token_hex(6)}"
+        self._leases = 0
+
+    async def _call(self, verb: str, request: Request, reply: type[T]) -> T:
+        return cast(T, await self._caller.call(verb, request))
+
+    # --- items ------------------------------------------------------------------------------------------------
+
+    async def queue_produce(
+        self, queue_name: str, items: Sequence[NewItem | bytes | str], *, request_timeout: str = REQUEST_TIMEOUT
+    ) -> ProduceReply:
+        """Store items; when this returns they are committed."""
+        request = ProduceRequest(
+            queue_name=queue_name, request_timeout=request_timeout, items=[_new_item(item) for item in items]
+        )
+        return await self._call("queue.produce", request, ProduceReply)
+
+    async def queue_lease(
+        self,
+        queue_name: str,
+        *,
+        batch_size: int = 1,
+        request_timeout: str = REQUEST_TIMEOUT,
+        client_id: str | None = None,
+    ) -> LeaseReply:
+        """Wait for items; raises NothingToLease when the time is up."""
+        if client_id is None:
+            self._leases += 1
+            client_id = f"{self._client_id}-{self._leases}"
+        request = LeaseRequest(
+            queue_name=queue_name, client_id=client_id, batch_size=batch_size, request_timeout=request_timeout
+        )
+        return await self._call("queue.lease", request, LeaseReply)
+
+    async def queue_complete(
+        self, queue_name: str, ids: Sequence[str], *, partition: int = 0, request_timeout: str = REQUEST_TIMEOUT
+    ) -> None:
+        """Finish leased items: all, or none with BadIds that names each bad id."""
+        request = CompleteRequest(
+            queue_name=queue_name, partition=partition, request_timeout=request_timeout, ids=list(ids)
+        )
+        await self._call("queue.complete", request, Struct)
+
+    async def queue_retry(self, queue_name: str, items: Sequence[RetryItem | str], *, partition: int = 0) -> None:
+        """Give leased items back: at once, at `retry_at`, or to the dead queue."""
+        retried = [RetryItem(id=item) if isinstance(item, str) else item for item in items]
+        request = RetryRequest(queue_name=queue_name, partition=partition, items=retried)
+        await self._call("queue.retry", request, Struct)
+
+    async def queue_extend(
+        self, queue_name: str, ids: Sequence[str], *, partition: int = 0, lease_timeout: str = ""
+    ) -> ExtendReply:
+        """Let leases run for another `lease_timeout` from now, or for the queue's own."""
+        request = ExtendRequest(queue_name=queue_name, partition=partition, ids=list(ids), lease_timeout=lease_timeout)
+        return await self._call("queue.extend", request, ExtendReply)
+
+    def consume(self, queue_name: str, *, batch: int = 1, extend_for_s: float = 3600.0) -> AsyncIterator[Lease]:
+        """Lease after lease, without end. Each is kept alive until it is settled, for at most `extend_for_s`."""
+        return consume(self, queue_name, batch=batch, extend_for_s=extend_for_s)
+
+    # --- one queue --------------------------------------------------------------------------------------------
+
+    async def queue_stats(self, queue_name: str) -> StatsReply:
+        """What waits, is leased, scheduled, dying and overdue, by partition."""
+        return await self._call("queue.stats", QueueNameRequest(queue_name=queue_name), StatsReply)
+
+    async def queue_clear(
+        self, queue_name: str, *, queue: bool = False, scheduled: bool = False, destructive: bool = False
+    ) -> None:
+        """Delete queued items, scheduled ones, and with `destructive` leased ones too."""
+        request = ClearRequest(queue_name=queue_name, queue=queue, scheduled=scheduled, destructive=destructive)
+        await self._call("queue.clear", request, Struct)
+
+    async def queue_pause(self, queue_name: str) -> None:
+        """Take items in and give none out, across restarts."""
+        await self._call("queue.pause", QueueNameRequest(queue_name=queue_name), Struct)
+
+    async def queue_resume(self, queue_name: str) -> None:
+        """Give items out again."""
+        await self._call("queue.resume", QueueNameRequest(queue_name=queue_name), Struct)
+
+    async def queue_reload(self, queue_name: str) -> None:
+        """Read the queue's state from its store again."""
+        await self._call("queue.reload", QueueNameRequest(queue_name=queue_name), Struct)
+
+    # --- queues -----------------------------------------------------------------------------------------------
+
+    async def queues_create(
+        self,
+        queue_name: str,
+        *,
+        lease_timeout: str = "1m",
+        expire_timeout: str = "24h",
+        max_attempts: int = 0,
+        dead_queue: str = "",
+        reference: str = "",
+        requested_partitions: int = 1,
+        dead_retention: str = "",
+    ) -> None:
+        """Make a queue."""
+        request = CreateQueueRequest(
+            queue_name=queue_name,
+            lease_timeout=lease_timeout,
+            expire_timeout=expire_timeout,
+            max_attempts=max_attempts,
+            dead_queue=dead_queue,
+            reference=reference,
+            requested_partitions=requested_partitions,
+            dead_retention=dead_retention,
+        )
+        await self._call("queues.create", request, Struct)
+
+    async def queues_update(
+        self,
+        queue_name: str,
+        *,
+        lease_timeout: str | UnsetType = UNSET,
+        expire_timeout: str | UnsetType = UNSET,
+        max_attempts: int | UnsetType = UNSET,
+        dead_queue: str | UnsetType = UNSET,
+        reference: str | UnsetType = UNSET,
+        requested_partitions: int | UnsetType = UNSET,
+        dead_retention: str | UnsetType = UNSET,
+    ) -> None:
+        """Change a queue; what is left out stays as it is."""
+        request = UpdateQueueRequest(
+            queue_name=queue_name,
+            lease_timeout=lease_timeout,
+            expire_timeout=expire_timeout,
+            max_attempts=max_attempts,
+            dead_queue=dead_queue,
+            reference=reference,
+            requested_partitions=requested_partitions,
+            dead_retention=dead_retention,
+        )
+        await self._call("queues.update", request, Struct)
+
+    async def queues_list(self, *, pivot: str = "", limit: int = 0) -> list[QueueInfo]:
+        """Queues by name, from the pivot on."""
+        return (await self._call("queues.list", ListRequest(pivot=pivot, limit=limit), QueuesReply)).items
+
+    async def queues_info(self, queue_name: str) -> QueueInfo:
+        """One queue."""
+        return await self._call("queues.info", QueueNameRequest(queue_name=queue_name), QueueInfo)
+
+    async def queues_delete(self, queue_name: str, *, force: bool = False) -> None:
+        """Delete a queue; with items in it only by force."""
+        await self._call("queues.delete", DeleteQueueRequest(queue_name=queue_name, force=force), Struct)
+
+    # --- storage ----------------------------------------------------------------------------------------------
+
+    async def storage_items_list(
+        self, queue_name: str, *, partition: int = 0, pivot: str = "", limit: int = 0
+    ) -> list[Item]:
+        """Queued and leased items by id, from the pivot on."""
+        request = ListItemsRequest(queue_name=queue_name, partition=partition, pivot=pivot, limit=limit)
+        return (await self._call("storage/items.list", request, ItemsReply)).items
+
+    async def storage_scheduled_list(
+        self, queue_name: str, *, partition: int = 0, pivot: str = "", limit: int = 0
+    ) -> list[Item]:
+        """Scheduled items by id, from the pivot on."""
+        request = ListItemsRequest(queue_name=queue_name, partition=partition, pivot=pivot, limit=limit)
+        return (await self._call("storage/scheduled.list", request, ItemsReply)).items
+
+    async def storage_items_import(
+        self, queue_name: str, items: Sequence[ImportedItem], *, partition: int = 0
+    ) -> list[Item]:
+        """Store items with their story; returns those that were stored, with their new ids."""
+        request = ImportItemsRequest(queue_name=queue_name, partition=partition, items=list(items))
+        return (await self._call("storage/items.import", request, ItemsReply)).items
+
+    async def storage_items_delete(self, queue_name: str, ids: Sequence[str], *, partition: int = 0) -> None:
+        """Delete items by id, leased ones too; unknown ids are skipped."""
+        request = DeleteItemsRequest(queue_name=queue_name, partition=partition, ids=list(ids))
+        await self._call("storage/items.delete", request, Struct)
+
+
+def _new_item(item: NewItem | bytes | str) -> NewItem:
+    if isinstance(item, NewItem):
+        return item
+    return NewItem(payload=item) if isinstance(item, bytes) else NewItem(payload=item.encode())

@@ -1,0 +1,139 @@
+"""Dead-lettering: an item that died goes to its dead queue in three commits, never lost and never there twice.
+
+1. The source marks it as dying, with its target partition (this has happened when the mover hears of it).
+2. That partition, never another, inserts it under its `source_id`; a repeat is a no-op, also when the copy has been
+   completed meanwhile, because the arrival is remembered until (3) is known.
+3. The source removes it. Then the target forgets the arrival.
+
+A crash anywhere resumes at the mark. A target that cannot take it is tried again with back-off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from holdfast.errors import HoldfastError, QueueMissing, ShuttingDown
+from holdfast.ports.clock import Clock, Timer
+from holdfast.ports.queues import Arrive, Corpse, DeadTarget, Forget, Remove, Revive
+from holdfast.proof import crash_point
+from holdfast.services.queue.logical import LogicalQueue
+from holdfast.telemetry.events import emit
+
+CORPSES_COUNT_MAX = 500
+BACKOFF_US_FIRST = 100_000
+BACKOFF_US_MAX = 30_000_000
+
+
+class Mover:
+    """Carries the dying items of one queue to their dead queue, for as long as there are any."""
+
+    def __init__(self, queue: LogicalQueue, *, clock: Clock, find: Callable[[str], LogicalQueue | None]) -> None:
+        self.queue = queue
+        self.clock = clock
+        self._find = find
+        self._task: asyncio.Task[None] | None = None
+        self._timer: Timer | None = None
+        self._failures = 0
+        self._again = False
+        self._closed = False
+
+    def wake(self) -> None:
+        """There may be dying items."""
+        if self._closed or self._timer is not None:
+            return  # while backing off, the timer wakes it
+        if self._task is not None and not self._task.done():
+            self._again = True
+            return
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"mover {self.queue.record.name}")
+
+    async def _run(self) -> None:
+        while not self._closed:
+            self._again = False
+            try:
+                moved = [await self.run_once(lane_partition) for lane_partition in self._partitions_with_dying()]
+            except ShuttingDown:
+                return
+            except HoldfastError as error:
+                self._back_off(error)
+                return
+            self._failures = 0
+            if not any(moved) and not self._again:
+                return
+
+    def _partitions_with_dying(self) -> list[int]:
+        return [
+            partition
+            for lane in self.queue.lanes
+            if lane.healthy
+            for partition, shape in lane.shapes.items()
+            if shape.dying
+        ]
+
+    async def run_once(self, partition: int) -> int:
+        """Carry one batch of a partition; returns how many there were. Raises what the source or a target raises,
+        after every other target has been served."""
+        shelves = self.queue.lane_of(partition).shelves
+        corpses = await shelves.corpses(partition, count_max=CORPSES_COUNT_MAX)
+        failed: HoldfastError | None = None
+        for target, group in groupby(sorted(corpses, key=_target), key=lambda corpse: corpse.target):
+            try:
+                await self._carry(partition, target, list(group))
+            except ShuttingDown:
+                raise
+            except HoldfastError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+        return len(corpses)
+
+    async def _carry(self, partition: int, target: DeadTarget, corpses: Sequence[Corpse]) -> None:
+        ids = [corpse.source_id for corpse in corpses]
+        dead_queue = self._find(target.queue_name)
+        if dead_queue is None or dead_queue.record.generation != target.generation:
+            # Its dead queue was taken from it and deleted between the mark and now. Today's rules decide anew.
+            emit("dead.revived", queue=self.queue.record.name, dead_queue=target.queue_name, count=len(ids))
+            await self.queue.operate(Revive(partition, ids), partition=partition)
+            return
+        crash_point("dead.after_mark")
+        try:
+            await dead_queue.operate(
+                Arrive(target.partition, corpses, dead_queue.record.expire_timeout_us),
+                partition=target.partition,
+            )
+        except QueueMissing as error:
+            raise HoldfastError(error.message) from error
+        crash_point("dead.after_arrive")
+        await self.queue.operate(Remove(partition, ids), partition=partition)
+        crash_point("dead.after_remove")
+        await dead_queue.operate(Forget(target.partition, ids), partition=target.partition)
+        crash_point("dead.after_forget")
+
+    def _back_off(self, error: HoldfastError) -> None:
+        self._failures += 1
+        emit(
+            "dead.failed",
+            queue=self.queue.record.name,
+            dead_queue=self.queue.record.dead_queue,
+            error=error.message,
+        )
+        delay_us = min(BACKOFF_US_MAX, BACKOFF_US_FIRST * 2 ** min(self._failures - 1, 16))
+        self._timer = self.clock.call_later(delay_us, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.wake()
+
+    async def close(self) -> None:
+        """Stop after the commit that runs; what is marked is carried after the next start."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+
+def _target(corpse: Corpse) -> tuple[int, int]:
+    return corpse.target.generation, corpse.target.partition

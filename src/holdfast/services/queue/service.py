@@ -1,0 +1,376 @@
+"""The verbs, carried out: checks in the order of the contract (name, existence, timeout, partition, list, ids), then
+the queue. Every face calls `call`; none of them decides anything."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+from msgspec import Struct
+
+from holdfast.core import checks
+from holdfast.core.item import NewItem
+from holdfast.core.moments import format_duration, parse_duration
+from holdfast.core.queue import QueueInfo
+from holdfast.core.verbs import (
+    ClearRequest,
+    CodeReply,
+    CompleteRequest,
+    CreateQueueRequest,
+    DeleteItemsRequest,
+    DeleteQueueRequest,
+    ExtendReply,
+    ExtendRequest,
+    ImportItemsRequest,
+    ItemsReply,
+    LeaseReply,
+    LeaseRequest,
+    ListItemsRequest,
+    ListRequest,
+    LogicalQueueStats,
+    PartitionStats,
+    ProduceReply,
+    ProduceRequest,
+    QueueNameRequest,
+    QueuesReply,
+    Request,
+    RetryRequest,
+    StatsReply,
+    UpdateQueueRequest,
+)
+from holdfast.errors import BadIds, Invalid, StorageFailed, UnknownMethod
+from holdfast.ports.queues import (
+    Clear,
+    Complete,
+    Counted,
+    Delete,
+    Extend,
+    Extended,
+    Import,
+    Imported,
+    Operation,
+    Refused,
+    Result,
+    Retry,
+)
+from holdfast.services.queue import changes
+from holdfast.services.queue.logical import LogicalQueue
+from holdfast.services.queue.manager import QueueManager
+from holdfast.telemetry.events import emit
+
+CLEAR_COUNT_MAX = 10_000
+OK = CodeReply()
+
+
+class QueueService:
+    """The queue service over a manager."""
+
+    def __init__(self, manager: QueueManager, *, places: changes.Places) -> None:
+        self.manager = manager
+        self._places = places
+        self._verbs: dict[str, Callable[[Any], Awaitable[Struct]]] = {
+            "queue.produce": self.produce,
+            "queue.lease": self.lease,
+            "queue.complete": self.complete,
+            "queue.retry": self.retry,
+            "queue.extend": self.extend,
+            "queue.stats": self.stats,
+            "queue.clear": self.clear,
+            "queue.pause": self.pause,
+            "queue.resume": self.resume,
+            "queue.reload": self.reload,
+            "queues.create": self.create,
+            "queues.update": self.update,
+            "queues.list": self.list,
+            "queues.info": self.info,
+            "queues.delete": self.delete,
+            "storage/items.list": self.list_items,
+            "storage/scheduled.list": self.list_scheduled,
+            "storage/items.import": self.import_items,
+            "storage/items.delete": self.delete_items,
+        }
+
+    async def call(self, verb: str, request: Request) -> Struct:
+        """Carry out a verb. Raises HoldfastError; then nothing of the request is acknowledged."""
+        method = self._verbs.get(verb)
+        if method is None:
+            raise UnknownMethod(f"method is unknown; there is no '{verb}'")
+        if request.namespace:
+            checks.namespace(request.namespace)
+        return await method(request)
+
+    def _queue(self, name: str) -> LogicalQueue:
+        checks.queue_name(name)
+        return self.manager.get(name)
+
+    # --- items ------------------------------------------------------------------------------------------------
+
+    async def produce(self, request: ProduceRequest) -> ProduceReply:
+        queue = self._queue(request.queue_name)
+        timeout_us = checks.request_timeout(request.request_timeout)
+        checks.items(request.items)
+        items, byte_count = _checked(request.items)
+        return ProduceReply(await queue.produce(items, byte_count=byte_count, timeout_us=timeout_us))
+
+    async def lease(self, request: LeaseRequest) -> LeaseReply:
+        queue = self._queue(request.queue_name)
+        timeout_us = checks.request_timeout(request.request_timeout)
+        checks.client_id(request.client_id)
+        checks.batch_size(request.batch_size)
+        answer = await queue.lease(request.client_id, request.batch_size, timeout_us=timeout_us)
+        return LeaseReply(request.queue_name, answer.partition, answer.items)
+
+    async def complete(self, request: CompleteRequest) -> CodeReply:
+        queue = self._queue(request.queue_name)
+        timeout_us = checks.request_timeout(request.request_timeout)
+        queue.lane_of(request.partition)
+        checks.ids(request.ids)
+        operation = Complete(request.partition, _unique(request.ids))
+        await _settled(queue, operation, request.partition, "completed", timeout_us)
+        return OK
+
+    async def retry(self, request: RetryRequest) -> CodeReply:
+        queue = self._queue(request.queue_name)
+        queue.lane_of(request.partition)
+        checks.items(request.items, most="max_retry_batch_size")
+        for item in request.items:
+            checks.text_field(item.reason, what="reason")
+        items = list({item.id: item for item in request.items}.values())
+        operation = Retry(request.partition, items, self.manager.mortality(queue))
+        await _settled(queue, operation, request.partition, "retried")
+        return OK
+
+    async def extend(self, request: ExtendRequest) -> ExtendReply:
+        queue = self._queue(request.queue_name)
+        lease_timeout_us = parse_duration(request.lease_timeout, what="lease timeout")
+        queue.lane_of(request.partition)
+        checks.ids(request.ids)
+        lease_timeout_us = lease_timeout_us or queue.record.lease_timeout_us
+        operation = Extend(request.partition, _unique(request.ids), lease_timeout_us)
+        result = await _settled(queue, operation, request.partition, "extended")
+        return ExtendReply(list(cast(Extended, result).items))
+
+    # --- one queue --------------------------------------------------------------------------------------------
+
+    async def stats(self, request: QueueNameRequest) -> StatsReply:
+        queue = self._queue(request.queue_name)
+        mortality = self.manager.mortality(queue)
+        partitions = []
+        for lane in queue.lanes:
+            for partition in lane.partitions:
+                try:
+                    tally = await lane.shelves.tally(partition, mortality=mortality)
+                except StorageFailed:
+                    partitions.append(PartitionStats(partition=partition, failures=max(1, lane.failures)))
+                    continue
+                partitions.append(
+                    PartitionStats(
+                        partition=partition,
+                        total=tally.queued + tally.leased,
+                        total_leased=tally.leased,
+                        failures=lane.failures,
+                        average_age=format_duration(tally.average_age_us),
+                        average_leased_age=format_duration(tally.average_leased_age_us),
+                        scheduled=tally.scheduled,
+                        dying=tally.dying,
+                        overdue=tally.overdue,
+                    )
+                )
+        logical = LogicalQueueStats(
+            produce_waiting=len(queue.produces),
+            lease_waiting=len(queue.leases),
+            complete_waiting=sum(waiting.settles for lane in queue.lanes for waiting in lane.bound),
+            in_flight=queue.in_flight,
+            partitions=sorted(partitions, key=lambda stats: stats.partition),
+        )
+        return StatsReply(queue_name=request.queue_name, logical_queues=[logical])
+
+    async def clear(self, request: ClearRequest) -> CodeReply:
+        queue = self._queue(request.queue_name)
+        if not (request.queue or request.scheduled):
+            raise Invalid("invalid clear request; one of 'queue', 'scheduled' must be true")
+        total = 0
+        for lane in queue.lanes:
+            for partition in lane.partitions:
+                clear = Clear(
+                    partition,
+                    request.queue,
+                    request.scheduled,
+                    request.queue and request.destructive,
+                    CLEAR_COUNT_MAX,
+                )
+                more = True
+                while more:  # ends: each round deletes CLEAR_COUNT_MAX items that were there, or is the last
+                    counted = cast(Counted, await queue.operate(clear, partition=partition))
+                    total += counted.count
+                    more = counted.more
+        if total:
+            emit("queue.cleared", queue=request.queue_name, count=total)
+        return OK
+
+    async def pause(self, request: QueueNameRequest) -> CodeReply:
+        return await self._set_paused(request.queue_name, pause=True)
+
+    async def resume(self, request: QueueNameRequest) -> CodeReply:
+        return await self._set_paused(request.queue_name, pause=False)
+
+    async def _set_paused(self, name: str, *, pause: bool) -> CodeReply:
+        self._queue(name)
+        async with self.manager.lock:
+            decide = changes.paused(name, pause=pause)
+            await self.manager.put(await self.manager.catalog.change(name, dead_queue="", decide=decide))
+        return OK
+
+    async def reload(self, request: QueueNameRequest) -> CodeReply:
+        queue = self._queue(request.queue_name)
+        async with queue.freeze():
+            for lane in queue.lanes:
+                await lane.load()
+        queue.look_again()
+        return OK
+
+    # --- queues -----------------------------------------------------------------------------------------------
+
+    async def create(self, request: CreateQueueRequest) -> CodeReply:
+        decide = changes.created(request, self._places)
+        async with self.manager.lock:
+            catalog = self.manager.catalog
+            record = await catalog.change(request.queue_name, dead_queue=request.dead_queue, decide=decide)
+            await self.manager.put(record)
+        emit("queue.created", queue=request.queue_name)
+        return OK
+
+    async def update(self, request: UpdateQueueRequest) -> CodeReply:
+        current = self._queue(request.queue_name).record
+        decide = changes.updated(request, self._places)
+        dead_queue = request.dead_queue if isinstance(request.dead_queue, str) else current.dead_queue
+        async with self.manager.lock:
+            catalog = self.manager.catalog
+            record = await catalog.change(request.queue_name, dead_queue=dead_queue, decide=decide)
+            await self.manager.put(record)
+        emit("queue.updated", queue=request.queue_name)
+        return OK
+
+    async def list(self, request: ListRequest) -> QueuesReply:
+        count_max = checks.list_limit(request.limit)
+        records = self.manager.records(pivot=request.pivot, count_max=count_max)
+        return QueuesReply([record.info() for record in records])
+
+    async def info(self, request: QueueNameRequest) -> QueueInfo:
+        return self._queue(request.queue_name).record.info()
+
+    async def delete(self, request: DeleteQueueRequest) -> CodeReply:
+        name = request.queue_name
+        queue = self._queue(name)
+        async with self.manager.lock, queue.freeze():
+            count = sum(
+                shape.queued + shape.leased + shape.scheduled + shape.dying
+                for lane in queue.lanes
+                for shape in lane.shapes.values()
+            )
+            decide = changes.deleted(name, force=request.force, item_count=count)
+            record = await self.manager.catalog.delete(name, decide=decide, count=count)
+            await self.manager.drop(queue)
+            for storage in {place.storage for place in record.partitions}:
+                await self.manager.storages[storage].drop(record)
+        emit("queue.deleted", queue=name, count=count)
+        return OK
+
+    # --- storage ----------------------------------------------------------------------------------------------
+
+    async def list_items(self, request: ListItemsRequest) -> ItemsReply:
+        return await self._list(request, scheduled=False)
+
+    async def list_scheduled(self, request: ListItemsRequest) -> ItemsReply:
+        return await self._list(request, scheduled=True)
+
+    async def _list(self, request: ListItemsRequest, *, scheduled: bool) -> ItemsReply:
+        queue = self._queue(request.queue_name)
+        lane = queue.lane_of(request.partition)
+        count_max = checks.list_limit(request.limit)
+        items = await lane.shelves.list_items(
+            request.partition, pivot=request.pivot, count_max=count_max, scheduled=scheduled
+        )
+        return ItemsReply(list(items))
+
+    async def import_items(self, request: ImportItemsRequest) -> ItemsReply:
+        queue = self._queue(request.queue_name)
+        queue.lane_of(request.partition)
+        checks.items(request.items, most="max_import_batch_size")
+        for item in request.items:
+            for what in (
+                "source_id",
+                "source_queue",
+                "death_reason",
+                "encoding",
+                "kind",
+                "reference",
+                "dedupe_key",
+            ):
+                checks.text_field(getattr(item, what), what=what)
+            for what in ("attempts", "death_attempts"):
+                if not 0 <= getattr(item, what) <= checks.ATTEMPTS_MAX:
+                    raise Invalid(f"{what} is invalid; must be between 0 and {checks.ATTEMPTS_MAX}")
+        operation = Import(request.partition, request.items, queue.record.expire_timeout_us)
+        result = await queue.operate(operation, partition=request.partition)
+        return ItemsReply(list(cast(Imported, result).items))
+
+    async def delete_items(self, request: DeleteItemsRequest) -> CodeReply:
+        queue = self._queue(request.queue_name)
+        queue.lane_of(request.partition)
+        checks.ids(request.ids)
+        await queue.operate(Delete(request.partition, _unique(request.ids)), partition=request.partition)
+        return OK
+
+
+def _checked(items: Sequence[NewItem]) -> tuple[Sequence[NewItem], int]:
+    """The items with their payload in one place, and how many bytes they are."""
+    byte_count = 0
+    utf8 = False
+    for item in items:
+        byte_count += len(item.payload)
+        if item.utf8:
+            utf8 = True
+            if item.payload:
+                raise Invalid("item is invalid; 'bytes' and 'utf8' cannot both be given")
+        if item.kind or item.encoding or item.reference or item.dedupe_key:
+            checks.text_field(item.kind, what="kind")
+            checks.text_field(item.encoding, what="encoding")
+            checks.text_field(item.reference, what="reference", characters_max=checks.REFERENCE_CHARACTERS_MAX)
+            checks.text_field(item.dedupe_key, what="dedupe_key", characters_max=checks.DEDUPE_KEY_CHARACTERS_MAX)
+    if not utf8:
+        return items, byte_count
+    whole = [_from_utf8(item) if item.utf8 else item for item in items]
+    return whole, sum(len(item.payload) for item in whole)
+
+
+def _from_utf8(item: NewItem) -> NewItem:
+    return NewItem(
+        payload=item.utf8.encode(),
+        encoding=item.encoding,
+        kind=item.kind,
+        reference=item.reference,
+        enqueue_at=item.enqueue_at,
+        dedupe_key=item.dedupe_key,
+    )
+
+
+def _unique(ids: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(ids))
+
+
+async def _settled(
+    queue: LogicalQueue, operation: Operation, partition: int, done: str, timeout_us: int = 60_000_000
+) -> Result:
+    result = await queue.operate(operation, partition=partition, settles=True, timeout_us=timeout_us)
+    if isinstance(result, Refused):
+        raise _refusal(done, result)
+    return result
+
+
+def _refusal(verb: str, refused: Refused) -> BadIds:
+    """The error for ids that do not exist or are not leased; names every one of them in its details."""
+    ids = [*refused.missing, *refused.unleased]
+    if refused.missing:
+        return BadIds(f"invalid storage id; '{refused.missing[0]}' does not exist", ids=ids)
+    return BadIds(f"item(s) cannot be {verb}; '{refused.unleased[0]}' is not marked as leased", ids=ids)

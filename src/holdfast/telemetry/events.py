@@ -1,0 +1,68 @@
+"""Everything that Holdfast reports, by name: one table says the level and the sentence of each event.
+
+`emit` writes one log record (JSON with the JSON formatter) and counts it, so that what is logged is also counted.
+A payload, a token or a password is never a field.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import NamedTuple
+
+logger = logging.getLogger("holdfast")
+
+
+class Event(NamedTuple):
+    """How an event is told."""
+
+    level: int
+    sentence: str
+
+
+EVENTS: dict[str, Event] = {
+    "server.started": Event(logging.INFO, "serving on {address}"),
+    "server.stopping": Event(logging.INFO, "stopping"),
+    "server.stopped": Event(logging.INFO, "stopped"),
+    "server.bug": Event(logging.ERROR, "{method} failed with {error}"),
+    "server.open_door": Event(logging.WARNING, "{warning}"),
+    "queue.loaded": Event(logging.DEBUG, "queue '{queue}' is loaded from storage '{storage}'"),
+    "queue.created": Event(logging.INFO, "queue '{queue}' was created"),
+    "queue.updated": Event(logging.INFO, "queue '{queue}' was updated"),
+    "queue.deleted": Event(logging.INFO, "queue '{queue}' was deleted with {count} items"),
+    "queue.cleared": Event(logging.INFO, "queue '{queue}' was cleared of {count} items"),
+    "queue.storage_failed": Event(
+        logging.ERROR, "storage '{storage}' of queue '{queue}' failed and is set aside; {error}"
+    ),
+    "catalog.failed": Event(logging.ERROR, "the catalog or its hints cannot be read; {error}"),
+    "queue.bug": Event(logging.ERROR, "queue '{queue}' met a bug; {error}"),
+    "item.dead": Event(logging.INFO, "{count} items of queue '{queue}' died and go to '{dead_queue}'"),
+    "item.deleted": Event(logging.WARNING, "item '{item}' exceeded max_attempts, deleting (no dead_queue configured)"),
+    "item.expired": Event(logging.WARNING, "item '{item}' expired, deleting (no dead_queue configured)"),
+    "item.rejected": Event(logging.WARNING, "item '{item}' was rejected, deleting (no dead_queue configured)"),
+    "item.retention": Event(logging.WARNING, "item '{item}' is past the dead_retention of '{queue}', deleting"),
+    "consumer.waits": Event(logging.WARNING, "a consumer of queue '{queue}' waits; {error}"),
+    "dead.failed": Event(logging.ERROR, "failed to produce to dead_queue '{dead_queue}': {error}"),
+    "dead.revived": Event(
+        logging.WARNING,
+        "dead_queue '{dead_queue}' of {count} dying items is gone; they went back to '{queue}'",
+    ),
+}
+
+#: How often each event happened, by queue. The number of queues bounds it.
+counts: Counter[tuple[str, str]] = Counter()
+
+
+def emit(name: str, *, traceback: BaseException | None = None, count: int = 1, **fields: object) -> None:
+    """Log and count an event of the table above."""
+    event = EVENTS[name]
+    queue = fields.get("queue", "")
+    counts[name, str(queue)] += count
+    if logger.isEnabledFor(event.level):
+        fields["count"] = count
+        logger.log(
+            event.level,
+            event.sentence.format_map(fields),
+            extra={"event": name, "fields": fields},
+            exc_info=traceback,
+        )
