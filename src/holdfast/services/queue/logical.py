@@ -22,20 +22,21 @@ from holdfast.errors import (
     ShuttingDown,
     TryAgain,
 )
-from holdfast.ports.clock import Clock, Timer
+from holdfast.ports.clock import Clock
 from holdfast.ports.queues import (
     Ended,
     Forget,
     Leased,
-    Mortality,
     Operation,
     Produced,
     Release,
     Result,
 )
 from holdfast.proof import crash_point
+from holdfast.services.queue.alarm import Alarm
 from holdfast.services.queue.assign import refuse_all, take
 from holdfast.services.queue.distribution import share
+from holdfast.services.queue.hooks import Activity, Hooks
 from holdfast.services.queue.lane import Lane
 from holdfast.services.queue.waiting import (
     Batch,
@@ -52,27 +53,6 @@ PRODUCES_WAITING_COUNT_MAX = 10_000
 PRODUCES_WAITING_BYTES_MAX = 256 * 2**20
 OPERATION_TIMEOUT_US = 60_000_000
 ARRIVALS_COUNT_MAX = 10_000
-
-
-class Hooks:
-    """What a queue tells its manager. Replaced by the manager; alone, a queue tells nobody."""
-
-    def mortality(self, queue: LogicalQueue) -> Mortality:
-        """By which rules its items die now."""
-        return Mortality(max_attempts=queue.record.max_attempts)
-
-    def ended(self, queue: LogicalQueue, ended: Ended) -> None:
-        """Items were marked as dying, moved or deleted."""
-
-    def missing(self, queue: LogicalQueue) -> None:
-        """The store says that the queue is gone or was made anew."""
-
-
-class Activity:
-    """How many requests are being served in the whole process: alone, one is served without a thread."""
-
-    def __init__(self) -> None:
-        self.count = 0
 
 
 class LogicalQueue:
@@ -94,8 +74,7 @@ class LogicalQueue:
         self._closed_with: HoldfastError | None = None
         self._wakes = {lane: asyncio.Event() for lane in self.lanes}
         self._tasks: list[asyncio.Task[None]] = []
-        self._timer: Timer | None = None
-        self._armed_us = 0
+        self._alarm = Alarm(clock, self._on_alarm)
         self._thawed = asyncio.Event()
 
     # --- requests -------------------------------------------------------------------------------------------
@@ -143,7 +122,7 @@ class LogicalQueue:
         self.leases[client_id] = waiting
         try:
             self.wake()
-            self._arm(waiting.deadline_us)
+            self._alarm.ring_at(waiting.deadline_us)
             return cast(LeaseAnswer, await waiting.future)
         except asyncio.CancelledError:
             # The answer and the disconnection crossed: nobody will ever hear of these leases.
@@ -159,7 +138,7 @@ class LogicalQueue:
     async def _served(self, waiting: Waiting, lane: Lane | None = None) -> object:
         self.activity.count += 1
         self.wake(lane)
-        self._arm(waiting.deadline_us)
+        self._alarm.ring_at(waiting.deadline_us)
         try:
             return await waiting.future
         finally:
@@ -213,7 +192,7 @@ class LogicalQueue:
                     break
                 await self._commit(lane, batch)
                 await asyncio.sleep(0)
-            self._arm()
+            self._alarm.ring_at(self._next_us())
 
     def _may_commit(self, lane: Lane) -> bool:
         return lane.healthy and self._closed_with is None and not self.frozen
@@ -326,16 +305,6 @@ class LogicalQueue:
 
     # --- time -----------------------------------------------------------------------------------------------
 
-    def _arm(self, at_us: int = 0) -> None:
-        """Be woken at `at_us`, or at whatever comes next."""
-        nearest_us = at_us or self._next_us()
-        if not nearest_us or (self._armed_us and self._armed_us <= nearest_us):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._armed_us = nearest_us
-        self._timer = self.clock.call_later(nearest_us - self.clock.now_us(), self._on_timer)
-
     def _next_us(self) -> int:
         moments = [waiting.deadline_us for waiting in self._untaken()]
         mortality = self.hooks.mortality(self)
@@ -352,8 +321,7 @@ class LogicalQueue:
             waiting.extend(lane.bound)
         return [one for one in waiting if not one.taken and not one.future.done()]
 
-    def _on_timer(self) -> None:
-        self._armed_us, self._timer = 0, None
+    def _on_alarm(self) -> None:
         now_us = self.clock.now_us()
         for waiting in self._untaken():
             if waiting.deadline_us <= now_us:
@@ -361,7 +329,7 @@ class LogicalQueue:
                 waiting.fail(NothingToLease() if late else TryAgain("request timeout; the storage is busy, try again"))
         self.wake()
         if self._closed_with is None:
-            self._arm()
+            self._alarm.ring_at(self._next_us())
 
     # --- changes --------------------------------------------------------------------------------------------
 
@@ -428,9 +396,7 @@ class LogicalQueue:
         self._closed_with = error
         for waiting in self._untaken():
             waiting.fail(error)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.off()
         self.wake()
 
     async def close(self, error: HoldfastError | None = None) -> None:

@@ -15,8 +15,9 @@ from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDo
 from holdfast.ports.clock import Clock
 from holdfast.ports.queues import Catalog, DeadTarget, Ended, Mortality, Storage
 from holdfast.services.queue.distribution import place_produce
+from holdfast.services.queue.hooks import Activity, Hooks
 from holdfast.services.queue.lane import Lane
-from holdfast.services.queue.logical import Activity, Hooks, LogicalQueue
+from holdfast.services.queue.logical import LogicalQueue
 from holdfast.services.queue.mover import Mover
 from holdfast.telemetry.events import emit
 

@@ -1,0 +1,31 @@
+"""What a queue and its manager tell each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.ports.queues import Ended, Mortality
+
+if TYPE_CHECKING:
+    from holdfast.services.queue.logical import LogicalQueue
+
+
+class Hooks:
+    """What a queue tells its manager. Replaced by the manager; alone, a queue tells nobody."""
+
+    def mortality(self, queue: LogicalQueue) -> Mortality:
+        """By which rules its items die now."""
+        return Mortality(max_attempts=queue.record.max_attempts)
+
+    def ended(self, queue: LogicalQueue, ended: Ended) -> None:
+        """Items were marked as dying, moved or deleted."""
+
+    def missing(self, queue: LogicalQueue) -> None:
+        """The store says that the queue is gone or was made anew."""
+
+
+class Activity:
+    """How many requests are being served in the whole process: alone, one is served without a thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
