@@ -22,9 +22,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "engines": frozenset({"core", "ports", "telemetry", "proof"}),
     "services": frozenset({"core", "ports", "telemetry", "proof"}),
     "wiring": frozenset({"core", "ports", "engines", "services", "settings", "telemetry", "proof"}),
-    "testing": frozenset(
-        {"core", "ports", "engines", "services", "settings", "wiring", "telemetry", "proof"}
-    ),
+    "testing": frozenset({"core", "ports", "engines", "services", "settings", "wiring", "telemetry", "proof"}),
     "faces": frozenset({"core", "ports", "services", "settings", "wiring", "telemetry", "proof"}),
     "": frozenset({"core", "ports", "services", "settings", "wiring", "faces"}),
 }

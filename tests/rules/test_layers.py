@@ -22,9 +22,7 @@ def test_every_import_of_the_package_respects_the_layers() -> None:
     found = [
         offence
         for file in FILES
-        for offence in offences(
-            file.read_text("utf-8"), module_of(file), is_package=file.name == "__init__.py"
-        )
+        for offence in offences(file.read_text("utf-8"), module_of(file), is_package=file.name == "__init__.py")
     ]
     assert not found, "\n".join(found)
 

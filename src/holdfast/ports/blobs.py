@@ -6,7 +6,7 @@ durable when the call returns; before that, no reader sees any of it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -17,7 +17,7 @@ SEGMENT_BYTES_MAX: Final = 200
 
 
 class BlobExists(Invalid):
-    """Other bytes are stored under this path; they were not touched."""
+    """Something else is stored under this path; it was not touched."""
 
 
 class BlobMissing(Invalid):
@@ -43,20 +43,23 @@ class BlobStat:
 
 
 class Blobs(Protocol):
-    """A store of blobs. Every method raises Invalid for a path that `check_path` refuses, and touches nothing."""
+    """A store of blobs. Every method raises Invalid for a path that `check_path` refuses; nothing changed."""
 
     async def put(self, path: str, content: bytes | AsyncIterable[bytes]) -> Blob:
         """Store the bytes under the path, once.
 
-        The same bytes again are no error: `created` is false then, and they are durable. Of two concurrent puts,
-        one creates. Raises BlobExists when other bytes are there. Raises StorageFailed when the store refused:
-        then the blob is whole or not there at all, and the same put may be repeated. An error or a cancellation
-        out of `content` leaves nothing behind.
+        The same bytes again are no error: `created` is false then, and they are durable. Of concurrent puts
+        exactly one creates. Raises BlobExists when something else is there. Raises StorageFailed when the store
+        refused: then the blob is whole or not there at all, and the same put may be repeated. An error out of
+        `content`, or a cancellation, leaves it just so.
         """
         ...
 
-    def get(self, path: str) -> AsyncIterator[bytes]:
-        """The bytes in chunks. Raises BlobMissing before the first one, StorageFailed at any."""
+    def get(self, path: str) -> AsyncGenerator[bytes, None]:
+        """The bytes in chunks. Raises BlobMissing before the first one, StorageFailed at any.
+
+        Whoever may stop early wraps it in `contextlib.aclosing`.
+        """
         ...
 
     async def stat(self, path: str) -> BlobStat | None:
@@ -81,7 +84,7 @@ class Blobs(Protocol):
 def check_path(path: str) -> tuple[str, ...]:
     """The segments of a path. Raises Invalid when it could lead anywhere else, or is not a name for a file.
 
-    A segment does not begin with a dot, which rules out `.` and `..` and keeps such names for the store itself.
+    A segment does not begin with a dot: no `.` and no `..`, and such names are left for the store itself.
     """
     try:
         size_bytes = len(path.encode("utf-8"))

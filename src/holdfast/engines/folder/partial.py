@@ -1,9 +1,9 @@
-"""A blob that is being written: a temporary file, locked while its writer lives, linked to its name when whole.
+"""A blob that is being written: a temporary file, locked while its writer lives, linked to its name at the end.
 
 The temporaries of a store lie together in one directory of it, on the same file system, so that what a crash
-left behind is found without walking the store. A writer holds a lock on its file; the lock goes with the process,
-however it ends. So a file that can be locked by somebody else is a leftover, even when several processes share
-the folder. Everything here blocks and is called in a thread.
+left behind is found without walking the store. A writer holds a lock on its file, and the lock goes with the
+process, however it ends. So a file that can be locked by somebody else is a leftover, even when several
+processes share the folder. Everything here blocks and is called in a thread.
 """
 
 from __future__ import annotations
@@ -19,23 +19,34 @@ from holdfast.proof import crash_point
 
 PARTIAL = (".partial",)
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Partial:
-    """Write, then `publish` or not, then `close` in any case."""
+    """Open, write, `publish` or not, and `close` in any case."""
 
     def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        self._name = uuid.uuid4().hex
-        self._digest = hashlib.sha256()
         self.size_bytes = 0
-        with tree.directory(PARTIAL, create=True) as folder:
-            self._file = os.open(self._name, CREATE, mode=0o600, dir_fd=folder)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._tree = tree
+        self._name = ""
+        self._file = -1
+        self._digest = hashlib.sha256()
 
     @property
     def sha256(self) -> str:
         return self._digest.hexdigest()
+
+    def open(self) -> None:
+        """Make the temporary file. Raises OSError."""
+        with self._tree.directory(PARTIAL, create=True) as folder:
+            while True:
+                self._name = uuid.uuid4().hex
+                self._file = os.open(self._name, CREATE, mode=0o600, dir_fd=folder)
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+                if os.fstat(self._file).st_nlink > 0:
+                    return
+                # Somebody who opened the store took it for a leftover before it was locked.
+                os.close(self._file)
 
     def write(self, data: bytes) -> None:
         """Append. Raises OSError; then the file is only good for closing."""
@@ -63,18 +74,23 @@ class Partial:
             os.fsync(target)
 
     def close(self) -> None:
-        """Remove the temporary name; a published blob keeps its own."""
-        with suppress(FileNotFoundError), self._tree.directory(PARTIAL) as folder:
-            os.unlink(self._name, dir_fd=folder)
-        os.close(self._file)
+        """Remove the temporary name; a published blob keeps its own. May be called when `open` failed."""
+        if self._file < 0:
+            return
+        try:
+            with suppress(FileNotFoundError), self._tree.directory(PARTIAL) as folder:
+                os.unlink(self._name, dir_fd=folder)
+        finally:
+            os.close(self._file)
+            self._file = -1
 
 
 def remove_leftovers(tree: Tree) -> int:
-    """Remove the temporaries whose writers are gone; returns how many."""
+    """Remove the temporaries whose writers are gone; returns how many. Raises OSError."""
     removed = 0
     for name, _ in tree.entries(PARTIAL)[1]:
         with suppress(FileNotFoundError, BlockingIOError), tree.directory(PARTIAL) as folder:
-            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            file = os.open(name, LOOK, dir_fd=folder)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(name, dir_fd=folder)

@@ -13,8 +13,8 @@ T = TypeVar("T")
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Like asyncio.to_thread, but a cancellation goes out only after the thread is done.
 
-    A thread cannot be stopped. If the caller went on at once, it would close a descriptor under the thread, and
-    the thread's next write could go to whichever file got that number.
+    A thread cannot be stopped. If the caller went on at once, it would close a descriptor under the thread,
+    and the thread's next write could go to whichever file got that number.
     """
     running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:

@@ -1,6 +1,6 @@
-"""The folder underneath: directories reached without following links, and made so that a crash cannot undo them.
+"""The folder underneath: directories reached without following links, made so that a crash cannot undo them.
 
-Everything here blocks and is called in a thread.
+Everything here blocks and is called in a thread. Directories are never removed.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import os
 import stat
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 DURABLE_COUNT_MAX = 10_000
 
 
@@ -20,34 +20,64 @@ class Tree:
     """A root directory, held open. Paths are walked from it one segment at a time, never through a link."""
 
     def __init__(self, root: Path) -> None:
-        os.makedirs(root, mode=0o700, exist_ok=True)
-        self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fsync_directory(root.resolve().parent)
+        self._path = root.absolute()
+        self._root = -1
         self._durable: set[tuple[str, ...]] = set()
         self._lock = threading.Lock()
 
+    def open(self) -> None:
+        """Make the root where it is missing, and hold on to it. Raises OSError."""
+        for folder in [*reversed(self._path.parents), self._path]:
+            if not folder.exists():
+                folder.mkdir(mode=0o700, exist_ok=True)
+                _fsync(folder.parent)
+        # Whoever made it may have died before the fsync; but its parent need not be ours to open.
+        with suppress(PermissionError):
+            _fsync(self._path.parent)
+        self._root = os.open(self._path, DIRECTORY)
+
     def close(self) -> None:
-        os.close(self._root)
+        """Let go of the root. May be called when `open` failed, and more than once."""
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
 
     @contextmanager
     def directory(self, segments: Sequence[str], *, create: bool = False) -> Iterator[int]:
-        """A descriptor of the directory. Raises FileNotFoundError, or NotADirectoryError for a link or a file."""
+        """A descriptor. Raises FileNotFoundError, and NotADirectoryError for a link or a file on the way."""
         current = os.dup(self._root)
         try:
             for depth, segment in enumerate(segments, start=1):
                 if create:
                     self._make(current, tuple(segments[:depth]))
-                below = os.open(segment, DIRECTORY, dir_fd=current)
+                below = os.open(segment, DIRECTORY | os.O_NOFOLLOW, dir_fd=current)
                 os.close(current)
                 current = below
             yield current
         finally:
             os.close(current)
 
-    def _make(self, parent: int, segments: tuple[str, ...]) -> None:
-        """Make the directory if it is missing, and make sure once per process that its entry is on the disk.
+    def entries(self, segments: Sequence[str]) -> tuple[list[str], list[tuple[str, int]]]:
+        """The directories, and the files with their sizes; links and other things are left out."""
+        directories: list[str] = []
+        files: list[tuple[str, int]] = []
+        try:
+            with self.directory(segments) as current, os.scandir(current) as found:
+                for entry in found:
+                    with suppress(FileNotFoundError):  # deleted meanwhile
+                        status = entry.stat(follow_symlinks=False)
+                        if stat.S_ISDIR(status.st_mode):
+                            directories.append(entry.name)
+                        elif stat.S_ISREG(status.st_mode):
+                            files.append((entry.name, status.st_size))
+        except (FileNotFoundError, NotADirectoryError):
+            return [], []
+        return directories, files
 
-        An existing one is not enough: whoever made it may have died before the fsync.
+    def _make(self, parent: int, segments: tuple[str, ...]) -> None:
+        """Make the directory if it is missing, and see once per process that its entry is on the disk.
+
+        That it exists is not enough: whoever made it may have died before the fsync.
         """
         try:
             os.mkdir(segments[-1], mode=0o700, dir_fd=parent)
@@ -60,28 +90,14 @@ class Tree:
                 self._durable.clear()
             self._durable.add(segments)
 
-    def entries(self, segments: Sequence[str]) -> tuple[list[str], list[tuple[str, int]]]:
-        """The directories, and the files with their sizes; links and other things are not ours, and left out."""
-        directories, files = [], []
-        try:
-            with self.directory(segments) as current, os.scandir(current) as found:
-                for entry in found:
-                    try:
-                        status = entry.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue  # deleted meanwhile
-                    if stat.S_ISDIR(status.st_mode):
-                        directories.append(entry.name)
-                    elif stat.S_ISREG(status.st_mode):
-                        files.append((entry.name, status.st_size))
-        except (FileNotFoundError, NotADirectoryError):
-            return [], []
-        return directories, files
+
+def is_file(name: str, folder: int) -> bool:
+    """Whether the entry is a plain file; a link to one is not. Raises FileNotFoundError."""
+    return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
 
 
-def fsync_directory(path: Path) -> None:
-    """Put the entries of a directory on the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
