@@ -148,9 +148,7 @@ class Cluster:
     def drop_database(self, name: str) -> None:
         """Drop it, and cut off whoever is still connected."""
         with self.connect() as connection:
-            connection.execute(
-                sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
-            )
+            connection.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
     def close(self) -> None:
         """End the server and remove the data."""

@@ -109,9 +109,7 @@ def test_the_names_are_found_by_reading_the_source(tmp_path: Path) -> None:
     assert crash_points(tmp_path) == {"one.place", "two.place"}
 
 
-@pytest.mark.parametrize(
-    "call", ["crash_point(name)", "crash_point()", 'crash_point(f"a.{b}")', 'crash_point("a", 1)']
-)
+@pytest.mark.parametrize("call", ["crash_point(name)", "crash_point()", 'crash_point(f"a.{b}")', 'crash_point("a", 1)'])
 def test_a_name_that_cannot_be_read_is_an_error(tmp_path: Path, call: str) -> None:
     (tmp_path / "a.py").write_text(call + "\n")
     with pytest.raises(ValueError, match=r"a\.py:1: crash_point takes one plain string"):

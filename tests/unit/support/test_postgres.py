@@ -88,9 +88,7 @@ def test_closing_leaves_no_process_and_no_file() -> None:
         os.kill(pid, 0)
 
 
-def test_a_missing_server_fails_with_the_command_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_server_fails_with_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOLDFAST_TEST_POSTGRES_BIN", str(tmp_path))
     with pytest.raises(pytest.fail.Exception, match="sudo apt-get install postgresql"):
         find_binaries()
