@@ -1,0 +1,177 @@
+"""Where settings come from: defaults < holdfast.toml < environment (HOLDFAST_*) < arguments."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+
+from holdfast.errors import CannotStart
+from holdfast.settings.rules import check, check_serving
+from holdfast.settings.values import HINTS, Secret, Settings, StorageSettings, masked
+
+FILE_NAME = "holdfast.toml"
+PREFIX = "HOLDFAST_"
+FILE_BYTES_MAX = 1_000_000
+#: Variables with our prefix that are no settings: the client's, and those of tests and proofs.
+OTHER_VARIABLES = frozenset({"TOKEN", "CONFIG", "CRASH_AT", "CLOCK_OFFSET_S", "TEST_WITHOUT", "TEST_POSTGRES_BIN"})
+#: From here on a variable is taken for a misspelt setting. Others are let be: Kubernetes sets HOLDFAST_PORT by itself.
+NEAR_ENOUGH = 0.8
+
+#: What a file may have; the environment has the same in capitals after the prefix, but for lists.
+KEYS = ("url", *HINTS)
+_SECRETS = frozenset({"admin_token"})
+_FILE_KEYS = tuple(key for key in KEYS if key not in _SECRETS)
+_ENVIRONMENT_KEYS = tuple(key for key in KEYS if key != "storages")
+_STORAGE_KEYS = tuple(StorageSettings.__struct_fields__)
+_PLAIN_WORDS = {"`int`": "a whole number", "`float`": "a number", "`str`": "a text", "`bool`": "true or false"}
+
+
+def load_settings(
+    arguments: Mapping[str, object] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    serving: bool = True,
+) -> Settings:
+    """Read all sources and check them. An argument that is None was not given.
+
+    `file` is the configuration file; without it HOLDFAST_CONFIG names one, or ./holdfast.toml is read if it is there.
+    With `serving` false the rules that only matter to a server are left out. Raises CannotStart.
+    """
+    env = os.environ if environment is None else environment
+    values: dict[str, object] = {}
+    sources = dict.fromkeys(HINTS, "default")
+    for key, value, source in (*_from_file(file, env), *_from_environment(env), *_from_arguments(arguments or {})):
+        target = "storages" if key == "url" else key
+        values[target] = (
+            (StorageSettings(name="default", url=_converted("url", value, source)),)
+            if key == "url"
+            else _converted(key, value, source)
+        )
+        sources[target] = source
+    settings = Settings(**values, sources=sources)  # type: ignore[arg-type]  # each was converted to its field's type
+    check(settings)
+    if serving:
+        check_serving(settings)
+    return settings
+
+
+def nearest(key: str, known: tuple[str, ...]) -> str:
+    """A hint for a key that does not exist: the one that was probably meant, or all of them."""
+    close = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"
+
+
+def _from_file(file: Path | None, env: Mapping[str, str]) -> list[tuple[str, object, str]]:
+    named = file or (Path(env[PREFIX + "CONFIG"]) if env.get(PREFIX + "CONFIG") else None)
+    path = named or Path(FILE_NAME)
+    if named is None and not path.exists():
+        return []
+    table = _read_toml(path)
+    for key in table:
+        if key in _SECRETS:
+            variable = PREFIX + key.upper()
+            raise CannotStart(
+                f"setting is not allowed; {path} has '{key}', which is a secret, set {variable} in the environment"
+            )
+        if key not in _FILE_KEYS:
+            raise CannotStart(f"setting is unknown; {path} has '{key}', {nearest(key, _FILE_KEYS)}")
+    if "url" in table and "storages" in table:
+        raise CannotStart(f"setting is ambiguous; {path} has 'url' and 'storages', keep one of them")
+    return [(key, value, f"{path}") for key, value in table.items()]
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise CannotStart(f"configuration is invalid; {path} is larger than {FILE_BYTES_MAX} bytes")
+        return tomllib.loads(data.decode())
+    except OSError as error:
+        raise CannotStart(f"configuration cannot be read; {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CannotStart(f"configuration is invalid; {path} is not UTF-8 at byte {error.start}") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise CannotStart(f"configuration is invalid; {path} is not TOML: {error}") from error
+
+
+def _from_environment(env: Mapping[str, str]) -> list[tuple[str, object, str]]:
+    found: list[tuple[str, object, str]] = []
+    for variable, text in env.items():
+        key = variable.removeprefix(PREFIX).lower()
+        if not variable.startswith(PREFIX) or variable.removeprefix(PREFIX) in OTHER_VARIABLES:
+            continue
+        if key in _ENVIRONMENT_KEYS:
+            if text:  # an empty variable is how shells and container tools unset one
+                found.append((key, text, f"environment {variable}"))
+        elif key == "storages":
+            raise CannotStart(f"setting is not allowed; {variable} cannot be a variable, use [[storages]] in a file")
+        elif close := difflib.get_close_matches(key, _ENVIRONMENT_KEYS, n=1, cutoff=NEAR_ENOUGH):
+            raise CannotStart(
+                f"setting is unknown; the environment has {variable}, did you mean {PREFIX}{close[0].upper()}?"
+            )
+    return found
+
+
+def _from_arguments(arguments: Mapping[str, object]) -> list[tuple[str, object, str]]:
+    unknown = arguments.keys() - set(KEYS)
+    if unknown:
+        raise CannotStart(f"setting is unknown; '{min(unknown)}' was given, {nearest(min(unknown), KEYS)}")
+    return [
+        (key, value, f"argument --{key.replace('_', '-')}") for key, value in arguments.items() if value is not None
+    ]
+
+
+def _converted(key: str, value: object, source: str) -> Any:
+    """The value as its field's type; text from the environment may be a number or a truth. Raises CannotStart."""
+    hint: Any = str if key == "url" else HINTS[key]
+    if isinstance(value, Path):
+        value = str(value)
+    if key == "storages":
+        _check_storage_keys(value, source)
+    try:
+        return msgspec.convert(value, hint, strict=not source.startswith("environment"), dec_hook=_decode)
+    except (msgspec.ValidationError, ValueError) as error:
+        choices = _choices(hint)
+        reason = f"use one of {', '.join(choices)}" if choices else _readable(str(error))
+        given = "" if key in _SECRETS or isinstance(value, list | dict) else f" '{masked(str(value))}'"
+        raise CannotStart(f"setting is invalid; '{key}'{given} ({source}): {reason}") from error
+
+
+def _check_storage_keys(tables: object, source: str) -> None:
+    """Here and not by the converter, because it would not say which key was meant."""
+    for table in tables if isinstance(tables, list) else []:
+        for key in table if isinstance(table, dict) else []:
+            if key not in _STORAGE_KEYS:
+                raise CannotStart(
+                    f"setting is unknown; {source} has '{key}' in [[storages]], {nearest(key, _STORAGE_KEYS)}"
+                )
+
+
+def _decode(kind: type, value: object) -> object:
+    makers: dict[type, Callable[[str], object]] = {Path: Path, Secret: Secret}
+    if not isinstance(value, str) or not value:
+        raise ValueError("expected `str`, and not an empty one")
+    return makers[kind](value)
+
+
+def _readable(message: str) -> str:
+    text, _, place = message.partition(" - at `$")
+    if place and place != "`":
+        text += f" in storages{place.rstrip('`')}"
+    for word, plain in _PLAIN_WORDS.items():
+        text = text.replace(f"got {word}", f"not {plain}").replace(word, plain)
+    text = text.replace("Object missing", "misses the").replace("`", "'")
+    return text[:1].lower() + text[1:]
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    inner = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    return get_args(inner) if get_origin(inner) is Literal else ()
