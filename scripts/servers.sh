@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes sure that the servers which the tests start are installed. It starts none: the tests run private ones.
 # As root with apt it installs what is missing; otherwise it names exactly what to install, and fails.
-# HOLDFAST_TEST_WITHOUT=postgres (comma-separated) leaves a server out, and its tests with it.
+# HOLDFAST_TEST_WITHOUT=postgres,rabbitmq (comma-separated) leaves a server out, and its tests with it.
 set -euo pipefail
 
 say() { printf '%s\n' "$*" >&2; }
@@ -20,18 +20,39 @@ have_postgres() {
     return 1
 }
 
-# Debian's package makes and starts a cluster of its own when it is installed; nobody asked for that one.
+# Debian's package makes and starts a cluster of its own when it is installed; nobody asked for that one. Where
+# postgresql-common is there already, its settings are somebody's, and stay.
 install_postgres() {
-    if [ ! -e /etc/postgresql-common/createcluster.conf ]; then
-        mkdir -p /etc/postgresql-common
-        echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf
+    local settings=/etc/postgresql-common/createcluster.conf
+    if [ ! -e "$settings" ]; then
+        apt_install postgresql-common
+        echo 'create_main_cluster = false' >>"$settings"
     fi
     apt_install postgresql
+}
+
+have_rabbitmq() { [ -x "${HOLDFAST_TEST_RABBITMQ_BIN:-/usr/lib/rabbitmq/bin}/rabbitmq-server" ]; }
+
+# Debian's package starts a node of its own when it is installed, on the ports of a real one, and at every boot after.
+install_rabbitmq() {
+    local policy=/usr/sbin/policy-rc.d ours='' failed=0
+    if [ ! -e "$policy" ]; then
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod +x "$policy"
+        ours=yes
+    fi
+    apt_install rabbitmq-server || failed=1
+    if [ -n "$ours" ]; then rm -f "$policy"; fi
+    if command -v systemctl >/dev/null; then
+        systemctl disable --quiet rabbitmq-server.service epmd.service epmd.socket 2>/dev/null || true
+    fi
+    return "$failed"
 }
 
 # A further server: have_NAME, install_NAME, and its line here. After the name: what a person would install.
 servers=(
     "postgres postgresql"
+    "rabbitmq rabbitmq-server"
 )
 
 for line in "${servers[@]}"; do
