@@ -16,6 +16,7 @@ from holdfast.errors import (
     StorageFailed,
     TryAgain,
 )
+from holdfast.faces.client import Client
 from holdfast.services.queue.consumer import Lease
 from holdfast.services.queue.methods import Queues
 from holdfast.wiring import open_queues as open  # noqa: A004 - read as `holdfast.open(url)`
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BadIds",
     "CannotStart",
+    "Client",
     "HoldfastError",
     "ImportedItem",
     "Invalid",

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from holdfast.engines.memory.storage import MemoryStorage
-from holdfast.engines.sqlite.storage import SqliteStorage
+from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
 from holdfast.errors import CannotStart
 from holdfast.ports.clock import Clock, Timer
 from holdfast.ports.queues import Storage
@@ -35,7 +35,7 @@ class SystemClock:
         return asyncio.get_running_loop().call_later(max(0, delay_us) / 1_000_000, callback)
 
 
-def open_storage(url: str, *, clock: Clock) -> Storage:
+def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int) -> Storage:
     """The engine that a URL names; raises CannotStart."""
     parts = urlsplit(url)
     if parts.scheme == "memory":
@@ -46,18 +46,25 @@ def open_storage(url: str, *, clock: Clock) -> Storage:
                 f"storage URL is invalid; '{url}' names no folder, use sqlite:///relative or sqlite:////absolute"
             )
         # sqlite:///x is relative, sqlite:////x absolute: the first slash only ends the empty host.
-        return SqliteStorage(Path(unquote(parts.path[1:])), clock=clock)
+        return SqliteStorage(Path(unquote(parts.path[1:])), clock=clock, open_files_max=open_files_max)
     known = "sqlite:///FOLDER, postgresql://…, memory://"
     raise CannotStart(f"storage URL is invalid; '{parts.scheme or url}' is not known here, use one of {known}")
 
 
 @asynccontextmanager
 async def open_service(
-    storages: Mapping[str, str], *, affinities: Mapping[str, float] | None = None, clock: Clock | None = None
+    storages: Mapping[str, str],
+    *,
+    affinities: Mapping[str, float] | None = None,
+    clock: Clock | None = None,
+    open_files_max: int = OPEN_FILES_COUNT_MAX,
 ) -> AsyncIterator[QueueService]:
     """The queue service over named storages; the first holds the catalog."""
     time_source = clock or SystemClock()
-    engines = {name: open_storage(url, clock=time_source) for name, url in storages.items()}
+    engines = {
+        name: open_storage(url, name=name, clock=time_source, open_files_max=open_files_max)
+        for name, url in storages.items()
+    }
     manager = QueueManager(engines, clock=time_source)
     await manager.open()
     service = QueueService(manager, places=places_by(affinities or dict.fromkeys(storages, 1.0)))

@@ -102,6 +102,8 @@ def text_field(text: str, *, what: str, characters_max: int = TEXT_CHARACTERS_MA
         raise Invalid(f"{what} field is invalid; cannot be greater than '{characters_max}' characters")
     if "\x00" in text:
         raise Invalid(f"{what} field is invalid; cannot contain a NUL character")
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise Invalid(f"{what} field is invalid; cannot contain half of a surrogate pair")
 
 
 def max_attempts(count: int) -> None:

@@ -17,6 +17,7 @@ DURATION_US_MAX = 100 * 365 * 86_400 * SECOND_US
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_LAST_US = (datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _UNITS_US = {"ns": 0.001, "us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6, "m": 60e6, "h": 3600e6}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)", re.ASCII)
 _WHOLE = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+", re.ASCII)
@@ -69,7 +70,7 @@ def moment_or_none(at_us: int | None) -> datetime | None:
 
 
 def microseconds(at: datetime) -> int:
-    """Microseconds since 1970; a moment without a zone is taken as UTC."""
+    """Microseconds since 1970; without a zone it is UTC. Moments before 1970 or after 9999 are taken as these."""
     if at.tzinfo is None:
         at = at.replace(tzinfo=UTC)
-    return (at - _EPOCH) // _MICROSECOND
+    return min(max((at - _EPOCH) // _MICROSECOND, 0), _LAST_US)

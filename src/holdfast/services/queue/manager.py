@@ -99,12 +99,16 @@ class QueueManager(Hooks):
         for mover in self._movers.values():
             mover.wake()
 
+    def stop(self) -> None:
+        """Take no more requests; those that wait are answered with 453 at once."""
+        self.closing = True
+        for queue in self._queues.values():
+            queue.close_requests(ShuttingDown())
+
     async def close(self) -> None:
         """Answer waiting requests with 453, let running commits finish, close the storages."""
-        self.closing = True
+        self.stop()
         queues, self._queues = list(self._queues.values()), {}
-        for queue in queues:
-            queue.close_requests(ShuttingDown())
         for mover in self._movers.values():
             await mover.close()
         for queue in queues:

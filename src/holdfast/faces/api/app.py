@@ -1,0 +1,97 @@
+"""The HTTP application: the verbs, and the three pages that programs watch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
+
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.faces.api.door import Door
+from holdfast.faces.api.openapi import document
+from holdfast.faces.api.verbs import Verbs, error_body
+from holdfast.services.queue.manager import QueueManager
+from holdfast.services.queue.service import QueueService
+from holdfast.telemetry.metrics import QueueGauge, Requests, render
+
+BODY_BYTES_MAX: Mapping[str, int] = {"produce": 5_000_000, "import": 64_000_000, "other": 512_000}
+
+
+def make_app(
+    service: QueueService,
+    *,
+    admin_token_hash: str | None,
+    version: str,
+    body_bytes_max: Mapping[str, int] = BODY_BYTES_MAX,
+) -> ASGIApp:
+    """The application over a service; without a token's hash it lets everybody on this machine in."""
+    manager, requests, door = service.manager, Requests(), Door(admin_token_hash)
+
+    async def health(request: Request) -> Response:
+        status, body = health_of(manager, version)
+        return Response(body, status, media_type="application/health+json")
+
+    async def metrics(request: Request) -> Response:
+        return Response(render(requests, gauges(manager)), media_type="text/plain; version=0.0.4")
+
+    async def openapi(request: Request) -> Response:
+        try:
+            door.check(request.scope)
+        except HoldfastError as error:
+            return _error(error)
+        return Response(document(version), media_type="application/json")
+
+    async def elsewhere(request: Request) -> Response:
+        return _error(Invalid(f"path is invalid; there is nothing at '{request.url.path}'"))
+
+    verbs = Verbs(service, door=door, body_bytes_max=body_bytes_max, requests=requests)
+    return Starlette(
+        routes=[
+            Mount("/v1", verbs),
+            Route("/health", health),
+            Route("/metrics", metrics),
+            Route("/openapi.json", openapi),
+            Route("/{path:path}", elsewhere, methods=["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]),
+        ]
+    )
+
+
+def _error(error: HoldfastError) -> Response:
+    return Response(error_body(error), error.code, media_type="application/json")
+
+
+def health_of(manager: QueueManager, version: str) -> tuple[int, bytes]:
+    """200 while requests can be served; a storage that is set aside is named."""
+    failing = [
+        f"{record.name}: storage '{lane.storage}' is set aside"
+        for record in manager.records()
+        if (queue := manager.find(record.name)) is not None
+        for lane in queue.lanes
+        if not lane.healthy
+    ]
+    queues = manager.records()
+    down = manager.closing or (bool(queues) and len(failing) >= len(queues))
+    status = "fail" if down else "warn" if failing else "pass"
+    body = {"status": status, "version": version, "queues": len(queues), "notes": failing[:20]}
+    return (503 if down else 200), msgspec.json.encode(body)
+
+
+def gauges(manager: QueueManager) -> Iterator[QueueGauge]:
+    """How every queue stands."""
+    for record in manager.records():
+        queue = manager.find(record.name)
+        if queue is None:
+            continue
+        shapes = [shape for lane in queue.lanes for shape in lane.shapes.values()]
+        yield QueueGauge(record.name, "queued", sum(shape.queued for shape in shapes))
+        yield QueueGauge(record.name, "leased", sum(shape.leased for shape in shapes))
+        yield QueueGauge(record.name, "scheduled", sum(shape.scheduled for shape in shapes))
+        yield QueueGauge(record.name, "dying", sum(shape.dying for shape in shapes))
+        yield QueueGauge(record.name, "leases_waiting", len(queue.leases))
+        yield QueueGauge(record.name, "produces_waiting", len(queue.produces))
+        yield QueueGauge(record.name, "storages_failing", sum(not lane.healthy for lane in queue.lanes))

@@ -1,0 +1,168 @@
+"""`POST /v1/<noun>.<verb>`: a bare ASGI application, because this is the hot path.
+
+It reads the body within its limit, checks the token, turns JSON into a request, calls the service and turns the reply
+or the error into JSON. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+import msgspec
+
+from holdfast.core.verbs import VERBS, ErrorReply, Request
+from holdfast.errors import BadBody, HoldfastError, InternalError, Invalid, UnknownMethod
+from holdfast.faces.api.door import Door
+from holdfast.services.queue.service import QueueService
+from holdfast.telemetry.events import emit
+from holdfast.telemetry.metrics import Requests
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+#: An oversized body is read to its end, so that the client hears why; one that never ends is cut off here.
+DRAINED_BYTES_MAX = 1 << 30
+
+_encode = msgspec.json.Encoder().encode
+_json = msgspec.json.Decoder()
+_JSON_HEADER = (b"content-type", b"application/json")
+
+
+class Verbs:
+    """The verbs of the queue service over HTTP."""
+
+    def __init__(
+        self, service: QueueService, *, door: Door, body_bytes_max: Mapping[str, int], requests: Requests
+    ) -> None:
+        self._service = service
+        self._door = door
+        self._requests = requests
+        self._decoders = {name: msgspec.json.Decoder(verb.request) for name, verb in VERBS.items()}
+        self._limits = {name: body_bytes_max[verb.body] for name, verb in VERBS.items()}
+        self._default_limit = body_bytes_max["other"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started_s = time.perf_counter()
+        verb: str = scope["path"].removeprefix("/v1/")
+        known = verb if verb in VERBS else "unknown"
+        try:
+            reply = await self._reply(verb, scope, receive)
+        except _Disconnected:
+            self._requests.count(known, 499, time.perf_counter() - started_s)
+            return
+        except HoldfastError as error:
+            await _send(send, error.code, error_body(error))
+            self._requests.count(known, error.code, time.perf_counter() - started_s)
+            return
+        await _send(send, 200, reply)
+        self._requests.count(known, 200, time.perf_counter() - started_s)
+
+    async def _reply(self, verb: str, scope: Scope, receive: Receive) -> bytes:
+        self._door.check(scope)
+        body = await _read(receive, self._limits.get(verb, self._default_limit))
+        if scope["method"] != "POST":
+            raise Invalid(f"method is invalid; use POST, not {scope['method']}")
+        if (decoder := self._decoders.get(verb)) is None:
+            raise UnknownMethod(f"method is unknown; there is no '{verb}'")
+        request = _decode(decoder, body)
+        try:
+            if verb == "queue.lease":
+                return _encode(await _unless_disconnected(self._service.call(verb, request), receive))
+            return _encode(await self._service.call(verb, request))
+        except (HoldfastError, _Disconnected):
+            raise
+        except Exception as error:
+            emit("server.bug", method=verb, error=repr(error), traceback=error)
+            raise InternalError("internal error; the server's log has the details") from error
+
+
+class _Disconnected(Exception):
+    """The client went away while it waited."""
+
+
+def _decode(decoder: msgspec.json.Decoder[Request], body: bytes) -> Request:
+    try:
+        return decoder.decode(body)
+    except UnicodeDecodeError as error:
+        raise BadBody("body is invalid; it is not UTF-8") from error
+    except msgspec.ValidationError as error:
+        # The typed decoder stops at the first wrong type; whether the whole is JSON is a question of its own.
+        if not isinstance(_any_json(body), dict):
+            raise BadBody("body is invalid; a JSON object is expected") from error
+        raise Invalid(f"request is invalid; {error}") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadBody(f"body is invalid; {error}") from error
+
+
+def _any_json(body: bytes) -> object:
+    try:
+        return _json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadBody(f"body is invalid; {error}") from error
+
+
+async def _read(receive: Receive, bytes_max: int) -> bytes:
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise _Disconnected
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        if len(body) > bytes_max:
+            raise _too_large(len(body), bytes_max)
+        return body
+    chunks, count = [body], len(body)
+    while message.get("more_body", False):
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Disconnected
+        count += len(message.get("body", b""))
+        if count > DRAINED_BYTES_MAX:
+            break
+        if count <= bytes_max:
+            chunks.append(message.get("body", b""))
+        else:
+            chunks.clear()
+    if count > bytes_max:
+        raise _too_large(count, bytes_max)
+    return b"".join(chunks)
+
+
+def _too_large(count: int, bytes_max: int) -> Invalid:
+    return Invalid(f"body is too large; {count} bytes were sent, {bytes_max} is the maximum")
+
+
+async def _unless_disconnected(call: Awaitable[msgspec.Struct], receive: Receive) -> msgspec.Struct:
+    """The call's reply; when the client goes away first, the call is called off and gives nothing out."""
+    working = asyncio.ensure_future(call)
+    leaving = asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise _Disconnected
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def error_body(error: HoldfastError) -> bytes:
+    """An error as JSON."""
+    details = {"ids": list(error.ids)} if error.ids else {}
+    return _encode(ErrorReply(code=error.code, code_text=error.code_text, message=error.message, details=details))
+
+
+async def _send(send: Send, status: int, body: bytes) -> None:
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [_JSON_HEADER, (b"content-length", b"%d" % len(body))],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
