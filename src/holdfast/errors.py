@@ -14,6 +14,7 @@ HoldfastError
 ├── InternalError      500  a bug of ours
 ├── UnknownMethod      501
 ├── Unreachable             a client could not reach its server
+├── BrokerError             RabbitMQ said no, could not be reached, or is no RabbitMQ; see the end of this file
 └── CannotStart             settings, folder lock, schema version: said at start-up
 
 A text is `constant part; details`, so that a program can match the part before the semicolon.
@@ -127,3 +128,45 @@ class Unreachable(HoldfastError):
 
 class CannotStart(HoldfastError):
     """Said at start-up: what is wrong, and what to do."""
+
+
+# RabbitMQ. No text of these ever holds a password.
+
+
+class BrokerError(HoldfastError):
+    """RabbitMQ said no, could not be reached, or is no RabbitMQ."""
+
+
+class BadAddress(BrokerError):
+    """The amqp:// or amqps:// address cannot be used as it stands."""
+
+    code = 400
+    code_text = "Bad Request"
+
+
+class BrokerUnreachable(BrokerError, Unreachable):
+    """None of the broker's addresses could be connected to; nothing was sent."""
+
+
+class BrokerLost(BrokerUnreachable):
+    """The connection ended; the outcome of whatever was in flight on it is unknown."""
+
+
+class NotABroker(BrokerError):
+    """Something answered, but not AMQP 0-9-1: another protocol, another version, TLS without or instead of plain."""
+
+
+class TlsRefused(BrokerError):
+    """No TLS connection came about: a certificate was not accepted, by us or by the broker."""
+
+
+class BrokerRefused(BrokerError):
+    """The broker does not let us do this: login, virtual host, permission, a missing queue or exchange."""
+
+    def __init__(self, message: str, *, reply_code: int = 0) -> None:
+        super().__init__(message)
+        self.reply_code = reply_code
+
+
+class ConsumerLost(BrokerError):
+    """Consuming ended and could not be taken up again; unsettled messages are the broker's again."""
