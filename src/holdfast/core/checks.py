@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from holdfast.core.moments import SECOND_US, format_duration, parse_duration
@@ -43,6 +44,7 @@ def namespace(name: str) -> None:
         raise Invalid(f"namespace is invalid; '{name}' is not known here, leave it out")
 
 
+@lru_cache(maxsize=1024)
 def request_timeout(text: str) -> int:
     """Microseconds of a request timeout: required, 10 ms to 15 minutes, both ends allowed."""
     if not text:

@@ -8,9 +8,14 @@ deleted and made anew, is simply not there.
 
 from __future__ import annotations
 
+import re
+
 SEQUENCE_BITS = 53
 SEQUENCE_MAX = (1 << SEQUENCE_BITS) - 1
 _DIGITS = 14
+#: 53 bits: the first of the fourteen digits is 0 or 1.
+_PATTERN = "[01][0-9a-f]{13}"
+_digits = re.compile(_PATTERN, re.ASCII).fullmatch
 
 
 def id_suffix(generation: int, partition: int) -> str:
@@ -25,13 +30,17 @@ def format_id(sequence: int, suffix: str) -> str:
 
 def parse_id(text: str, suffix: str) -> int | None:
     """The sequence of an id of this partition; none when it is anything else."""
-    if len(text) != _DIGITS + len(suffix) or not text.endswith(suffix):
+    if text[_DIGITS:] != suffix or _digits(text[:_DIGITS]) is None:
         return None
-    digits = text[:_DIGITS]
-    if not digits.isalnum() or not digits.isascii() or digits != digits.lower():
-        return None
-    try:
-        sequence = int(digits, 16)
-    except ValueError:
-        return None
-    return sequence if sequence <= SEQUENCE_MAX else None
+    return int(text[:_DIGITS], 16)
+
+
+def ids_pattern(suffix: str) -> re.Pattern[str]:
+    """Matches ids of one partition joined by commas: one look for a whole request."""
+    one = _PATTERN + re.escape(suffix)
+    return re.compile(f"{one}(?:,{one})*", re.ASCII)
+
+
+def sequence_of(text: str) -> int:
+    """The sequence of an id that is known to be one."""
+    return int(text[:_DIGITS], 16)

@@ -70,7 +70,10 @@ def moment_or_none(at_us: int | None) -> datetime | None:
 
 
 def microseconds(at: datetime) -> int:
-    """Microseconds since 1970; without a zone it is UTC. Moments before 1970 or after 9999 are taken as these."""
+    """Microseconds since 1970, at least 1; without a zone it is UTC.
+
+    A moment before 1970 or after 9999 is taken as the nearest inside, because 0 says "none" in a store.
+    """
     if at.tzinfo is None:
         at = at.replace(tzinfo=UTC)
-    return min(max((at - _EPOCH) // _MICROSECOND, 0), _LAST_US)
+    return min(max((at - _EPOCH) // _MICROSECOND, 1), _LAST_US)

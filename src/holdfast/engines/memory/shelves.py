@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
-from holdfast.core.item import ExtendedItem, Item, LeasedItem, NewItem
+from holdfast.core.item import ExtendedItem, LeasedItem, NewItem
 from holdfast.core.lifecycle import (
     REASON_EXPIRED,
     REASON_MAX_ATTEMPTS,
@@ -16,17 +16,15 @@ from holdfast.core.lifecycle import (
     is_used_up,
 )
 from holdfast.core.moments import microseconds, moment
-from holdfast.core.queue import QueueRecord
 from holdfast.core.verbs import ImportedItem
 from holdfast.engines.memory.partition import Entry, Partition
-from holdfast.errors import Invalid
+from holdfast.engines.memory.reading import QueueMemory, Reading
 from holdfast.ports.clock import Clock
 from holdfast.ports.queues import (
     Arrive,
     Clear,
     Committed,
     Complete,
-    Corpse,
     Counted,
     Delete,
     Due,
@@ -49,30 +47,15 @@ from holdfast.ports.queues import (
     Result,
     Retry,
     Revive,
-    Tally,
 )
 
 
-class QueueMemory:
-    """What is kept of one queue; outlives the shelves that work on it."""
-
-    def __init__(self, record: QueueRecord) -> None:
-        self.generation = record.generation
-        self.name = record.name
-        self.partitions: dict[int, Partition] = {}
-        self.dedupe: dict[str, tuple[Partition, Entry]] = {}
-        self.sources: set[str] = set()
-        self.arrivals: dict[str, str] = {}
-        self.ledger: list[LedgerEntry] = []
-
-
-class MemoryShelves:
+class MemoryShelves(Reading):
     """The reference store."""
 
     def __init__(self, memory: QueueMemory, partitions: Sequence[int], clock: Clock) -> None:
-        self._memory = memory
+        super().__init__(memory, clock)
         self._numbers = tuple(partitions)
-        self._clock = clock
         self._now_us = 0
         self._carry_out: dict[type, Callable[[Any], Result]] = {
             Produce: self._produce,
@@ -107,9 +90,6 @@ class MemoryShelves:
 
     async def close(self) -> None:
         """Nothing to let go of."""
-
-    def _partition(self, number: int) -> Partition:
-        return self._memory.partitions[number]
 
     # --- produce, import, arrive --------------------------------------------------------------------------------
 
@@ -410,63 +390,3 @@ class MemoryShelves:
         if chosen:
             self._note("cleared", "", "queue.clear", count=len(chosen))
         return Counted(len(chosen), any(places))
-
-    # --- reading --------------------------------------------------------------------------------------------------
-
-    async def corpses(self, partition: int, *, count_max: int) -> Sequence[Corpse]:
-        shelf = self._partition(partition)
-        return [
-            Corpse(
-                source_id=shelf.id_of(entry),
-                source_queue=self._memory.name,
-                target=entry.target,
-                kind=entry.kind,
-                encoding=entry.encoding,
-                reference=entry.reference,
-                payload=entry.payload,
-                death_reason=entry.death_reason,
-                death_attempts=entry.death_attempts,
-                died_at_us=entry.died_at_us,
-            )
-            for entry in list(shelf.dying.values())[:count_max]
-            if entry.target is not None
-        ]
-
-    async def arrivals(self, *, source_queue: str, count_max: int) -> Sequence[str]:
-        return [s for s, queue in self._memory.arrivals.items() if queue == source_queue][:count_max]
-
-    async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
-        shelf = self._partition(partition)
-        first = shelf.sequence_of(pivot) if pivot else 0
-        if first < 0:
-            raise Invalid(f"invalid storage id; '{pivot}' is not an id of this partition")
-        entries = shelf.scheduled if scheduled else {**shelf.queued, **shelf.leased}
-        chosen = sorted(sequence for sequence in entries if sequence >= first)[:count_max]
-        return [shelf.show(entries[sequence]) for sequence in chosen]
-
-    async def tally(self, partition: int, *, mortality: Mortality) -> Tally:
-        shelf, now_us = self._partition(partition), self._clock.now_us()
-        present = [*shelf.queued.values(), *shelf.leased.values()]
-        overdue = [
-            entry
-            for entry in shelf.queued.values()
-            if mortality.immortal
-            and (entry.expire_at_us <= now_us or is_used_up(entry.attempts, mortality.max_attempts))
-        ]
-        return Tally(
-            partition=partition,
-            queued=len(shelf.queued),
-            leased=len(shelf.leased),
-            scheduled=len(shelf.scheduled),
-            dying=len(shelf.dying),
-            overdue=len(overdue),
-            average_age_us=_average([now_us - entry.created_at_us for entry in present]),
-            average_leased_age_us=_average([now_us - entry.leased_at_us for entry in shelf.leased.values()]),
-        )
-
-    async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
-        return self._memory.ledger[after : after + count_max]
-
-
-def _average(numbers: list[int]) -> int:
-    return sum(numbers) // len(numbers) if numbers else 0

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from holdfast.core.queue import QueueRecord
-from holdfast.engines.memory.shelves import MemoryShelves, QueueMemory
+from holdfast.engines.memory.reading import QueueMemory
+from holdfast.engines.memory.shelves import MemoryShelves
 from holdfast.errors import QueueMissing
 from holdfast.ports.clock import Clock
 from holdfast.ports.queues import Abilities, LedgerEntry, Neighbours

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import apsw
 
-from holdfast.core.item_id import SEQUENCE_BITS, SEQUENCE_MAX, format_id, id_suffix, parse_id
+from holdfast.core.item_id import (
+    SEQUENCE_BITS,
+    SEQUENCE_MAX,
+    format_id,
+    id_suffix,
+    ids_pattern,
+    parse_id,
+    sequence_of,
+)
 from holdfast.engines.sqlite.connection import fetch_all, fetch_one
 from holdfast.ports.queues import Shape
 
@@ -13,6 +23,7 @@ class Partition:
     """Counts of one partition, its ids, and the range of row ids that is its own."""
 
     __slots__ = (
+        "_are_ids",
         "dying",
         "first",
         "last",
@@ -29,11 +40,18 @@ class Partition:
         self.suffix = id_suffix(generation, self.number)
         self.first = self.number << SEQUENCE_BITS
         self.last = self.first | SEQUENCE_MAX
+        self._are_ids = ids_pattern(self.suffix).fullmatch
 
     def next_row_id(self, now_us: int) -> int:
         """A row id after every other of this partition: the clock, or one more where the clock stood still."""
         self.last_sequence = max(self.last_sequence + 1, now_us)
         return self.first | self.last_sequence
+
+    def next_row_ids(self, now_us: int, count: int) -> range:
+        """So many row ids in a row."""
+        start = self.next_row_id(now_us)
+        self.last_sequence += count - 1
+        return range(start, start + count)
 
     def id_of(self, row_id: int) -> str:
         """The text of an id."""
@@ -43,6 +61,13 @@ class Partition:
         """The row id of an id; -1, which no row has, when it cannot be one of ours."""
         sequence = parse_id(text, self.suffix)
         return -1 if sequence is None else self.first | sequence
+
+    def rows_of(self, ids: Sequence[str]) -> list[int]:
+        """The row ids of ids; -1 for each that cannot be one of ours."""
+        if self._are_ids(",".join(ids)) is None:
+            return [self.row_of(text) for text in ids]
+        first = self.first
+        return [first | sequence_of(text) for text in ids]
 
     def row(self) -> tuple[int, int, int, int, int, int]:
         """As the table has it."""

@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 
 from holdfast.core.item import ExtendedItem, Item, LeasedItem, NewItem
-from holdfast.core.item_id import SEQUENCE_BITS
+from holdfast.core.item_id import SEQUENCE_BITS, SEQUENCE_MAX
 from holdfast.core.lifecycle import REASON_MAX_ATTEMPTS, REASON_REJECTED, is_scheduled, is_used_up
 from holdfast.core.moments import microseconds, moment, moment_or_none
 from holdfast.core.verbs import ImportedItem
@@ -82,28 +82,31 @@ class Operations:
     # --- produce, import, arrive ------------------------------------------------------------------------------
 
     def _produce(self, operation: Produce, partition: Partition) -> Produced:
-        now_us = self._now_us
-        expire_at = now_us + operation.expire_timeout_us
-        rows: list[tuple[int, str, str, str, bytes]] = []
-        ids = []
+        expire_at = self._now_us + operation.expire_timeout_us
+        ids: list[str] = []
+        plain: list[NewItem] = []
         for item in operation.items:
-            if item.dedupe_key or item.enqueue_at is not None:
-                # The rare kind goes by itself, in its turn, so that the order of the request is the order of ids.
-                self._append(partition, rows, expire_at)
-                rows = []
-                ids.append(self._produce_one(item, partition, expire_at))
+            if not item.dedupe_key and item.enqueue_at is None:
+                plain.append(item)
                 continue
-            row_id = partition.next_row_id(now_us)
-            rows.append((row_id, item.kind, item.encoding, item.reference, item.payload))
-            ids.append(partition.id_of(row_id))
-        self._append(partition, rows, expire_at)
-        return Produced(ids)
+            # The rare kind goes by itself, in its turn, so that the order of the request is the order of ids.
+            ids += self._append(partition, plain, expire_at)
+            plain = []
+            ids.append(self._produce_one(item, partition, expire_at))
+        return Produced(ids + self._append(partition, plain, expire_at))
 
-    def _append(self, partition: Partition, rows: list[tuple[int, str, str, str, bytes]], expire_at: int) -> None:
-        if rows:
-            self._db.executemany(SQL["insert_item"], rows)
-            self._db.execute(SQL["insert_ready_range"], (rows[0][0], rows[-1][0], self._now_us, expire_at))
-            partition.queued += len(rows)
+    def _append(self, partition: Partition, items: list[NewItem], expire_at: int) -> list[str]:
+        if not items:
+            return []
+        row_ids = partition.next_row_ids(self._now_us, len(items))
+        self._db.executemany(
+            SQL["insert_item"],
+            [(row_id, i.kind, i.encoding, i.reference, i.payload) for row_id, i in zip(row_ids, items, strict=True)],
+        )
+        self._db.execute(SQL["insert_ready_range"], (row_ids[0], row_ids[-1], self._now_us, expire_at))
+        partition.queued += len(items)
+        suffix = partition.suffix
+        return [f"{row_id & SEQUENCE_MAX:014x}{suffix}" for row_id in row_ids]
 
     def _produce_one(self, item: NewItem, partition: Partition, expire_at: int) -> str:
         known = self._known(item.dedupe_key)
@@ -228,8 +231,15 @@ class Operations:
         self._db.execute(SQL["delete_leased_from_ready"], (first, last, floor, ceiling))
         partition.queued -= len(rows)
         partition.leased += len(rows)
-        deadline, id_of = moment(until_us), partition.id_of
-        return Leased([LeasedItem(id_of(row[0]), row[1], deadline, *row[2:]) for row in rows])
+        deadline, suffix = moment(until_us), partition.suffix
+        return Leased(
+            [
+                LeasedItem(
+                    f"{row_id & SEQUENCE_MAX:014x}{suffix}", attempts, deadline, payload, encoding, kind, reference
+                )
+                for row_id, attempts, payload, encoding, kind, reference in rows
+            ]
+        )
 
     def _release(self, operation: Release, partition: Partition) -> Counted:
         rows = [row for row in map(partition.row_of, operation.ids) if self._lease_of(row) is not None]
@@ -244,7 +254,7 @@ class Operations:
         return row
 
     def _complete(self, operation: Complete, partition: Partition) -> Result:
-        rows = json_list([partition.row_of(text) for text in operation.ids])
+        rows = json_list(partition.rows_of(operation.ids))
         self._db.execute("SAVEPOINT complete")
         self._db.execute(SQL["delete_leases"], (rows,))
         if self._db.changes() != len(operation.ids):

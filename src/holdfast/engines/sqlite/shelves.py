@@ -72,12 +72,13 @@ class SqliteShelves:
             self._open()
         writer, carry_out = self._writer, self._operations
         assert writer is not None and carry_out is not None  # noqa: S101, PT018 - _open has set both
+        now_us = self._storage.clock.now_us()
         try:
             with translated(self.path), transaction(writer):
-                now_us = self._storage.clock.now_us()
                 results = carry_out.carry_out(operations, now_us)
                 touched = [self._partitions[number] for number in {o.partition for o in operations}]
-                writer.executemany(SQL["update_partition"], [partition.row() for partition in touched])
+                for partition in touched:
+                    writer.execute(SQL["update_partition"], partition.row())
                 shape = shapes(writer, touched)
         except BaseException:
             # The counts in memory may be ahead of the file: read them anew before the next commit.

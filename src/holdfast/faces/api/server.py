@@ -10,13 +10,13 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-import holdfast
 from holdfast.errors import CannotStart
 from holdfast.faces.api.app import make_app
 from holdfast.faces.api.door import token_hash
@@ -69,7 +69,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
             app = make_app(
                 service,
                 admin_token_hash=admin_token_hash,
-                version=holdfast.__version__,
+                version=version("holdfast"),
                 body_bytes_max={
                     "produce": settings.produce_body_bytes_max,
                     "import": settings.import_body_bytes_max,

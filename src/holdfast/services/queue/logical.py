@@ -14,24 +14,9 @@ from typing import cast
 
 from holdfast.core.item import NewItem, PlacedItem
 from holdfast.core.queue import QueueRecord
-from holdfast.errors import (
-    HoldfastError,
-    Invalid,
-    NothingToLease,
-    QueueMissing,
-    ShuttingDown,
-    TryAgain,
-)
+from holdfast.errors import HoldfastError, Invalid, NothingToLease, QueueMissing, ShuttingDown, TryAgain
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import (
-    Ended,
-    Forget,
-    Leased,
-    Operation,
-    Produced,
-    Release,
-    Result,
-)
+from holdfast.ports.queues import Ended, Import, Leased, Operation, Produced, Release, Result, Revive
 from holdfast.proof import crash_point
 from holdfast.services.queue.alarm import Alarm
 from holdfast.services.queue.assign import refuse_all, take
@@ -52,7 +37,6 @@ LEASES_WAITING_COUNT_MAX = 1_000
 PRODUCES_WAITING_COUNT_MAX = 10_000
 PRODUCES_WAITING_BYTES_MAX = 256 * 2**20
 OPERATION_TIMEOUT_US = 60_000_000
-ARRIVALS_COUNT_MAX = 10_000
 
 
 class LogicalQueue:
@@ -260,24 +244,20 @@ class LogicalQueue:
 
     def _answer(self, lane: Lane, batch: Batch, results: Sequence[Result]) -> None:
         for index, result in enumerate(results):
-            if (produces := batch.produces.get(index)) is not None:
-                self._answer_produces(produces, batch.operations[index].partition, cast(Produced, result))
+            if index in batch.produces:
+                batch.answer_produces(index, cast(Produced, result))
             elif (leases := batch.leases.get(index)) is not None:
                 self._answer_leases(lane, leases, batch.operations[index].partition, cast(Leased, result))
             elif (single := batch.singles.get(index)) is not None:
                 single.answer(result)
+                if isinstance(single.operation, Import | Revive):
+                    # They came with attempts of their own: what is used up dies now, nobody could lease it.
+                    lane.due_more.add(single.operation.partition)
             if isinstance(result, Ended):
                 if result.more:
                     lane.due_more.add(batch.operations[index].partition)
                 if result.dying or result.moved or result.deleted:
                     self.hooks.ended(self, result)
-
-    def _answer_produces(self, produces: list[WaitingProduce], partition: int, produced: Produced) -> None:
-        position = 0
-        for waiting in produces:
-            ids = produced.ids[position : position + len(waiting.items)]
-            position += len(waiting.items)
-            waiting.answer([PlacedItem(item_id, partition) for item_id in ids])
 
     def _answer_leases(self, lane: Lane, leases: list[WaitingLease], partition: int, leased: Leased) -> None:
         waiting = [lease for lease in leases if not lease.future.done()]
@@ -376,14 +356,6 @@ class LogicalQueue:
         finally:
             self.frozen = False
             self.wake()
-
-    async def forget_arrivals(self, source_queue: str) -> None:
-        """Nothing of that queue is dying: what has arrived from it needs no memory."""
-        for lane in self.lanes:
-            if lane.healthy:
-                source_ids = await lane.shelves.arrivals(source_queue=source_queue, count_max=ARRIVALS_COUNT_MAX)
-                if source_ids:
-                    await self.operate(Forget(lane.partitions[0], source_ids), partition=lane.partitions[0])
 
     # --- the end --------------------------------------------------------------------------------------------
 

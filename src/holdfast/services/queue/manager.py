@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from holdfast.core.queue import QueueRecord
 from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDown
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import Catalog, DeadTarget, Ended, Mortality, Storage
+from holdfast.ports.queues import Catalog, DeadTarget, Ended, Forget, Mortality, Storage
 from holdfast.services.queue.distribution import place_produce
 from holdfast.services.queue.hooks import Activity, Hooks
 from holdfast.services.queue.lane import Lane
@@ -22,6 +22,7 @@ from holdfast.services.queue.mover import Mover
 from holdfast.telemetry.events import emit
 
 OPEN_AT_ONCE_COUNT_MAX = 16
+ARRIVALS_COUNT_MAX = 10_000
 _DELETED_EVENTS = {
     "max_attempts": "item.deleted",
     "expired": "item.expired",
@@ -43,6 +44,7 @@ class QueueManager(Hooks):
         self._movers: dict[str, Mover] = {}
         self._names: list[str] = []
         self._source_queues: dict[str, list[str]] = {}
+        self._mortalities: dict[str, Mortality] = {}
         self._stale = asyncio.Event()
 
     @property
@@ -149,6 +151,7 @@ class QueueManager(Hooks):
         ]
 
     def _index(self) -> None:
+        self._mortalities.clear()
         self._names = sorted(self._queues)
         self._source_queues = {}
         for name in self._names:
@@ -165,7 +168,15 @@ class QueueManager(Hooks):
                     for lane in self._queues[source].lanes
                 )
                 if idle and target is not None:
-                    await target.forget_arrivals(source)
+                    await self._forget_arrivals(target, source)
+
+    async def _forget_arrivals(self, target: LogicalQueue, source_queue: str) -> None:
+        for lane in target.lanes:
+            if lane.healthy:
+                source_ids = await lane.shelves.arrivals(source_queue=source_queue, count_max=ARRIVALS_COUNT_MAX)
+                if source_ids:
+                    forget = Forget(lane.partitions[0], source_ids)
+                    await target.operate(forget, partition=lane.partitions[0])
 
     # --- changes ----------------------------------------------------------------------------------------------
 
@@ -181,11 +192,17 @@ class QueueManager(Hooks):
             queue.start()
             self._movers[record.name].wake()
         else:
+            old_dead_queue = queue.record.dead_queue
             await queue.change(record, self._lanes(record))
             self._index()
-        for name in (record.name, record.dead_queue):
-            if (changed := self._queues.get(name)) is not None:
-                changed.look_again()
+            self._look_again(old_dead_queue)
+        self._look_again(record.name)
+        self._look_again(record.dead_queue)
+
+    def _look_again(self, name: str) -> None:
+        """By which rules its items die may have changed: a queue became a dead queue, or is one no more."""
+        if (queue := self._queues.get(name)) is not None:
+            queue.look_again()
 
     async def drop(self, queue: LogicalQueue) -> None:
         """A queue was deleted, here or elsewhere."""
@@ -197,15 +214,27 @@ class QueueManager(Hooks):
             queue.close_requests(QueueMissing(name))
             await mover.close()
             await queue.close(QueueMissing(name))
+            self._look_again(queue.record.dead_queue)
 
     # --- what queues tell -------------------------------------------------------------------------------------
 
     def mortality(self, queue: LogicalQueue) -> Mortality:
         """In a dead queue nothing dies by itself; elsewhere the dead go to the emptiest healthy partition."""
+        known = self._mortalities.get(queue.record.name)
+        if known is not None:
+            return known
         record = queue.record
         if self._source_queues.get(record.name):
-            return Mortality(max_attempts=record.max_attempts, immortal=True, retention_us=record.dead_retention_us)
-        return Mortality(max_attempts=record.max_attempts, target=self._dead_target(record.dead_queue))
+            rules = Mortality(max_attempts=record.max_attempts, immortal=True, retention_us=record.dead_retention_us)
+        else:
+            rules = Mortality(max_attempts=record.max_attempts, target=self._dead_target(record.dead_queue))
+        if rules.target is None:
+            if record.dead_queue and not rules.immortal:
+                # Its dead queue is not open here yet: until it is, nothing may die, least of all into nowhere.
+                return Mortality(immortal=True)
+            # Where the dead go depends on how full the dead queue's partitions are; the rest only on settings.
+            self._mortalities[record.name] = rules
+        return rules
 
     def _dead_target(self, dead_queue: str) -> DeadTarget | None:
         target = self._queues.get(dead_queue) if dead_queue else None

@@ -100,6 +100,9 @@ class QueueService:
         return await method(request)
 
     def _queue(self, name: str) -> LogicalQueue:
+        queue = self.manager.find(name)
+        if queue is not None:
+            return queue  # a queue that exists has a good name
         checks.queue_name(name)
         return self.manager.get(name)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from holdfast.core.item import LeasedItem, NewItem
-from holdfast.ports.queues import Operation
+from holdfast.core.item import LeasedItem, NewItem, PlacedItem
+from holdfast.ports.queues import Operation, Produced
 
 
 class Waiting:
@@ -85,6 +85,14 @@ class Batch:
         self.produces: dict[int, list[WaitingProduce]] = {}  # index of the operation → requests, in order
         self.leases: dict[int, list[WaitingLease]] = {}
         self.singles: dict[int, WaitingOperation] = {}
+
+    def answer_produces(self, index: int, produced: Produced) -> None:
+        """Give every producer of one operation the ids of its own items."""
+        partition, position = self.operations[index].partition, 0
+        for waiting in self.produces[index]:
+            ids = produced.ids[position : position + len(waiting.items)]
+            position += len(waiting.items)
+            waiting.answer([PlacedItem(item_id, partition) for item_id in ids])
 
     def requests(self) -> list[Waiting]:
         """Everybody who waits for this commit."""
