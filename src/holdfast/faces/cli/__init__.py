@@ -1,0 +1,51 @@
+"""The command line: `holdfast`. It calls the same service as HTTP does and shows the same numbers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+from typer.exceptions import TyperException
+
+from holdfast.faces.cli import config, items, leases, produce, queues, serve, transfer, watch
+from holdfast.faces.cli.app import app
+from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode, report
+from holdfast.faces.cli.output import forget_stdout
+
+__all__ = ["app", "main", "modules"]
+
+#: Each module registers its commands in the tree of `app`.
+modules = (serve, queues, produce, leases, items, transfer, watch, config)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in argv
+    try:
+        code = app(argv, prog_name="holdfast", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or ExitCode.DONE)
+    except TyperException as error:
+        return _bad_usage(error, as_json=as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        return ExitCode.INTERRUPTED
+    except UnicodeEncodeError:
+        return report(
+            BadUsage("an argument is not UTF-8; only a payload may be, as TEXT or with --raw"), as_json=as_json
+        )
+    except OSError as error:
+        forget_stdout()
+        name = f"'{error.filename}': " if error.filename else ""
+        return report(CommandFailed(f"cannot go on; {name}{error.strerror or error}"), as_json=as_json)
+
+
+def _bad_usage(error: TyperException, *, as_json: bool) -> int:
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":  # the help itself has been printed
+        return ExitCode.BAD_USAGE
+    path = context.command_path if context is not None else "holdfast"
+    message = error.format_message()
+    stop = "" if message.endswith(("?", ".")) else "."
+    return report(BadUsage(f"{message}{stop} See '{path} --help'"), as_json=as_json)

@@ -1,0 +1,152 @@
+"""`holdfast queue items list|delete`: what is stored, looked at and taken out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated
+
+import typer
+
+from holdfast.core.checks import BATCH_COUNT_MAX
+from holdfast.core.item import Item
+from holdfast.core.verbs import CodeReply
+from holdfast.faces.cli.app import items as app
+from holdfast.faces.cli.command import command
+from holdfast.faces.cli.failures import CommandFailed, ExitCode
+from holdfast.faces.cli.leases import Ids, in_batches
+from holdfast.faces.cli.output import filled_table, plural, preview
+from holdfast.faces.cli.queues import Name
+from holdfast.faces.cli.session import Session
+from holdfast.services.queue.methods import Queues
+
+PAGE_COUNT_FIRST = 50
+PAGE_COUNT_MIN = 2
+PAGE_COUNT_MAX = BATCH_COUNT_MAX
+#: What a page of a listing is aimed at, so that large payloads do not make a large process.
+PAGE_BYTES_AIM = 4_000_000
+GROWTH_COUNT_MAX = 10_000
+
+OnePartition = Annotated[
+    int | None, typer.Option(help="Only this partition; all of them if left out.", show_default=False)
+]
+Scheduled = Annotated[bool, typer.Option("--scheduled", help="The scheduled items instead of the queued ones.")]
+
+
+@command(
+    app, "list", example="holdfast queue items list orders --limit 20\nholdfast queue items list orders-dead --json"
+)
+async def list_items(
+    session: Session,
+    name: Name,
+    partition: OnePartition = None,
+    scheduled: Scheduled = False,
+    pivot: Annotated[str, typer.Option(help="Begin with this id; needs --partition.", show_default=False)] = "",
+    limit: Annotated[int, typer.Option(help="At most so many; 0 is all.", min=0)] = 100,
+) -> None:
+    """List queued and leased items, or scheduled ones, in their order. Nothing is taken."""
+    moment = "enqueue at" if scheduled else "leased until"
+    columns = ("id", "#partition", "#attempts", moment, "expires", "died of", "kind", "reference", "payload")
+    rows: list[tuple[object, ...]] = []
+    count = 0
+    async with session.open() as queues:
+        listing = pages(queues, name, partition=partition, scheduled=scheduled, pivot=pivot, limit=limit)
+        async for number, page in listing:
+            session.out.documents(page)
+            count += len(page)
+            rows += [] if session.as_json else [_row(number, item, scheduled=scheduled) for item in page]
+    if rows:
+        session.out.show(filled_table(columns, rows))
+    if not count:
+        session.out.say(f"queue '{name}' has no {'scheduled ' if scheduled else ''}items")
+    elif count == limit:
+        session.out.note(f"the first {limit}; --limit 0 shows all, 'queue items export' writes them to a file")
+
+
+def _row(partition: int, item: Item, *, scheduled: bool) -> tuple[object, ...]:
+    at = item.enqueue_at if scheduled else item.lease_deadline if item.is_leased else None
+    died = f"{item.death_reason} in {item.source_queue}" if item.source_queue else ""
+    return (
+        item.id, partition, item.attempts, at, item.expire_deadline, died, item.kind, item.reference,
+        preview(item.payload),
+    )  # fmt: skip
+
+
+@command(app, "delete", example="holdfast queue items delete orders 0632c2f0b0a4d1-1-0")
+async def delete_items(
+    session: Session,
+    name: Name,
+    ids: Ids,
+    partition: Annotated[int, typer.Option(help="The partition that they are in.")] = 0,
+) -> None:
+    """Delete items by id, leased ones too. Ids that are not there are skipped."""
+    async with session.open() as queues:
+
+        async def call(batch: Sequence[str]) -> None:
+            await queues.storage_items_delete(name, batch, partition=partition)
+
+        await in_batches(ids, call, done="deleted")
+    session.out.document(CodeReply())
+    session.out.say(f"{plural(len(ids), 'id')} deleted, as far as they were there")
+
+
+async def pages(
+    queues: Queues,
+    name: str,
+    *,
+    partition: int | None = None,
+    scheduled: bool = False,
+    pivot: str = "",
+    limit: int = 0,
+) -> AsyncIterator[tuple[int, list[Item]]]:
+    """Items page by page with their partition; at most `limit`, and one page in memory at a time."""
+    numbers = (
+        [partition] if partition is not None else [p.partition for p in (await queues.queues_info(name)).partitions]
+    )
+    # A queue that grows while it is listed must not keep us for ever: at most what was there, with room for items
+    # that come back under a new id.
+    left = limit or 2 * await count_items(queues, name, scheduled=scheduled) + GROWTH_COUNT_MAX
+    for number in numbers:
+        async for page in _partition_pages(queues, name, number, scheduled=scheduled, pivot=pivot):
+            yield number, page[:left]
+            left -= len(page)
+            if left > 0:
+                continue
+            if limit:
+                return
+            raise CommandFailed(
+                f"listing stopped; '{name}' grows faster than it can be listed, pause it first with 'queue pause'",
+                exit_code=ExitCode.PARTLY_DONE,
+            )
+
+
+async def count_items(queues: Queues, name: str, *, scheduled: bool) -> int:
+    """How many items a listing of the whole queue would show now."""
+    stats = await queues.queue_stats(name)
+    partitions = [partition for logical in stats.logical_queues for partition in logical.partitions]
+    return sum(partition.scheduled if scheduled else partition.total for partition in partitions)
+
+
+async def _partition_pages(
+    queues: Queues, name: str, partition: int, *, scheduled: bool, pivot: str
+) -> AsyncIterator[list[Item]]:
+    list_page = queues.storage_scheduled_list if scheduled else queues.storage_items_list
+    last = ""
+    count_max = PAGE_COUNT_FIRST
+    while True:  # ends: every page but the last goes on by at least one id
+        page = await list_page(name, partition=partition, pivot=pivot, limit=count_max)
+        is_last = len(page) < count_max
+        # The pivot is included, so that a page begins with the last item of the page before, if it is still there.
+        if page and page[0].id == last:
+            page = page[1:]
+        if page:
+            yield page
+            last = pivot = page[-1].id
+        if is_last:
+            return
+        count_max = _page_count(page)
+
+
+def _page_count(page: Sequence[Item]) -> int:
+    """How many items to ask for next: as many as make a page of the aimed size, by what the last page showed."""
+    average_bytes = sum(len(item.payload) + 300 for item in page) / max(1, len(page))
+    return max(PAGE_COUNT_MIN, min(PAGE_COUNT_MAX, int(PAGE_BYTES_AIM / max(1.0, average_bytes))))

@@ -1,0 +1,140 @@
+"""Where results go: JSON for programs, texts and tables for people. Progress and notes go to stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+
+import msgspec
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.core.moments import format_duration, parse_duration
+from holdfast.faces.cli.failures import one_line
+
+#: Wide enough for every table: what is piped into a file or another program is never cut.
+PIPE_COLUMNS = 10_000
+PREVIEW_CHARACTERS_MAX = 60
+NOTHING = "-"
+
+_encoder = msgspec.json.Encoder()
+
+
+class Output:
+    """stdout as JSON or for people."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.people = console()
+
+    def document(self, value: object) -> None:
+        """One JSON document, or one line of JSON Lines; nothing for people."""
+        if self.as_json:
+            sys.stdout.buffer.write(_encoder.encode(value) + b"\n")
+            sys.stdout.buffer.flush()
+
+    def documents(self, values: Iterable[object]) -> None:
+        """JSON Lines; nothing for people."""
+        if self.as_json:
+            sys.stdout.buffer.write(_encoder.encode_lines(values))
+            sys.stdout.buffer.flush()
+
+    def say(self, text: str) -> None:
+        """A sentence for people; nothing as JSON."""
+        if not self.as_json:
+            self.people.print(Text(one_line(text)), soft_wrap=True)
+
+    def show(self, table: Table) -> None:
+        """A table for people; nothing as JSON."""
+        if not self.as_json:
+            self.people.print(table)
+
+    def note(self, text: str) -> None:
+        """A remark on stderr, for people alone."""
+        if not self.as_json:
+            typer.echo(one_line(text), err=True)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console as wide as the terminal, or wide enough when there is none."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else PIPE_COLUMNS, highlight=False, markup=False)
+
+
+def forget_stdout() -> None:
+    """The reader (`| head`) is gone or the disk is full: Python must not try to write the rest when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def table(*columns: str, title: str = "", wraps: Collection[str] = ()) -> Table:
+    """An empty table. A column that begins with `#` holds numbers or durations and is right-aligned."""
+    made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
+    for column in columns:
+        name = column.removeprefix("#")
+        made.add_column(
+            name,
+            justify="right" if column.startswith("#") else "left",
+            # On a narrow terminal these columns fold first, so that ids and numbers stay whole.
+            no_wrap=name not in wraps,
+            overflow="fold" if name in wraps else "ellipsis",
+        )
+    return made
+
+
+def filled_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> Table:
+    """A table of these rows without the columns in which nothing stands; the last three columns may fold."""
+    texts = [[shown(cell) for cell in row] for row in rows]
+    kept = [index for index in range(len(columns)) if any(row[index] != NOTHING for row in texts)]
+    made = table(*(columns[index] for index in kept), title=title, wraps=columns[-3:])
+    for row in texts:
+        made.add_row(*(Text(row[index]) for index in kept))
+    return made
+
+
+def add_row(to: Table, *cells: object, style: str = "") -> None:
+    """Add a row; texts are made harmless for a terminal first."""
+    to.add_row(*(cell if isinstance(cell, Text) else Text(shown(cell)) for cell in cells), style=style or None)
+
+
+def shown(value: object) -> str:
+    """A value in a table: numbers with thin groups, moments in UTC to the second, nothing as a dash."""
+    match value:
+        case None | "":
+            return NOTHING
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}".replace(",", " ")
+        case datetime():
+            return value.strftime("%Y-%m-%d %H:%M:%SZ")
+        case bytes():
+            return preview(value)
+    return one_line(str(value))
+
+
+def preview(payload: bytes) -> str:
+    """The beginning of a payload: its text, or its size and first bytes when it is none."""
+    head = payload[: PREVIEW_CHARACTERS_MAX * 4]
+    try:
+        text = head.decode("utf-8", "strict" if len(head) == len(payload) else "ignore")
+    except UnicodeDecodeError:
+        return f"{len(payload)} bytes: {payload[:16].hex(' ')}{'…' if len(payload) > 16 else ''}"
+    text = one_line(text)
+    return text if len(text) <= PREVIEW_CHARACTERS_MAX else text[:PREVIEW_CHARACTERS_MAX] + "…"
+
+
+def readable(duration: str) -> str:
+    """A measured duration, rounded to what a person reads: `35ms`, `1.5s`, `2h3m4s`."""
+    duration_us = parse_duration(duration, what="duration")
+    step_us = 1_000 if duration_us < 1_000_000 else 100_000 if duration_us < 60_000_000 else 1_000_000
+    return format_duration(round(duration_us / step_us) * step_us) if duration_us else NOTHING
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 item`, `2 000 items`."""
+    return f"{shown(count)} {noun}" if count == 1 else f"{shown(count)} {noun}s"

@@ -1,0 +1,84 @@
+"""`holdfast serve`: the queue service over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from holdfast.errors import HoldfastError
+from holdfast.faces.cli.app import app
+from holdfast.faces.cli.command import Config, Json
+from holdfast.faces.cli.failures import report
+from holdfast.settings import load_settings
+
+EXAMPLE = """Example:
+
+  $ holdfast serve
+
+  $ holdfast serve --url sqlite:////var/lib/holdfast --listen 127.0.0.1:8470
+
+  $ holdfast serve --url postgresql://holdfast@db/holdfast --listen 0.0.0.0:8470 --tls-cert c.pem --tls-key k.pem"""
+
+
+@app.command("serve", epilog=EXAMPLE)
+def serve(
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Where queues are kept: sqlite:///FOLDER (relative), sqlite:////FOLDER (absolute), "
+            "postgresql://…, memory://. Default: sqlite:///holdfast-data.",
+            show_default=False,
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT; port 0 takes a free one. Default: 127.0.0.1:8470.", show_default=False),
+    ] = None,
+    auth: Annotated[
+        str | None, typer.Option(help="'token' (default), or 'none', on a loopback address only.", show_default=False)
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM) for https.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key (PEM) of the certificate.")] = None,
+    insecure_http: Annotated[
+        bool | None, typer.Option("--insecure-http", help="Plain http on an address that others can reach.")
+    ] = None,
+    data_folder: Annotated[
+        Path | None, typer.Option(help="Where the file admin-token is. Default: ./holdfast-data.", show_default=False)
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info (default), warning or error.", show_default=False)
+    ] = None,
+    log_format: Annotated[str | None, typer.Option(help="json (default) or text.", show_default=False)] = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> int:
+    """Serve queues over HTTP until SIGTERM or Ctrl-C. Ready when GET /health answers 200.
+
+    The admin token is made at the first start, shown once on the terminal, and kept in a file that only you can read.
+    """
+    arguments = {
+        "url": url,
+        "listen": listen,
+        "auth": auth,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "insecure_http": insecure_http,
+        "data_folder": data_folder,
+        "log_level": log_level,
+        "log_format": log_format,
+    }
+    try:
+        settings = load_settings(arguments, file=config)
+        from holdfast.faces.api.server import run
+
+        run(settings, announce=_announce_json if as_json else typer.echo)
+    except HoldfastError as error:
+        return report(error, as_json=as_json)
+    return 0
+
+
+def _announce_json(text: str) -> None:
+    typer.echo(msgspec.json.encode({"announcement": text}))

@@ -1,0 +1,103 @@
+"""What every command starts with: the queues that --url names, in process or behind a server, and where to print."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from holdfast.errors import CannotStart
+from holdfast.faces.cli.output import Output
+from holdfast.services.queue.methods import Queues
+from holdfast.settings import Address, Settings, load_settings
+
+TOKEN_BYTES_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class Session:
+    """The options that all commands share."""
+
+    url: str | None = None
+    token_file: Path | None = None
+    ca_file: Path | None = None
+    config: Path | None = None
+    as_json: bool = False
+    out: Output = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "out", Output(as_json=self.as_json))
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Everything that was set, without the rules for serving."""
+        return load_settings({"url": self.url}, file=self.config, serving=False)
+
+    @property
+    def server(self) -> str:
+        """Where a server of these settings would be."""
+        scheme = "https" if self.settings.tls_cert else "http"
+        return f"{scheme}://{self.settings.address}"
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Queues]:
+        """The queues. Raises CannotStart when a storage cannot be opened."""
+        url = self.settings.storages[0].url
+        if urlsplit(url).scheme in {"http", "https"}:
+            from holdfast.faces.client import Client
+
+            async with Client(url, self.token(url), tls=self._tls()) as client:
+                yield client
+        else:
+            from holdfast.wiring import open_service
+
+            storages = self.settings.storages
+            async with open_service(
+                {storage.name: storage.url for storage in storages},
+                affinities={storage.name: storage.affinity for storage in storages},
+                open_files_max=self.settings.open_files_max,
+            ) as service:
+                yield Queues(service)
+
+    def token(self, url: str) -> str:
+        """The token for a server: --token-file, HOLDFAST_TOKEN, HOLDFAST_ADMIN_TOKEN, or the local data folder's.
+
+        The last is given to a server on this machine alone: another one must not learn it.
+        """
+        if self.token_file is not None:
+            return _read_token(self.token_file)
+        if token := os.environ.get("HOLDFAST_TOKEN"):
+            return token
+        if self.settings.admin_token is not None:
+            return self.settings.admin_token.reveal()
+        local = self.settings.admin_token_file
+        is_here = Address(urlsplit(url).hostname or "", 0).is_loopback
+        return _read_token(local) if is_here and os.access(local, os.R_OK) else ""
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if self.ca_file is None:
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise CannotStart(
+                f"CA file cannot be used; '{self.ca_file}': {error.strerror or error}, give a PEM file"
+            ) from error
+
+
+def _read_token(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            token = file.read(TOKEN_BYTES_MAX).decode("ascii").strip()
+    except OSError as error:
+        raise CannotStart(f"token cannot be read; '{path}': {error.strerror}, check --token-file") from error
+    except UnicodeDecodeError as error:
+        raise CannotStart(f"token cannot be read; '{path}' is not a text, check --token-file") from error
+    if not token:
+        raise CannotStart(f"token cannot be read; '{path}' is empty, check --token-file")
+    return token
