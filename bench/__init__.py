@@ -1,0 +1,1 @@
+"""Measurements, side by side with the peers: `make bench`. Ratios within one run, never seconds alone."""

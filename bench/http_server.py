@@ -1,0 +1,47 @@
+"""The server of `bench/http.py`: the real application over SQLite, or the same one that answers without storing."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import cast
+
+import msgspec
+import uvicorn
+import uvloop
+
+from holdfast.core.item import PlacedItem
+from holdfast.core.verbs import ProduceReply, ProduceRequest, Request
+from holdfast.faces.api.app import make_app
+from holdfast.faces.api.door import token_hash
+from holdfast.services.queue.service import QueueService
+from holdfast.wiring import open_service
+
+TOKEN = "bench"  # noqa: S105
+
+
+class Blank:
+    """Answers every produce as if it had been stored."""
+
+    def __init__(self, service: QueueService) -> None:
+        self.manager = service.manager
+
+    async def call(self, verb: str, request: Request) -> msgspec.Struct:
+        items = cast(ProduceRequest, request).items
+        return ProduceReply([PlacedItem("06605837189357-1-0", 0) for _ in items])
+
+
+async def serve(url: str, *, storing: bool) -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    async with open_service({"default": url}) as service:
+        shown = service if storing else cast(QueueService, Blank(service))
+        app = make_app(shown, admin_token_hash=token_hash(TOKEN), version="bench")
+        config = uvicorn.Config(
+            app, http="httptools", loop="none", lifespan="off", log_config=None, access_log=False, date_header=False
+        )
+        print(listener.getsockname()[1], flush=True)
+        await uvicorn.Server(config).serve([listener])
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(sys.argv[1], storing=sys.argv[2] == "store"))
