@@ -47,6 +47,10 @@ EVENTS: dict[str, Event] = {
         logging.WARNING,
         "dead_queue '{dead_queue}' of {count} dying items is gone; they went back to '{queue}'",
     ),
+    "broker.lost": Event(logging.WARNING, "no connection to {address}, trying again; {error}"),
+    "broker.found": Event(logging.INFO, "connected to {address} again"),
+    "broker.consumer_lost": Event(logging.WARNING, "consuming from '{queue}' was interrupted, trying again; {error}"),
+    "broker.consumer_resumed": Event(logging.INFO, "consuming from '{queue}' again"),
 }
 
 #: How often each event happened, by queue. The number of queues bounds it.
