@@ -1,0 +1,206 @@
+"""How items come into a PostgreSQL queue: produced, imported, or arrived dead from another storage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from holdfast.core.item import Item, NewItem
+from holdfast.core.item_id import format_id, id_suffix
+from holdfast.core.lifecycle import SCHEDULE_US_MIN
+from holdfast.core.moments import microseconds, moment, moment_or_none
+from holdfast.core.verbs import ImportedItem
+from holdfast.engines.postgres.batch import Batch, Finish
+from holdfast.engines.postgres.values import bigints, byteas, texts, texts_or_null
+from holdfast.errors import StorageFailed
+from holdfast.ports.queues import Arrive, Counted, Import, Imported, Operation, Produce, Produced
+
+#: A key that is taken when we insert and free when we look is met anew; so often only by a defect.
+KEY_TRIES_COUNT_MAX = 10
+
+
+def has_keys(operation: Operation) -> bool:
+    """Whether an operation can meet a key that another server is just writing."""
+    match operation:
+        case Produce(items=items):
+            return any(item.dedupe_key for item in items)
+        case Import(items=imported):
+            return any(item.dedupe_key or item.source_id for item in imported)
+        case Arrive():
+            return True
+    return False
+
+
+async def produce(batch: Batch, operation: Produce) -> Finish:
+    """Append items. Plain ones take one statement and no answer before the commit."""
+    items, partition = operation.items, operation.partition
+    if any(item.dedupe_key or item.enqueue_at is not None for item in items):
+        return await _produce_keyed(batch, operation)
+    batch.made_available()
+    answer = batch.put(
+        "produce_items",
+        partition,
+        batch.work.now_us,
+        operation.expire_timeout_us,
+        texts([item.kind for item in items]),
+        texts([item.encoding for item in items]),
+        texts([item.reference for item in items]),
+        byteas([item.payload for item in items]),
+    )
+
+    def finish() -> Produced:
+        id_of = batch.stand(partition).id_of
+        ids = [id_of(number) for (number,) in batch.work.rows(answer)]
+        batch.change(partition).queue(len(ids), expire_at_us=batch.now_us + operation.expire_timeout_us)
+        return Produced(ids)
+
+    return finish
+
+
+async def _produce_keyed(batch: Batch, operation: Produce) -> Finish:
+    stand, change = batch.stand(operation.partition), batch.change(operation.partition)
+    ids: dict[int, str] = {}
+    left = list(enumerate(operation.items))
+    for _ in range(KEY_TRIES_COUNT_MAX):
+        for position, number, is_scheduled in await _insert_keyed(batch, operation, [item for _, item in left]):
+            index, item = left[position - 1]
+            ids[index] = stand.id_of(number)
+            if is_scheduled:
+                change.schedule(1, at_us=_us(item.enqueue_at))
+            else:
+                change.queue(1, expire_at_us=batch.now_us + operation.expire_timeout_us)
+                batch.made_available()
+        left = [(index, item) for index, item in left if index not in ids]
+        if not left:
+            return lambda: Produced([ids[index] for index in range(len(operation.items))])
+        keys = texts([item.dedupe_key for _, item in left])
+        known = {
+            key: (number, at) for key, number, at in await batch.work.ask("find_dedupe_keys", batch.generation, keys)
+        }
+        for index, item in left:
+            if item.dedupe_key in known:
+                number, at = known[item.dedupe_key]
+                ids[index] = format_id(number, id_suffix(batch.generation, at))
+        left = [(index, item) for index, item in left if index not in ids]
+        if not left:
+            return lambda: Produced([ids[index] for index in range(len(operation.items))])
+    raise StorageFailed("storage failed; a dedupe key is taken and freed again and again, try again")
+
+
+async def _insert_keyed(batch: Batch, operation: Produce, items: Sequence[NewItem]) -> list[tuple[int, int, bool]]:
+    rows = await batch.ask(
+        "produce_keyed_items",
+        operation.partition,
+        batch.work.now_us,
+        operation.expire_timeout_us,
+        texts([item.kind for item in items]),
+        texts([item.encoding for item in items]),
+        texts([item.reference for item in items]),
+        texts_or_null([item.dedupe_key for item in items]),
+        bigints([_us(item.enqueue_at) for item in items]),
+        byteas([item.payload for item in items]),
+        SCHEDULE_US_MIN,
+    )
+    return [(position, number, is_scheduled) for position, number, is_scheduled in rows]
+
+
+def _us(at: datetime | None) -> int:
+    return microseconds(at) if at else 0
+
+
+async def import_items(batch: Batch, operation: Import) -> Finish:
+    """Append items with their story; what is here already is left out."""
+    stand, change = batch.stand(operation.partition), batch.change(operation.partition)
+    stored: list[Item] = []
+    for position, number, is_scheduled, created_at, expire_at in await _insert_story(
+        batch, operation.partition, operation.items, operation.expire_timeout_us
+    ):
+        item = operation.items[position - 1]
+        if is_scheduled:
+            change.schedule(1, at_us=_us(item.enqueue_at))
+        else:
+            change.queue(1, expire_at_us=expire_at)
+            if item.died_at:
+                change.death_us = min(change.death_us or _us(item.died_at), _us(item.died_at))
+            batch.made_available()
+        stored.append(
+            Item(
+                id=stand.id_of(number),
+                source_id=item.source_id,
+                attempts=item.attempts,
+                created_at=moment(created_at),
+                enqueue_at=item.enqueue_at if is_scheduled else None,
+                expire_deadline=moment(expire_at),
+                reference=item.reference,
+                encoding=item.encoding,
+                kind=item.kind,
+                payload=item.payload,
+                dedupe_key=item.dedupe_key,
+                source_queue=item.source_queue,
+                death_reason=item.death_reason,
+                death_attempts=item.death_attempts,
+                died_at=moment_or_none(_us(item.died_at)),
+            )
+        )
+    return lambda: Imported(stored)
+
+
+async def _insert_story(
+    batch: Batch, partition: int, items: Sequence[ImportedItem], expire_timeout_us: int
+) -> list[tuple[int, int, bool, int, int]]:
+    rows = await batch.ask(
+        "import_items",
+        partition,
+        batch.work.now_us,
+        expire_timeout_us,
+        texts([item.kind for item in items]),
+        texts([item.encoding for item in items]),
+        texts([item.reference for item in items]),
+        texts_or_null([item.dedupe_key for item in items]),
+        texts_or_null([item.source_id for item in items]),
+        texts_or_null([item.source_queue for item in items]),
+        texts_or_null([item.death_reason for item in items]),
+        bigints([item.death_attempts for item in items]),
+        bigints([_us(item.died_at) for item in items]),
+        bigints([_us(item.created_at) for item in items]),
+        bigints([_us(item.expire_deadline) for item in items]),
+        bigints([_us(item.enqueue_at) for item in items]),
+        bigints([item.attempts for item in items]),
+        byteas([item.payload for item in items]),
+        SCHEDULE_US_MIN,
+    )
+    return [(row[0], row[1], row[2], row[3], row[4]) for row in rows]
+
+
+async def arrive(batch: Batch, operation: Arrive) -> Finish:
+    """The second commit of a death: insert what is neither here nor remembered as arrived."""
+    corpses = {corpse.source_id: corpse for corpse in operation.items}
+    new = await batch.work.ask(
+        "remember_arrivals",
+        batch.generation,
+        texts(list(corpses)),
+        texts([corpse.source_queue for corpse in corpses.values()]),
+    )
+    fresh = {source_id for (source_id,) in new}
+    letters = [
+        ImportedItem(
+            source_id=corpse.source_id,
+            source_queue=corpse.source_queue,
+            kind=corpse.kind,
+            encoding=corpse.encoding,
+            reference=corpse.reference,
+            payload=corpse.payload,
+            death_reason=corpse.death_reason,
+            death_attempts=corpse.death_attempts,
+            died_at=moment(corpse.died_at_us),
+        )
+        for corpse in corpses.values()
+        if corpse.source_id in fresh
+    ]
+    stored = await _insert_story(batch, operation.partition, letters, operation.expire_timeout_us)
+    if stored:
+        change = batch.change(operation.partition)
+        change.queue(len(stored), expire_at_us=min(row[4] for row in stored))
+        change.death_us = min(corpse.died_at_us for corpse in operation.items)
+        batch.made_available()
+    return lambda: Counted(len(stored))

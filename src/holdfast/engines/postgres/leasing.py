@@ -1,0 +1,176 @@
+"""How items of a PostgreSQL queue are leased, and how leases end: completed, extended, given back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from holdfast.core.item import ExtendedItem, LeasedItem
+from holdfast.core.lifecycle import REASON_MAX_ATTEMPTS, REASON_REJECTED, is_scheduled, is_used_up
+from holdfast.core.moments import microseconds, moment
+from holdfast.engines.postgres.batch import Batch, Finish, State, columns, refusal
+from holdfast.engines.postgres.counts import Stand, earlier
+from holdfast.engines.postgres.deaths import die, requeue
+from holdfast.engines.postgres.values import bigints
+from holdfast.ports.queues import (
+    Complete,
+    Counted,
+    Ended,
+    Extend,
+    Extended,
+    Lease,
+    Leased,
+    Release,
+    Result,
+    Retry,
+)
+
+NEVER = 1 << 62
+#: How long the start of a queue may be taken for empty. An item that comes back there, or whose commit was overtaken
+#: by another server's, waits so long at the most.
+FIRST_ID_BELIEVED_S = 0.1
+
+
+async def lease(batch: Batch, operation: Lease) -> Finish:
+    """Hand out items in the order of ids; rows that another server is just handing out are passed over."""
+    rules, partition = operation.mortality, operation.partition
+    stand = batch.stand(partition)
+    ceiling = NEVER if rules.immortal or not rules.max_attempts else rules.max_attempts
+    first_id = _first_id(stand, operation.count_max)
+    answer = batch.put(
+        "lease_items",
+        partition,
+        batch.work.now_us,
+        operation.count_max,
+        first_id,
+        operation.lease_timeout_us,
+        0 if rules.immortal else 1,
+        ceiling,
+    )
+
+    def finish() -> Leased:
+        rows = batch.work.rows(answer)
+        until_us = batch.now_us + operation.lease_timeout_us
+        change = batch.change(partition)
+        change.queued -= len(rows)
+        change.lease(len(rows), until_us=until_us)
+        _remember(stand, first_id, rows[-1][0] + 1 if len(rows) == operation.count_max else 0)
+        if len(rows) < operation.count_max:
+            batch.short[partition] = batch.short.get(partition, False) or first_id > 0
+        deadline, id_of = moment(until_us), stand.id_of
+        return Leased([LeasedItem(id_of(row[0]), row[1], deadline, *row[2:]) for row in rows])
+
+    return finish
+
+
+def _first_id(stand: Stand, count: int) -> int:
+    """Where to begin: rows that were leased lie dead at the head of the index until they are vacuumed.
+
+    Only with plenty behind it, so that nobody is told of an empty queue because of where we began.
+    """
+    if stand.queued < 2 * count or asyncio.get_running_loop().time() >= stand.first_id_until_s:
+        return 0
+    return stand.first_id
+
+
+def _remember(stand: Stand, first_id: int, next_id: int) -> None:
+    stand.first_id = next_id
+    if not first_id:
+        stand.first_id_until_s = asyncio.get_running_loop().time() + FIRST_ID_BELIEVED_S
+
+
+async def release(batch: Batch, operation: Release) -> Finish:
+    """Undo leases: same ids, same places."""
+    partition, stand = operation.partition, batch.stand(operation.partition)
+    stand.first_id = 0
+    answer = batch.put("release_leases", partition, bigints(stand.numbers_of(operation.ids)))
+    batch.made_available()
+
+    def finish() -> Counted:
+        rows, change = batch.work.rows(answer), batch.change(partition)
+        change.leased -= len(rows)
+        change.queue(len(rows), expire_at_us=min((row[0] for row in rows), default=0))
+        return Counted(len(rows))
+
+    return finish
+
+
+async def complete(batch: Batch, operation: Complete) -> Finish:
+    """Remove leased items: all or none, decided by the statement itself."""
+    partition, stand = operation.partition, batch.stand(operation.partition)
+    numbers, count = bigints(stand.numbers_of(operation.ids)), len(set(operation.ids))
+    answer = batch.put("complete_items", partition, numbers, count)
+
+    def finish() -> Result:
+        whole, leased, queued = batch.work.rows(answer)[0]
+        if not whole:
+            return refusal(stand, operation.ids, leased=leased, queued=queued)
+        batch.change(partition).leased -= count
+        return Counted(count)
+
+    return finish
+
+
+async def extend(batch: Batch, operation: Extend) -> Finish:
+    """Let leases run until now + the timeout: all or none."""
+    partition, stand = operation.partition, batch.stand(operation.partition)
+    numbers, count = bigints(stand.numbers_of(operation.ids)), len(set(operation.ids))
+    answer = batch.put("extend_leases", partition, numbers, count, batch.work.now_us, operation.lease_timeout_us)
+
+    def finish() -> Result:
+        whole, leased, queued = batch.work.rows(answer)[0]
+        if not whole:
+            return refusal(stand, operation.ids, leased=leased, queued=queued)
+        until_us = batch.now_us + operation.lease_timeout_us
+        change = batch.change(partition)
+        change.due_us = earlier(change.due_us, until_us)
+        return Extended([ExtendedItem(text, moment(until_us)) for text in operation.ids])
+
+    return finish
+
+
+async def retry(batch: Batch, operation: Retry) -> Finish:
+    """Give leased items back: to the tail, to the schedule, or to death: all or none."""
+    partition, rules = operation.partition, operation.mortality
+    stand, ids = batch.stand(partition), [item.id for item in operation.items]
+    numbers = bigints(stand.numbers_of(ids))
+    rows = await batch.ask("take_leases", partition, numbers, len(set(ids)))
+    leases: dict[int, State] = {row[1]: (row[1], row[2], row[3], row[4]) for row in rows if row[1] is not None}
+    if not rows[0][0]:
+        queued = await batch.ask("find_ready", partition, numbers)
+        refused = refusal(stand, ids, leased=list(leases), queued=[number for (number,) in queued])
+        return lambda: refused
+    batch.change(partition).leased -= len(leases)
+    back: list[State] = []
+    later: list[tuple[State, int]] = []
+    dead: dict[str, list[State]] = {}
+    for item in operation.items:
+        state = leases[stand.number_of(item.id)]
+        reason = item.reason or REASON_REJECTED if item.dead else ""
+        if not reason and is_used_up(state[3], rules.max_attempts):
+            reason = REASON_MAX_ATTEMPTS
+        at_us = microseconds(item.retry_at) if item.retry_at and not item.dead else 0
+        if reason and not rules.immortal:
+            dead.setdefault(reason, []).append(state)
+        elif is_scheduled(at_us, batch.now_us):
+            later.append((state, at_us))
+        else:
+            back.append(state)
+    requeue(batch, partition, back)
+    _schedule(batch, partition, later)
+    ends = [await die(batch, partition, states, reason, rules) for reason, states in dead.items()]
+    ended = Ended(
+        requeued=len(back) + len(later),
+        dying=sum(end.dying for end in ends),
+        moved=sum(end.moved for end in ends),
+        deleted=[gone for end in ends for gone in end.deleted],
+    )
+    return lambda: ended
+
+
+def _schedule(batch: Batch, partition: int, later: Sequence[tuple[State, int]]) -> None:
+    if later:
+        states = columns([state for state, _ in later], 4)
+        moments = [at_us for _, at_us in later]
+        batch.put("schedule_items", partition, *map(bigints, states), bigints(moments))
+        batch.change(partition).schedule(len(later), at_us=min(moments))

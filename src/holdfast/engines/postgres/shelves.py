@@ -1,0 +1,211 @@
+"""A queue's partitions in a PostgreSQL database. Other servers may work on the same queue at the same time.
+
+The common commit (plain items in, leases out, leases completed) is one round trip: begin, hold the queue, the
+operations, commit. An operation that has to look before it decides adds a round trip or two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from holdfast.core.item import Item
+from holdfast.core.queue import QueueRecord
+from holdfast.engines.postgres import deaths, entries, leasing
+from holdfast.engines.postgres.batch import Batch, Finish
+from holdfast.engines.postgres.counts import Stand
+from holdfast.engines.postgres.errors import QueueGone
+from holdfast.engines.postgres.rows import corpse, item, ledger_entry
+from holdfast.engines.postgres.transaction import read, transaction
+from holdfast.engines.postgres.values import bigints
+from holdfast.errors import Invalid, QueueMissing, StorageFailed
+from holdfast.ports.queues import (
+    Arrive,
+    Clear,
+    Committed,
+    Complete,
+    Corpse,
+    Delete,
+    Due,
+    Extend,
+    Forget,
+    Import,
+    Lease,
+    Leased,
+    LedgerEntry,
+    Mortality,
+    Operation,
+    Produce,
+    Release,
+    Remove,
+    Result,
+    Retry,
+    Revive,
+    Tally,
+)
+
+if TYPE_CHECKING:
+    from holdfast.engines.postgres.storage import PostgresStorage
+
+#: An estimate that went wrong is counted anew up to here; more than that is plenty.
+RECOUNT_MAX = 1_000
+
+_VERBS: dict[type, Callable[[Batch, Any], Awaitable[Finish]]] = {
+    Produce: entries.produce,
+    Import: entries.import_items,
+    Arrive: entries.arrive,
+    Lease: leasing.lease,
+    Release: leasing.release,
+    Complete: leasing.complete,
+    Extend: leasing.extend,
+    Retry: leasing.retry,
+    Due: deaths.due,
+    Remove: deaths.remove,
+    Revive: deaths.revive,
+    Forget: deaths.forget,
+    Delete: deaths.delete,
+    Clear: deaths.clear,
+}
+
+
+class PostgresShelves:
+    """The partitions of one queue in one database."""
+
+    def __init__(self, storage: PostgresStorage, record: QueueRecord, partitions: Sequence[int]) -> None:
+        self._storage = storage
+        self._record = record
+        self._numbers = tuple(partitions)
+        for partition in partitions:
+            storage.stands.setdefault((record.generation, partition), Stand(record.generation, partition))
+
+    # --- writing ----------------------------------------------------------------------------------------------
+
+    async def commit(self, operations: Sequence[Operation], *, inline: bool = False) -> Committed:
+        storage = self._storage
+        try:
+            async with transaction(storage.pool, now_us=storage.given_now_us()) as work:
+                batch = Batch(
+                    work,
+                    storage=storage.name,
+                    queue_name=self._record.name,
+                    generation=self._record.generation,
+                    stands=storage.stands,
+                )
+                self._lock_in_order(batch, operations)
+                finishes = [await _VERBS[type(operation)](batch, operation) for operation in operations]
+                moments = work.put("read_moments", self._record.generation) if batch.looked else -1
+        except QueueGone as error:
+            raise QueueMissing(self._record.name) from error
+        results = [finish() for finish in finishes]
+        for key, change in work.changes.items():
+            if (stand := storage.stands.get(key)) is not None:
+                stand.apply(change)
+        touched = {operation.partition for operation in operations}
+        if moments >= 0:
+            row = work.rows(moments)[0]
+            for partition in touched:
+                batch.stand(partition).read((row[0], row[1], row[2]))
+        storage.ring(work.available)
+        if batch.short:
+            results = await self._make_up(batch, operations, results)
+        return Committed(results, {p: batch.stand(p).shape() for p in touched}, batch.now_us)
+
+    def _lock_in_order(self, batch: Batch, operations: Sequence[Operation]) -> None:
+        """Two servers that meet the same rows meet them in one order: otherwise each could wait for the other."""
+        if any(map(entries.has_keys, operations)):
+            batch.work.put("lock_keys", self._record.generation)
+        settling = [o for o in operations if isinstance(o, Complete | Extend | Retry | Release)]
+        if len(settling) > 1:
+            ids: list[int] = []
+            for operation in settling:
+                texts = [i.id for i in operation.items] if isinstance(operation, Retry) else operation.ids
+                ids += batch.stand(operation.partition).numbers_of(texts)
+            batch.work.put("lock_leases", bigints(sorted(ids)))
+
+    async def _make_up(self, batch: Batch, operations: Sequence[Operation], results: list[Result]) -> list[Result]:
+        """Leases found less than they asked for: look at the start too where they did not, and put counts right."""
+        with suppress(StorageFailed):  # what was committed stands, and is answered
+            for index, operation in enumerate(operations):
+                leased = results[index]
+                if isinstance(operation, Lease) and isinstance(leased, Leased) and batch.short.get(operation.partition):
+                    missing = operation.count_max - len(leased.items)
+                    again = await self.commit([replace(operation, count_max=missing)]) if missing else None
+                    if again is not None and isinstance(again.results[0], Leased):
+                        results[index] = Leased([*leased.items, *again.results[0].items])
+            for partition in batch.short:
+                stand = batch.stand(partition)
+                if stand.queued:
+                    rows = await self._read("count_ready", partition, RECOUNT_MAX)
+                    stand.queued = rows[0][0]
+        return results
+
+    async def load(self) -> Committed:
+        storage, generation = self._storage, self._record.generation
+        try:
+            async with transaction(storage.pool, now_us=storage.given_now_us()) as work:
+                if not storage.keeps_catalog:
+                    work.put("drop_elder_queues", generation, self._record.name)
+                    work.put("adopt_queue", generation, self._record.name)
+                held = work.put("hold_queue", generation, work.now_us)
+                counts = [work.put("read_counts", generation, partition) for partition in self._numbers]
+                moments = work.put("read_moments", generation)
+        except QueueGone as error:
+            raise QueueMissing(self._record.name) from error
+        row = work.rows(moments)[0]
+        for answer in counts:
+            partition, queued, leased, scheduled, dying = work.rows(answer)[0]
+            stand = storage.stands[generation, partition]
+            stand.queued, stand.leased, stand.scheduled, stand.dying = queued, leased, scheduled, dying
+            stand.first_id = 0
+            stand.read((row[0], row[1], row[2]))
+        shapes = {p: storage.stands[generation, p].shape() for p in self._numbers}
+        return Committed([], shapes, work.rows(held)[0][0])
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    async def corpses(self, partition: int, *, count_max: int) -> Sequence[Corpse]:
+        rows = await self._read("select_dying", partition, count_max)
+        return [corpse(self._stand(partition), self._record.name, row) for row in rows]
+
+    async def arrivals(self, *, source_queue: str, count_max: int) -> Sequence[str]:
+        rows = await read(self._storage.pool, "select_arrivals", self._record.generation, source_queue, count_max)
+        return [source_id for (source_id,) in rows]
+
+    async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
+        stand = self._stand(partition)
+        first = stand.number_of(pivot) if pivot else 0
+        if first < 0:
+            raise Invalid(f"invalid storage id; '{pivot}' is not an id of this partition")
+        statement = "list_scheduled" if scheduled else "list_items"
+        return [item(stand, row) for row in await self._read(statement, partition, first, count_max)]
+
+    async def tally(self, partition: int, *, mortality: Mortality) -> Tally:
+        ceiling = mortality.max_attempts or leasing.NEVER
+        rows = await self._read("tally", partition, self._storage.given_now_us(), ceiling)
+        queued, leased, scheduled, dying, overdue, age, leased_age = rows[0]
+        return Tally(
+            partition=partition,
+            queued=queued,
+            leased=leased,
+            scheduled=scheduled,
+            dying=dying,
+            overdue=overdue if mortality.immortal else 0,
+            average_age_us=age,
+            average_leased_age_us=leased_age,
+        )
+
+    async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
+        rows = await read(self._storage.pool, "select_ledger", self._record.generation, after, count_max)
+        return [ledger_entry(row) for row in rows]
+
+    def _stand(self, partition: int) -> Stand:
+        return self._storage.stands[self._record.generation, partition]
+
+    async def _read(self, statement: str, partition: int, *values: int | None) -> list[tuple[Any, ...]]:
+        return await read(self._storage.pool, statement, self._record.generation, partition, *values)
+
+    async def close(self) -> None:
+        """Connections belong to the storage."""

@@ -1,0 +1,1 @@
+SELECT value FROM holdfast.kept WHERE key = $1::text

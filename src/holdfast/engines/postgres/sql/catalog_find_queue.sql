@@ -1,0 +1,1 @@
+SELECT generation, record FROM holdfast.queues WHERE name = $1::text AND record <> ''

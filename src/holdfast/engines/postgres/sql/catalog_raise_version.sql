@@ -1,0 +1,1 @@
+UPDATE holdfast.catalog SET version = version + 1

@@ -1,0 +1,1 @@
+SELECT generation, record FROM holdfast.queues WHERE record <> '' ORDER BY name

@@ -1,0 +1,1 @@
+DELETE FROM holdfast.items WHERE id = ANY ($1::bigint[])

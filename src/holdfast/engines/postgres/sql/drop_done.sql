@@ -1,0 +1,1 @@
+DELETE FROM holdfast.dropped WHERE generation = $1::bigint

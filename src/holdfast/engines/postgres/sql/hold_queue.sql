@@ -1,0 +1,1 @@
+SELECT holdfast.hold_queue($1::bigint, $2::bigint)

@@ -1,0 +1,20 @@
+-- $3 moment or null, $4 how many, $5 from which id on, $6 lease timeout, $7 whether expiry counts, $8 attempts ceiling.
+WITH clock AS MATERIALIZED (
+    SELECT holdfast.moment_us($3::bigint) AS now
+), picked AS (
+    SELECT id, created_at, expire_at, attempts, ctid AS place FROM holdfast.ready
+    WHERE queue = $1::bigint AND partition = $2::bigint AND id >= $5::bigint
+        AND expire_at + 0 > (SELECT now * $7::bigint FROM clock) AND attempts + 0 < $8::bigint
+    ORDER BY id LIMIT $4::bigint
+    FOR UPDATE SKIP LOCKED
+), taken AS (
+    DELETE FROM holdfast.ready WHERE ctid = ANY (ARRAY (SELECT place FROM picked))
+), leased AS (
+    INSERT INTO holdfast.leases (id, created_at, expire_at, leased_at, lease_deadline, queue, partition, attempts)
+    SELECT id, created_at, expire_at, (SELECT now FROM clock), (SELECT now + $6::bigint FROM clock),
+        $1::bigint, $2::bigint, attempts + 1
+    FROM picked
+)
+SELECT picked.id, picked.attempts + 1, items.payload, items.encoding, items.kind, items.reference
+FROM picked JOIN holdfast.items ON items.id = picked.id
+ORDER BY picked.id

@@ -1,0 +1,10 @@
+-- To the schedule, each with a new id: $3 old ids, then created_at, expire_at, attempts, enqueue_at.
+WITH numbered AS MATERIALIZED (
+    SELECT nextval('holdfast.item_ids') AS id, given.*
+    FROM unnest($3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[])
+        AS given (old_id, created_at, expire_at, attempts, enqueue_at)
+), renumbered AS (
+    UPDATE holdfast.items SET id = numbered.id FROM numbered WHERE items.id = numbered.old_id
+)
+INSERT INTO holdfast.scheduled (id, created_at, expire_at, enqueue_at, queue, partition, attempts)
+SELECT id, created_at, expire_at, enqueue_at, $1::bigint, $2::bigint, attempts FROM numbered

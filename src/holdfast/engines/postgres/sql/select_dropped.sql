@@ -1,0 +1,1 @@
+SELECT generation FROM holdfast.dropped LIMIT 100
