@@ -44,3 +44,8 @@ def ids_pattern(suffix: str) -> re.Pattern[str]:
 def sequence_of(text: str) -> int:
     """The sequence of an id that is known to be one."""
     return int(text[:_DIGITS], 16)
+
+
+def partition_of(text: str) -> int:
+    """The partition of an id that a store has given out."""
+    return int(text.rpartition("-")[2], 16)

@@ -8,7 +8,7 @@ from holdfast.core.item import Item
 from holdfast.core.lifecycle import is_used_up
 from holdfast.core.queue import QueueRecord
 from holdfast.engines.memory.partition import Entry, Partition
-from holdfast.errors import Invalid
+from holdfast.errors import Invalid, StorageFailed
 from holdfast.ports.clock import Clock
 from holdfast.ports.queues import Corpse, LedgerEntry, Mortality, Tally
 
@@ -34,7 +34,11 @@ class Reading:
         self._clock = clock
 
     def _partition(self, number: int) -> Partition:
-        return self._memory.partitions[number]
+        """A partition that has been loaded; raises StorageFailed."""
+        partition = self._memory.partitions.get(number)
+        if partition is None:
+            raise StorageFailed(f"storage failed; partition {number} of '{self._memory.name}' is not loaded, try again")
+        return partition
 
     async def corpses(self, partition: int, *, count_max: int) -> Sequence[Corpse]:
         shelf = self._partition(partition)

@@ -18,6 +18,8 @@ from holdfast.core.item_id import (
 from holdfast.engines.sqlite.connection import fetch_all, fetch_one
 from holdfast.ports.queues import Shape
 
+NEVER_US = 1 << 62
+
 
 class Partition:
     """Counts of one partition, its ids, and the range of row ids that is its own."""
@@ -79,8 +81,32 @@ def read_partitions(connection: apsw.Connection, generation: int) -> dict[int, P
     return {row[0]: Partition(generation, row) for row in fetch_all(connection, "select_partitions")}
 
 
-def shapes(connection: apsw.Connection, partitions: list[Partition]) -> dict[int, Shape]:
-    """How partitions stand. Deadlines are those of the whole file: looking once too often costs little."""
-    lease, schedule, expiry, death = fetch_one(connection, "next_moments")
-    due = min(lease, schedule) if lease and schedule else lease or schedule or 0
-    return {p.number: Shape(p.queued, p.leased, p.scheduled, p.dying, due, expiry or 0, death or 0) for p in partitions}
+class Moments:
+    """The nearest deadlines of a file, never later than the truth: looking once too early costs little, and what is
+    added is known without asking. The truth is read when the file is opened and after deadlines were carried out.
+    """
+
+    __slots__ = ("death_us", "due_us", "expiry_us")
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self.due_us = self.expiry_us = self.death_us = 0
+        self.read(connection)
+
+    def read(self, connection: apsw.Connection) -> None:
+        """The truth, by four indexes."""
+        lease, schedule, expiry, death = fetch_one(connection, "next_moments")
+        self.due_us = min(lease or NEVER_US, schedule or NEVER_US)
+        self.expiry_us = expiry or NEVER_US
+        self.death_us = death or NEVER_US
+
+    def shape(self, partition: Partition) -> Shape:
+        """How a partition stands. Deadlines are those of the whole file."""
+        return Shape(
+            partition.queued,
+            partition.leased,
+            partition.scheduled,
+            partition.dying,
+            self.due_us if self.due_us < NEVER_US else 0,
+            self.expiry_us if self.expiry_us < NEVER_US else 0,
+            self.death_us if self.death_us < NEVER_US else 0,
+        )

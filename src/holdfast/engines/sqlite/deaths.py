@@ -8,7 +8,7 @@ import apsw
 
 from holdfast.core.lifecycle import REASON_EXPIRED, REASON_MAX_ATTEMPTS, REASON_RETENTION, is_used_up
 from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one
-from holdfast.engines.sqlite.counts import Partition
+from holdfast.engines.sqlite.counts import Moments, Partition
 from holdfast.ports.queues import Clear, Counted, Due, Ended, Mortality
 
 State = tuple[int, int, int, int]  # row id, created_at, expire_at, attempts
@@ -17,8 +17,9 @@ State = tuple[int, int, int, int]  # row id, created_at, expire_at, attempts
 class Deaths:
     """Deadlines and deletions on one file's connection."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
+    def __init__(self, connection: apsw.Connection, moments: Moments) -> None:
         self._db = connection
+        self._moments = moments
         self.now_us = 0
 
     def due(self, operation: Due, partition: Partition) -> Ended:
@@ -42,6 +43,7 @@ class Deaths:
             partition.queued -= len(rows)
             ends.append(self.die(partition, rows, reason, rules))
             counts.append(len(rows))
+        self._moments.read(self._db)
         return Ended(
             requeued=len(back),
             enqueued=len(scheduled),
@@ -127,6 +129,7 @@ class Deaths:
         self._delete_rows("delete_dying", rows)
         partition.dying -= len(rows)
         self._requeue(partition, rows)
+        self._moments.read(self._db)
         return Counted(len(rows))
 
     def delete(self, ids: Sequence[str], partition: Partition) -> Counted:

@@ -17,7 +17,7 @@ from holdfast.core.lifecycle import REASON_MAX_ATTEMPTS, REASON_REJECTED, is_sch
 from holdfast.core.moments import microseconds, moment, moment_or_none
 from holdfast.core.verbs import ImportedItem
 from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one, json_list
-from holdfast.engines.sqlite.counts import Partition
+from holdfast.engines.sqlite.counts import NEVER_US, Moments, Partition
 from holdfast.engines.sqlite.deaths import Deaths
 from holdfast.ports.queues import (
     Arrive,
@@ -45,16 +45,15 @@ from holdfast.ports.queues import (
     Revive,
 )
 
-_NEVER = 1 << 62
-
 
 class Operations:
     """Carries out operations on one file's connection."""
 
-    def __init__(self, connection: apsw.Connection, partitions: dict[int, Partition]) -> None:
+    def __init__(self, connection: apsw.Connection, partitions: dict[int, Partition], moments: Moments) -> None:
         self._db = connection
         self._partitions = partitions
-        self._deaths = Deaths(connection)
+        self._moments = moments
+        self._deaths = Deaths(connection, moments)
         self._now_us = 0
         self._verbs: dict[type, Callable[[Any, Partition], Result]] = {
             Produce: self._produce,
@@ -104,6 +103,7 @@ class Operations:
             [(row_id, i.kind, i.encoding, i.reference, i.payload) for row_id, i in zip(row_ids, items, strict=True)],
         )
         self._db.execute(SQL["insert_ready_range"], (row_ids[0], row_ids[-1], self._now_us, expire_at))
+        self._moments.expiry_us = min(self._moments.expiry_us, expire_at)
         partition.queued += len(items)
         suffix = partition.suffix
         return [f"{row_id & SEQUENCE_MAX:014x}{suffix}" for row_id in row_ids]
@@ -133,9 +133,11 @@ class Operations:
         """Into the queue, or into the schedule; state is (created_at, expire_at, attempts)."""
         if is_scheduled(at_us, self._now_us):
             self._db.execute(SQL["insert_scheduled"], (row_id, *state, at_us))
+            self._moments.due_us = min(self._moments.due_us, at_us)
             partition.scheduled += 1
         else:
             self._db.execute(SQL["insert_ready"], (row_id, *state))
+            self._moments.expiry_us = min(self._moments.expiry_us, state[1])
             partition.queued += 1
 
     def _import(self, operation: Import, partition: Partition) -> Imported:
@@ -170,6 +172,7 @@ class Operations:
             (row_id, item.kind, item.encoding, item.reference, *story, item.payload),
         )
         self._place(partition, row_id, enqueue_at, (created_at, expire_at, item.attempts))
+        self._moments.death_us = min(self._moments.death_us, died_at or NEVER_US)
         return Item(
             id=partition.id_of(row_id),
             source_id=item.source_id,
@@ -209,9 +212,8 @@ class Operations:
                     corpse.payload,
                 ),
             )
-            expire_at = self._now_us + operation.expire_timeout_us
-            self._db.execute(SQL["insert_ready"], (row_id, self._now_us, expire_at, 0))
-            partition.queued += 1
+            self._place(partition, row_id, 0, (self._now_us, self._now_us + operation.expire_timeout_us, 0))
+            self._moments.death_us = min(self._moments.death_us, corpse.died_at_us)
             count += 1
         return Counted(count)
 
@@ -221,7 +223,7 @@ class Operations:
         rules = operation.mortality
         now_us, until_us = self._now_us, self._now_us + operation.lease_timeout_us
         floor = -1 if rules.immortal else now_us
-        ceiling = _NEVER if rules.immortal or not rules.max_attempts else rules.max_attempts
+        ceiling = NEVER_US if rules.immortal or not rules.max_attempts else rules.max_attempts
         span = (partition.first, partition.last, floor, ceiling, operation.count_max)
         rows = fetch_all(self._db, "select_ready", span)
         if not rows:
@@ -229,6 +231,7 @@ class Operations:
         first, last = rows[0][0], rows[-1][0]
         self._db.execute(SQL["lease_ready"], (first, last, floor, ceiling, now_us, until_us))
         self._db.execute(SQL["delete_leased_from_ready"], (first, last, floor, ceiling))
+        self._moments.due_us = min(self._moments.due_us, until_us)
         partition.queued -= len(rows)
         partition.leased += len(rows)
         deadline, suffix = moment(until_us), partition.suffix
@@ -244,6 +247,7 @@ class Operations:
     def _release(self, operation: Release, partition: Partition) -> Counted:
         rows = [row for row in map(partition.row_of, operation.ids) if self._lease_of(row) is not None]
         self._db.executemany(SQL["release_lease"], [(row,) for row in rows])
+        self._moments.read(self._db)
         self._db.executemany(SQL["delete_lease"], [(row,) for row in rows])
         partition.leased -= len(rows)
         partition.queued += len(rows)
@@ -282,6 +286,7 @@ class Operations:
             return self._refused(operation.ids, partition)
         until_us = self._now_us + operation.lease_timeout_us
         self._db.executemany(SQL["extend_lease"], [(row, until_us) for row in rows])
+        self._moments.due_us = min(self._moments.due_us, until_us)
         return Extended([ExtendedItem(text, moment(until_us)) for text in operation.ids])
 
     def _retry(self, operation: Retry, partition: Partition) -> Result:

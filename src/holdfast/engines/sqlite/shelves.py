@@ -21,7 +21,7 @@ from holdfast.engines.sqlite.connection import (
     transaction,
     translated,
 )
-from holdfast.engines.sqlite.counts import Partition, read_partitions, shapes
+from holdfast.engines.sqlite.counts import Moments, Partition, read_partitions
 from holdfast.engines.sqlite.operations import Operations
 from holdfast.errors import Invalid, StorageFailed
 from holdfast.ports.queues import Committed, Corpse, DeadTarget, LedgerEntry, Mortality, Operation, Tally
@@ -46,6 +46,7 @@ class SqliteShelves:
         self._operations: Operations | None = None
         self._reader: apsw.Connection | None = None
         self._partitions: dict[int, Partition] = {}
+        self._moments: Moments
         self._write_lock = asyncio.Lock()
         self._read_lock = asyncio.Lock()
 
@@ -79,20 +80,17 @@ class SqliteShelves:
                 touched = [self._partitions[number] for number in {o.partition for o in operations}]
                 for partition in touched:
                     writer.execute(SQL["update_partition"], partition.row())
-                shape = shapes(writer, touched)
         except BaseException:
             # The counts in memory may be ahead of the file: read them anew before the next commit.
             self._let_go_of_writer()
             raise
-        return Committed(results, shape, now_us)
+        return Committed(results, {p.number: self._moments.shape(p) for p in touched}, now_us)
 
     def _load(self) -> Committed:
         self._let_go_of_writer()
         self._open()
-        with translated(self.path):
-            assert self._writer is not None  # noqa: S101 - _open has set it
-            mine = [self._partitions[number] for number in self._numbers]
-            return Committed([], shapes(self._writer, mine), self._storage.clock.now_us())
+        shapes = {number: self._moments.shape(self._partitions[number]) for number in self._numbers}
+        return Committed([], shapes, self._storage.clock.now_us())
 
     def _open(self) -> None:
         exists = self.path.exists()
@@ -109,9 +107,10 @@ class SqliteShelves:
                 with transaction(writer):
                     writer.executemany(SQL["insert_partition"], missing)
                 self._partitions = read_partitions(writer, self._generation)
+            self._moments = Moments(writer)
         self._storage.note_made(self._generation)
         self._writer = writer
-        self._operations = Operations(writer, self._partitions)
+        self._operations = Operations(writer, self._partitions, self._moments)
 
     def _let_go_of_writer(self) -> None:
         writer, self._writer, self._operations = self._writer, None, None
@@ -142,8 +141,15 @@ class SqliteShelves:
         if reader is not None:
             reader.close()
 
+    def _place(self, partition: int) -> Partition:
+        """A partition that has been loaded; raises StorageFailed: a file that never opened has shown none."""
+        place = self._partitions.get(partition)
+        if place is None:
+            raise StorageFailed(f"storage failed; {self.path.name}: partition {partition} is not loaded, try again")
+        return place
+
     async def corpses(self, partition: int, *, count_max: int) -> Sequence[Corpse]:
-        place = self._partitions[partition]
+        place = self._place(partition)
         rows = await self._read(lambda db: fetch_all(db, "select_dying", (place.first, place.last, count_max)))
         return [
             Corpse(
@@ -172,7 +178,7 @@ class SqliteShelves:
         return [row[0] for row in rows]
 
     async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
-        place = self._partitions[partition]
+        place = self._place(partition)
         first = place.row_of(pivot) if pivot else place.first
         if first < 0:
             raise Invalid(f"invalid storage id; '{pivot}' is not an id of this partition")
@@ -181,7 +187,7 @@ class SqliteShelves:
         return [_item(place, row) for row in rows]
 
     async def tally(self, partition: int, *, mortality: Mortality) -> Tally:
-        place, now_us = self._partitions[partition], self._storage.clock.now_us()
+        place, now_us = self._place(partition), self._storage.clock.now_us()
         span = (place.first, place.last)
         ceiling = mortality.max_attempts or _NEVER
 

@@ -199,7 +199,8 @@ class LogicalQueue:
         for waiting in requests:
             waiting.taken = True
         counted = len(batch.singles) + sum(map(len, batch.produces.values()))
-        alone = len(requests) <= 1 and self.activity.count <= counted
+        # Nobody else is being served: a thread would only add its own switches to the wait for the disk.
+        alone = self.activity.count <= counted
         lane.busy = True
         self.in_flight += len(requests)
         try:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from holdfast.core.item import LeasedItem, NewItem, PlacedItem
+from holdfast.core.item_id import partition_of
 from holdfast.ports.queues import Operation, Produced
 
 
@@ -92,7 +93,12 @@ class Batch:
         for waiting in self.produces[index]:
             ids = produced.ids[position : position + len(waiting.items)]
             position += len(waiting.items)
-            waiting.answer([PlacedItem(item_id, partition) for item_id in ids])
+            # A dedupe key that is there already may be in another partition: then the id says where.
+            placed = [
+                PlacedItem(item_id, partition_of(item_id) if item.dedupe_key else partition)
+                for item_id, item in zip(ids, waiting.items, strict=True)
+            ]
+            waiting.answer(placed)
 
     def requests(self) -> list[Waiting]:
         """Everybody who waits for this commit."""
