@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from holdfast.engines.memory.storage import MemoryStorage
+from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
 from holdfast.errors import CannotStart
 from holdfast.ports.clock import Clock, Timer
@@ -47,6 +48,9 @@ def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int) -> S
             )
         # sqlite:///x is relative, sqlite:////x absolute: the first slash only ends the empty host.
         return SqliteStorage(Path(unquote(parts.path[1:])), clock=clock, open_files_max=open_files_max)
+    if parts.scheme in {"postgresql", "postgres"}:
+        # In earnest deadlines are the database's: several servers, whose clocks differ, must agree on them.
+        return PostgresStorage(url, name=name, clock=None if isinstance(clock, SystemClock) else clock)
     known = "sqlite:///FOLDER, postgresql://…, memory://"
     raise CannotStart(f"storage URL is invalid; '{parts.scheme or url}' is not known here, use one of {known}")
 
