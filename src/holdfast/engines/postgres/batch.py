@@ -27,13 +27,13 @@ class Batch:
         storage: str,
         queue_name: str,
         generation: int,
-        stands: dict[tuple[int, int], Stand],
+        find_stand: Callable[[int, int], Stand],
     ) -> None:
         self.work = work
         self.storage = storage
         self.queue_name = queue_name
         self.generation = generation
-        self.stands = stands
+        self._find_stand = find_stand
         self.looked = False  # deadlines were looked at: read the next ones
         #: Partitions in which a lease found less than it asked for: whether it began behind the start.
         self.short: dict[int, bool] = {}
@@ -49,7 +49,7 @@ class Batch:
 
     def stand(self, partition: int) -> Stand:
         """A partition of this queue."""
-        return self.stands[self.generation, partition]
+        return self._find_stand(self.generation, partition)
 
     def change(self, partition: int) -> Change:
         """What the batch changes in a partition of this queue."""

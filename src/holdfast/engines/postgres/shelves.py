@@ -78,8 +78,6 @@ class PostgresShelves:
         self._storage = storage
         self._record = record
         self._numbers = tuple(partitions)
-        for partition in partitions:
-            storage.stands.setdefault((record.generation, partition), Stand(record.generation, partition))
 
     # --- writing ----------------------------------------------------------------------------------------------
 
@@ -92,7 +90,7 @@ class PostgresShelves:
                     storage=storage.name,
                     queue_name=self._record.name,
                     generation=self._record.generation,
-                    stands=storage.stands,
+                    find_stand=storage.stand,
                 )
                 self._lock_in_order(batch, operations)
                 finishes = [await _VERBS[type(operation)](batch, operation) for operation in operations]
@@ -101,8 +99,7 @@ class PostgresShelves:
             raise QueueMissing(self._record.name) from error
         results = [finish() for finish in finishes]
         for key, change in work.changes.items():
-            if (stand := storage.stands.get(key)) is not None:
-                stand.apply(change)
+            storage.stand(*key).apply(change)
         touched = {operation.partition for operation in operations}
         if moments >= 0:
             row = work.rows(moments)[0]
@@ -157,11 +154,11 @@ class PostgresShelves:
         row = work.rows(moments)[0]
         for answer in counts:
             partition, queued, leased, scheduled, dying = work.rows(answer)[0]
-            stand = storage.stands[generation, partition]
+            stand = storage.stand(generation, partition)
             stand.queued, stand.leased, stand.scheduled, stand.dying = queued, leased, scheduled, dying
             stand.first_id = 0
             stand.read((row[0], row[1], row[2]))
-        shapes = {p: storage.stands[generation, p].shape() for p in self._numbers}
+        shapes = {p: storage.stand(generation, p).shape() for p in self._numbers}
         return Committed([], shapes, work.rows(held)[0][0])
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -202,7 +199,7 @@ class PostgresShelves:
         return [ledger_entry(row) for row in rows]
 
     def _stand(self, partition: int) -> Stand:
-        return self._storage.stands[self._record.generation, partition]
+        return self._storage.stand(self._record.generation, partition)
 
     async def _read(self, statement: str, partition: int, *values: int | None) -> list[tuple[Any, ...]]:
         return await read(self._storage.pool, statement, self._record.generation, partition, *values)

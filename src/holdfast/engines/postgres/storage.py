@@ -33,7 +33,7 @@ class PostgresStorage:
         self._clock = clock
         self._place = place_of(url)
         self.pool = Pool(url, place=self._place, connections_max=connections_max)
-        self.stands: dict[tuple[int, int], Stand] = {}
+        self._stands: dict[tuple[int, int], Stand] = {}
         self.keeps_catalog = False
         self._catalog = PostgresCatalog(self)
         self._bell = Bell(self.pool)
@@ -58,8 +58,8 @@ class PostgresStorage:
         async with transaction(self.pool, now_us=None) as work:
             work.put("catalog_delete_queue", record.generation)
         await self._drop(record.generation)
-        for key in [key for key in self.stands if key[0] == record.generation]:
-            del self.stands[key]
+        for key in [key for key in self._stands if key[0] == record.generation]:
+            del self._stands[key]
 
     async def _drop(self, generation: int) -> None:
         """Remove the items of a queue that is gone, a bounded number in each transaction."""
@@ -88,6 +88,13 @@ class PostgresStorage:
     def given_now_us(self) -> int | None:
         """A given clock's moment; none means the database's."""
         return self._clock.now_us() if self._clock is not None else None
+
+    def stand(self, generation: int, partition: int) -> Stand:
+        """How a partition stands, as far as this process knows."""
+        stand = self._stands.get((generation, partition))
+        if stand is None:
+            stand = self._stands[generation, partition] = Stand(generation, partition)
+        return stand
 
     def ring(self, names: Iterable[str]) -> None:
         """Other servers shall look at these queues."""

@@ -1,0 +1,593 @@
+"""One list of scenarios for every store, at the port: what a batch answers, what it leaves, and what is refused.
+
+The suite over the service is beside it; here the store alone is asked, so that a difference is found where it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core.item import Item, LeasedItem, NewItem, RetryItem
+from holdfast.core.moments import moment
+from holdfast.core.queue import PartitionPlace, QueueRecord
+from holdfast.core.verbs import ImportedItem
+from holdfast.engines.memory.storage import MemoryStorage
+from holdfast.engines.postgres.storage import PostgresStorage
+from holdfast.engines.sqlite.storage import SqliteStorage
+from holdfast.errors import Invalid
+from holdfast.ports.queues import (
+    Arrive,
+    Clear,
+    Committed,
+    Complete,
+    Counted,
+    DeadTarget,
+    Delete,
+    Due,
+    Ended,
+    Extend,
+    Extended,
+    Forget,
+    Import,
+    Imported,
+    Lease,
+    Leased,
+    LedgerEntry,
+    Mortality,
+    Neighbours,
+    Operation,
+    Produce,
+    Produced,
+    Refused,
+    Release,
+    Remove,
+    Result,
+    Retry,
+    Revive,
+    Shape,
+    Shelves,
+    Storage,
+)
+from holdfast.testing import FrozenClock
+
+R = TypeVar("R", bound=Result)
+SECOND = 1_000_000
+HOUR = 3_600 * SECOND
+LEASE = 30 * SECOND
+LIVES = Mortality()
+_numbers = count()
+
+
+class Shop:
+    """A store with queues, on a frozen clock."""
+
+    def __init__(self, storage: Storage, clock: FrozenClock) -> None:
+        self.storage = storage
+        self.clock = clock
+        self.catalog = storage.catalog()
+
+    async def queue(self, *, partitions: int = 1, dead_queue: str = "") -> tuple[QueueRecord, Shelves]:
+        """A new queue with a name of its own."""
+        name = f"queue-{next(_numbers)}"
+        record = QueueRecord(
+            name=name,
+            lease_timeout_us=LEASE,
+            expire_timeout_us=HOUR,
+            dead_queue=dead_queue,
+            partitions=tuple(PartitionPlace(number, "here") for number in range(partitions)),
+        )
+        record = await self.catalog.change(name, dead_queue=dead_queue, decide=lambda _, now: record)
+        shelves = self.storage.shelves(record, range(partitions))
+        await shelves.load()
+        return record, shelves
+
+
+def items(*payloads: bytes, **fields: str) -> list[NewItem]:
+    return [NewItem(payload=payload, **fields) for payload in payloads]
+
+
+async def one(shelves: Shelves, operation: Operation, kind: type[R]) -> R:
+    """The result of a batch of one."""
+    result = (await shelves.commit([operation])).results[0]
+    assert isinstance(result, kind), result
+    return result
+
+
+async def produce(shelves: Shelves, *payloads: bytes, partition: int = 0) -> list[str]:
+    return list((await one(shelves, Produce(partition, items(*payloads), HOUR), Produced)).ids)
+
+
+async def lease(
+    shelves: Shelves, count_max: int = 10, *, partition: int = 0, rules: Mortality = LIVES
+) -> list[LeasedItem]:
+    return list((await one(shelves, Lease(partition, count_max, LEASE, rules), Leased)).items)
+
+
+async def due(shelves: Shelves, rules: Mortality = LIVES, *, count_max: int = 100) -> Ended:
+    return await one(shelves, Due(0, count_max, rules), Ended)
+
+
+async def listed(shelves: Shelves, *, scheduled: bool = False, partition: int = 0) -> list[Item]:
+    return list(await shelves.list_items(partition, pivot="", count_max=1_000, scheduled=scheduled))
+
+
+def ended_as(*, requeued: int = 0, dying: int = 0, more: bool = False) -> Ended:
+    return Ended(requeued=requeued, dying=dying, deleted=[], more=more)
+
+
+def ids(leased: Sequence[LeasedItem]) -> list[str]:
+    return [item.id for item in leased]
+
+
+def bodies(leased: Sequence[LeasedItem] | Sequence[Item]) -> list[bytes]:
+    return [item.payload for item in leased]
+
+
+def counts(shape: Shape) -> tuple[int, int, int, int]:
+    return shape.queued, shape.leased, shape.scheduled, shape.dying
+
+
+def target(record: QueueRecord, storage: str) -> DeadTarget:
+    return DeadTarget(
+        queue_name=record.name,
+        generation=record.generation,
+        partition=0,
+        storage=storage,
+        expire_timeout_us=2 * HOUR,
+    )
+
+
+class StoreSuite:
+    """Not collected itself: each store below runs it."""
+
+    @pytest.fixture
+    def clock(self) -> FrozenClock:
+        return FrozenClock()
+
+    @pytest.fixture
+    async def shop(self, storage: Storage, clock: FrozenClock) -> AsyncIterator[Shop]:
+        await storage.open()
+        yield Shop(storage, clock)
+        await storage.close()
+
+    # --- produce and lease ------------------------------------------------------------------------------------
+
+    async def test_items_are_leased_in_the_order_they_came(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        first = await produce(shelves, b"a", b"b")
+        second = await produce(shelves, b"c")
+        leased = await lease(shelves, 2)
+        assert ids(leased) == first
+        assert bodies(leased) == [b"a", b"b"]
+        assert ids(await lease(shelves)) == second
+        assert await lease(shelves) == []
+        assert sorted([*first, *second]) == [*first, *second]
+
+    async def test_every_field_comes_back_as_it_went_in(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        given = NewItem(payload=bytes(range(256)), kind="käse", encoding="x", reference="r" * 2_000)
+        await one(shelves, Produce(0, [given], HOUR), Produced)
+        (item,) = await lease(shelves)
+        assert (item.payload, item.kind, item.encoding, item.reference) == (
+            given.payload,
+            given.kind,
+            given.encoding,
+            given.reference,
+        )
+        assert item.attempts == 1
+        assert item.lease_deadline == moment(shop.clock.now_us() + LEASE)
+
+    async def test_an_empty_and_a_large_payload(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        await produce(shelves, b"", b"x" * 1_000_000)
+        assert bodies(await lease(shelves)) == [b"", b"x" * 1_000_000]
+
+    async def test_what_one_batch_produces_it_can_lease_and_complete(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        committed = await shelves.commit([Produce(0, items(b"a", b"b"), HOUR), Lease(0, 1, LEASE, LIVES)])
+        leased = committed.results[1]
+        assert isinstance(leased, Leased)
+        assert bodies(leased.items) == [b"a"]
+        assert counts(committed.shapes[0]) == (1, 1, 0, 0)
+        assert committed.now_us == shop.clock.now_us()
+
+    async def test_partitions_are_apart(self, shop: Shop) -> None:
+        _, shelves = await shop.queue(partitions=2)
+        (first,) = await produce(shelves, b"a", partition=0)
+        await produce(shelves, b"b", partition=1)
+        assert bodies(await lease(shelves, partition=1)) == [b"b"]
+        refused = await one(shelves, Complete(1, [first]), Refused)
+        assert refused.missing == [first]
+        assert bodies(await lease(shelves, partition=0)) == [b"a"]
+
+    async def test_a_schedule_is_leased_when_it_is_due(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        at_us = shop.clock.now_us() + 5 * SECOND
+        soon = NewItem(payload=b"now", enqueue_at=moment(shop.clock.now_us() + SECOND // 20))
+        committed = await shelves.commit(
+            [Produce(0, [NewItem(payload=b"later", enqueue_at=moment(at_us)), soon], HOUR)]
+        )
+        assert counts(committed.shapes[0]) == (1, 0, 1, 0)
+        assert committed.shapes[0].next_due_us == at_us
+        assert bodies(await lease(shelves)) == [b"now"]
+        (waiting,) = await listed(shelves, scheduled=True)
+        assert waiting.enqueue_at == moment(at_us)
+        await shop.clock.advance(5)
+        assert (await due(shelves)).enqueued == 1
+        assert bodies(await lease(shelves)) == [b"later"]
+
+    async def test_a_dedupe_key_is_one_item_until_it_has_left(self, shop: Shop) -> None:
+        _, shelves = await shop.queue(partitions=2)
+        twice = items(b"a", b"b", dedupe_key="k")
+        first = await one(shelves, Produce(0, [*twice, NewItem(payload=b"c")], HOUR), Produced)
+        assert first.ids[0] == first.ids[1] != first.ids[2]
+        again = await one(shelves, Produce(1, items(b"d", dedupe_key="k"), HOUR), Produced)
+        assert again.ids == [first.ids[0]]
+        await one(shelves, Complete(0, ids(await lease(shelves, 1))), Counted)
+        anew = await one(shelves, Produce(1, items(b"e", dedupe_key="k"), HOUR), Produced)
+        assert anew.ids[0] not in first.ids
+        assert bodies(await lease(shelves, partition=1)) == [b"e"]
+
+    # --- settling ---------------------------------------------------------------------------------------------
+
+    async def test_complete_removes_all_or_none(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        await produce(shelves, b"a", b"b", b"c")
+        held = ids(await lease(shelves, 2))
+        (queued,) = [item.id for item in await listed(shelves) if not item.is_leased]
+        refused = await one(shelves, Complete(0, [*held, queued, "nonsense"]), Refused)
+        assert (refused.missing, refused.unleased) == (["nonsense"], [queued])
+        assert len(await listed(shelves)) == 3
+        assert await one(shelves, Complete(0, held), Counted) == Counted(2)
+        assert [item.id for item in await listed(shelves)] == [queued]
+        assert (await one(shelves, Complete(0, held[:1]), Refused)).missing == held[:1]
+
+    async def test_a_refused_operation_leaves_its_neighbours_alone(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        await produce(shelves, b"a", b"b", b"c")
+        a, b, c = ids(await lease(shelves))
+        committed = await shelves.commit(
+            [
+                Complete(0, [a]),
+                Complete(0, [a, b]),
+                Extend(0, [b, "x"], LEASE),
+                Retry(0, [RetryItem(id=c), RetryItem(id=a)], LIVES),
+                Complete(0, [b]),
+            ]
+        )
+        assert [type(result) for result in committed.results] == [Counted, Refused, Refused, Refused, Counted]
+        assert committed.results[3] == Refused([a], [])
+        assert [(item.id, item.is_leased) for item in await listed(shelves)] == [(c, True)]
+        assert counts(committed.shapes[0]) == (0, 1, 0, 0)
+
+    async def test_extend_moves_the_deadline(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        await produce(shelves, b"a")
+        held = ids(await lease(shelves))
+        await shop.clock.advance(20)
+        extended = await one(shelves, Extend(0, held, LEASE), Extended)
+        assert extended.items[0].lease_deadline == moment(shop.clock.now_us() + LEASE)
+        await shop.clock.advance(15)
+        assert (await due(shelves)).requeued == 0
+        await one(shelves, Extend(0, held, SECOND), Extended)
+        await shop.clock.advance(1)
+        assert (await due(shelves)).requeued == 1
+
+    async def test_retry_goes_to_the_tail_with_a_new_id(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        await produce(shelves, b"a", b"b", b"c")
+        a, b, _ = ids(await lease(shelves))
+        later = moment(shop.clock.now_us() + 10 * SECOND)
+        ended = await one(shelves, Retry(0, [RetryItem(id=b, retry_at=later), RetryItem(id=a)], LIVES), Ended)
+        assert ended == ended_as(requeued=2)
+        assert (await one(shelves, Complete(0, [a]), Refused)).missing == [a]
+        (again,) = await lease(shelves)
+        assert (again.payload, again.attempts) == (b"a", 2)
+        assert again.id > b
+        (waiting,) = await listed(shelves, scheduled=True)
+        assert (waiting.payload, waiting.attempts, waiting.enqueue_at) == (b"b", 1, later)
+
+    async def test_release_undoes_a_lease(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        first = await produce(shelves, b"a", b"b")
+        await lease(shelves)
+        released = await one(shelves, Release(0, [*first, "nonsense"]), Counted)
+        assert released.count == 2
+        leased = await lease(shelves)
+        assert ids(leased) == first
+        assert [item.attempts for item in leased] == [1, 1]
+
+    async def test_items_that_come_back_to_the_head_are_leased_first(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        everything = await produce(shelves, *[b"x"] * 100)
+        given: list[str] = []
+        for _ in range(5):
+            given += ids(await lease(shelves, 10))
+        assert given == everything[:50]
+        await one(shelves, Release(0, given[:3]), Counted)
+        assert ids(await lease(shelves, 10)) == [*given[:3], *everything[50:57]]
+
+    # --- deadlines and death ----------------------------------------------------------------------------------
+
+    async def test_a_lease_that_ran_out_goes_to_the_tail(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        (first,) = await produce(shelves, b"a")
+        committed = await shelves.commit([Lease(0, 1, LEASE, LIVES)])
+        assert committed.shapes[0].next_due_us == shop.clock.now_us() + LEASE
+        await produce(shelves, b"b")
+        await shop.clock.advance(30)
+        assert await due(shelves) == ended_as(requeued=1)
+        leased = await lease(shelves)
+        assert bodies(leased) == [b"b", b"a"]
+        assert leased[1].id > leased[0].id > first
+        assert leased[1].attempts == 2
+
+    async def test_an_item_past_its_expiry_is_not_leased_and_dies(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        (old,) = await produce(shelves, b"a")
+        await shop.clock.advance(3_600)
+        await produce(shelves, b"b")
+        assert bodies(await lease(shelves)) == [b"b"]
+        assert (await due(shelves)).deleted == [(old, "expired")]
+        (entry,) = await shelves.ledger(after=0, count_max=10)
+        assert (entry.action, entry.item_id, entry.reason) == ("deleted", old, "expired")
+
+    async def test_attempts_run_out_at_retry_at_the_deadline_and_by_a_lower_limit(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        once = Mortality(max_attempts=1)
+        await produce(shelves, b"a", b"b", b"c")
+        a, b, c = ids(await lease(shelves, rules=Mortality(max_attempts=2)))
+        ended = await one(shelves, Retry(0, [RetryItem(id=a)], once), Ended)
+        assert ended.deleted == [(a, "max_attempts")]
+        await one(shelves, Retry(0, [RetryItem(id=b)], LIVES), Ended)
+        await shop.clock.advance(30)
+        assert await lease(shelves, rules=once) == []
+        ended = await due(shelves, once)
+        (again,) = {item_id for item_id, _ in ended.deleted} - {c}
+        assert set(ended.deleted) == {(c, "max_attempts"), (again, "max_attempts")}
+        assert await listed(shelves) == []
+
+    async def test_deadlines_are_carried_out_a_bounded_number_at_a_time(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        await produce(shelves, *[b"x"] * 5)
+        await lease(shelves)
+        await shop.clock.advance(30)
+        assert await due(shelves, count_max=3) == ended_as(requeued=3, more=True)
+        assert (await due(shelves, count_max=3)).requeued == 2
+
+    async def test_nothing_dies_in_a_dead_queue_but_by_retention(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        immortal = Mortality(max_attempts=1, immortal=True)
+        died_at_us = shop.clock.now_us() - 10 * SECOND
+        letter = ImportedItem(payload=b"a", attempts=5, source_id="s", died_at=moment(died_at_us), death_reason="r")
+        await one(shelves, Import(0, [letter], SECOND), Imported)
+        committed = await shelves.commit([Due(0, 10, immortal)])
+        assert committed.shapes[0].oldest_death_us == died_at_us
+        await shop.clock.advance(5)
+        assert await due(shelves, immortal) == ended_as()
+        assert (await shelves.tally(0, mortality=immortal)).overdue == 1
+        (held,) = await lease(shelves, rules=immortal)
+        rejected = await one(shelves, Retry(0, [RetryItem(id=held.id, dead=True)], immortal), Ended)
+        assert rejected == ended_as(requeued=1)
+        kept = replace(immortal, retention_us=20 * SECOND)
+        assert await due(shelves, kept) == ended_as()
+        await shop.clock.advance(5)
+        ((_, reason),) = (await due(shelves, kept)).deleted
+        assert reason == "retention"
+        assert await listed(shelves) == []
+
+    async def test_a_death_into_another_storage_takes_three_commits(self, shop: Shop) -> None:
+        source_record, source = await shop.queue()
+        dead_record, dead = await shop.queue()
+        rules = Mortality(max_attempts=1, target=target(dead_record, "elsewhere"))
+        await one(source, Produce(0, items(b"a", dedupe_key="k", kind="t"), HOUR), Produced)
+        (held,) = await lease(source)
+        ended = await one(source, Retry(0, [RetryItem(id=held.id, dead=True, reason="why")], rules), Ended)
+        assert ended == ended_as(dying=1)
+        assert await listed(source) == []
+        assert await one(source, Delete(0, [held.id]), Counted) == Counted(0)
+        assert (await source.load()).shapes[0].dying == 1
+        await one(source, Produce(0, items(b"z", dedupe_key="k"), HOUR), Produced)
+        corpses = await source.corpses(0, count_max=10)
+        assert [(c.source_id, c.target, c.payload) for c in corpses] == [(held.id, rules.target, b"a")]
+        assert await one(dead, Arrive(0, corpses, 2 * HOUR), Counted) == Counted(1)
+        assert await one(dead, Arrive(0, corpses, 2 * HOUR), Counted) == Counted(0)
+        assert await dead.arrivals(source_queue=source_record.name, count_max=10) == [held.id]
+        (letter,) = await listed(dead)
+        assert (letter.source_id, letter.source_queue, letter.death_reason) == (held.id, source_record.name, "why")
+        assert (letter.death_attempts, letter.attempts, letter.kind) == (1, 0, "t")
+        assert letter.expire_deadline == moment(shop.clock.now_us() + 2 * HOUR)
+        await one(dead, Complete(0, ids(await lease(dead))), Counted)
+        assert await one(dead, Arrive(0, corpses, 2 * HOUR), Counted) == Counted(0)
+        committed = await source.commit([Remove(0, [held.id])])
+        assert committed.results == [Counted(1)]
+        assert committed.shapes[0].dying == 0
+        await one(dead, Forget(0, [held.id]), Counted)
+        assert await dead.arrivals(source_queue=source_record.name, count_max=10) == []
+
+    async def test_a_death_whose_target_is_gone_is_revived(self, shop: Shop) -> None:
+        record, source = await shop.queue()
+        rules = Mortality(target=target(record, "elsewhere"))
+        await produce(source, b"a")
+        (held,) = await lease(source)
+        await one(source, Retry(0, [RetryItem(id=held.id, dead=True)], rules), Ended)
+        committed = await source.commit([Revive(0, [held.id])])
+        assert counts(committed.shapes[0]) == (1, 0, 0, 0)
+        (again,) = await lease(source)
+        assert (again.payload, again.attempts) == (b"a", 2)
+        assert again.id != held.id
+
+    # --- import, delete, clear --------------------------------------------------------------------------------
+
+    async def test_an_import_keeps_the_story_and_leaves_out_what_is_there(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        created = moment(shop.clock.now_us() - HOUR)
+        letter = ImportedItem(
+            payload=b"a",
+            source_id="s",
+            source_queue="q",
+            attempts=3,
+            created_at=created,
+            death_reason="expired",
+            death_attempts=7,
+            died_at=created,
+            kind="t",
+            dedupe_key="d",
+        )
+        first = await one(shelves, Import(0, [letter, letter], HOUR), Imported)
+        assert first.items == await listed(shelves)
+        (item,) = first.items
+        assert (item.source_id, item.attempts, item.created_at, item.death_attempts) == ("s", 3, created, 7)
+        assert (await one(shelves, Import(0, [letter], HOUR), Imported)).items == []
+        await one(shelves, Complete(0, ids(await lease(shelves))), Counted)
+        assert len((await one(shelves, Import(0, [letter], HOUR), Imported)).items) == 1
+
+    async def test_delete_skips_what_is_unknown(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        await produce(shelves, b"a", b"b")
+        (held,) = ids(await lease(shelves, 1))
+        later = NewItem(payload=b"c", enqueue_at=moment(shop.clock.now_us() + HOUR))
+        (scheduled,) = (await one(shelves, Produce(0, [later], HOUR), Produced)).ids
+        committed = await shelves.commit([Delete(0, [held, scheduled, "nonsense"])])
+        assert committed.results == [Counted(2)]
+        assert counts(committed.shapes[0]) == (1, 0, 0, 0)
+        entries = await shelves.ledger(after=0, count_max=10)
+        assert {(entry.action, entry.item_id) for entry in entries} == {("deleted", held), ("deleted", scheduled)}
+        assert list(await shelves.ledger(after=1, count_max=10)) == list(entries)[1:]
+
+    @pytest.mark.parametrize(
+        ("queued", "scheduled", "leased", "left"),
+        [(True, False, False, (0, 1, 1)), (False, True, False, (2, 1, 0)), (True, True, True, (0, 0, 0))],
+    )
+    async def test_clear_takes_what_was_named(
+        self, shop: Shop, queued: bool, scheduled: bool, leased: bool, left: tuple[int, int, int]
+    ) -> None:
+        _, shelves = await shop.queue()
+        await produce(shelves, b"a", b"b", b"c")
+        await lease(shelves, 1)
+        later = NewItem(payload=b"d", enqueue_at=moment(shop.clock.now_us() + HOUR))
+        await one(shelves, Produce(0, [later], HOUR), Produced)
+        committed = await shelves.commit([Clear(0, queued, scheduled, leased, 100)])
+        assert counts(committed.shapes[0])[:3] == left
+        tally = await shelves.tally(0, mortality=LIVES)
+        assert (tally.queued, tally.leased, tally.scheduled) == left
+        (entry,) = await shelves.ledger(after=0, count_max=10)
+        assert (entry.action, entry.count) == ("cleared", 4 - sum(left))
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    async def test_listing_goes_by_id_from_the_pivot(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        everything = await produce(shelves, *[bytes([n]) for n in range(10)])
+        await lease(shelves, 3)
+        page = await shelves.list_items(0, pivot=everything[1], count_max=4, scheduled=False)
+        assert [item.id for item in page] == everything[1:5]
+        assert [item.is_leased for item in page] == [True, True, False, False]
+        await one(shelves, Delete(0, [everything[4]]), Counted)
+        page = await shelves.list_items(0, pivot=everything[4], count_max=2, scheduled=False)
+        assert [item.id for item in page] == everything[5:7]
+        with pytest.raises(Invalid, match="is not an id of this partition"):
+            await shelves.list_items(0, pivot="nonsense", count_max=1, scheduled=False)
+
+    async def test_tally_counts_and_averages(self, shop: Shop) -> None:
+        _, shelves = await shop.queue()
+        await produce(shelves, b"a")
+        await shop.clock.advance(10)
+        await produce(shelves, b"b")
+        await lease(shelves, 1)
+        await shop.clock.advance(4)
+        tally = await shelves.tally(0, mortality=LIVES)
+        assert (tally.queued, tally.leased, tally.scheduled, tally.dying, tally.overdue) == (1, 1, 0, 0, 0)
+        assert tally.average_age_us == 9 * SECOND
+        assert tally.average_leased_age_us == 4 * SECOND
+
+    async def test_load_tells_how_every_partition_stands(self, shop: Shop) -> None:
+        record, shelves = await shop.queue(partitions=2)
+        await produce(shelves, b"a", b"b")
+        await produce(shelves, b"c", partition=1)
+        await lease(shelves, 1)
+        at_us = shop.clock.now_us() + SECOND
+        await one(shelves, Produce(1, [NewItem(payload=b"d", enqueue_at=moment(at_us))], HOUR), Produced)
+        await shelves.close()
+        loaded: Committed = await shop.storage.shelves(record, (0, 1)).load()
+        assert {number: counts(shape) for number, shape in loaded.shapes.items()} == {
+            0: (1, 1, 0, 0),
+            1: (1, 0, 1, 0),
+        }
+        assert loaded.shapes[1].next_due_us == at_us
+        assert loaded.shapes[0].next_expiry_us == shop.clock.now_us() + HOUR
+
+    # --- the catalog ------------------------------------------------------------------------------------------
+
+    async def test_a_change_is_decided_over_its_neighbours(self, shop: Shop) -> None:
+        dead, _ = await shop.queue()
+        record, _ = await shop.queue(dead_queue=dead.name)
+        seen: list[Neighbours] = []
+
+        def decide(neighbours: Neighbours, now_us: int) -> QueueRecord:
+            seen.append(neighbours)
+            assert now_us == shop.clock.now_us()
+            return replace(record, max_attempts=7, paused=True)
+
+        version = await shop.catalog.version()
+        changed = await shop.catalog.change(record.name, dead_queue=dead.name, decide=decide)
+        assert await shop.catalog.version() > version
+        assert (seen[0].current, seen[0].dead_queue, list(seen[0].source_queues)) == (record, dead, [])
+        assert changed in await shop.catalog.queues()
+
+        def refuse(neighbours: Neighbours, now_us: int) -> QueueRecord:
+            assert list(neighbours.source_queues) == [record.name]
+            raise Invalid("no")
+
+        with pytest.raises(Invalid, match="no"):
+            await shop.catalog.change(dead.name, dead_queue="", decide=refuse)
+        assert dead in await shop.catalog.queues()
+
+    async def test_a_queue_made_anew_is_empty_and_another(self, shop: Shop) -> None:
+        record, shelves = await shop.queue()
+        (old,) = await produce(shelves, b"a")
+        await shop.catalog.delete(record.name, decide=lambda _: record, count=1)
+        await shelves.close()
+        await shop.storage.drop(record)
+        assert record.name not in {known.name for known in await shop.catalog.queues()}
+        anew = await shop.catalog.change(
+            record.name, dead_queue="", decide=lambda _, now: replace(record, generation=0)
+        )
+        assert anew.generation != record.generation
+        fresh = shop.storage.shelves(anew, [0])
+        assert counts((await fresh.load()).shapes[0]) == (0, 0, 0, 0)
+        assert (await one(fresh, Complete(0, [old]), Refused)).missing == [old]
+        rows: list[LedgerEntry] = [
+            entry for entry in await shop.catalog.ledger(after=0, count_max=10_000) if entry.queue_name == record.name
+        ]
+        assert [(entry.action, entry.count) for entry in rows] == [("queue_deleted", 1)]
+
+    async def test_what_is_kept_first_holds(self, shop: Shop) -> None:
+        key = f"key-{next(_numbers)}"
+        assert await shop.catalog.keep(key, "one") == "one"
+        assert await shop.catalog.keep(key, "two") == "one"
+
+
+class TestMemory(StoreSuite):
+    @pytest.fixture
+    def storage(self, clock: FrozenClock) -> Storage:
+        return MemoryStorage(clock)
+
+
+class TestSqlite(StoreSuite):
+    @pytest.fixture
+    def storage(self, clock: FrozenClock, tmp_path: Path) -> Storage:
+        return SqliteStorage(tmp_path, clock=clock)
+
+
+@pytest.mark.postgres
+class TestPostgres(StoreSuite):
+    @pytest.fixture
+    def storage(self, clock: FrozenClock, postgres_url: str) -> Storage:
+        return PostgresStorage(postgres_url, name="here", clock=clock)
