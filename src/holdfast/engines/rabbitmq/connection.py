@@ -1,0 +1,284 @@
+"""One connection to RabbitMQ: socket, TLS, heartbeats, and channels on top of the wire's session.
+
+Nothing reconnects here: a connection that is lost is over, and everyone on it is told. Publisher and consumer each
+have one of their own, because under an alarm the broker stops reading from connections that publish, acks included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from types import TracebackType
+from typing import Self
+
+from pamqp import commands as amqp
+
+from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.channel import Channel, Listener, refusal
+from holdfast.engines.rabbitmq.wire import commands
+from holdfast.engines.rabbitmq.wire.events import Blocked, ConnectionClosedByBroker, Event, Opened
+from holdfast.engines.rabbitmq.wire.frames import ProtocolBroken
+from holdfast.engines.rabbitmq.wire.session import HandshakeFailed, Session, State
+from holdfast.errors import BrokerError, BrokerLost, BrokerRefused, BrokerUnreachable, NotABroker, TlsRefused
+
+CLOSE_TIMEOUT_S = 5.0
+ACCESS_REFUSED, NOT_ALLOWED = 403, 530
+
+
+class Connection(asyncio.Protocol):
+    """`await Connection.open(address)`, then `channel(listener)`."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.session = Session(address.login)
+        self.writable = True
+        loop = asyncio.get_running_loop()
+        self.opened: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[BrokerError] = loop.create_future()
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._channels: dict[int, Channel] = {}
+        self._heard = self._spoke = True
+        self._silent_beats = 0
+        self._beat: asyncio.TimerHandle | None = None
+        self._last_word: ConnectionClosedByBroker | None = None
+
+    @classmethod
+    async def open(cls, address: Address) -> Connection:
+        """Connect to the first host that takes us.
+
+        Raises BrokerRefused (login, virtual host), NotABroker, TlsRefused or BrokerUnreachable.
+        """
+        failures: list[BrokerError] = []
+        for host, port in address.hosts:
+            try:
+                return await cls._open_one(address, host, port)
+            except BrokerRefused:
+                raise  # the other hosts are the same cluster, and would say the same
+            except BrokerError as error:
+                failures.append(error)
+        if len(failures) == 1:
+            raise failures[0]
+        raise BrokerUnreachable("no broker could be reached; " + " / ".join(str(error) for error in failures))
+
+    @classmethod
+    async def _open_one(cls, address: Address, host: str, port: int) -> Connection:
+        loop = asyncio.get_running_loop()
+        connection = cls(address)
+        context = address.tls.context() if address.tls else None
+        name = (address.tls.server_name or host) if address.tls else None
+        try:
+            async with asyncio.timeout(address.connect_timeout_s):
+                await loop.create_connection(lambda: connection, host, port, ssl=context, server_hostname=name)
+                await asyncio.shield(connection.opened)
+        except TimeoutError as error:
+            connection._abort()
+            raise connection._too_late(host, port) from error
+        except ssl.SSLError as error:
+            raise TlsRefused(f"TLS was refused; {host}:{port}: {_ssl_text(error)}") from error
+        except OSError as error:
+            connection._abort()
+            if context and isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
+                raise TlsRefused(f"TLS was refused; {host}:{port} ended the handshake") from error
+            raise BrokerUnreachable(f"broker cannot be reached; {host}:{port}: {error.strerror or error}") from error
+        except BaseException:
+            connection._abort()
+            raise
+        return connection
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used."""
+        return self.session.state is State.OPEN and not self.closed.done()
+
+    @property
+    def blocked(self) -> str | None:
+        """Why the broker reads nothing more from this connection; None while it does."""
+        return self.session.blocked
+
+    async def channel(self, listener: Listener) -> Channel:
+        """Open a channel. Raises BrokerRefused or BrokerLost."""
+        if self.closed.done():
+            raise self.closed.result()
+        number = self.session.open_channel()
+        channel = Channel(number, listener, write=self.write, release=self._release)
+        self._channels[number] = channel
+        self._flush()
+        try:
+            await channel.answer("Channel.Open")
+        except BaseException:
+            self._channels.pop(number, None)
+            raise
+        return channel
+
+    async def close_channel(self, channel: Channel) -> None:
+        """Close a channel in order: what was sent on it before has been worked through when this returns."""
+        if channel.is_open:
+            await channel.call(amqp.Channel.Close(200, "done", 0, 0))
+            channel.close(BrokerLost("the channel was closed"), None)
+
+    def write(self, data: bytes) -> None:
+        """Send frames, joined by the caller as far as it can."""
+        if self._transport is not None and data:
+            self._spoke = True
+            self._transport.write(data)
+
+    async def close(self) -> None:
+        """Say goodbye and wait for the answer, within a limit."""
+        if self.is_open:
+            self.session.close()
+            self._flush()
+            await asyncio.wait([self.closed], timeout=CLOSE_TIMEOUT_S)
+        self._abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  a stream socket has no other
+        self._transport = transport
+        self.write(self.session.start())
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        try:
+            events = self.session.feed(data)
+        except (ProtocolBroken, HandshakeFailed) as error:
+            self._fail(NotABroker(f"this is no broker that we can talk to; {self.address}: {error}"))
+            return
+        self._flush()
+        start = 0
+        # Most reads concern one channel: its events go on as one list.
+        for place, event in enumerate(events):
+            if event.channel == 0:
+                self._dispatch(events[start:place])
+                self._about_connection(event)
+                start = place + 1
+            elif event.channel != events[start].channel:
+                self._dispatch(events[start:place])
+                start = place
+        self._dispatch(events[start:] if start else events)
+
+    def eof_received(self) -> None:
+        """The other side has ended: so do we."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail(self._why(error))
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        for channel in list(self._channels.values()):
+            channel.writable()
+
+    def _dispatch(self, events: list[Event]) -> None:
+        if events:
+            channel = self._channels.get(events[0].channel)
+            if channel is not None:
+                channel.handle(events)
+                if not channel.is_open:
+                    self._channels.pop(channel.number, None)
+
+    def _about_connection(self, event: object) -> None:
+        match event:
+            case Opened():
+                self._start_heartbeats()
+                if not self.opened.done():
+                    self.opened.set_result(None)
+            case Blocked(None):
+                for channel in list(self._channels.values()):
+                    channel.writable()
+            case ConnectionClosedByBroker():
+                self._last_word = event
+                self._fail(self._why(None))
+            case _ if self.session.state is State.CLOSED:
+                self._fail(BrokerLost("the connection was closed"))
+
+    def _release(self, number: int) -> None:
+        self.session.release(number)
+        self._channels.pop(number, None)
+
+    def _flush(self) -> None:
+        self.write(self.session.take())
+
+    def _start_heartbeats(self) -> None:
+        if self.session.heartbeat_s:
+            self._beat = self._loop.call_later(self.session.heartbeat_s / 2, self._on_beat)
+
+    def _on_beat(self) -> None:
+        """Twice per interval: speak if we were silent, and give up after two intervals in which nothing came."""
+        self._silent_beats = 0 if self._heard else self._silent_beats + 1
+        if self._silent_beats >= 4:
+            silent_s = self._silent_beats * self.session.heartbeat_s / 2
+            self._fail(BrokerLost(f"the broker has fallen silent; nothing came for {silent_s:g} s"))
+            return
+        if not self._spoke:
+            self.write(commands.HEARTBEAT)
+        self._heard = self._spoke = False
+        self._start_heartbeats()
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+        self._fail(BrokerLost("the connection was closed"))
+
+    def _fail(self, error: BrokerError) -> None:
+        """The end, once: everyone who waits is told."""
+        if self.closed.done():
+            return
+        self.closed.set_result(error)
+        if not self.opened.done():
+            self.opened.set_exception(error)
+            self.opened.exception()
+        if self._beat is not None:
+            self._beat.cancel()
+        if self._transport is not None:
+            self._transport.close() if self._last_word else self._transport.abort()
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            channel.close(error, self._last_word)
+
+    def _why(self, error: Exception | None) -> BrokerError:
+        """What the end of the connection means, by where we stood."""
+        state = self.session.state
+        word = self._last_word
+        login = self.address.login
+        if word is not None and not self.opened.done():
+            if word.code == ACCESS_REFUSED:
+                return BrokerRefused(f"login refused; user '{login.user}': {word.text}", reply_code=word.code)
+            if word.code == NOT_ALLOWED:
+                return BrokerRefused(f"virtual host refused; '{login.vhost}': {word.text}", reply_code=word.code)
+        if word is not None:
+            return refusal(word)
+        if isinstance(error, ssl.SSLError):
+            return TlsRefused(f"TLS was refused; {_ssl_text(error)}")
+        if state is State.GREETING:
+            return NotABroker(f"this is no broker that we can talk to; {self.address}: it hung up without a greeting")
+        if state is State.LOGIN:
+            return BrokerRefused(f"login refused; user '{login.user}': the broker hung up")
+        detail = (error.args[-1] if error.args else type(error).__name__) if error else "the broker hung up"
+        return BrokerLost(f"connection to the broker was lost; {detail}")
+
+    def _too_late(self, host: str, port: int) -> BrokerError:
+        limit_s = self.address.connect_timeout_s
+        if self._transport is None:
+            return BrokerUnreachable(f"broker cannot be reached; {host}:{port} did not answer within {limit_s:g} s")
+        if self.session.state in (State.NEW, State.GREETING):
+            return NotABroker(
+                f"this is no broker that we can talk to; {host}:{port} sent no greeting within {limit_s:g} s"
+            )
+        state = self.session.state.value
+        return BrokerUnreachable(f"broker cannot be reached; {host}:{port} was still {state} after {limit_s:g} s")
+
+
+def _ssl_text(error: ssl.SSLError) -> str:
+    return getattr(error, "verify_message", "") or error.reason or str(error)

@@ -1,0 +1,278 @@
+"""Consumes one queue on a connection of its own, settles in batches, and never stops in silence.
+
+The broker may cancel the consumer, close the channel (a message was held for too long) or be gone: consuming then
+goes on by itself after a wait, or `batch` raises. Deliveries of the old channel are the broker's again; settling one
+of them does nothing but count, because the message will come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterable
+from types import TracebackType
+from typing import Literal, Self
+
+from pamqp import commands as amqp
+
+from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.backoff import Backoff
+from holdfast.engines.rabbitmq.channel import Channel, Close
+from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.unsettled import Unsettled
+from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.wire.events import Cancelled, Delivery, Event
+from holdfast.errors import BrokerError, BrokerLost, ConsumerLost
+from holdfast.telemetry.events import emit
+
+PREFETCH = 4000
+PREFETCH_MAX = 65_535
+DOWN_TIMEOUT_S = 600.0
+
+
+class Consumer:
+    """`async with Consumer(address, "q") as consumer:`, then `batch()` and `ack()`.
+
+    Opening it raises BrokerError: at the start nothing is retried, so that a wrong name is seen at once.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        queue: str,
+        *,
+        prefetch: int = PREFETCH,
+        on_loss: Literal["resume", "raise"] = "resume",
+        down_timeout_s: float = DOWN_TIMEOUT_S,
+        backoff: Backoff | None = None,
+    ) -> None:
+        if not 1 <= prefetch <= PREFETCH_MAX:
+            # Zero means "no limit" to the broker, and 2000 to a quorum queue.
+            raise ValueError(f"prefetch must be from 1 to {PREFETCH_MAX}, not {prefetch}")
+        self.queue = queue
+        self.counts: Counter[str] = Counter()
+        self._address = address.named(f"holdfast consumer of {queue}")
+        self._prefetch = prefetch
+        self._resumes = on_loss == "resume"
+        self._down_timeout_s = down_timeout_s
+        self._backoff = backoff or Backoff()
+        self._ready: deque[Delivery] = deque()
+        self._news = asyncio.Event()
+        self._broken = asyncio.Event()
+        self._trouble: BrokerError | None = None
+        self._failure: BrokerError | None = None
+        self._connection: Connection | None = None
+        self._channel: Channel | None = None
+        self._books = Unsettled(0)
+        self._generation = 0
+        self._keeper: asyncio.Task[None] | None = None
+        self._consumer_tag = ""
+        self._flush_due = False
+        self._stopping = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether messages can come now."""
+        return self._channel is not None and self._channel.is_open and bool(self._consumer_tag)
+
+    @property
+    def unsettled_count(self) -> int:
+        """Messages of ours that are neither acked nor given back."""
+        return len(self._books)
+
+    async def batch(self, *, count_max: int = 1000, timeout_s: float | None = None) -> list[Delivery]:
+        """Wait for messages and take at most `count_max`; an empty list when none came in time, or after `stop`.
+
+        Raises ConsumerLost when consuming ended for good.
+        """
+        if not self._ready:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._wait_for_news()
+            except TimeoutError:
+                return []
+        ready = self._ready
+        return [ready.popleft() for _ in range(min(count_max, len(ready)))]
+
+    async def __aiter__(self) -> AsyncIterator[Delivery]:
+        while batch := await self.batch(count_max=1):
+            yield batch[0]
+
+    def ack(self, deliveries: Iterable[Delivery]) -> None:
+        """These are done. The frames go out together, at the end of this round of the event loop."""
+        generation, take = self._generation, self._books.ack
+        self._settled("acked", [d.channel == generation and take(d.tag) for d in deliveries])
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Back to the queue (nack with requeue); at once, so hold them rather than give back in a loop."""
+        self._nack("given_back", deliveries, requeue=True)
+
+    def dead_letter(self, deliveries: Iterable[Delivery]) -> None:
+        """To the queue's dead-letter exchange (nack without requeue). Without one, the broker deletes them."""
+        self._nack("dead_lettered", deliveries, requeue=False)
+
+    async def stop(self) -> None:
+        """No new messages; what is unsettled can still be settled. Raises BrokerError when the broker is gone."""
+        self._stopping = True
+        self._news.set()
+        if self._channel is not None and self._consumer_tag:
+            tag, self._consumer_tag = self._consumer_tag, ""
+            await self._channel.call(amqp.Basic.Cancel(tag))
+
+    async def close(self) -> None:
+        """Stop, give everything unsettled back, and wait until the broker has taken in all of it."""
+        self._stopping = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        channel, connection = self._channel, self._connection
+        if connection is not None and channel is not None and channel.is_open:
+            try:
+                # In this order: given back before the cancel, a quorum queue loses the order of its messages.
+                if self._consumer_tag:
+                    await channel.call(amqp.Basic.Cancel(self._consumer_tag))
+                self.flush()
+                self._books.nack_all()
+                self.flush()
+                await connection.close_channel(channel)
+            except BrokerError as error:
+                self._trouble = error  # then the broker gives them back by itself
+        if connection is not None:
+            await connection.close()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._consume()
+        except BaseException:
+            await self.close()
+            raise
+        self._keeper = asyncio.create_task(self._keep(), name=f"consumer of {self.queue}")
+        self._keeper.add_done_callback(self._keeper_ended)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def flush(self) -> None:
+        """Send what was settled, now."""
+        self._flush_due = False
+        if self._channel is not None and self._books.pending:
+            self._channel.write(self._books.flush())
+
+    # What the channel calls.
+
+    def on_events(self, events: list[Event]) -> None:
+        if self._channel is None:
+            return
+        for event in events:
+            if type(event) is Delivery:
+                # The channel's number is of no use to anybody; which of our channels it came on, is.
+                event.channel = self._generation
+                self._books.delivered(event.tag)
+                self._ready.append(event)
+            elif isinstance(event, Cancelled):
+                self._interrupted(BrokerLost(f"the broker cancelled the consumer; queue '{self.queue}'"))
+        self._news.set()
+
+    def on_closed(self, error: BrokerError, close: Close) -> None:
+        if self._channel is not None:  # else nobody consumes on it: it was closed on purpose, or never came about
+            self._interrupted(error)
+
+    def on_writable(self) -> None:
+        """Settling is small, and never waits for the socket."""
+
+    # Inside.
+
+    def _nack(self, what: str, deliveries: Iterable[Delivery], *, requeue: bool) -> None:
+        generation, take = self._generation, self._books.nack
+        self._settled(what, [d.channel == generation and take(d.tag, requeue=requeue) for d in deliveries])
+
+    def _settled(self, what: str, took: list[bool]) -> None:
+        taken = sum(took)
+        self.counts[what] += taken
+        # The others are the broker's again and come a second time: the message is not lost, the work is done twice.
+        self.counts["settled_in_vain"] += len(took) - taken
+        if not self._flush_due and self._books.pending:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    async def _wait_for_news(self) -> None:
+        while not self._ready and not self._stopping:
+            if self._failure is not None:
+                raise ConsumerLost(f"consuming ended; queue '{self.queue}': {self._failure}") from self._failure
+            self._news.clear()
+            await self._news.wait()
+
+    def _interrupted(self, error: BrokerError) -> None:
+        """Whatever of the old channel nobody has settled is the broker's again, also what nobody has taken yet."""
+        self._trouble = error
+        self._consumer_tag = ""
+        if self._channel is not None and self._channel.is_open:
+            self.flush()  # cancelled, but the channel lives: what was settled before still counts
+        self._generation += 1
+        self.counts["interrupted"] += 1
+        self.counts["taken_back"] += len(self._books)
+        self._books = Unsettled(0)
+        self._ready.clear()
+        self._broken.set()
+
+    async def _keep(self) -> None:
+        """Take consuming up again whenever it is interrupted, until that fails for too long."""
+        while True:
+            await self._broken.wait()
+            if self._stopping:
+                return
+            error = self._trouble
+            if not self._resumes:
+                self._end(error or BrokerLost("the connection was lost"))
+                return
+            emit("broker.consumer_lost", queue=self.queue, error=error)
+            if not await self._resume():
+                return
+            emit("broker.consumer_resumed", queue=self.queue)
+
+    async def _resume(self) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._down_timeout_s
+        failures = 0
+        while True:
+            await asyncio.sleep(self._backoff.delay_s(failures))
+            failures += 1
+            try:
+                await self._consume()
+                return True
+            except BrokerError as error:
+                self._trouble = error
+                if loop.time() > deadline:
+                    self._end(error)
+                    return False
+                emit("broker.lost", address=str(self._address), error=error)
+
+    def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
+        """A bug in the keeper must not look like an empty queue."""
+        if not keeper.cancelled() and (bug := keeper.exception()) is not None:
+            self._end(BrokerError(f"consuming met a bug; {type(bug).__name__}: {bug}"))
+
+    def _end(self, error: BrokerError) -> None:
+        self._failure = error
+        self._news.set()
+
+    async def _consume(self) -> None:
+        """A fresh channel every time: a tag of the old one must not settle a message of the new one."""
+        self._broken.clear()
+        if self._connection is None or not self._connection.is_open:
+            if self._connection is not None:
+                await self._connection.close()
+            self._connection = await Connection.open(self._address)
+        elif self._channel is not None and self._channel.is_open:
+            old, self._channel = self._channel, None
+            await self._connection.close_channel(old)
+        self._channel = None
+        channel = await self._connection.channel(self)
+        await channel.call(amqp.Basic.Qos(prefetch_count=self._prefetch))
+        self._books = Unsettled(channel.number)
+        self._channel = channel
+        answer = await channel.call(methods.Consume(queue=self.queue))
+        self._consumer_tag = str(getattr(answer, "consumer_tag", ""))

@@ -1,0 +1,280 @@
+"""Publishes, and says of every message what became of it. Confirms, `mandatory` and delivery mode 2 are always on.
+
+An outcome is one of: confirmed · returned · nacked · refused · unknown. Only *confirmed* allows a source to be settled.
+When a channel or the connection ends, what was in flight is unknown and is sent again, so it may arrive twice; when
+the time limit of a publish is over before an answer came, its outcome is *unknown*.
+
+One bad publish (no such exchange, too large, a foreign user id) makes the broker close the channel under its
+neighbours. All of them are then suspects: they go out one at a time on a second channel, where the guilty one is
+alone and is reported as *refused*; the first channel goes on with everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.backoff import Backoff
+from holdfast.engines.rabbitmq.channel import Close
+from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.lane import Batch, Lane, Outgoing, Ticket
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.engines.rabbitmq.wire.commands import Unsendable
+from holdfast.engines.rabbitmq.wire.confirms import Kind, Outcome
+from holdfast.engines.rabbitmq.wire.events import ConnectionClosedByBroker
+from holdfast.errors import BrokerError, BrokerLost
+from holdfast.telemetry.events import emit
+
+WINDOW_MESSAGES = 8192
+WINDOW_BYTES = 16 * 2**20
+PUBLISH_TIMEOUT_S = 60.0
+CONNECTION_FORCED = 320
+NOT_IN_TIME = "no answer within {timeout_s:g} s"
+
+
+class Publisher:
+    """`async with Publisher(address) as publisher:` and `await publisher.publish(message)`.
+
+    Opening it raises what `Connection.open` raises; after that, it connects again by itself.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        window_messages: int = WINDOW_MESSAGES,
+        window_bytes: int = WINDOW_BYTES,
+        timeout_s: float = PUBLISH_TIMEOUT_S,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._address = address
+        self._window_messages = window_messages
+        self._window_bytes = window_bytes
+        self._timeout_s = timeout_s
+        self._backoff = backoff or Backoff()
+        self._waiting: deque[Ticket] = deque()
+        self._suspects: deque[Ticket] = deque()
+        self._alone_only = False  # a publish ended the whole connection: nothing else goes out until it is found
+        self._only: Ticket | None = None  # what is in flight when nothing else is, on either channel
+        self._connection: Connection | None = None
+        self._main = self._lane()
+        self._alone = self._lane()
+        self._broken = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._trouble: BrokerError | None = None
+
+    @property
+    def blocked(self) -> str | None:
+        """Why the broker takes nothing at the moment (memory, disk); None while it does."""
+        return self._connection.blocked if self._connection else None
+
+    @property
+    def connected(self) -> bool:
+        """Whether a publish would be sent now."""
+        return self._main.is_open
+
+    @property
+    def version(self) -> str:
+        """The broker's version."""
+        return self._connection.session.version if self._connection else ""
+
+    async def publish(self, message: Outgoing, *, timeout_s: float | None = None) -> Outcome:
+        """Publish one message and wait for what becomes of it. Raises only when the publisher is closed."""
+        return (await self.publish_all((message,), timeout_s=timeout_s))[0]
+
+    async def publish_all(self, messages: Sequence[Outgoing], *, timeout_s: float | None = None) -> list[Outcome]:
+        """Publish a batch, pipelined, and wait until each message has its outcome; they are in the same order.
+
+        Several batches may be under way at once. A cancelled call leaves its messages unknown.
+        """
+        if self._keeper is None or self._keeper.done():
+            raise BrokerLost("the publisher is closed; nothing was sent")
+        if not messages:
+            return []
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        batch = Batch(len(messages), lambda: None if done.done() else done.set_result(None))
+        tickets = self._tickets(messages, batch)
+        self._waiting.extend(tickets)
+        self._pump()
+        timer = loop.call_later(limit_s, self._give_up, tickets, limit_s)
+        try:
+            await done
+        finally:
+            timer.cancel()
+            if batch.missing:
+                self._give_up(tickets, 0.0)
+        return [outcome for outcome in batch.outcomes if outcome is not None]
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._connect()
+        except BaseException:
+            await self.close()
+            raise
+        self._keeper = asyncio.create_task(self._keep(), name="publisher keeps its connection")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the connection. What is still under way becomes unknown."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        if self._connection is not None:
+            await self._connection.close()
+        self._give_up([*self._waiting, *self._suspects], 0.0)
+
+    # Sending.
+
+    def _tickets(self, messages: Iterable[Outgoing], batch: Batch) -> list[Ticket]:
+        tickets = []
+        for place, message in enumerate(messages):
+            try:
+                raw = properties.persistent(message.properties)
+            except properties.Unreadable as error:
+                batch.settle(place, self._counted(Outcome(Kind.REFUSED, 0, f"properties cannot be read: {error}")))
+                continue
+            tickets.append(Ticket(message, raw, batch, place))
+        return tickets
+
+    def _pump(self) -> None:
+        """Send what the windows allow: everything that can go now goes in one write."""
+        if self._connection is None or not self._connection.writable or self._connection.blocked:
+            return  # what is not sent while the broker reads nothing is at least known not to be stored
+        if self._suspects and self._alone.is_open and not self._alone.flying and not self._held_back():
+            self._only = self._suspects[0] if self._alone_only else None
+            self._send(self._alone, self._suspects, messages_max=1)
+        if self._waiting and self._main.is_open and not self._alone_only:
+            self._send(self._main, self._waiting, messages_max=self._window_messages)
+
+    def _held_back(self) -> bool:
+        """To find out who ends the connection, the first channel has to be quiet."""
+        return self._alone_only and bool(self._main.flying)
+
+    def _send(self, lane: Lane, queue: deque[Ticket], *, messages_max: int) -> None:
+        frames = []
+        count, size = lane.flying, lane.flying_bytes
+        while queue and count < messages_max:
+            ticket = queue[0]
+            # One that is larger than the whole window goes alone.
+            if count and size + ticket.size_bytes > self._window_bytes:
+                break
+            queue.popleft()
+            if ticket.done:
+                continue
+            try:
+                frames.append(lane.encode(ticket))
+            except Unsendable as error:
+                self._settle(ticket, Outcome(Kind.REFUSED, 0, str(error)))
+                continue
+            count += 1
+            size += ticket.size_bytes
+            if ticket.sent_count > 1:
+                self.counts["sent_again"] += 1
+        if frames:
+            lane.write(b"".join(frames))
+
+    # Answers.
+
+    def _on_outcomes(self, lane: Lane, outcomes: list[tuple[Ticket, Outcome]]) -> None:
+        for ticket, outcome in outcomes:
+            if ticket.done:
+                self.counts["answered_too_late"] += 1
+            elif outcome.kind is Kind.UNKNOWN:
+                self._suspects.append(ticket)  # alone, its answer cannot be anybody else's
+            else:
+                ticket.done = True
+                self.counts[outcome.kind.value] += 1
+                ticket.batch.settle(ticket.place, outcome)
+        if lane is self._alone and not self._suspects:
+            self._alone_only = False
+        self._pump()
+
+    def _on_lost(self, lane: Lane, tickets: list[Ticket], error: BrokerError, close: Close) -> None:
+        """A channel ended. By a publish of ours, or with the connection; in both cases nothing is known of these."""
+        self._trouble = error
+        self._broken.set()
+        whole = isinstance(close, ConnectionClosedByBroker)
+        # Counted with those whose time was over: one of them may be the guilty one.
+        guilty = len(tickets) == 1 and (not whole or tickets[0] is self._only)
+        tickets = [ticket for ticket in tickets if not ticket.done]
+        if close is None or close.code == CONNECTION_FORCED:
+            self._waiting.extendleft(reversed(tickets))
+        elif guilty and tickets:
+            self._settle(tickets[0], Outcome(Kind.REFUSED, close.code, close.text))
+        else:
+            self._suspects.extend(tickets)
+            self._alone_only = self._alone_only or whole
+        if not self._suspects:
+            self._alone_only = False
+
+    def _settle(self, ticket: Ticket, outcome: Outcome) -> None:
+        ticket.done = True
+        ticket.batch.settle(ticket.place, self._counted(outcome))
+
+    def _counted(self, outcome: Outcome) -> Outcome:
+        self.counts[outcome.kind.value] += 1
+        return outcome
+
+    def _give_up(self, tickets: Iterable[Ticket], limit_s: float) -> None:
+        """The time is over: these are unknown. Those in flight keep their place in the window until answered."""
+        text = NOT_IN_TIME.format(timeout_s=limit_s) if limit_s else "nobody waits for it any more"
+        if self.blocked:
+            text += f"; the broker takes nothing: {self.blocked}"
+        elif not self.connected and self._trouble:
+            text += f"; {self._trouble}"
+        for ticket in tickets:
+            if not ticket.done:
+                self._settle(ticket, Outcome(Kind.UNKNOWN, 0, text))
+        self._waiting = deque(ticket for ticket in self._waiting if not ticket.done)
+        self._suspects = deque(ticket for ticket in self._suspects if not ticket.done)
+        if not self._suspects:
+            self._alone_only = False
+
+    # The connection.
+
+    def _lane(self) -> Lane:
+        return Lane(on_outcomes=self._on_outcomes, on_lost=self._on_lost, on_writable=self._pump)
+
+    async def _keep(self) -> None:
+        """Repair what broke, until the publisher is closed."""
+        failures = 0
+        while True:
+            await self._broken.wait()
+            try:
+                await self._repair()
+                failures = 0
+            except BrokerError as error:
+                self._trouble = error
+                emit("broker.lost", address=str(self._address), error=error)
+                await asyncio.sleep(self._backoff.delay_s(failures))
+                failures += 1
+                self._broken.set()
+
+    async def _repair(self) -> None:
+        self._broken.clear()
+        connection = self._connection
+        if connection is None or not connection.is_open:
+            await self._connect()
+            emit("broker.found", address=str(self._address))
+        else:
+            for lane in (self._main, self._alone):
+                if not lane.is_open:
+                    await lane.open(connection)
+        self._pump()
+
+    async def _connect(self) -> None:
+        self._connection = connection = await Connection.open(self._address.named("holdfast publisher"))
+        await self._main.open(connection)
+        await self._alone.open(connection)

@@ -1,0 +1,76 @@
+"""Which deliveries of one channel are still unsettled, and the fewest frames that settle those that are done. Pure.
+
+An ack with `multiple` settles everything up to its tag, so it may only be used for a prefix in which nothing is open.
+What is settled behind an open delivery goes out as frames of its own: waiting for the prefix would use up the
+prefetch whenever one message is held for long.
+"""
+
+from __future__ import annotations
+
+from holdfast.engines.rabbitmq.wire import commands
+
+
+class Unsettled:
+    """Tags come in ascending order (`delivered`), are settled in any (`ack`, `nack`), and `flush` packs the frames."""
+
+    def __init__(self, channel: int) -> None:
+        self._channel = channel
+        self._open: dict[int, None] = {}  # a dict keeps the order: the lowest open tag is its first key
+        self._acks: list[int] = []
+        self._nacks: list[tuple[int, bool]] = []
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def pending(self) -> bool:
+        """Whether `flush` has something to say."""
+        return bool(self._acks or self._nacks)
+
+    def delivered(self, tag: int) -> None:
+        """A message came."""
+        self._open[tag] = None
+
+    def ack(self, tag: int) -> bool:
+        """It is done. False when it is not open: settled before, or never delivered here."""
+        if tag not in self._open:
+            return False
+        del self._open[tag]
+        self._acks.append(tag)
+        return True
+
+    def nack(self, tag: int, *, requeue: bool) -> bool:
+        """It goes back to the queue, or to the dead-letter exchange. False as for `ack`."""
+        if tag not in self._open:
+            return False
+        del self._open[tag]
+        self._nacks.append((tag, requeue))
+        return True
+
+    def nack_all(self) -> None:
+        """Everything that is open goes back, in the end by one frame: one by one is quadratic on a classic queue."""
+        for tag in list(self._open):
+            self.nack(tag, requeue=True)
+
+    def flush(self) -> bytes:
+        """The frames for everything that was settled since the last time."""
+        acks, self._acks = sorted(self._acks), []
+        nacks, self._nacks = sorted(self._nacks), []
+        lowest_open = next(iter(self._open), None)
+        frames = []
+        # Nacks first, each run of the same kind: with `multiple` they would take along acks that were not sent yet.
+        if nacks and not acks and _may_join(nacks, lowest_open):
+            tag, requeue = nacks[-1]
+            return commands.nack(self._channel, tag, multiple=True, requeue=requeue)
+        for tag, requeue in nacks:
+            frames.append(commands.nack(self._channel, tag, multiple=False, requeue=requeue))
+        prefix = [tag for tag in acks if lowest_open is None or tag < lowest_open]
+        if prefix:
+            frames.append(commands.ack(self._channel, prefix[-1], multiple=True))
+        frames += [commands.ack(self._channel, tag, multiple=False) for tag in acks[len(prefix) :]]
+        return b"".join(frames)
+
+
+def _may_join(nacks: list[tuple[int, bool]], lowest_open: int | None) -> bool:
+    same_kind = len({requeue for _, requeue in nacks}) == 1
+    return same_kind and (lowest_open is None or nacks[-1][0] < lowest_open)

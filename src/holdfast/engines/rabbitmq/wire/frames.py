@@ -1,0 +1,269 @@
+"""Bytes in, events out: finds the frames and puts the messages in them together. No socket, no clock.
+
+It holds at most one frame that is still incomplete, and per channel the parts of one body; both have a limit,
+so that whatever the other side sends, memory stays bounded. Anything that is not AMQP raises ProtocolBroken.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from pamqp import base
+from pamqp import frame as pamqp_frame
+from pamqp.exceptions import PAMQPException
+
+from holdfast.engines.rabbitmq.wire.events import (
+    Cancelled,
+    ChannelClosedByBroker,
+    Confirmed,
+    ConnectionClosedByBroker,
+    Delivery,
+    Event,
+    Heartbeat,
+    Method,
+    Returned,
+)
+
+METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
+KINDS = frozenset({METHOD, HEADER, BODY, HEARTBEAT})
+END = 0xCE
+
+#: RabbitMQ never takes a larger message, whatever its settings.
+BODY_BYTES_MAX = 512 * 2**20
+#: The broker adds x-death to a header that was just small enough, and delivers it although it is now too large.
+FRAME_SLACK_BYTES = 2**20
+FRAME_BYTES_MAX = 131_072
+
+DELIVER = b"\0\x3c\0\x3c"
+RETURN = b"\0\x3c\0\x32"
+GET_OK = b"\0\x3c\0\x47"
+ACK = b"\0\x3c\0\x50"
+NACK = b"\0\x3c\0\x78"
+CANCEL = b"\0\x3c\0\x1e"
+CHANNEL_CLOSE = b"\0\x14\0\x28"
+CONNECTION_CLOSE = b"\0\x0a\0\x32"
+
+FRAME_START = struct.Struct(">BHI")
+CONTENT_START = struct.Struct(">HHQ")
+TAG_AND_BITS = struct.Struct(">QB")
+CLOSE_CODE = struct.Struct(">H")
+CLOSE_CAUSE = struct.Struct(">HH")
+
+
+class ProtocolBroken(Exception):
+    """The other side sent something that is not AMQP 0-9-1 as we know it."""
+
+
+class _Content:
+    """A message whose header or body is still on its way."""
+
+    __slots__ = ("fields", "kind", "missing", "parts", "properties")
+
+    def __init__(self, kind: bytes, fields: bytes) -> None:
+        self.kind = kind
+        self.fields = fields
+        self.properties: bytes | None = None
+        self.missing = 0
+        self.parts: list[bytes] = []
+
+
+class Reader:
+    """Feed it what came from the socket, in pieces of any size; each call answers the events that are complete."""
+
+    def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+        self._payload_bytes_max = frame_bytes_max + FRAME_SLACK_BYTES
+        self._body_bytes_max = body_bytes_max
+        self._rest = bytearray()
+        self._wanted = 0
+        self._contents: dict[int, _Content] = {}
+        self._names: tuple[bytes, str, str] = (b"", "", "")
+        self._tags: tuple[bytes, str] = (b"", "")
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that these bytes complete. Raises ProtocolBroken, and is not to be used after that."""
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._wanted:
+                return []
+            data = bytes(self._rest)
+            self._rest = bytearray()
+        events: list[Event] = []
+        position, end = 0, len(data)
+        while end - position >= 8:
+            kind, channel, size = FRAME_START.unpack_from(data, position)
+            start = position + 7
+            stop = start + size
+            self._check(kind, size, data[position : position + 8])
+            if stop >= end:
+                break
+            if data[stop] != END:
+                raise ProtocolBroken("a frame does not end where it should")
+            position = stop + 1
+            if kind == METHOD:
+                self._method(channel, data, start, stop, events)
+            elif kind == HEADER:
+                self._header(channel, data, start, stop, events)
+            elif kind == BODY:
+                self._body(channel, data, start, stop, events)
+            else:
+                events.append(Heartbeat())
+        if position < end:
+            self._keep(data, position)
+        return events
+
+    def _keep(self, data: bytes, position: int) -> None:
+        """Put the incomplete frame aside, and note how much it takes: joining again before that helps nobody."""
+        self._rest += memoryview(data)[position:]
+        size = 0
+        if len(self._rest) >= 7:
+            _, _, size = FRAME_START.unpack_from(self._rest)
+        self._check(self._rest[0], size, bytes(self._rest[:8]))
+        self._wanted = size + 8
+
+    def _check(self, kind: int, size: int, seen: bytes) -> None:
+        if kind not in KINDS:
+            raise ProtocolBroken(f"not a frame: {seen!r}")
+        if size > self._payload_bytes_max:
+            raise ProtocolBroken(f"a frame of {size} bytes, at most {self._payload_bytes_max} were agreed")
+
+    def _method(self, channel: int, data: bytes, start: int, stop: int, events: list[Event]) -> None:
+        if channel in self._contents:
+            raise ProtocolBroken("a method in the middle of a message")
+        kind = data[start : start + 4]
+        if kind in (DELIVER, RETURN, GET_OK):
+            self._contents[channel] = _Content(kind, data[start + 4 : stop])
+            return
+        decoder = DECODERS.get(kind, _other)
+        try:
+            events.append(decoder(channel, data[start:stop]))
+        except (struct.error, IndexError, ValueError, TypeError, KeyError, PAMQPException, RecursionError) as error:
+            raise ProtocolBroken(f"method {kind.hex()} cannot be read: {error}") from error
+
+    def _header(self, channel: int, data: bytes, start: int, stop: int, events: list[Event]) -> None:
+        content = self._contents.get(channel)
+        if content is None or content.properties is not None:
+            raise ProtocolBroken("a content header out of place")
+        if stop - start < 14:
+            raise ProtocolBroken("a content header cut short")
+        size = CONTENT_START.unpack_from(data, start)[2]
+        if size > self._body_bytes_max:
+            raise ProtocolBroken(f"a body of {size} bytes, at most {self._body_bytes_max} are taken")
+        content.properties = data[start + 12 : stop]
+        content.missing = size
+        if size == 0:
+            self._complete(channel, content, b"", events)
+
+    def _body(self, channel: int, data: bytes, start: int, stop: int, events: list[Event]) -> None:
+        content = self._contents.get(channel)
+        if content is None or content.properties is None:
+            raise ProtocolBroken("a body out of place")
+        content.missing -= stop - start
+        if content.missing < 0:
+            raise ProtocolBroken("a body longer than its header says")
+        if start == stop:
+            return  # nothing arrived, and a list of nothings must not grow
+        if content.missing == 0 and not content.parts:
+            self._complete(channel, content, data[start:stop], events)
+            return
+        content.parts.append(data[start:stop])
+        if content.missing == 0:
+            self._complete(channel, content, b"".join(content.parts), events)
+
+    def _complete(self, channel: int, content: _Content, body: bytes, events: list[Event]) -> None:
+        del self._contents[channel]
+        assert content.properties is not None  # noqa: S101  both callers have set or seen it
+        try:
+            if content.kind == DELIVER:
+                events.append(self._delivery(channel, content.fields, content.properties, body))
+            elif content.kind == RETURN:
+                events.append(_returned(channel, content.fields, content.properties, body))
+            else:
+                events.append(_got(channel, content.fields, content.properties, body))
+        except (struct.error, IndexError) as error:
+            raise ProtocolBroken(f"method {content.kind.hex()} is cut short") from error
+
+    def _delivery(self, channel: int, fields: bytes, properties: bytes, body: bytes) -> Delivery:
+        place = 1 + fields[0]
+        consumer_tag = fields[1:place]
+        tag, bits = TAG_AND_BITS.unpack_from(fields, place)
+        names = fields[place + 9 :]
+        # One queue gets its messages from few exchanges and by few keys: the names of the last one are kept.
+        if names != self._names[0]:
+            exchange, at = _short(names, 0)
+            routing_key, _ = _short(names, at)
+            self._names = (names, exchange, routing_key)
+        if consumer_tag != self._tags[0]:
+            self._tags = (consumer_tag, _text(consumer_tag))
+        _, exchange, routing_key = self._names
+        return Delivery(channel, tag, bits & 1 == 1, exchange, routing_key, self._tags[1], properties, body)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _short(data: bytes, position: int) -> tuple[str, int]:
+    end = position + 1 + data[position]
+    if end > len(data):
+        raise IndexError("short string")
+    return _text(data[position + 1 : end]), end
+
+
+def _returned(channel: int, fields: bytes, properties: bytes, body: bytes) -> Returned:
+    (code,) = CLOSE_CODE.unpack_from(fields)
+    text, at = _short(fields, 2)
+    exchange, at = _short(fields, at)
+    routing_key, _ = _short(fields, at)
+    return Returned(channel, code, text, exchange, routing_key, properties, body)
+
+
+def _got(channel: int, fields: bytes, properties: bytes, body: bytes) -> Delivery:
+    tag, bits = TAG_AND_BITS.unpack_from(fields)
+    exchange, at = _short(fields, 9)
+    routing_key, _ = _short(fields, at)
+    return Delivery(channel, tag, bits & 1 == 1, exchange, routing_key, "", properties, body)
+
+
+def _confirm(channel: int, payload: bytes) -> Event:
+    tag, bits = TAG_AND_BITS.unpack_from(payload, 4)
+    # The broker's nack has the requeue bit set as well: only the lowest bit says "multiple".
+    return Confirmed(channel, tag, bits & 1 == 1, payload.startswith(ACK))
+
+
+def _cancel(channel: int, payload: bytes) -> Event:
+    return Cancelled(channel, _short(payload, 4)[0])
+
+
+def _channel_close(channel: int, payload: bytes) -> Event:
+    return ChannelClosedByBroker(channel, *_close(payload))
+
+
+def _connection_close(_channel: int, payload: bytes) -> Event:
+    return ConnectionClosedByBroker(*_close(payload))
+
+
+def _close(payload: bytes) -> tuple[int, str, int, int]:
+    # Not through pamqp: the text holds names that a stranger chose, which need not be UTF-8.
+    (code,) = CLOSE_CODE.unpack_from(payload, 4)
+    size = payload[6]
+    text = payload[7 : 7 + size].decode("utf-8", "backslashreplace")
+    class_id, method_id = CLOSE_CAUSE.unpack_from(payload, 7 + size)
+    return code, text, class_id, method_id
+
+
+def _other(channel: int, payload: bytes) -> Event:
+    raw = FRAME_START.pack(METHOD, channel, len(payload)) + payload + bytes((END,))
+    method = pamqp_frame.unmarshal(raw)[2]
+    if not isinstance(method, base.Frame):
+        raise TypeError("not a method")
+    return Method(channel, method)
+
+
+DECODERS: dict[bytes, Callable[[int, bytes], Event]] = {
+    ACK: _confirm,
+    NACK: _confirm,
+    CANCEL: _cancel,
+    CHANNEL_CLOSE: _channel_close,
+    CONNECTION_CLOSE: _connection_close,
+}

@@ -1,0 +1,104 @@
+"""Declares, counts and reads from outside, over a connection of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from pamqp import commands as amqp
+
+from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.channel import Channel, Close
+from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.rabbitmq.wire import methods, properties
+from holdfast.engines.rabbitmq.wire.events import Delivery, Event
+from holdfast.errors import BrokerError
+from tests.support.rabbitmq import Node
+
+
+class Silent:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.close: Close = None
+
+    def on_events(self, events: list[Event]) -> None:
+        self.events += events
+
+    def on_closed(self, error: BrokerError, close: Close) -> None:
+        self.close = close
+
+    def on_writable(self) -> None:
+        pass
+
+
+def outgoing(key: str, body: bytes = b"x", *, exchange: str = "", message_id: str = "m", **more: str) -> Outgoing:
+    """A message to a queue."""
+    return Outgoing(exchange, key, properties.encode({"message_id": message_id, **more}), body)
+
+
+class Admin:
+    """One virtual host of one node."""
+
+    def __init__(self, node: Node, vhost: str, channel: Channel) -> None:
+        self.node = node
+        self.vhost = vhost
+        self.channel = channel
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, node: Node, vhost: str) -> AsyncIterator[Admin]:
+        """Make the virtual host, and delete it at the end."""
+        node.create_vhost(vhost)
+        try:
+            async with await Connection.open(Address.parse(node.url(vhost))) as connection:
+                yield cls(node, vhost, await connection.channel(Silent()))
+        finally:
+            if node.pid:
+                node.delete_vhost(vhost)
+
+    def address(self, *, port: int | None = None, more: str = "") -> Address:
+        """The address of the virtual host; `port` for a proxy."""
+        return Address.parse(self.node.url(self.vhost, port=port, more=more))
+
+    async def queue(self, name: str, **arguments: int | str) -> str:
+        """A durable queue."""
+        await self.channel.call(methods.QueueDeclare(queue=name, durable=True, arguments=dict(arguments)))
+        return name
+
+    async def quorum_queue(self, name: str, **arguments: int | str) -> str:
+        """A quorum queue."""
+        return await self.queue(name, **{"x-queue-type": "quorum", **arguments})
+
+    async def exchange(self, name: str, kind: str = "direct") -> str:
+        """A durable exchange."""
+        await self.channel.call(methods.ExchangeDeclare(exchange=name, exchange_type=kind, durable=True))
+        return name
+
+    async def bind(self, queue: str, exchange: str, key: str = "") -> None:
+        """A binding."""
+        await self.channel.call(methods.QueueBind(queue=queue, exchange=exchange, routing_key=key))
+
+    async def delete(self, queue: str) -> None:
+        """Delete a queue with everything in it."""
+        await self.channel.call(methods.QueueDelete(queue=queue))
+
+    async def count(self, queue: str) -> int:
+        """How many messages are ready in it."""
+        answer = await self.channel.call(methods.QueueDeclare(queue=queue, passive=True))
+        assert isinstance(answer, amqp.Queue.DeclareOk)
+        return answer.message_count or 0
+
+    async def drain(self, queue: str, count: int) -> list[Delivery]:
+        """Take and ack exactly `count` messages; fails when there are fewer."""
+        taken: list[Delivery] = []
+        async with Consumer(self.address(), queue, prefetch=max(1, min(count, 4000))) as consumer:
+            while len(taken) < count:
+                batch = await consumer.batch(count_max=count - len(taken), timeout_s=10.0)
+                assert batch, f"{len(taken)} of {count} messages came"
+                consumer.ack(batch)
+                taken += batch
+        return taken

@@ -1,0 +1,89 @@
+"""Raw AMQP values for the tests: every header type, and frames as a broker would send them."""
+
+from __future__ import annotations
+
+import struct
+
+from holdfast.engines.rabbitmq.wire import table
+
+#: Name → type and value, exactly as on the wire. All of these a broker takes and gives back unchanged.
+HEADERS: dict[str, bytes] = {
+    "bool-true": b"t\1",
+    "bool-false": b"t\0",
+    "int8": b"b" + struct.pack(">b", -7),
+    "uint8": b"B" + struct.pack(">B", 200),
+    "int16": b"s" + struct.pack(">h", -300),
+    "uint16": b"u" + struct.pack(">H", 60_000),
+    "int32": b"I" + struct.pack(">i", 5),
+    "uint32": b"i" + struct.pack(">I", 4_000_000_000),
+    "int64": b"l" + struct.pack(">q", 3),
+    "int64-big": b"l" + struct.pack(">q", 2**62 + 1),
+    "float": b"f" + struct.pack(">f", 1.1),
+    "double": b"d" + struct.pack(">d", 1.1),
+    "double-infinite": b"d" + struct.pack(">d", 1e300),
+    "decimal": b"D" + struct.pack(">Bi", 2, 12345),
+    "text": b"S" + struct.pack(">I", 5) + "häm!".encode(),
+    "text-empty": b"S\0\0\0\0",
+    "text-not-utf8": b"S" + struct.pack(">I", 4) + b"\xff\xfe\0\x80",
+    "bytes": b"x" + struct.pack(">I", 3) + b"\0\1\xff",
+    "timestamp": b"T" + struct.pack(">Q", 1_700_000_000),
+    "timestamp-ms": b"T" + struct.pack(">Q", 1_700_000_000_000),
+    "timestamp-huge": b"T" + struct.pack(">Q", 2**63),
+    "void": b"V",
+    "table-empty": b"F\0\0\0\0",
+    "array-empty": b"A\0\0\0\0",
+    "table": b"F" + table.encode({"n": 1, "deep": {"x": [True, None]}}),
+    "array": b"A" + struct.pack(">I", 11) + b"b\1" + b"l" + struct.pack(">q", 9),
+    "k" * 200: b"S\0\0\0\1v",
+    "schlüssel": b"I\0\0\0\1",
+}
+
+
+def header_table(entries: dict[str, bytes]) -> bytes:
+    """A raw table of raw entries, made without the code under test."""
+    payload = b"".join(bytes((len(name.encode()),)) + name.encode() + value for name, value in entries.items())
+    return struct.pack(">I", len(payload)) + payload
+
+
+def frame(kind: int, channel: int, payload: bytes) -> bytes:
+    """One frame."""
+    return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
+
+
+def short(text: str) -> bytes:
+    """A short string."""
+    raw = text.encode()
+    return bytes((len(raw),)) + raw
+
+
+def deliver(
+    channel: int,
+    tag: int,
+    properties: bytes,
+    body: bytes,
+    *,
+    part_bytes: int = 100,
+    exchange: str = "x",
+    key: str = "k",
+) -> list[bytes]:
+    """The frames of a delivery."""
+    method = b"\0\x3c\0\x3c" + short("ctag") + struct.pack(">QB", tag, 0) + short(exchange) + short(key)
+    return [frame(1, channel, method), *content(channel, properties, body, part_bytes=part_bytes)]
+
+
+def returned(channel: int, properties: bytes, body: bytes, *, exchange: str = "x", key: str = "k") -> list[bytes]:
+    """The frames of a return."""
+    method = b"\0\x3c\0\x32" + struct.pack(">H", 312) + short("NO_ROUTE") + short(exchange) + short(key)
+    return [frame(1, channel, method), *content(channel, properties, body)]
+
+
+def content(channel: int, properties: bytes, body: bytes, *, part_bytes: int = 100) -> list[bytes]:
+    """The header and body frames of a message."""
+    header = frame(2, channel, struct.pack(">HHQ", 60, 0, len(body)) + properties)
+    parts = [body[at : at + part_bytes] for at in range(0, len(body), part_bytes)]
+    return [header, *(frame(3, channel, part) for part in parts)]
+
+
+def ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
+    """A confirm."""
+    return frame(1, channel, b"\0\x3c\0\x50" + struct.pack(">QB", tag, multiple))
