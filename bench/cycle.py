@@ -47,18 +47,15 @@ def _bare_cycle(database: apsw.Connection, batch: int, sequence: int) -> int:
     with transaction(database):
         database.executemany(SQL["insert_item"], [(first + n, "", "", "", PAYLOAD) for n in range(batch)])
         database.execute(SQL["insert_ready_range"], (first, last, now_us, now_us + HOUR_US))
-        database.execute(SQL["update_partition"], (0, batch, 0, 0, 0, last))
     with transaction(database):
         rows = database.execute(SQL["select_ready"], (0, last, -1, NEVER, batch)).fetchall()
         span = (rows[0][0], rows[-1][0], -1, NEVER)
         database.execute(SQL["lease_ready"], (*span, now_us, now_us + HOUR_US))
         database.execute(SQL["delete_leased_from_ready"], span)
-        database.execute(SQL["update_partition"], (0, 0, batch, 0, 0, last))
     with transaction(database):
         ids = json_list([row[0] for row in rows])  # type: ignore[misc]
         database.execute(SQL["delete_leases"], (ids,))
         database.execute(SQL["delete_items"], (ids,))
-        database.execute(SQL["update_partition"], (0, 0, 0, 0, 0, last))
     return last
 
 

@@ -19,6 +19,8 @@ from holdfast.engines.sqlite.connection import fetch_all, fetch_one
 from holdfast.ports.queues import Shape
 
 NEVER_US = 1 << 62
+#: Ids are given out ahead of what is written for so long; after a crash they go on behind it.
+RESERVE_US = 60_000_000
 
 
 class Partition:
@@ -26,7 +28,9 @@ class Partition:
 
     __slots__ = (
         "_are_ids",
+        "_reserved",
         "dying",
+        "exact",
         "first",
         "last",
         "last_sequence",
@@ -37,8 +41,10 @@ class Partition:
         "suffix",
     )
 
-    def __init__(self, generation: int, row: tuple[int, int, int, int, int, int]) -> None:
-        self.number, self.queued, self.leased, self.scheduled, self.dying, self.last_sequence = row
+    def __init__(self, generation: int, row: tuple[int, int, int, int, int, int, int]) -> None:
+        self.number, self.queued, self.leased, self.scheduled, self.dying, self.last_sequence, exact = row
+        self.exact = bool(exact)
+        self._reserved = self.last_sequence
         self.suffix = id_suffix(generation, self.number)
         self.first = self.number << SEQUENCE_BITS
         self.last = self.first | SEQUENCE_MAX
@@ -71,14 +77,29 @@ class Partition:
         first = self.first
         return [first | sequence_of(text) for text in ids]
 
-    def row(self) -> tuple[int, int, int, int, int, int]:
+    def row(self) -> tuple[int, ...]:
         """As the table has it."""
-        return self.number, self.queued, self.leased, self.scheduled, self.dying, self.last_sequence
+        return self.number, self.queued, self.leased, self.scheduled, self.dying, self.last_sequence, int(self.exact)
+
+    def reserve(self) -> tuple[int, ...] | None:
+        """The row to write with this commit, if one is needed: that the counts in it are stale from now on, and up to
+        where ids may be given out before it has to be written again."""
+        if not self.exact and self.last_sequence <= self._reserved:
+            return None
+        self.exact = False
+        self._reserved = min(self.last_sequence + RESERVE_US, SEQUENCE_MAX)
+        return self.number, 0, 0, 0, 0, self._reserved, 0
 
 
 def read_partitions(connection: apsw.Connection, generation: int) -> dict[int, Partition]:
-    """The partitions of a file, from its table."""
-    return {row[0]: Partition(generation, row) for row in fetch_all(connection, "select_partitions")}
+    """The partitions of a file, from its table; counted, where the file was not closed by us."""
+    partitions = {row[0]: Partition(generation, row) for row in fetch_all(connection, "select_partitions")}
+    if not all(partition.exact for partition in partitions.values()):
+        for partition in partitions.values():
+            partition.queued = partition.leased = partition.scheduled = partition.dying = 0
+        for number, state, count in fetch_all(connection, "count_rows"):
+            setattr(partitions[number], state, count)
+    return partitions
 
 
 class Moments:

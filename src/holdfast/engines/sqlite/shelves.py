@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -79,7 +80,8 @@ class SqliteShelves:
                 results = carry_out.carry_out(operations, now_us)
                 touched = [self._partitions[number] for number in {o.partition for o in operations}]
                 for partition in touched:
-                    writer.execute(SQL["update_partition"], partition.row())
+                    if (row := partition.reserve()) is not None:
+                        writer.execute(SQL["update_partition"], row)
         except BaseException:
             # The counts in memory may be ahead of the file: read them anew before the next commit.
             self._let_go_of_writer()
@@ -194,12 +196,11 @@ class SqliteShelves:
         def read(db: apsw.Connection) -> Tally:
             db.execute("BEGIN")
             try:
-                counts = fetch_one(db, "tally_counts", (partition,))
-                ages = fetch_one(db, "tally_ages", (*span, now_us))
-                overdue = fetch_one(db, "tally_overdue", (*span, now_us, ceiling))[0]
+                queued, queued_age_us, overdue = fetch_one(db, "tally_ready", (*span, now_us, ceiling))
+                leased, leased_age_us, lease_age_us = fetch_one(db, "tally_leases", (*span, now_us))
+                waiting, dying = fetch_one(db, "tally_others", span)
             finally:
                 db.execute("COMMIT")
-            queued, leased, waiting, dying = counts
             return Tally(
                 partition=partition,
                 queued=queued,
@@ -207,8 +208,8 @@ class SqliteShelves:
                 scheduled=waiting,
                 dying=dying,
                 overdue=overdue if mortality.immortal else 0,
-                average_age_us=max(0, -ages[0] // (queued + leased)) if queued + leased else 0,
-                average_leased_age_us=max(0, -ages[1] // leased) if leased else 0,
+                average_age_us=max(0, (queued_age_us + leased_age_us) // (queued + leased)) if queued + leased else 0,
+                average_leased_age_us=max(0, lease_age_us // leased) if leased else 0,
             )
 
         return await self._read(read)
@@ -243,7 +244,18 @@ class SqliteShelves:
     def _close_both(self) -> None:
         # The reader first: the last connection of a file folds the write-ahead log into it.
         self._let_go_of_reader()
+        self._write_counts()
         self._let_go_of_writer()
+
+    def _write_counts(self) -> None:
+        """The next opening need not count. Where it cannot be written, it will count."""
+        stale = [partition for partition in self._partitions.values() if not partition.exact]
+        if self._writer is None or not stale:
+            return
+        for partition in stale:
+            partition.exact = True
+        with suppress(StorageFailed), translated(self.path), transaction(self._writer):
+            self._writer.executemany(SQL["update_partition"], [partition.row() for partition in stale])
 
 
 def _item(place: Partition, row: Any) -> Item:

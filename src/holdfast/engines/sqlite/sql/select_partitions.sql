@@ -1,1 +1,1 @@
-SELECT partition, queued, leased, scheduled, dying, last_sequence FROM partitions
+SELECT partition, queued, leased, scheduled, dying, last_sequence, exact FROM partitions

@@ -70,14 +70,16 @@ CREATE TABLE arrivals (
 ) WITHOUT ROWID;
 CREATE INDEX arrivals_by_source_queue ON arrivals (source_queue);
 
--- Kept right by every commit, so that no start and no request ever counts rows.
+-- Counts are kept in memory and written when the file is closed. While it is open, `exact` is 0, the counts mean
+-- nothing, and `last_sequence` is a reserve: no id beyond it has been given out. After a crash the rows are counted.
 CREATE TABLE partitions (
     partition     INTEGER PRIMARY KEY,
     queued        INTEGER NOT NULL DEFAULT 0,
     leased        INTEGER NOT NULL DEFAULT 0,
     scheduled     INTEGER NOT NULL DEFAULT 0,
     dying         INTEGER NOT NULL DEFAULT 0,
-    last_sequence INTEGER NOT NULL DEFAULT 0
+    last_sequence INTEGER NOT NULL DEFAULT 0,
+    exact         INTEGER NOT NULL DEFAULT 1
 );
 
 -- Append-only: what was deleted or dead-lettered, in the transaction that did it.

@@ -1,1 +1,0 @@
-SELECT queued, leased, scheduled, dying FROM partitions WHERE partition = ?
