@@ -32,6 +32,8 @@ def take(queue: LogicalQueue, lane: Lane) -> Batch:
         for partition in due:
             batch.operations.append(Due(partition, DUE_COUNT_MAX, mortality))
             gains[partition] = 1
+            lane.dry.pop(partition, None)
+        batch.weight += DUE_COUNT_MAX
         lane.due_more.clear()
     if lane.bound:
         _take_bound(lane, batch, gains)
@@ -49,6 +51,7 @@ def _take_bound(lane: Lane, batch: Batch, gains: dict[int, int]) -> None:
             continue  # its client went away or its time ran out before anything was done
         batch.singles[len(batch.operations)] = waiting
         batch.operations.append(waiting.operation)
+        batch.weight += waiting.weight
         if not isinstance(waiting.operation, Complete | Extend):
             gains[waiting.operation.partition] = gains.get(waiting.operation.partition, 0) + 1
 
@@ -89,6 +92,7 @@ def _take_produces(queue: LogicalQueue, lane: Lane, batch: Batch, gains: dict[in
         items = requests[0].items if len(requests) == 1 else [item for one in requests for item in one.items]
         batch.produces[len(batch.operations)] = requests
         batch.operations.append(Produce(partition, items, queue.record.expire_timeout_us))
+        batch.weight += len(items)
         gains[partition] = gains.get(partition, 0) + len(items)
 
 
@@ -98,7 +102,8 @@ def _take_leases(queue: LogicalQueue, lane: Lane, batch: Batch, gains: dict[int,
     if shared:
         for partition in lane.partitions:
             counts[partition] = max(1, counts[partition])
-    available = {partition: count for partition, count in counts.items() if count > 0}
+    # A partition that gave nothing, though it has items, gives nothing until something changes there.
+    available = {p: count for p, count in counts.items() if count > 0 and lane.dry.get(p) != count}
     if not any(partition in lane.shapes for partition in available):
         return
     waiting = [lease for lease in queue.leases.values() if not lease.taken and not lease.future.done()]
@@ -112,6 +117,7 @@ def _take_leases(queue: LogicalQueue, lane: Lane, batch: Batch, gains: dict[int,
         batch.leases[len(batch.operations)] = leases
         count = min(sum(lease.batch_size for lease in leases), COMMIT_ITEMS_COUNT_MAX)
         batch.operations.append(Lease(partition, count, queue.record.lease_timeout_us, mortality))
+        batch.weight += count
     lane.hinted = False
 
 

@@ -20,6 +20,9 @@ class Hooks:
     def ended(self, queue: LogicalQueue, ended: Ended) -> None:
         """Items were marked as dying, moved or deleted."""
 
+    def loaded(self, queue: LogicalQueue) -> None:
+        """A storage was read anew: items may be dying of which nobody was told."""
+
     def missing(self, queue: LogicalQueue) -> None:
         """The store says that the queue is gone or was made anew."""
 

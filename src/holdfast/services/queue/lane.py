@@ -39,6 +39,7 @@ class Lane:
         self.retry_at_us = 0
         self.hinted = True  # on a shared storage: others may have added items since the last look
         self.due_more: set[int] = set()
+        self.dry: dict[int, int] = {}  # partitions that had so many items and none that could be leased
         self._clock_ahead_us = 0  # the store's clock minus ours
         self._commit_us = 0.0
 

@@ -37,6 +37,8 @@ LEASES_WAITING_COUNT_MAX = 1_000
 PRODUCES_WAITING_COUNT_MAX = 10_000
 PRODUCES_WAITING_BYTES_MAX = 256 * 2**20
 OPERATION_TIMEOUT_US = 60_000_000
+#: A batch of more items is not committed on the event loop's thread: it would hold up whoever comes next.
+INLINE_ITEMS_COUNT_MAX = 200
 
 
 class LogicalQueue:
@@ -140,7 +142,7 @@ class LogicalQueue:
     def lane_of(self, partition: int) -> Lane:
         """The lane of a partition; raises Invalid."""
         for lane in self.lanes:
-            if partition in lane.shapes:
+            if partition in lane.partitions:
                 return lane
         raise Invalid(f"partition is invalid; '{partition}' is not a valid partition")
 
@@ -193,6 +195,7 @@ class LogicalQueue:
             emit("queue.storage_failed", queue=self.record.name, storage=lane.storage, error=error.message)
         else:
             emit("queue.loaded", queue=self.record.name, storage=lane.storage)
+            self.hooks.loaded(self)
 
     async def _commit(self, lane: Lane, batch: Batch) -> None:
         requests = batch.requests()
@@ -200,7 +203,7 @@ class LogicalQueue:
             waiting.taken = True
         counted = len(batch.singles) + sum(map(len, batch.produces.values()))
         # Nobody else is being served: a thread would only add its own switches to the wait for the disk.
-        alone = self.activity.count <= counted
+        alone = self.activity.count <= counted and batch.weight <= INLINE_ITEMS_COUNT_MAX
         lane.busy = True
         self.in_flight += len(requests)
         try:
@@ -261,6 +264,8 @@ class LogicalQueue:
                     self.hooks.ended(self, result)
 
     def _answer_leases(self, lane: Lane, leases: list[WaitingLease], partition: int, leased: Leased) -> None:
+        if not leased.items:
+            lane.dry[partition] = lane.shapes[partition].queued
         waiting = [lease for lease in leases if not lease.future.done()]
         shares = share(leased.items, [lease.batch_size for lease in waiting])
         given = 0

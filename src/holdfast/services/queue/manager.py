@@ -263,6 +263,11 @@ class QueueManager(Hooks):
         for item, reason in ended.deleted:
             emit(_DELETED_EVENTS.get(reason, "item.rejected"), queue=record.name, item=item)
 
+    def loaded(self, queue: LogicalQueue) -> None:
+        """A commit whose answer was lost may have marked items as dying: carry them."""
+        if (mover := self._movers.get(queue.record.name)) is not None:
+            mover.wake()
+
     def missing(self, queue: LogicalQueue) -> None:
         """Another server deleted the queue or made it anew: read the catalog."""
         queue.close_requests(QueueMissing(queue.record.name))

@@ -58,12 +58,14 @@ class WaitingLease(Waiting):
 class WaitingOperation(Waiting):
     """An operation that belongs to one partition; `settles` when it is a client's complete, retry or extend."""
 
-    __slots__ = ("operation", "settles")
+    __slots__ = ("operation", "settles", "weight")
 
     def __init__(self, operation: Operation, deadline_us: int, *, settles: bool) -> None:
         super().__init__(deadline_us)
         self.operation = operation
         self.settles = settles
+        things = getattr(operation, "ids", None) or getattr(operation, "items", None) or ()
+        self.weight = len(things) or getattr(operation, "count_max", 0)
 
 
 class LeaseAnswer:
@@ -79,10 +81,11 @@ class LeaseAnswer:
 class Batch:
     """One commit's worth: operations for the store and, beside each, whom its result answers."""
 
-    __slots__ = ("leases", "operations", "produces", "singles")
+    __slots__ = ("leases", "operations", "produces", "singles", "weight")
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
+        self.weight = 0  # about how many items it touches
         self.produces: dict[int, list[WaitingProduce]] = {}  # index of the operation → requests, in order
         self.leases: dict[int, list[WaitingLease]] = {}
         self.singles: dict[int, WaitingOperation] = {}
