@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "testing": frozenset({"core", "ports", "engines", "services", "settings", "wiring", "telemetry", "proof"}),
     "faces": frozenset({"core", "ports", "services", "settings", "wiring", "telemetry", "proof"}),
     "": frozenset({"core", "ports", "services", "settings", "wiring", "faces"}),
+    "__main__": frozenset({"faces"}),
 }
 
 #: Siblings do not know each other, so that each can be deleted without touching another.

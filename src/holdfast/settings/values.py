@@ -114,10 +114,11 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 class Explained(NamedTuple):
-    """One setting, for people: the value is safe to show."""
+    """One setting, safe to show: `value` for people, `plain` for programs."""
 
     key: str
     value: str
+    plain: object
     source: str
     meaning: str
 
@@ -128,10 +129,12 @@ HINTS = {key: hint for key, hint in get_type_hints(Settings, include_extras=True
 
 def explain(settings: Settings) -> list[Explained]:
     """Every setting with its value, its source and its meaning; secrets are masked."""
-    return [
-        Explained(key, _shown(getattr(settings, key)), settings.sources.get(key, "default"), _description(hint))
-        for key, hint in HINTS.items()
-    ]
+    explained = []
+    for key, hint in HINTS.items():
+        value = getattr(settings, key)
+        source = settings.sources.get(key, "default")
+        explained.append(Explained(key, _shown(value), _plain(value), source, _description(hint)))
+    return explained
 
 
 def masked(url: str) -> str:
@@ -180,3 +183,12 @@ def _shown(value: object) -> str:
         case tuple():
             return "\n".join(f"{s.name} = {masked(s.url)} (affinity {s.affinity:g})" for s in value)
     return str(value)
+
+
+def _plain(value: object) -> object:
+    match value:
+        case tuple():
+            return [{"name": s.name, "url": masked(s.url), "affinity": s.affinity} for s in value]
+        case Path() | Secret():
+            return str(value)
+    return value

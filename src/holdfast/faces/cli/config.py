@@ -31,15 +31,18 @@ async def show(
     """Show every setting: defaults < holdfast.toml < environment (HOLDFAST_*) < arguments. Secrets are masked."""
     rows = explain(session.settings)
     if explained:
-        document: dict[str, object] = {row.key: row._asdict() for row in rows}
-        shown = table("setting", "value", "from", "meaning", wraps=["value", "meaning"])
+        told = {row.key: {"value": row.plain, "source": row.source, "meaning": row.meaning} for row in rows}
+        session.out.document(told)
+        for row in rows:
+            session.out.say(f"{row.key} = {', '.join(row.value.splitlines())}")
+            session.out.say(f"    {row.meaning}")
+            session.out.say(f"    from: {row.source}")
     else:
-        document = {row.key: row.value for row in rows}
+        session.out.document({row.key: row.plain for row in rows})
         shown = table("setting", "value", wraps=["value"])
-    for row in rows:
-        add_row(shown, *(row if explained else row[:2]))
-    session.out.document(document)
-    session.out.show(shown)
+        for row in rows:
+            add_row(shown, row.key, ", ".join(row.value.splitlines()))
+        session.out.show(shown)
     try:
         check_serving(session.settings)
     except CannotStart as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
 
@@ -18,6 +20,10 @@ from holdfast.faces.cli.moments import parse_moment
 from holdfast.faces.cli.output import add_row, filled_table, plural, table
 from holdfast.faces.cli.queues import Name
 from holdfast.faces.cli.session import Session
+from holdfast.services.queue.methods import Queues
+
+ARRIVE_TIMEOUT_S = 2.0
+ARRIVE_POLL_S = 0.02
 
 Ids = Annotated[list[str], typer.Argument(metavar="ID…", help="The ids, as 'queue lease' shows them.")]
 Partition = Annotated[int, typer.Option(help="The partition, as 'queue lease' shows it.")]
@@ -84,8 +90,19 @@ async def retry(
             await queues.queue_retry(name, items, partition=partition)
 
         await in_batches(ids, call, done="given back")
+        await _let_arrive(queues, name)
     session.out.document(CodeReply())
     session.out.say(f"{plural(len(ids), 'item')} given back")
+
+
+async def _let_arrive(queues: Queues, name: str) -> None:
+    """Wait a moment for items on their way to the dead queue; else this process ends, and the next one goes on."""
+    deadline_s = time.monotonic() + ARRIVE_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        stats = await queues.queue_stats(name)
+        if not any(partition.dying for logical in stats.logical_queues for partition in logical.partitions):
+            return
+        await asyncio.sleep(ARRIVE_POLL_S)
 
 
 @command(app, "extend", example="holdfast queue extend orders 0632c2f0b0a4d1-1-0 --lease-timeout 10m")

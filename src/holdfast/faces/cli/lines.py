@@ -195,7 +195,7 @@ def json_parser(kind: type[T]) -> Callable[[Line], T | None]:
 def _stopped(error: HoldfastError, batch: Batch[T], count: int, done: str) -> CommandFailed:
     lines = f"line {batch.first}" if batch.first == batch.last else f"lines {batch.first} to {batch.last}"
     if isinstance(error, Unreachable):
-        text = f"no answer for {lines}; {error.message}; {_so_far(count, done)}, and these perhaps"
+        text = f"no answer for {lines}; {error.message}; {_so_far(count, done)}, {lines} may be {done} or not"
     else:
         text = f"{lines} refused; {error.message}; {_so_far(count, done)}, go on with --from-line {batch.first}"
     return partly_done(text, error, done_count=count, line=batch.first)

@@ -73,7 +73,13 @@ def forget_stdout() -> None:
 
 def table(*columns: str, title: str = "", wraps: Collection[str] = ()) -> Table:
     """An empty table. A column that begins with `#` holds numbers or durations and is right-aligned."""
-    made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
+    made = Table(
+        box=box.SIMPLE_HEAD,
+        title=Text(one_line(title), style="bold") if title else None,
+        title_justify="left",
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for column in columns:
         name = column.removeprefix("#")
         made.add_column(
@@ -86,11 +92,17 @@ def table(*columns: str, title: str = "", wraps: Collection[str] = ()) -> Table:
     return made
 
 
-def filled_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> Table:
-    """A table of these rows without the columns in which nothing stands; the last three columns may fold."""
+def filled_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    title: str = "",
+    wraps: Collection[str] = ("kind", "reference", "payload"),
+) -> Table:
+    """A table of these rows without the columns in which nothing stands."""
     texts = [[shown(cell) for cell in row] for row in rows]
-    kept = [index for index in range(len(columns)) if any(row[index] != NOTHING for row in texts)]
-    made = table(*(columns[index] for index in kept), title=title, wraps=columns[-3:])
+    kept = [index for index in range(len(columns)) if not texts or any(row[index] != NOTHING for row in texts)]
+    made = table(*(columns[index] for index in kept), title=title, wraps=wraps)
     for row in texts:
         made.add_row(*(Text(row[index]) for index in kept))
     return made

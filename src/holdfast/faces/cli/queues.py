@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated
 
 import typer
@@ -224,23 +224,24 @@ def _info_table(found: QueueInfo) -> Table:
 
 
 def _stats_table(reply: StatsReply) -> Table:
-    shown = table(
-        "#partition", "#queued", "#leased", "#scheduled", "#dying", "#overdue", "#failures", "#average age",
-        "#leased for", title=reply.queue_name,
-    )  # fmt: skip
     partitions = [partition for logical in reply.logical_queues for partition in logical.partitions]
+    failing = ["#failures"] if any(p.failures for p in partitions) else []
+    shown = table(
+        "#partition", "#queued", "#leased", "#scheduled", "#dying", "#overdue", *failing, "#age", "#leased for",
+        title=reply.queue_name,
+    )  # fmt: skip
+    number_count = 6 if failing else 5
     for p in partitions:
-        add_row(
-            shown, p.partition, *_counts([p]), readable(p.average_age), readable(p.average_leased_age),
-            style="red" if p.failures else "",
-        )  # fmt: skip
+        ages = readable(p.average_age), readable(p.average_leased_age)
+        add_row(shown, p.partition, *counts([p])[:number_count], *ages, style="red" if p.failures else "")
     if len(partitions) > 1:
         shown.add_section()
-        add_row(shown, "all", *_counts(partitions), "", "")
+        add_row(shown, "all", *counts(partitions)[:number_count], "", "")
     return shown
 
 
-def _counts(partitions: list[PartitionStats]) -> list[int]:
+def counts(partitions: Sequence[PartitionStats]) -> list[int]:
+    """Queued, leased, scheduled, dying, overdue items, and failures, of these partitions together."""
     return [
         sum(p.total - p.total_leased for p in partitions),
         sum(p.total_leased for p in partitions),

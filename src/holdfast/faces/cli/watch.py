@@ -18,8 +18,8 @@ from holdfast.errors import HoldfastError, QueueMissing
 from holdfast.faces.cli.app import queue as app
 from holdfast.faces.cli.command import command
 from holdfast.faces.cli.failures import one_line
-from holdfast.faces.cli.output import add_row, readable, shown, table
-from holdfast.faces.cli.queues import all_queues
+from holdfast.faces.cli.output import filled_table, readable, shown
+from holdfast.faces.cli.queues import all_queues, counts
 from holdfast.faces.cli.session import Session
 from holdfast.services.queue.methods import Queues
 
@@ -97,30 +97,31 @@ class _Frames:
             return self._stats
 
     def table(self, stats: list[StatsReply]) -> Table:
-        """One frame."""
-        made = table(
-            "queue", "#queued", "#change/s", "#leased", "#scheduled", "#dying", "#overdue", "#average age", "#waiting",
+        """One frame. What is wrong (dying, overdue, failures) has a column only when there is any."""
+        columns = (
+            "queue",
+            "#queued",
+            "#±/s",
+            "#leased",
+            "#scheduled",
+            "#dying",
+            "#overdue",
             "#failures",
-        )  # fmt: skip
+            "#waiting",
+            "#age",
+        )
         now_s = time.monotonic()
+        rows: list[list[object]] = []
         for reply in stats:
             partitions = [p for logical in reply.logical_queues for p in logical.partitions]
-            queued = sum(p.total - p.total_leased for p in partitions)
-            failures = sum(p.failures for p in partitions)
-            add_row(
-                made,
-                reply.queue_name,
-                queued,
-                self._change(reply.queue_name, now_s, queued),
-                sum(p.total_leased for p in partitions),
-                sum(p.scheduled for p in partitions),
-                sum(p.dying for p in partitions),
-                sum(p.overdue for p in partitions),
+            queued, leased, scheduled, *wrong = counts(partitions)
+            change = self._change(reply.queue_name, now_s, queued)
+            waiting = sum(logical.lease_waiting for logical in reply.logical_queues)
+            rows.append([
+                reply.queue_name, queued, change, leased, scheduled, *(count or None for count in wrong), waiting,
                 _average_age(partitions),
-                sum(logical.lease_waiting for logical in reply.logical_queues),
-                failures,
-                style="red" if failures else "",
-            )
+            ])  # fmt: skip
+        made = filled_table(columns, rows, wraps=("queue",))
         made.caption = Text(one_line(self._trouble), style="red") if self._trouble else time.strftime("%H:%M:%S")
         made.caption_justify = "left"
         return made

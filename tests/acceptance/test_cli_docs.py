@@ -1,0 +1,40 @@
+"""Every command has a help text with an example, and stands in docs/cli.md as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.faces.cli.reference import every_command, renewed
+from tests.support.command import Inside
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+COMMANDS = every_command()
+
+
+def test_there_are_commands() -> None:
+    assert {"holdfast serve", "holdfast queue produce", "holdfast queue items export"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS.items(), ids=list(COMMANDS))
+def test_a_command_explains_itself(path: str, command: Any) -> None:
+    assert command.help.strip()
+    assert f"$ {path}" in command.epilog
+    assert all(param.help for param in command.params), [param.name for param in command.params if not param.help]
+    assert f"### {path}\n" in PAGE.read_text("utf-8")
+    if path != "holdfast serve":
+        assert "--json" in {option for param in command.params for option in param.opts}
+
+
+def test_the_page_is_what_the_commands_say() -> None:
+    page = PAGE.read_text("utf-8")
+    assert renewed(page) == page, "renew it: .venv/bin/python -m holdfast.faces.cli.reference docs/cli.md"
+
+
+def test_help_shows_usage_options_and_example(tmp_path: Path) -> None:
+    shown = Inside(tmp_path, "memory://").done("queue", "create", "--help", COLUMNS="100").text
+    assert "Usage: holdfast queue create" in shown
+    assert "--dead-queue" in shown
+    assert "$ holdfast queue create orders" in shown

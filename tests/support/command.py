@@ -1,0 +1,123 @@
+"""Runs the `holdfast` command with a clean environment: in a process of its own, or, much faster, in this one."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from holdfast.faces.cli import main
+
+PROGRAM = Path(sys.executable).with_name("holdfast")
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    stdout: bytes
+    stderr: str
+
+    @property
+    def text(self) -> str:
+        return self.stdout.decode()
+
+    @property
+    def document(self) -> Any:
+        """stdout as one JSON document."""
+        return json.loads(self.stdout)
+
+    @property
+    def documents(self) -> list[Any]:
+        """stdout as JSON Lines."""
+        return [json.loads(line) for line in self.stdout.splitlines()]
+
+    @property
+    def error(self) -> Any:
+        """stderr as one JSON document."""
+        return json.loads(self.stderr)
+
+
+@dataclass(frozen=True)
+class Command:
+    """`holdfast` in a folder, with HOLDFAST_URL set."""
+
+    folder: Path
+    url: str
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """What a child sees: nothing of ours but what the test says."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        # Warnings are errors in the child too, as in the tests.
+        return {**clean, "HOLDFAST_URL": self.url, "PYTHONWARNINGS": "error", **variables}
+
+    def __call__(self, *arguments: str | Path, stdin: bytes = b"", **variables: str) -> Ended:
+        """Run it to its end."""
+        ended = self.run(*map(str, arguments), stdin=stdin, **variables)
+        assert "Traceback" not in ended.stderr, ended.stderr
+        return ended
+
+    def run(self, *arguments: str, stdin: bytes, **variables: str) -> Ended:
+        ended = subprocess.run(
+            [str(PROGRAM), *arguments],
+            input=stdin,
+            capture_output=True,
+            cwd=self.folder,
+            env=self.environment(**variables),
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        return Ended(ended.returncode, ended.stdout, ended.stderr.decode())
+
+    def done(self, *arguments: str | Path, stdin: bytes = b"", **variables: str) -> Ended:
+        """Run it to its end, which must be a good one."""
+        ended = self(*arguments, stdin=stdin, **variables)
+        assert ended.code == 0, ended
+        return ended
+
+    def start(self, *arguments: str | Path, **variables: str) -> subprocess.Popen[bytes]:
+        """Start it; whoever does so feeds its stdin and ends it."""
+        return subprocess.Popen(
+            [str(PROGRAM), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=self.folder,
+            env=self.environment(**variables),
+        )
+
+
+class Inside(Command):
+    """The same in this process, for tests with many commands: only the start of Python is left out."""
+
+    def run(self, *arguments: str, stdin: bytes, **variables: str) -> Ended:
+        stdout, stderr = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+        logger = logging.getLogger("holdfast")
+        handlers, propagate = logger.handlers, logger.propagate
+        source = self.folder / "stdin"
+        source.write_bytes(stdin)
+        try:
+            with (
+                source.open() as file,
+                patch.dict(os.environ, self.environment(**variables), clear=True),
+                patch.object(sys, "stdin", file),
+                chdir(self.folder),
+                redirect_stdout(stdout),
+                redirect_stderr(stderr),
+            ):
+                code = main(arguments)
+        finally:
+            logger.handlers, logger.propagate = handlers, propagate
+        stdout.flush()
+        stderr.flush()
+        return Ended(code, stdout.buffer.getvalue(), stderr.buffer.getvalue().decode())
