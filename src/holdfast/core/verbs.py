@@ -153,8 +153,9 @@ class DeleteItemsRequest(Request, frozen=True, kw_only=True):
     ids: list[str] = []
 
 
-class CodeReply(Struct, frozen=True):
-    code: int = 200
+class CodeReply(Struct, frozen=True, omit_defaults=True):
+    code: int
+    message: str = ""
 
 
 class ProduceReply(Struct, frozen=True):

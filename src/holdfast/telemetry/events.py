@@ -28,6 +28,9 @@ EVENTS: dict[str, Event] = {
     "server.open_door": Event(logging.WARNING, "{warning}"),
     "queue.loaded": Event(logging.DEBUG, "queue '{queue}' is loaded from storage '{storage}'"),
     "queue.created": Event(logging.INFO, "queue '{queue}' was created"),
+    "queue.spread": Event(
+        logging.WARNING, "queue '{queue}' is spread over several storages; dedupe_key and source_id hold within each"
+    ),
     "queue.updated": Event(logging.INFO, "queue '{queue}' was updated"),
     "queue.deleted": Event(logging.INFO, "queue '{queue}' was deleted with {count} items"),
     "queue.cleared": Event(logging.INFO, "queue '{queue}' was cleared of {count} items"),

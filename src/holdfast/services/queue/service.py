@@ -59,7 +59,8 @@ from holdfast.services.queue.manager import QueueManager
 from holdfast.telemetry.events import emit
 
 CLEAR_COUNT_MAX = 10_000
-OK = CodeReply()
+OK = CodeReply(200)
+SPREAD = "queue is spread over several storages; dedupe_key and source_id are unique within each of them alone"
 
 
 class QueueService:
@@ -241,6 +242,9 @@ class QueueService:
             record = await catalog.change(request.queue_name, dead_queue=request.dead_queue, decide=decide)
             await self.manager.put(record)
         emit("queue.created", queue=request.queue_name)
+        if len({place.storage for place in record.partitions}) > 1:
+            emit("queue.spread", queue=request.queue_name)
+            return CodeReply(200, SPREAD)
         return OK
 
     async def update(self, request: UpdateQueueRequest) -> CodeReply:
