@@ -85,7 +85,7 @@ async def delete_items(
             await queues.storage_items_delete(name, batch, partition=partition)
 
         await in_batches(ids, call, done="deleted")
-    session.out.document(CodeReply())
+    session.out.document(CodeReply(200))
     session.out.say(f"{plural(len(ids), 'id')} deleted, as far as they were there")
 
 

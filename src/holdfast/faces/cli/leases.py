@@ -60,7 +60,7 @@ async def complete(session: Session, name: Name, ids: Ids, partition: Partition 
             await queues.queue_complete(name, batch, partition=partition)
 
         await in_batches(ids, call, done="completed")
-    session.out.document(CodeReply())
+    session.out.document(CodeReply(200))
     session.out.say(f"{plural(len(ids), 'item')} completed")
 
 
@@ -91,7 +91,7 @@ async def retry(
 
         await in_batches(ids, call, done="given back")
         await _let_arrive(queues, name)
-    session.out.document(CodeReply())
+    session.out.document(CodeReply(200))
     session.out.say(f"{plural(len(ids), 'item')} given back")
 
 

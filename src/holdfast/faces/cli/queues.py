@@ -53,7 +53,7 @@ async def create(
             requested_partitions=partitions,
             dead_retention=dead_retention,
         )
-    session.out.document(CodeReply())
+    session.out.document(CodeReply(200))
     session.out.say(f"queue '{name}' was created")
 
 
@@ -83,7 +83,7 @@ async def update(
             requested_partitions=UNSET if partitions is None else partitions,
             dead_retention=_given(dead_retention),
         )
-    session.out.document(CodeReply())
+    session.out.document(CodeReply(200))
     session.out.say(f"queue '{name}' was updated")
 
 
@@ -129,7 +129,7 @@ async def delete(
     """Delete a queue; with items in it only by force."""
     async with session.open() as queues:
         await queues.queues_delete(name, force=force)
-    session.out.document(CodeReply())
+    session.out.document(CodeReply(200))
     session.out.say(f"queue '{name}' was deleted")
 
 
@@ -158,7 +158,7 @@ async def clear(
     """Delete items and keep the queue. Say which: --queue, --scheduled, or both."""
     async with session.open() as queues:
         await queues.queue_clear(name, queue=queue, scheduled=scheduled, destructive=destructive)
-    session.out.document(CodeReply())
+    session.out.document(CodeReply(200))
     session.out.say(f"queue '{name}' was cleared")
 
 
@@ -167,7 +167,7 @@ async def pause(session: Session, name: Name) -> None:
     """Take items in and give none out, until resumed; a restart does not change that."""
     async with session.open() as queues:
         await queues.queue_pause(name)
-    session.out.document(CodeReply())
+    session.out.document(CodeReply(200))
     session.out.say(f"queue '{name}' is paused")
 
 
@@ -176,7 +176,7 @@ async def resume(session: Session, name: Name) -> None:
     """Give items out again."""
     async with session.open() as queues:
         await queues.queue_resume(name)
-    session.out.document(CodeReply())
+    session.out.document(CodeReply(200))
     session.out.say(f"queue '{name}' is resumed")
 
 
