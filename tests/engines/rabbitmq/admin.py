@@ -50,14 +50,14 @@ class Admin:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, node: Node, vhost: str) -> AsyncIterator[Admin]:
-        """Make the virtual host, and delete it at the end."""
+    async def open(cls, node: Node, vhost: str, *, keep: bool = False) -> AsyncIterator[Admin]:
+        """Make the virtual host, and delete it at the end unless it is to be kept."""
         node.create_vhost(vhost)
         try:
             async with await Connection.open(Address.parse(node.url(vhost))) as connection:
                 yield cls(node, vhost, await connection.channel(Silent()))
         finally:
-            if node.pid:
+            if node.pid and not keep:
                 node.delete_vhost(vhost)
 
     def address(self, *, port: int | None = None, more: str = "") -> Address:

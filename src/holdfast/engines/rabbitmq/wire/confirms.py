@@ -1,7 +1,7 @@
 """Which publish an ack, a nack or a return of the broker belongs to. Pure: no socket, no clock.
 
 Acks and nacks carry the number of the publish. A return carries none: only the message itself. It is matched by
-everything that it carries (exchange, key, property bytes, body), never by the message id, which may repeat. Of
+everything that it carries (exchange, key, properties, body), never by the message id, which may repeat. Of
 publishes that are equal in every byte, nobody can tell which one came back; since they are interchangeable, their
 outcomes are told together, when the broker has answered all of them: so many returned, the others stored. A return
 that fits no publish exactly makes every publish that it may have been *unknown*: a wrong "stored" loses a message,
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from holdfast.engines.rabbitmq.wire.events import Returned
+from holdfast.engines.rabbitmq.wire.properties import canonical
 
 
 class Kind(enum.Enum):
@@ -140,7 +141,7 @@ class Confirms(Generic[T]):
             self._alike = defaultdict(dict)
             for tag, publish in self._open.items():
                 self._alike[_likeness(publish)][tag] = None
-        alike = self._alike.get((event.exchange, event.routing_key, event.properties, event.body))
+        alike = self._alike.get(_likeness(event))
         tags = alike or self._suspects(event)
         first = next(iter(tags))
         twins = self._twins.get(first)
@@ -231,4 +232,4 @@ class Confirms(Generic[T]):
 
 
 def _likeness(publish: Sent) -> Likeness:
-    return publish.exchange, publish.routing_key, publish.properties, publish.body
+    return publish.exchange, publish.routing_key, canonical(publish.properties), publish.body

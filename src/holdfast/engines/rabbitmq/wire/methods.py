@@ -15,7 +15,8 @@ F = TypeVar("F", bound=base.Frame)
 
 
 def _any_name(kind: type[F]) -> type[F]:
-    return type(kind.__name__, (kind,), {"__slots__": (), "validate": lambda self: None})
+    # No __slots__ of its own: pamqp reads there what has to be sent.
+    return type(kind.__name__, (kind,), {"validate": lambda self: None})
 
 
 ExchangeDeclare = _any_name(amqp.Exchange.Declare)

@@ -95,6 +95,13 @@ def splice(table: bytes, *, put: Mapping[str, bytes] | None = None, drop: Iterab
     return len(payload).to_bytes(4, "big") + payload
 
 
+def in_order(table: bytes) -> bytes:
+    """The same entries, sorted by name; a part that cannot be read stays behind them."""
+    found = scan(table)
+    entries = [table[start:end] for _, start, end in sorted(found.entries, key=lambda entry: entry[0])]
+    return table[:4] + b"".join(entries) + table[found.rest :]
+
+
 def find(table: bytes, name: str) -> bytes | None:
     """The raw type and value of the first entry with this name; None when there is none."""
     wanted = _name(name)

@@ -1,0 +1,230 @@
+"""The publisher against real brokers: each message gets its own outcome, and none is called stored that is not."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import pytest
+
+from holdfast.engines.rabbitmq.backoff import Backoff
+from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.engines.rabbitmq.wire.confirms import Kind, Outcome
+from holdfast.errors import BrokerLost
+from holdfast.proof.proxy import Proxy
+from tests.engines.rabbitmq.admin import Admin, outgoing
+from tests.engines.rabbitmq.raw import header_table
+from tests.support.eventually import eventually
+from tests.support.rabbitmq import running_node
+
+pytestmark = pytest.mark.rabbitmq
+
+QUICK = Backoff(first_s=0.02, delay_s_max=0.2)
+
+
+def kinds(outcomes: list[Outcome]) -> list[str]:
+    return [outcome.kind.value for outcome in outcomes]
+
+
+async def test_confirmed_means_that_it_is_there(every_admin: Admin) -> None:
+    for queue in (await every_admin.queue("c"), await every_admin.quorum_queue("q")):
+        async with Publisher(every_admin.address()) as publisher:
+            outcomes = await publisher.publish_all([outgoing(queue, b"%d" % i) for i in range(500)])
+            assert set(kinds(outcomes)) == {"confirmed"}
+        assert [d.body for d in await every_admin.drain(queue, 500)] == [b"%d" % i for i in range(500)]
+
+
+async def test_an_unroutable_publish_is_returned_although_the_broker_acks_it(every_admin: Admin) -> None:
+    await every_admin.exchange("x")
+    async with Publisher(every_admin.address()) as publisher:
+        outcomes = await publisher.publish_all([outgoing("nowhere"), outgoing("nowhere", exchange="x")])
+        assert outcomes == [Outcome(Kind.RETURNED, 312, "NO_ROUTE")] * 2
+
+
+async def test_a_return_finds_its_own_publish_when_ids_repeat(every_admin: Admin) -> None:
+    """The case in which a client that goes by message id reports the lost one as stored, 50 of 50 times."""
+    await every_admin.queue("there")
+    async with Publisher(every_admin.address()) as publisher:
+        for round_ in range(50):
+            pair = [outgoing("nowhere", message_id="same"), outgoing("there", message_id="same")]
+            if round_ % 2:
+                pair.reverse()
+            outcomes = await publisher.publish_all(pair)
+            assert [(m.routing_key, o.kind) for m, o in zip(pair, outcomes, strict=True)] == [
+                (m.routing_key, Kind.RETURNED if m.routing_key == "nowhere" else Kind.CONFIRMED) for m in pair
+            ]
+    assert len(await every_admin.drain("there", 50)) == 50
+
+
+async def test_a_mixed_batch_gets_mixed_outcomes(every_admin: Admin) -> None:
+    await every_admin.queue("there")
+    limits: dict[str, int | str] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    await every_admin.queue("full", **limits)
+    keys = ["there", "nowhere", "full"] * 40
+    async with Publisher(every_admin.address()) as publisher:
+        outcomes = await publisher.publish_all([outgoing(key, b"%d" % i) for i, key in enumerate(keys)])
+    assert kinds(outcomes[0::3]) == ["confirmed"] * 40
+    assert kinds(outcomes[1::3]) == ["returned"] * 40
+    assert kinds(outcomes[2::3]) == ["confirmed"] + ["nacked"] * 39
+    assert await every_admin.count("there") == 40
+
+
+async def test_twins_of_which_all_are_unroutable_are_all_returned(admin: Admin) -> None:
+    async with Publisher(admin.address()) as publisher:
+        assert set(kinds(await publisher.publish_all([outgoing("nowhere") for _ in range(3000)]))) == {"returned"}
+
+
+def nan_header(queue: str) -> Outgoing:
+    raw = properties.join({"headers": header_table({"nan": b"d" + struct.pack(">d", float("nan"))})})
+    return Outgoing("", queue, raw, b"bad")
+
+
+@pytest.mark.parametrize("fault", ["exchange", "user_id", "expiration", "nan"])
+async def test_the_guilty_one_is_found_and_its_neighbours_are_stored(every_admin: Admin, fault: str) -> None:
+    await every_admin.queue("q")
+    bad = {
+        "exchange": outgoing("q", b"bad", exchange="missing"),
+        "user_id": outgoing("q", b"bad", user_id="somebody"),
+        "expiration": outgoing("q", b"bad", expiration="soon"),
+        "nan": nan_header("q"),  # this one ends the whole connection
+    }[fault]
+    messages = [outgoing("q", b"%d" % i) for i in range(40)]
+    messages[7] = bad
+    async with Publisher(every_admin.address(), backoff=QUICK) as publisher:
+        outcomes = await publisher.publish_all(messages)
+        assert kinds(outcomes).count("confirmed") == 39
+        assert outcomes[7].kind is Kind.REFUSED
+        assert outcomes[7].code == {"exchange": 404, "nan": 541}.get(fault, 406)
+        assert (await publisher.publish(outgoing("q", b"after"))).stored
+        again = publisher.counts["sent_again"]
+    count = await eventually(lambda: every_admin.count("q"))
+    assert 40 <= count <= 40 + again
+    bodies = {delivery.body for delivery in await every_admin.drain("q", count)}
+    assert bodies == {b"%d" % i for i in range(40) if i != 7} | {b"after"}
+
+
+async def test_several_guilty_ones_are_each_found(admin: Admin) -> None:
+    await admin.queue("q")
+    messages = [outgoing("q", b"%d" % i, exchange="missing" if i % 10 == 3 else "") for i in range(60)]
+    async with Publisher(admin.address(), backoff=QUICK) as publisher:
+        outcomes = await publisher.publish_all(messages)
+    assert [i for i, outcome in enumerate(outcomes) if outcome.kind is Kind.REFUSED] == [3, 13, 23, 33, 43, 53]
+    assert kinds(outcomes).count("confirmed") == 54
+
+
+async def test_a_message_over_the_brokers_limit_is_refused_by_itself(every_admin: Admin) -> None:
+    if every_admin.node.version == "3.10":
+        pytest.skip("its limit is 128 MiB")
+    await every_admin.queue("q")
+    messages = [outgoing("q"), outgoing("q", bytes(17 * 2**20)), outgoing("q")]
+    async with Publisher(every_admin.address(), backoff=QUICK) as publisher:
+        assert kinds(await publisher.publish_all(messages)) == ["confirmed", "refused", "confirmed"]
+
+
+async def test_properties_that_no_frame_holds_are_refused_before_they_harm_anybody(admin: Admin) -> None:
+    await admin.queue("q")
+    raw = properties.splice_headers(properties.NONE, put={"stack": "x" * 140_000})
+    async with Publisher(admin.address()) as publisher:
+        messages = [outgoing("q"), Outgoing("", "q", raw, b""), Outgoing("", "q", b"\xff\xff\xff", b""), outgoing("q")]
+        assert kinds(await publisher.publish_all(messages)) == ["confirmed", "refused", "refused", "confirmed"]
+        assert publisher.counts["sent_again"] == 0
+
+
+async def test_small_windows_hold_in_messages_and_bytes(admin: Admin) -> None:
+    await admin.queue("q")
+    async with Publisher(admin.address(), window_messages=7, window_bytes=1000) as publisher:
+        batches = [publisher.publish_all([outgoing("q", b"x" * 300) for _ in range(20)]) for _ in range(5)]
+        batches.append(publisher.publish_all([outgoing("q", b"larger than the window" * 100)]))
+        outcomes = [one for batch in await asyncio.gather(*batches) for one in batch]
+    assert set(kinds(outcomes)) == {"confirmed"}
+    assert await admin.count("q") == 101
+
+
+async def test_a_silent_broker_leaves_unknown_and_a_late_answer_is_not_believed(admin: Admin) -> None:
+    await admin.queue("q")
+    async with (
+        Proxy("127.0.0.1", admin.node.port) as proxy,
+        Publisher(admin.address(port=proxy.port), backoff=QUICK) as publisher,
+    ):
+        assert (await publisher.publish(outgoing("q"))).stored
+        proxy.pause("down")
+        outcome = await publisher.publish(outgoing("q"), timeout_s=0.2)
+        assert outcome.kind is Kind.UNKNOWN
+        assert "no answer within 0.2 s" in outcome.text
+        proxy.resume()
+        assert (await publisher.publish(outgoing("q"))).stored
+        assert publisher.counts["answered_too_late"] == 1
+    assert await admin.count("q") == 3
+
+
+async def test_a_cut_connection_is_made_again_and_nothing_gets_lost(admin: Admin) -> None:
+    await admin.queue("q")
+    async with (
+        Proxy("127.0.0.1", admin.node.port) as proxy,
+        Publisher(admin.address(port=proxy.port), backoff=QUICK) as publisher,
+    ):
+        proxy.cut_after("up", 100_000)
+        proxy.cut_after("down", 3000)
+        outcomes = await publisher.publish_all([outgoing("q", b"%d" % i) for i in range(5000)])
+        assert set(kinds(outcomes)) == {"confirmed"}
+        again = publisher.counts["sent_again"]
+        assert again > 0
+    count = await eventually(lambda: admin.count("q"))
+    assert 5000 <= count <= 5000 + again
+    assert {d.body for d in await admin.drain("q", count)} == {b"%d" % i for i in range(5000)}
+
+
+async def test_a_broker_that_stays_away_makes_it_unknown_and_says_why(admin: Admin) -> None:
+    async with Proxy("127.0.0.1", admin.node.port) as proxy:
+        publisher = Publisher(admin.address(port=proxy.port), backoff=QUICK)
+        async with publisher:
+            await proxy.refuse()
+            await proxy.cut()
+            outcome = await publisher.publish(outgoing("q"), timeout_s=0.3)
+            assert outcome.kind is Kind.UNKNOWN
+            assert "cannot be reached" in outcome.text
+        with pytest.raises(BrokerLost, match="publisher is closed"):
+            await publisher.publish(outgoing("q"))
+
+
+async def test_a_cancelled_publish_does_not_disturb_the_next(admin: Admin) -> None:
+    await admin.queue("q")
+    async with Publisher(admin.address()) as publisher:
+        task = asyncio.create_task(publisher.publish_all([outgoing("q")] * 100))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await publisher.publish(outgoing("q"))).stored
+
+
+@pytest.mark.parametrize("version", ["3.10", "4.0"])
+async def test_an_alarm_blocks_and_a_crash_loses_nothing_that_was_confirmed(version: str) -> None:
+    """One node of its own for both, since starting one takes seconds."""
+    with running_node(version) as node:
+        async with Admin.open(node, "v", keep=True) as admin:
+            await admin.queue("q")
+            async with Publisher(admin.address(), backoff=QUICK) as publisher:
+                with node.memory_alarm():
+                    outcome = await publisher.publish(outgoing("q", b"stuck"), timeout_s=1.0)
+                    assert outcome.kind is Kind.UNKNOWN
+                    await eventually(lambda: "memory" in (publisher.blocked or ""))
+                    unsent = await publisher.publish(outgoing("q", b"unsent"), timeout_s=0.1)
+                    assert "the broker takes nothing" in unsent.text
+                await eventually(lambda: publisher.blocked is None)
+                assert (await publisher.publish(outgoing("q", b"after"))).stored
+                task = asyncio.create_task(publisher.publish_all([outgoing("q", b"%d" % i) for i in range(20_000)]))
+                await eventually(lambda: publisher.counts["confirmed"] > 2000)
+                node.kill()
+                # The whole process was held up meanwhile; what was confirmed before the kill is on disk.
+                node.start()
+                assert set(kinds(await task)) == {"confirmed"}
+                again = publisher.counts["sent_again"]
+        async with Admin.open(node, "v") as admin:
+            count = await eventually(lambda: admin.count("q"))
+            bodies = {delivery.body for delivery in await admin.drain("q", count)}
+            assert bodies >= {b"%d" % i for i in range(20_000)} | {b"after"}
+            assert b"unsent" not in bodies
+            assert again > 0

@@ -1,0 +1,74 @@
+"""Settling: the frames mean exactly what was asked for, and a prefix takes one."""
+
+from __future__ import annotations
+
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.engines.rabbitmq.unsettled import Unsettled
+
+FRAME_BYTES = 21
+
+
+def apply(data: bytes, open_tags: dict[int, str]) -> int:
+    """What the broker understands: writes the fate of each tag, answers the number of frames."""
+    count = 0
+    for at in range(0, len(data), FRAME_BYTES):
+        _, _, _, _, method, tag, bits, end = struct.unpack(">BHIHHQBB", data[at : at + FRAME_BYTES])
+        assert end == 0xCE
+        fate = "acked" if method == 80 else "requeued" if bits & 2 else "dead"
+        hit = [one for one in open_tags if one <= tag] if bits & 1 else [tag]
+        for one in hit:
+            if open_tags[one] == "open":
+                open_tags[one] = fate
+        count += 1
+    return count
+
+
+@given(data=st.data())
+def test_every_message_gets_what_was_asked_for(data: st.DataObject) -> None:
+    books = Unsettled(1)
+    broker: dict[int, str] = {}
+    asked: dict[int, str] = {}
+    for _ in range(data.draw(st.integers(1, 25))):
+        step = data.draw(st.sampled_from(["deliver", "settle", "settle", "flush"]))
+        if step == "deliver":
+            for _ in range(data.draw(st.integers(1, 4))):
+                tag = len(broker) + 1
+                broker[tag], asked[tag] = "open", "open"
+                books.delivered(tag)
+        elif step == "settle" and asked:
+            tag = data.draw(st.sampled_from(sorted(asked)))
+            fate = data.draw(st.sampled_from(["acked", "requeued", "dead"]))
+            took = books.ack(tag) if fate == "acked" else books.nack(tag, requeue=fate == "requeued")
+            assert took == (asked[tag] == "open")
+            asked[tag] = fate if took else asked[tag]
+        elif step == "flush":
+            apply(books.flush(), broker)
+            assert broker == asked
+    apply(books.flush(), broker)
+    assert broker == asked
+    assert len(books) == sum(fate == "open" for fate in asked.values())
+    assert not books.pending
+
+
+def test_a_settled_prefix_is_one_frame() -> None:
+    books = Unsettled(1)
+    for tag in range(1, 1001):
+        books.delivered(tag)
+    for tag in range(1, 501):
+        books.ack(tag)
+    books.ack(700)
+    assert len(books.flush()) == 2 * FRAME_BYTES
+
+
+def test_everything_goes_back_by_one_frame() -> None:
+    books = Unsettled(1)
+    for tag in range(1, 1001):
+        books.delivered(tag)
+    books.ack(500)
+    books.flush()
+    books.nack_all()
+    assert len(books.flush()) == FRAME_BYTES
