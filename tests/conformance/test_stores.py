@@ -88,8 +88,8 @@ class Shop:
         return record, shelves
 
 
-def items(*payloads: bytes, **fields: str) -> list[NewItem]:
-    return [NewItem(payload=payload, **fields) for payload in payloads]
+def items(*payloads: bytes, dedupe_key: str = "", kind: str = "") -> list[NewItem]:
+    return [NewItem(payload=payload, dedupe_key=dedupe_key, kind=kind) for payload in payloads]
 
 
 async def one(shelves: Shelves, operation: Operation, kind: type[R]) -> R:

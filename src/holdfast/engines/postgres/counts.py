@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core.item_id import format_id, id_suffix, parse_id
+from holdfast.core.item_id import format_id, id_suffix, ids_pattern, parse_id
 from holdfast.ports.queues import Shape
+
+ID_DIGITS = 14
 
 
 class Change:
@@ -45,6 +47,7 @@ class Stand:
     """One partition, as this process knows it."""
 
     __slots__ = (
+        "_are_ids",
         "death_us",
         "due_us",
         "dying",
@@ -63,6 +66,7 @@ class Stand:
         self.generation = generation
         self.partition = partition
         self.suffix = id_suffix(generation, partition)
+        self._are_ids = ids_pattern(self.suffix).fullmatch  # one look for a whole request
         self.queued = self.leased = self.scheduled = self.dying = 0
         self.due_us = self.expiry_us = self.death_us = 0
         self.first_id = 0  # no item that can be leased is known below this id…
@@ -77,8 +81,15 @@ class Stand:
         number = parse_id(text, self.suffix)
         return -1 if number is None else number
 
+    def ids_of(self, numbers: Sequence[int]) -> list[str]:
+        """The texts of ids."""
+        suffix = self.suffix
+        return [f"{number:014x}{suffix}" for number in numbers]
+
     def numbers_of(self, texts: Sequence[str]) -> list[int]:
         """The numbers of ids in one order, so that two servers lock them in one order."""
+        if self._are_ids(",".join(texts)) is not None:
+            return sorted({int(text[:ID_DIGITS], 16) for text in texts})
         return sorted({number for text in texts if (number := self.number_of(text)) >= 0})
 
     def apply(self, change: Change) -> None:

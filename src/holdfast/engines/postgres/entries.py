@@ -49,8 +49,7 @@ async def produce(batch: Batch, operation: Produce) -> Finish:
     )
 
     def finish() -> Produced:
-        id_of = batch.stand(partition).id_of
-        ids = [id_of(number) for (number,) in batch.work.rows(answer)]
+        ids = batch.stand(partition).ids_of([number for (number,) in batch.work.rows(answer)])
         batch.change(partition).queue(len(ids), expire_at_us=batch.now_us + operation.expire_timeout_us)
         return Produced(ids)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import DiagnosticField, ExecStatus
@@ -35,7 +33,7 @@ def place_of(url: str) -> str:
     try:
         parts = conninfo_to_dict(url)
     except psycopg.ProgrammingError:
-        return f"PostgreSQL ({urlsplit(url).scheme}://…)"
+        return "PostgreSQL"
     host = parts.get("host") or parts.get("hostaddr") or "the local socket"
     port = parts.get("port") or 5432
     user = parts.get("user") or "the system's user"
@@ -43,7 +41,10 @@ def place_of(url: str) -> str:
 
 
 def failed(error: Exception, place: str) -> StorageFailed:
-    """The connection did not come about or broke. libpq's own text may name the address, so only its kind is told."""
+    """The connection did not come about or broke."""
+    if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
+        # libpq's text would quote the URL, with the password in it.
+        return StorageFailed(f"storage failed; {place}: the URL is not a valid one, try again")
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     what = _WHAT_HAPPENED.get(state or "") or _first_line(error) or "the connection is lost"
     return StorageFailed(f"storage failed; {place}: {what}, try again")

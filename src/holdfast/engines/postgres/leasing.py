@@ -57,8 +57,8 @@ async def lease(batch: Batch, operation: Lease) -> Finish:
         _remember(stand, first_id, rows[-1][0] + 1 if len(rows) == operation.count_max else 0)
         if len(rows) < operation.count_max:
             batch.short[partition] = batch.short.get(partition, False) or first_id > 0
-        deadline, id_of = moment(until_us), stand.id_of
-        return Leased([LeasedItem(id_of(row[0]), row[1], deadline, *row[2:]) for row in rows])
+        deadline, suffix = moment(until_us), stand.suffix
+        return Leased([LeasedItem(f"{row[0]:014x}{suffix}", row[1], deadline, *row[2:]) for row in rows])
 
     return finish
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import psycopg
 from psycopg.adapt import Transformer
-from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
+from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from holdfast.engines.postgres.errors import failed, refused
@@ -84,16 +84,11 @@ class Link:
 
     @property
     def usable(self) -> bool:
-        """Whether the next transaction can begin on it. A server that went away has said so by now."""
+        """Whether the next transaction can begin on it. An idle server that says something says goodbye."""
         if self._awaited or self._pq.transaction_status != TransactionStatus.IDLE:
             return False
         readable, _, _ = select.select([self._pq.socket], [], [], 0)
-        if readable:
-            try:
-                self._pq.consume_input()
-            except psycopg.Error:
-                return False
-        return self._pq.status == ConnStatus.OK
+        return not readable
 
     async def close(self) -> None:
         """Let go of it, whatever state it is in."""

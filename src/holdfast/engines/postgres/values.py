@@ -44,7 +44,10 @@ def byteas(payloads: Sequence[bytes]) -> bytes:
 
 
 def texts(strings: Sequence[str]) -> bytes:
-    """A `text[]`."""
+    """A `text[]`. Texts of one request are mostly the same: one kind, no reference."""
+    if len(set(strings)) == 1:
+        data = strings[0].encode()
+        return _header(_TEXT_OID, len(strings)) + (_LENGTH(len(data)) + data) * len(strings)
     return _variable(_TEXT_OID, [string.encode() for string in strings])
 
 

@@ -1,0 +1,30 @@
+"""Storages on the module's database; each is a server of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from holdfast.engines.postgres.storage import PostgresStorage
+from tests.engines.postgres.office import STORAGE
+
+
+@pytest.fixture
+async def storage(postgres_url: str) -> AsyncIterator[PostgresStorage]:
+    """One server's storage."""
+    storage = PostgresStorage(postgres_url, name=STORAGE)
+    await storage.open()
+    storage.catalog()
+    yield storage
+    await storage.close()
+
+
+@pytest.fixture
+async def other(postgres_url: str) -> AsyncIterator[PostgresStorage]:
+    """Another server's, on the same database."""
+    storage = PostgresStorage(postgres_url, name=STORAGE)
+    await storage.open()
+    storage.catalog()
+    yield storage
+    await storage.close()

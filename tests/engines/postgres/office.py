@@ -1,0 +1,76 @@
+"""Several servers on one database, each a storage of its own, on the database's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import TypeVar
+
+from holdfast.core.item import LeasedItem, NewItem
+from holdfast.core.queue import PartitionPlace, QueueRecord
+from holdfast.engines.postgres.storage import PostgresStorage
+from holdfast.errors import QueueMissing
+from holdfast.ports.queues import Lease, Leased, Mortality, Neighbours, Operation, Produce, Produced, Result, Shelves
+
+R = TypeVar("R", bound=Result)
+SECOND = 1_000_000
+HOUR = 3_600 * SECOND
+LIVES = Mortality()
+STORAGE = "shared"
+_numbers = count()
+
+
+def new_name() -> str:
+    """A queue's name that no other test has."""
+    return f"queue-{next(_numbers)}"
+
+
+async def make_queue(
+    storage: PostgresStorage, name: str = "", *, dead_queue: str = "", dead_retention_us: int = 0
+) -> QueueRecord:
+    """A queue, made anew under a name or under a new one."""
+    record = QueueRecord(
+        name=name or new_name(),
+        lease_timeout_us=30 * SECOND,
+        expire_timeout_us=HOUR,
+        dead_queue=dead_queue,
+        dead_retention_us=dead_retention_us,
+        partitions=(PartitionPlace(0, STORAGE),),
+    )
+    return await storage.catalog().change(record.name, dead_queue=dead_queue, decide=lambda _, now: record)
+
+
+async def delete_queue(storage: PostgresStorage, name: str) -> QueueRecord:
+    """Delete whatever queue has the name; raises QueueMissing."""
+
+    def decide(neighbours: Neighbours) -> QueueRecord:
+        if neighbours.current is None:
+            raise QueueMissing(name)
+        return neighbours.current
+
+    return await storage.catalog().delete(name, decide=decide, count=0)
+
+
+async def one(shelves: Shelves, operation: Operation, kind: type[R]) -> R:
+    """The result of a batch of one."""
+    result = (await shelves.commit([operation])).results[0]
+    assert isinstance(result, kind), result
+    return result
+
+
+async def produce(shelves: Shelves, *payloads: bytes, dedupe_key: str = "") -> list[str]:
+    """Store items."""
+    items = [NewItem(payload=payload, dedupe_key=dedupe_key) for payload in payloads]
+    return list((await one(shelves, Produce(0, items, HOUR), Produced)).ids)
+
+
+async def lease(
+    shelves: Shelves, count_max: int = 10, *, timeout_us: int = 30 * SECOND, rules: Mortality = LIVES
+) -> list[LeasedItem]:
+    """Lease items."""
+    return list((await one(shelves, Lease(0, count_max, timeout_us, rules), Leased)).items)
+
+
+def ids(leased: Sequence[LeasedItem]) -> list[str]:
+    """Their ids."""
+    return [item.id for item in leased]
