@@ -107,3 +107,19 @@ def test_a_terminal_sees_count_and_rate(run: Command) -> None:
     assert ended.stdout == b"3 000 items produced to 'orders'\n"
     assert "3 000 items" in seen
     assert "/s" in seen
+
+
+def test_closed_streams_are_empty_ones(run: Command) -> None:
+    for closed in ("<&-", ">&-", "2>&-"):
+        script = f"exec {PROGRAM} queue produce orders --url memory:// {closed}"
+        ended = subprocess.run(
+            ["sh", "-c", script],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            cwd=run.folder,
+            env=run.environment(),
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert ended.returncode in {0, 1}
+        assert b"Traceback" not in ended.stderr

@@ -160,12 +160,18 @@ def test_tls_needs_both_of_its_files(tmp_path: Path) -> None:
     assert "tls_cert is missing" in refused(tls_key=key)
     assert f"tls_key '{key}' cannot be read" in refused(tls_cert=cert, tls_key=key)
     key.touch()
-    assert load(listen="0.0.0.0:1", tls_cert=cert, tls_key=key).tls_cert == cert
+    assert "give a pair that belongs together" in refused(tls_cert=cert, tls_key=key)
 
 
 def test_a_server_needs_a_storage_and_a_client_may_name_a_server() -> None:
     assert "use --url sqlite:///FOLDER" in refused(url="http://u:secret@127.0.0.1:8470")
     assert load(url="http://127.0.0.1:8470", serving=False).storages[0].url == "http://127.0.0.1:8470"
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "postgresql://me:s3cret@db:port/q"])
+def test_a_url_that_cannot_be_read_is_refused_without_showing_it(url: str) -> None:
+    assert refused(url=url) == "storage URL is invalid; the one of 'default' (argument --url) is not a URL"
+    assert masked(url) == "***"
 
 
 def test_no_secret_is_ever_shown() -> None:

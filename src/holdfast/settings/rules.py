@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import ssl
 from urllib.parse import urlsplit
 
 from holdfast.errors import CannotStart
-from holdfast.settings.values import Settings, masked, parse_address
+from holdfast.settings.values import Settings, is_readable, masked, parse_address
 
 
 def check(settings: Settings) -> None:
@@ -16,6 +17,9 @@ def check(settings: Settings) -> None:
     source = settings.sources.get("storages", "")
     if not storages:
         raise CannotStart(f"storages is invalid; the list is empty ({source}), leave it out or name one")
+    for storage in storages:
+        if not is_readable(storage.url):
+            raise CannotStart(f"storage URL is invalid; the one of '{storage.name}' ({source}) is not a URL")
     for what, texts in (
         ("name", [storage.name for storage in storages]),
         ("url", [masked(storage.url) for storage in storages if not storage.url.startswith("memory:")]),
@@ -38,9 +42,7 @@ def check_serving(settings: Settings) -> None:
     if (settings.tls_cert is None) != (settings.tls_key is None):
         missing = "tls_key" if settings.tls_key is None else "tls_cert"
         raise CannotStart(f"TLS is incomplete; {missing} is missing, give both --tls-cert and --tls-key")
-    for key, path in (("tls_cert", settings.tls_cert), ("tls_key", settings.tls_key)):
-        if path is not None and not os.access(path, os.R_OK):
-            raise CannotStart(f"TLS cannot be used; {key} '{path}' cannot be read, check the path and its permissions")
+    _check_tls_files(settings)
     if settings.address.is_loopback:
         return
     if settings.auth == "none":
@@ -53,3 +55,20 @@ def check_serving(settings: Settings) -> None:
             f"plain http is not allowed; '{settings.listen}' can be reached by others and tokens would travel in the "
             "clear, give --tls-cert and --tls-key, or --insecure-http behind a proxy that does TLS"
         )
+
+
+def _check_tls_files(settings: Settings) -> None:
+    cert, key = settings.tls_cert, settings.tls_key
+    for name, path in (("tls_cert", cert), ("tls_key", key)):
+        if path is not None and not os.access(path, os.R_OK):
+            raise CannotStart(f"TLS cannot be used; {name} '{path}' cannot be read, check the path and its permissions")
+    if cert is None or key is None:
+        return
+    try:
+        # The empty password keeps OpenSSL from asking on the terminal for one: a server has nobody to ask.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
+    except (ssl.SSLError, OSError) as error:
+        raise CannotStart(
+            f"TLS cannot be used; '{cert}' and '{key}' are not a certificate and its unencrypted key in PEM, give a "
+            "pair that belongs together"
+        ) from error

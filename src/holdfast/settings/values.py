@@ -139,6 +139,8 @@ def explain(settings: Settings) -> list[Explained]:
 
 def masked(url: str) -> str:
     """The URL without its passwords."""
+    if not is_readable(url):
+        return MASK
     parts = urlsplit(url)
     netloc = parts.netloc
     user, at, host = netloc.rpartition("@")
@@ -151,6 +153,15 @@ def masked(url: str) -> str:
     if (netloc, query) == (parts.netloc, parts.query):
         return url
     return urlunsplit(parts._replace(netloc=netloc, query=query))
+
+
+def is_readable(url: str) -> bool:
+    """Whether it can be taken apart; one that cannot might hide a password anywhere."""
+    try:
+        urlsplit(url).port  # noqa: B018 - raises for a port that is no number
+    except ValueError:
+        return False
+    return True
 
 
 def parse_address(text: str) -> Address:

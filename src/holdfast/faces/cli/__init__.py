@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in argv
+    _open_streams()
     try:
         code = app(argv, prog_name="holdfast", standalone_mode=False)
         sys.stdout.flush()
@@ -49,3 +51,10 @@ def _bad_usage(error: TyperException, *, as_json: bool) -> int:
     message = error.format_message()
     stop = "" if message.endswith(("?", ".")) else "."
     return report(BadUsage(f"{message}{stop} See '{path} --help'"), as_json=as_json)
+
+
+def _open_streams() -> None:
+    """A stream that the caller closed is one that nobody reads or writes."""
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - open until the process ends
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115

@@ -72,9 +72,9 @@ class Session:
         if self.token_file is not None:
             return _read_token(self.token_file)
         if token := os.environ.get("HOLDFAST_TOKEN"):
-            return token
+            return _checked(token, "HOLDFAST_TOKEN")
         if self.settings.admin_token is not None:
-            return self.settings.admin_token.reveal()
+            return _checked(self.settings.admin_token.reveal(), "HOLDFAST_ADMIN_TOKEN")
         local = self.settings.admin_token_file
         is_here = Address(urlsplit(url).hostname or "", 0).is_loopback
         return _read_token(local) if is_here and os.access(local, os.R_OK) else ""
@@ -93,11 +93,14 @@ class Session:
 def _read_token(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            token = file.read(TOKEN_BYTES_MAX).decode("ascii").strip()
+            token = file.read(TOKEN_BYTES_MAX).decode("utf-8", "replace").strip()
     except OSError as error:
         raise CannotStart(f"token cannot be read; '{path}': {error.strerror}, check --token-file") from error
-    except UnicodeDecodeError as error:
-        raise CannotStart(f"token cannot be read; '{path}' is not a text, check --token-file") from error
-    if not token:
-        raise CannotStart(f"token cannot be read; '{path}' is empty, check --token-file")
+    return _checked(token, f"'{path}'")
+
+
+def _checked(token: str, source: str) -> str:
+    """A token goes into a header: one line of plain characters."""
+    if not token or not token.isascii() or not token.isprintable():
+        raise CannotStart(f"token is invalid; {source} is not one line of plain characters, check where it came from")
     return token
