@@ -8,10 +8,10 @@ ARGS   ?=
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help run test soak check fix bench ci lock clean
+.PHONY: help run test test-matrix soak check fix bench ci lock clean
 
 help: ## List the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/.ready-run ## Serve on the embedded default and print the address (ARGS="--listen 127.0.0.1:9000")
 	@exec $(BIN)/holdfast serve $(ARGS)
@@ -19,6 +19,11 @@ run: $(VENV)/.ready-run ## Serve on the embedded default and print the address (
 test: $(VENV)/.ready-dev ## Set up everything, then run the tests (ARGS="-k lease")
 	@bash scripts/servers.sh
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-matrix: export HOLDFAST_TEST_RABBITMQ := 3.10,4.0,4.3
+test-matrix: $(VENV)/.ready-dev ## Run the broker tests on every RabbitMQ version; none may be missing
+	@bash scripts/servers.sh
+	@$(BIN)/python -m pytest -m rabbitmq $(ARGS)
 
 soak: $(VENV)/.ready-dev ## Run the long crash tests; one JSON line per scenario
 	@bash scripts/servers.sh
