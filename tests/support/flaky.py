@@ -31,6 +31,8 @@ T = TypeVar("T")
 When = Literal["before", "after"]
 CATALOG = " catalog"  # the catalog as a fault names it; no queue name has a blank
 
+CALLS_COUNT_MAX = 1_000
+
 
 @dataclass
 class Fault:
@@ -88,9 +90,10 @@ class Faults:
 
     async def rest(self, *, rounds: int = 12) -> None:
         """Wait until no call runs and none begins for so many rounds of the event loop."""
-        quiet = 0
+        quiet, first = 0, self.calls_count
         while quiet < rounds:
             before = self.calls_count
+            assert before - first < CALLS_COUNT_MAX, "the store is called without end"
             await asyncio.sleep(0)
             if self.running_count:
                 # A thread works on it, and nothing but time can be waited for from here.

@@ -1,0 +1,223 @@
+"""An installation under a state machine: its own event loop, a frozen clock, a store with faults, and crashes.
+
+A crash here is what is left in the files (or in the memory) between two commits: for SQLite the folder is copied as
+it stands and the service is opened on the copy, so that nothing that a close would write can help. SIGKILL itself is
+in `tests/faults`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Awaitable, Coroutine
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+from holdfast.engines.memory.storage import MemoryStorage
+from holdfast.engines.sqlite.storage import SqliteStorage
+from holdfast.errors import HoldfastError
+from holdfast.ports.queues import Shelves, Storage
+from holdfast.services.queue.changes import places_by
+from holdfast.services.queue.manager import QueueManager
+from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.service import QueueService
+from holdfast.testing import FrozenClock
+from tests.support.flaky import Faults, FlakyShelves, FlakyStorage
+
+T = TypeVar("T")
+HEAL_STEP_S = 0.25
+HEAL_STEPS_COUNT_MAX = 400
+
+
+class ModelClock(FrozenClock):
+    """A frozen clock that can be handed to the next process."""
+
+    def forget(self) -> None:
+        """The process whose calls were armed is gone."""
+        self._calls.clear()
+
+
+class Backend(Protocol):
+    """Where the items are: opened again after a stop or a crash."""
+
+    def open(self, clock: FrozenClock) -> Storage:
+        """A storage on what is there."""
+
+    def crash(self) -> None:
+        """From now on `open` finds what a killed process would have left."""
+
+    def close(self) -> None:
+        """Remove everything."""
+
+
+class MemoryBackend:
+    """The memory of a storage outlives the service over it."""
+
+    def __init__(self) -> None:
+        self._storage: MemoryStorage | None = None
+
+    def open(self, clock: FrozenClock) -> Storage:
+        if self._storage is None:
+            self._storage = MemoryStorage(clock)
+        return self._storage
+
+    def crash(self) -> None:
+        """Nothing is in flight between two commits."""
+
+    def close(self) -> None:
+        self._storage = None
+
+
+class SqliteBackend:
+    """A folder, in memory where the machine has such a place: the model asks for logic, not for the disk."""
+
+    def __init__(self) -> None:
+        shm = Path("/dev/shm")
+        self._root = Path(tempfile.mkdtemp(prefix="holdfast-model-", dir=shm if shm.is_dir() else None))
+        self._number = 0
+
+    @property
+    def folder(self) -> Path:
+        return self._root / str(self._number)
+
+    def open(self, clock: FrozenClock) -> Storage:
+        return SqliteStorage(self.folder, clock=clock)
+
+    def crash(self) -> None:
+        old = self.folder
+        self._number += 1
+        shutil.copytree(old, self.folder)
+
+    def close(self) -> None:
+        shutil.rmtree(self._root)
+
+
+BACKENDS: dict[str, type[MemoryBackend] | type[SqliteBackend]] = {"memory": MemoryBackend, "sqlite": SqliteBackend}
+
+
+class Installation:
+    """The whole in-process service over one flaky storage."""
+
+    def __init__(self, kind: str) -> None:
+        self.clock = ModelClock()
+        self.faults = Faults()
+        self._loop = asyncio.new_event_loop()
+        self._backend: Backend = BACKENDS[kind]()
+        self._storage: FlakyStorage | None = None
+        self.manager: QueueManager
+        self.queues: Queues
+        self.run(self._open())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it, then wait until its consequences have happened too."""
+
+        async def whole() -> T:
+            try:
+                return await work
+            finally:
+                await self.faults.rest()
+
+        return self._loop.run_until_complete(whole())
+
+    async def _open(self) -> None:
+        self._storage = FlakyStorage(self._backend.open(self.clock), self.faults)
+        self.manager = QueueManager({"default": self._storage}, clock=self.clock)
+        await self.manager.open()
+        self.queues = Queues(QueueService(self.manager, places=places_by({"default": 1.0})))
+
+    def restart(self) -> None:
+        """An orderly stop, and a start."""
+        self.run(self.manager.close())
+        self.clock.forget()
+        self.run(self._open())
+
+    def crash(self) -> None:
+        """The process is gone between two commits; start again on what is left."""
+        self.faults.armed.clear()
+        self._loop.run_until_complete(self._abandon(copy=True))
+        self.clock.forget()
+        self.run(self._open())
+
+    async def _abandon(self, *, copy: bool) -> None:
+        if copy:
+            self._backend.crash()
+        mine = asyncio.current_task()
+        tasks = [task for task in asyncio.all_tasks() if task is not mine]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._storage is not None:
+            await self._storage.close()
+
+    def close(self) -> None:
+        """Everything is given back."""
+        self.faults.gate = None
+        self._loop.run_until_complete(self._abandon(copy=False))
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+        self._backend.close()
+
+    # --- time -------------------------------------------------------------------------------------------------
+
+    def advance(self, seconds: float) -> None:
+        """Time passes, and what is due happens."""
+        self.run(self.clock.advance(seconds))
+
+    def attempt(self, call: Awaitable[T]) -> T | HoldfastError:
+        """The answer of a verb, or its error. Time stands still: a verb that needs time for its answer is a bug."""
+
+        async def answered() -> T | HoldfastError:
+            try:
+                async with asyncio.timeout(30):
+                    return await call
+            except HoldfastError as error:
+                return error
+
+        return self.run(answered())
+
+    def wait_for(self, call: Coroutine[Any, Any, T], *, seconds: float) -> T | HoldfastError:
+        """Like `attempt`, for a long poll: when it is not answered at once, time passes until it must be."""
+
+        async def answered() -> T | HoldfastError:
+            task = asyncio.ensure_future(call)
+            await asyncio.sleep(0)
+            await self.faults.rest()
+            if not task.done():
+                await self.clock.advance(seconds)
+                await self.faults.rest()
+            try:
+                async with asyncio.timeout(30):
+                    return await task
+            except HoldfastError as error:
+                return error
+
+        return self.run(answered())
+
+    # --- looking behind the faults ----------------------------------------------------------------------------
+
+    def shelves(self, queue_name: str) -> Shelves:
+        """A queue's real store, which never fails."""
+        queue = self.manager.find(queue_name)
+        assert queue is not None
+        (lane,) = queue.lanes
+        return cast(FlakyShelves, lane.shelves).real
+
+    def was_loaded(self, queue_name: str) -> bool:
+        """Whether its store has been read at all since the start."""
+        queue = self.manager.find(queue_name)
+        return queue is not None and all(lane.loaded for lane in queue.lanes)
+
+    def is_healthy(self, queue_name: str) -> bool:
+        queue = self.manager.find(queue_name)
+        return queue is not None and all(lane.healthy for lane in queue.lanes)
+
+    def heal(self, settled: Any) -> None:
+        """Nothing fails any more; time passes until `settled()`."""
+        self.faults.armed.clear()
+        self.faults.down.clear()
+        for _ in range(HEAL_STEPS_COUNT_MAX):
+            if settled():
+                return
+            self.advance(HEAL_STEP_S)
+        raise AssertionError(f"not settled after {HEAL_STEPS_COUNT_MAX * HEAL_STEP_S} s without any fault")

@@ -1,0 +1,54 @@
+"""What the state machines have found, each as a small scenario of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.core.item import NewItem, RetryItem
+from holdfast.errors import StorageFailed, TryAgain
+from holdfast.ports.queues import Retry
+from tests.model.installation import BACKENDS, Installation
+
+NEW = NewItem(payload=b"a", dedupe_key="k")
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def real(request: pytest.FixtureRequest) -> Iterator[Installation]:
+    installation = Installation(request.param)
+    yield installation
+    installation.close()
+
+
+def test_a_known_dedupe_key_is_answered_with_its_own_partition(real: Installation) -> None:
+    real.run(real.queues.queues_create("q", requested_partitions=2))
+    first = real.run(real.queues.queue_produce("q", [NEW])).items[0]
+    again = real.run(real.queues.queue_produce("q", [NEW])).items[0]
+    assert (first.partition, again) == (0, first)
+
+
+def test_a_queue_that_was_never_read_is_listed_as_failing_and_not_as_a_bug(real: Installation) -> None:
+    real.faults.down.add("q")
+    real.run(real.queues.queues_create("q"))
+    (logical,) = real.run(real.queues.queue_stats("q")).logical_queues
+    assert logical.partitions[0].failures > 0
+    assert isinstance(real.attempt(real.queues.storage_items_list("q")), StorageFailed)
+
+
+def test_a_death_whose_answer_was_lost_is_carried_without_another_death(real: Installation) -> None:
+    real.run(real.queues.queues_create("dead"))
+    real.run(real.queues.queues_create("q", dead_queue="dead"))
+    real.run(real.queues.queue_produce("q", [NEW]))
+    (item,) = real.run(real.queues.queue_lease("q")).items
+    real.faults.arm("after", "q", Retry)
+    assert isinstance(real.attempt(real.queues.queue_retry("q", [RetryItem(id=item.id, dead=True)])), StorageFailed)
+    real.advance(1.0)
+    assert [letter.source_id for letter in real.run(real.queues.storage_items_list("dead"))] == [item.id]
+
+
+def test_a_partition_that_was_added_while_the_store_is_down_is_there(real: Installation) -> None:
+    real.run(real.queues.queues_create("q"))
+    real.faults.down.add("q")
+    real.run(real.queues.queues_update("q", requested_partitions=2))
+    assert isinstance(real.attempt(real.queues.storage_items_delete("q", ["x"], partition=1)), TryAgain)
