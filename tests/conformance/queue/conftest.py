@@ -2,29 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from holdfast import Queues
 from holdfast.engines.memory.storage import MemoryStorage
+from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.testing import FrozenClock
 from tests.conformance.queue.house import House, MakeStorage
+from tests.support.postgres import Cluster
 
-STORES = ["memory", "sqlite"]
+STORES = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 FACES = ["in process", "http"]
 
 
+@pytest.fixture(scope="module")
+def databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
+    """Databases by name, for the tests of one module."""
+    made = Databases(request.getfixturevalue, request.module.__name__.rpartition(".")[2])
+    yield made
+    made.close()
+
+
 @pytest.fixture(params=STORES)
-def make_storage(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStorage:
+def make_storage(request: pytest.FixtureRequest, tmp_path: Path, databases: Databases) -> MakeStorage:
     """A storage by its name; opened again, the same name has the same data."""
-    if request.param == "memory":
-        return cache(lambda name, clock: MemoryStorage(clock))
-    return lambda name, clock: SqliteStorage(tmp_path / name, clock=clock)
+    match request.param:
+        case "memory":
+            return cache(lambda name, clock: MemoryStorage(clock))
+        case "sqlite":
+            return lambda name, clock: SqliteStorage(tmp_path / name, clock=clock)
+        case _:
+            databases.empty()
+            return lambda name, clock: PostgresStorage(databases.url(name), name=name, clock=clock)
+
+
+class Databases:
+    """PostgreSQL databases of one test module, made when first asked for and emptied before every test."""
+
+    def __init__(self, fixture: Callable[[str], Any], module: str) -> None:
+        self._fixture = fixture
+        self._module = module
+        self._urls: dict[str, str] = {}
+
+    def url(self, storage: str) -> str:
+        """The address of the database of this storage."""
+        if storage not in self._urls:
+            cluster: Cluster = self._fixture("postgres")
+            name = f"{self._module}_{storage}"
+            self._urls[storage] = cluster.create_database(name)
+            with cluster.connect() as connection:
+                # Nobody kills this server: what a commit means is at stake here, not the disk.
+                connection.execute(
+                    sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(name))
+                )
+        return self._urls[storage]
+
+    def empty(self) -> None:
+        """Delete everything but the schema."""
+        for url in self._urls.values():
+            with psycopg.connect(url) as connection:
+                tables = connection.execute(
+                    "SELECT format('holdfast.%I', tablename) FROM pg_tables WHERE schemaname = 'holdfast' "
+                    "AND tablename NOT IN ('schema_version', 'catalog')"
+                ).fetchall()
+                if tables:
+                    connection.execute("SET session_replication_role = replica")  # the ledger refuses to be emptied
+                    for (table,) in tables:
+                        connection.execute(sql.SQL("DELETE FROM " + table))
+
+    def close(self) -> None:
+        """Drop them."""
+        for url in self._urls.values():
+            self._fixture("postgres").drop_database(url.rpartition("/")[2])
 
 
 @pytest.fixture(params=FACES)
