@@ -10,7 +10,6 @@ import pytest
 
 from holdfast.engines.postgres import link as link_module
 from holdfast.engines.postgres import schema
-from holdfast.engines.postgres.link import SQL
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.errors import CannotStart, StorageFailed
 from holdfast.ports.queues import Complete, Counted
@@ -198,27 +197,3 @@ async def test_a_user_without_rights_is_told_so(postgres: Cluster) -> None:
         connection.execute("CREATE ROLE nobody_much LOGIN")
     with pytest.raises(CannotStart, match="let the user create a schema"):
         await PostgresStorage(url.replace("holdfast@", "nobody_much@"), name=STORAGE).open()
-
-
-async def test_every_statement_can_be_prepared(storage: PostgresStorage, postgres_url: str) -> None:
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        for name, text in SQL.items():
-            result = connection.pgconn.prepare(name.encode(), text)
-            assert not result.error_message, f"{name}: {result.error_message!r}"
-
-
-async def test_nothing_is_found_by_reading_a_whole_table(storage: PostgresStorage, postgres_url: str) -> None:
-    """Also where the planner believes that the tables are empty, as it does after the first vacuum."""
-    small = ("dropped", "catalog ", "queues")  # read whole on purpose: as large as the number of queues
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute("VACUUM ANALYZE")
-        connection.execute(link_module.SESSION)
-        for name, text in SQL.items():
-            if not text.lstrip(b"- ").strip() or name in ("begin", "commit", "rollback"):
-                continue
-            connection.pgconn.prepare(name.encode(), text)
-            count = connection.pgconn.describe_prepared(name.encode()).nparams
-            nulls = ", ".join(["NULL"] * count)
-            plan = connection.execute(f'EXPLAIN EXECUTE "{name}"' + (f"({nulls})" if count else "")).fetchall()
-            scans = [line for (line,) in plan if "Seq Scan" in str(line) and not any(s in f"{line} " for s in small)]
-            assert not scans, f"{name}: {scans}"

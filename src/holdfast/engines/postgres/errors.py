@@ -18,6 +18,7 @@ _WHAT_HAPPENED = {
     "53100": "the disk is full",
     "53300": "it has too many connections",
     "25006": "the database is read-only",
+    "55P03": "a lock was not given in time",
     "57P01": "it was shut down",
     "57P02": "it crashed and restarts",
     "57P03": "it is starting up",

@@ -32,10 +32,10 @@ APPLICATION = "holdfast"
 #: Nothing is ever found by reading a whole table; the planner must not think otherwise of a table that was small
 #: when it was last looked at. Generic plans, because planning anew would cost more than running.
 SESSION = (
-    "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off; "
+    "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_mergejoin = off; SET jit = off; "
     "SET plan_cache_mode = force_generic_plan; SET synchronous_commit = on; "
     "SET default_transaction_isolation = 'read committed'; SET client_encoding = 'UTF8'; "
-    "SET tcp_keepalives_idle = 30; SET idle_in_transaction_session_timeout = '120s'"
+    "SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '60s'"
 )
 
 Rows = list[tuple[Any, ...]]

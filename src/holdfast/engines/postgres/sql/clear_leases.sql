@@ -1,5 +1,5 @@
 WITH picked AS (
-    SELECT id FROM holdfast.leases WHERE queue = $1::bigint AND partition = $2::bigint
+    SELECT id FROM holdfast.leases WHERE queue = $1::bigint AND partition + 0 = $2::bigint
     ORDER BY lease_deadline LIMIT $3::bigint
     FOR UPDATE SKIP LOCKED
 ), gone AS (

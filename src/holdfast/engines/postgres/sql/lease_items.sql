@@ -15,6 +15,7 @@ WITH clock AS MATERIALIZED (
         $1::bigint, $2::bigint, attempts + 1
     FROM picked
 )
-SELECT picked.id, picked.attempts + 1, items.payload, items.encoding, items.kind, items.reference
-FROM picked JOIN holdfast.items ON items.id = picked.id
+SELECT picked.id, picked.attempts + 1, body.payload, body.encoding, body.kind, body.reference
+FROM picked CROSS JOIN LATERAL (
+    SELECT payload, encoding, kind, reference FROM holdfast.items WHERE items.id = picked.id OFFSET 0) AS body
 ORDER BY picked.id

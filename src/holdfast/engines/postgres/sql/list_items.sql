@@ -7,6 +7,7 @@ FROM (
      WHERE queue = $1::bigint AND partition = $2::bigint AND id >= $3::bigint ORDER BY id LIMIT $4::bigint)
     UNION ALL
     (SELECT id, attempts, created_at, expire_at, lease_deadline FROM holdfast.leases
-     WHERE queue = $1::bigint AND partition = $2::bigint AND id >= $3::bigint ORDER BY id LIMIT $4::bigint)
-) AS state JOIN holdfast.items ON items.id = state.id
-ORDER BY items.id LIMIT $4::bigint
+     WHERE queue = $1::bigint AND partition + 0 = $2::bigint AND id + 0 >= $3::bigint ORDER BY id + 0 LIMIT $4::bigint)
+    ORDER BY id LIMIT $4::bigint
+) AS state CROSS JOIN LATERAL (SELECT * FROM holdfast.items WHERE items.id = state.id OFFSET 0) AS items
+ORDER BY state.id

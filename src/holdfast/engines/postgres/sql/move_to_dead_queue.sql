@@ -6,15 +6,19 @@ WITH clock AS MATERIALIZED (
 ), numbered AS MATERIALIZED (
     SELECT nextval('holdfast.item_ids') AS id, given.*
     FROM unnest($7::bigint[], $8::text[], $9::bigint[]) AS given (old_id, source_id, attempts)
-), moved AS (
-    UPDATE holdfast.items SET id = numbered.id, queue = $1::bigint, partition = $2::bigint, dedupe_key = NULL,
-        source_id = numbered.source_id, source_queue = $5::text, death_reason = $6::text,
-        death_attempts = numbered.attempts, died_at = (SELECT now FROM clock)
-    FROM numbered
-    WHERE items.id = numbered.old_id AND NOT EXISTS (
+), found AS (
+    SELECT numbered.*, body.place FROM numbered CROSS JOIN LATERAL (
+        SELECT ctid AS place FROM holdfast.items WHERE items.id = numbered.old_id OFFSET 0) AS body
+    WHERE NOT EXISTS (
         SELECT 1 FROM holdfast.items AS known
-        WHERE known.queue = $1::bigint AND known.source_id = numbered.source_id AND known.source_id IS NOT NULL)
-    RETURNING numbered.id, numbered.old_id
+        WHERE known.queue = $1::bigint AND known.source_id = numbered.source_id AND known.source_id IS NOT NULL
+        OFFSET 0)
+), moved AS (
+    UPDATE holdfast.items SET id = found.id, queue = $1::bigint, partition = $2::bigint, dedupe_key = NULL,
+        source_id = found.source_id, source_queue = $5::text, death_reason = $6::text,
+        death_attempts = found.attempts, died_at = (SELECT now FROM clock)
+    FROM found WHERE items.ctid = found.place
+    RETURNING found.id, found.old_id
 ), queued AS (
     INSERT INTO holdfast.ready (id, created_at, expire_at, queue, partition, attempts)
     SELECT id, (SELECT now FROM clock), (SELECT now + $4::bigint FROM clock), $1::bigint, $2::bigint, 0 FROM moved

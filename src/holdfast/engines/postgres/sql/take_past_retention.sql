@@ -5,7 +5,7 @@ WITH old AS MATERIALIZED (
         WHERE ready.queue = $1::bigint AND ready.partition = $2::bigint AND ready.id = items.id OFFSET 0) AS queued
     WHERE items.queue = $1::bigint AND items.died_at IS NOT NULL
         AND items.died_at <= (SELECT holdfast.moment_us($3::bigint) - $5::bigint) AND items.partition + 0 = $2::bigint
-    ORDER BY items.died_at, items.id LIMIT $4::bigint
+    ORDER BY items.died_at LIMIT $4::bigint
 ), picked AS (
     SELECT held.place, old.died_at FROM old CROSS JOIN LATERAL (
         SELECT ctid AS place FROM holdfast.ready

@@ -2,6 +2,10 @@
 -- row in exactly one of `ready`, `leases`, `scheduled` and `dying`. Moments are microseconds since 1970.
 -- `queue` is a queue's generation: made anew, a queue has another, so that nothing of the old one can be met again.
 -- Ids come from one sequence, whichever server asks: the order of ids is the one order of arrival.
+--
+-- A plan is made once and kept, often while the tables are still empty, where every index looks equally good. So no
+-- statement is given a choice: `queue` leads to the index by id, `queue + 0` to the one by a moment; rows known by id
+-- are fetched one by one (LATERAL … OFFSET 0, or id = ANY), and never by a join that could turn into a scan.
 
 CREATE SEQUENCE holdfast.generations AS integer;
 CREATE SEQUENCE holdfast.item_ids AS bigint;
@@ -57,8 +61,8 @@ CREATE TABLE holdfast.ready (
     attempts   integer NOT NULL,
     PRIMARY KEY (queue, partition, id)
 );
-CREATE INDEX ready_by_expire_at ON holdfast.ready (queue, expire_at);
-CREATE INDEX ready_by_attempts ON holdfast.ready (queue, attempts) WHERE attempts > 0;
+CREATE INDEX ready_by_expire_at ON holdfast.ready ((queue + 0), expire_at);
+CREATE INDEX ready_by_attempts ON holdfast.ready ((queue + 0), attempts) WHERE attempts > 0;
 
 CREATE TABLE holdfast.leases (
     id             bigint PRIMARY KEY,
@@ -82,7 +86,7 @@ CREATE TABLE holdfast.scheduled (
     attempts   integer NOT NULL,
     PRIMARY KEY (queue, partition, id)
 );
-CREATE INDEX scheduled_by_enqueue_at ON holdfast.scheduled (queue, enqueue_at);
+CREATE INDEX scheduled_by_enqueue_at ON holdfast.scheduled ((queue + 0), enqueue_at);
 
 -- Marked as dying: the first of the three commits of a death whose target is in another storage.
 CREATE TABLE holdfast.dying (
@@ -109,7 +113,7 @@ CREATE TABLE holdfast.arrivals (
     source_queue text COLLATE "C" NOT NULL,
     PRIMARY KEY (queue, source_id)
 );
-CREATE INDEX arrivals_by_source_queue ON holdfast.arrivals (queue, source_queue);
+CREATE INDEX arrivals_by_source_queue ON holdfast.arrivals ((queue + 0), source_queue);
 
 CREATE TABLE holdfast.kept (
     key   text COLLATE "C" PRIMARY KEY,
