@@ -129,6 +129,9 @@ class Unreachable(HoldfastError):
 class CannotStart(HoldfastError):
     """Said at start-up: what is wrong, and what to do."""
 
+    code = 400
+    code_text = "Cannot Start"
+
 
 # RabbitMQ. No text of these ever holds a password.
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from holdfast.engines.memory.storage import MemoryStorage
-from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
 from holdfast.errors import CannotStart
 from holdfast.ports.clock import Clock, Timer
@@ -50,6 +49,8 @@ def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int) -> S
         return SqliteStorage(Path(unquote(parts.path[1:])), clock=clock, open_files_max=open_files_max)
     if parts.scheme in {"postgresql", "postgres"}:
         # In earnest deadlines are the database's: several servers, whose clocks differ, must agree on them.
+        from holdfast.engines.postgres.storage import PostgresStorage
+
         return PostgresStorage(url, name=name, clock=None if isinstance(clock, SystemClock) else clock)
     known = "sqlite:///FOLDER, postgresql://…, memory://"
     raise CannotStart(f"storage URL is invalid; '{parts.scheme or url}' is not known here, use one of {known}")
@@ -70,7 +71,11 @@ async def open_service(
         for name, url in storages.items()
     }
     manager = QueueManager(engines, clock=time_source)
-    await manager.open()
+    try:
+        await manager.open()
+    except BaseException:
+        await manager.close()
+        raise
     service = QueueService(manager, places=places_by(affinities or dict.fromkeys(storages, 1.0)))
     async with keep_up(manager):
         try:

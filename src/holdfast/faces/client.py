@@ -49,6 +49,8 @@ _ERRORS: dict[int, type[HoldfastError]] = {
 class Client(Queues):
     """`async with holdfast.Client("http://127.0.0.1:8470", token) as queues:`."""
 
+    outlives_its_server = True
+
     def __init__(self, url: str, token: str = "", *, tls: ssl.SSLContext | None = None) -> None:
         self._http = _Http(url, token, tls)
         super().__init__(self._http)
@@ -89,6 +91,10 @@ class _Http:
             answer = await self.client.post(f"{self._url}/v1/{verb}", content=_encode(request))
         except httpx2.InvalidURL as error:
             raise Invalid(f"server URL is invalid; '{self._url}': {error}") from error
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise Unreachable(
+                f"server cannot be reached; {self._url}: {str(error) or type(error).__name__}, nothing was sent"
+            ) from error
         except httpx2.HTTPError as error:
             raise Unreachable(
                 f"server cannot be reached; {self._url}: {str(error) or type(error).__name__}, the outcome is unknown"

@@ -33,21 +33,24 @@ def make_app(
     manager, requests, door = service.manager, Requests(), Door(admin_token_hash)
 
     async def health(request: Request) -> Response:
+        door.check_page(request.scope)
         status, body = health_of(manager, version)
         return Response(body, status, media_type="application/health+json")
 
     async def metrics(request: Request) -> Response:
+        door.check_page(request.scope)
         return Response(render(requests, gauges(manager)), media_type="text/plain; version=0.0.4")
 
     async def openapi(request: Request) -> Response:
-        try:
-            door.check(request.scope)
-        except HoldfastError as error:
-            return _error(error)
+        door.check(request.scope)
         return Response(document(version), media_type="application/json")
 
     async def elsewhere(request: Request) -> Response:
-        return _error(Invalid(f"path is invalid; there is nothing at '{request.url.path}'"))
+        raise Invalid(f"path is invalid; there is nothing at '{request.url.path}'")
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HoldfastError)  # noqa: S101 - it is registered for nothing else
+        return Response(error_body(error), error.code, media_type="application/json")
 
     verbs = Verbs(service, door=door, body_bytes_max=body_bytes_max, requests=requests)
     return Starlette(
@@ -57,12 +60,9 @@ def make_app(
             Route("/metrics", metrics),
             Route("/openapi.json", openapi),
             Route("/{path:path}", elsewhere, methods=["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]),
-        ]
+        ],
+        exception_handlers={HoldfastError: refused},
     )
-
-
-def _error(error: HoldfastError) -> Response:
-    return Response(error_body(error), error.code, media_type="application/json")
 
 
 def health_of(manager: QueueManager, version: str) -> tuple[int, bytes]:

@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -23,10 +24,12 @@ from holdfast.faces.api.door import token_hash
 from holdfast.ports.queues import Catalog
 from holdfast.settings import Address, Settings
 from holdfast.telemetry.events import emit
+from holdfast.telemetry.log import set_up_logging
 from holdfast.wiring import open_service
 
 TOKEN_KEY = "admin_token_sha256"  # noqa: S105 - the name under which the hash is kept
 STOP_TIMEOUT_S = 30
+CONNECTIONS_COUNT_MAX = 20_000
 
 
 class _Server(uvicorn.Server):
@@ -47,6 +50,7 @@ class _Server(uvicorn.Server):
 
 def run(settings: Settings, *, announce: Callable[[str], None]) -> None:
     """Serve until told to stop."""
+    set_up_logging(level=settings.log_level, form=settings.log_format)
     uvloop.run(serve(settings, announce=announce))
 
 
@@ -99,6 +103,8 @@ async def _serving(app: ASGIApp, listener: socket.socket, settings: Settings) ->
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
+            limit_concurrency=CONNECTIONS_COUNT_MAX,
             date_header=False,
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
             ssl_certfile=settings.tls_cert,
@@ -144,17 +150,29 @@ async def _admin_token(settings: Settings, catalog: Catalog, announce: Callable[
         return token_hash(settings.admin_token.reveal())
     path = settings.admin_token_file
     made = not path.exists()
-    token = _new_token(path) if made else path.read_text("ascii").strip()
+    token = _new_token(path) if made else _read_token(path)
     kept = await catalog.keep(TOKEN_KEY, token_hash(token))
     if kept != token_hash(token):
         if made:
             path.unlink()
         announce("The admin token was made at the first start of this installation; HOLDFAST_ADMIN_TOKEN sets another")
-    elif made:
+    elif made and sys.stdout.isatty():  # what is not a terminal may be a log, where a token has no business
         announce(f"Admin token: {token}\n(also in {path}, readable by you alone)")
     else:
         announce(f"Admin token: in {path}")
     return kept
+
+
+def _read_token(path: Path) -> str:
+    try:
+        token = path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CannotStart(
+            f"admin token cannot be read; {path}: {error}, mend it or set HOLDFAST_ADMIN_TOKEN"
+        ) from error
+    if not token:
+        raise CannotStart(f"admin token is empty; remove {path} to have one made, or set HOLDFAST_ADMIN_TOKEN")
+    return token
 
 
 def _new_token(path: Path) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.item import LeasedItem, RetryItem
 from holdfast.core.moments import SECOND_US, parse_duration
-from holdfast.errors import BadIds, HoldfastError, NothingToLease, TryAgain
+from holdfast.errors import BadIds, HoldfastError, NothingToLease, ShuttingDown, TryAgain, Unreachable
 from holdfast.telemetry.events import emit
 
 if TYPE_CHECKING:
@@ -103,7 +103,9 @@ async def consume(queues: Queues, queue_name: str, *, batch: int, extend_for_s: 
                 reply = await queues.queue_lease(queue_name, batch_size=batch)
             except NothingToLease:
                 continue
-            except TryAgain as error:
+            except (TryAgain, Unreachable, ShuttingDown) as error:
+                if isinstance(error, ShuttingDown) and not queues.outlives_its_server:
+                    raise
                 failures += 1
                 emit("consumer.waits", queue=queue_name, error=error.message)
                 await asyncio.sleep(min(BACKOFF_S_MAX, BACKOFF_S_FIRST * 2 ** min(failures, 16)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from holdfast.core.queue import QueueRecord
 from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDown
@@ -23,6 +24,7 @@ from holdfast.telemetry.events import emit
 
 OPEN_AT_ONCE_COUNT_MAX = 16
 ARRIVALS_COUNT_MAX = 10_000
+FINISH_TIMEOUT_S = 2.0
 _DELETED_EVENTS = {
     "max_attempts": "item.deleted",
     "expired": "item.expired",
@@ -109,10 +111,15 @@ class QueueManager(Hooks):
 
     async def close(self) -> None:
         """Answer waiting requests with 453, let running commits finish, close the storages."""
+        if not self.closing:
+            # Nobody is in a hurry: let what is dying arrive, so that the next start need not resume it.
+            carried = asyncio.gather(*(mover.finish() for mover in self._movers.values()))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(carried, FINISH_TIMEOUT_S)
         self.stop()
-        queues, self._queues = list(self._queues.values()), {}
         for mover in self._movers.values():
             await mover.close()
+        queues, self._queues = list(self._queues.values()), {}
         for queue in queues:
             await queue.close()
         for storage in self.storages.values():

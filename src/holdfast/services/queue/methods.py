@@ -52,6 +52,9 @@ class Caller(Protocol):
 class Queues:
     """The verbs as methods. Errors are HoldfastError; `Invalid` is the caller's mistake, `TryAgain` may be repeated."""
 
+    #: Whether a consumer goes on when the queues are shut down: in process that is the end, a server comes back.
+    outlives_its_server = False
+
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
         # Unique per process and per object, so that two consumers never seem to be one.

@@ -111,6 +111,8 @@ class Mover:
         crash_point("dead.after_forget")
 
     def _back_off(self, error: HoldfastError) -> None:
+        if self._closed:
+            return
         self._failures += 1
         emit(
             "dead.failed",
@@ -124,6 +126,11 @@ class Mover:
     def _on_timer(self) -> None:
         self._timer = None
         self.wake()
+
+    async def finish(self) -> None:
+        """Wait until what is marked has been carried, or has to wait for its target."""
+        while self._task is not None and not self._task.done():
+            await asyncio.wait([self._task])
 
     async def close(self) -> None:
         """Stop after the commit that runs; what is marked is carried after the next start."""

@@ -1,4 +1,4 @@
-"""Log records as one JSON object a line."""
+"""Logging: one JSON object a line, or text for people."""
 
 from __future__ import annotations
 
@@ -23,3 +23,13 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def set_up_logging(*, level: str, form: str) -> None:
+    """Our events from `level` on, everybody else's warnings, to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("holdfast").setLevel(level.upper())
