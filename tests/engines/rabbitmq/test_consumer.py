@@ -1,0 +1,223 @@
+"""The consumer against real brokers: however it is interrupted, the next message arrives, or an error does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from holdfast.engines.rabbitmq.backoff import Backoff
+from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.wire.events import Delivery
+from holdfast.errors import BrokerRefused, ConsumerLost
+from holdfast.proof.proxy import Proxy
+from tests.engines.rabbitmq.admin import Admin, outgoing
+from tests.support.eventually import eventually
+from tests.support.rabbitmq import Node, running_node
+
+pytestmark = pytest.mark.rabbitmq
+
+QUICK = Backoff(first_s=0.02, delay_s_max=0.2)
+
+
+async def fill(admin: Admin, queue: str, bodies: list[bytes]) -> None:
+    async with Publisher(admin.address()) as publisher:
+        outcomes = await publisher.publish_all([outgoing(queue, body) for body in bodies])
+        assert all(outcome.stored for outcome in outcomes)
+
+
+async def one(consumer: Consumer, *, timeout_s: float = 20.0) -> Delivery:
+    (delivery,) = await consumer.batch(count_max=1, timeout_s=timeout_s)
+    return delivery
+
+
+async def test_messages_come_in_order_and_what_is_acked_is_gone(every_admin: Admin) -> None:
+    for queue in (await every_admin.queue("c"), await every_admin.quorum_queue("q")):
+        bodies = [b"%d" % i for i in range(300)]
+        await fill(every_admin, queue, bodies)
+        got: list[bytes] = []
+        async with Consumer(every_admin.address(), queue, prefetch=50) as consumer:
+            while len(got) < 300:
+                batch = await consumer.batch(count_max=37, timeout_s=10.0)
+                got += [delivery.body for delivery in batch]
+                consumer.ack(batch)
+            assert consumer.unsettled_count == 0
+        assert got == bodies
+        assert await every_admin.count(queue) == 0
+
+
+KINDS = pytest.mark.parametrize("kind", ["classic", "quorum"])
+
+
+@KINDS
+async def test_what_is_not_settled_is_the_queues_again_in_order(every_admin: Admin, kind: str) -> None:
+    await every_admin.queue("q", **{"x-queue-type": kind})
+    await fill(every_admin, "q", [b"%d" % i for i in range(200)])
+    async with Consumer(every_admin.address(), "q") as consumer:
+        held: list[Delivery] = []
+        while len(held) < 200:
+            held += await consumer.batch(timeout_s=10.0)
+        consumer.ack([delivery for delivery in held if int(delivery.body) % 2])
+        assert consumer.counts["acked"] == 100
+    assert [int(d.body) for d in await every_admin.drain("q", 100)] == list(range(0, 200, 2))
+
+
+async def test_giving_back_and_dead_lettering_do_what_they_say(every_admin: Admin) -> None:
+    await every_admin.queue("dead")
+    target: dict[str, int | str] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    await every_admin.queue("q", **target)
+    await fill(every_admin, "q", [b"back", b"dead"])
+    async with Consumer(every_admin.address(), "q", prefetch=2) as consumer:
+        back, dead = await one(consumer), await one(consumer)
+        consumer.give_back([back])
+        consumer.dead_letter([dead])
+        again = await one(consumer)
+        assert (again.body, again.redelivered) == (b"back", True)
+        consumer.ack([again])
+    assert [d.body for d in await every_admin.drain("dead", 1)] == [b"dead"]
+
+
+@asynccontextmanager
+async def consuming(admin: Admin, queue: str, *, port: int | None = None) -> AsyncIterator[Consumer]:
+    async with Consumer(admin.address(port=port), queue, prefetch=10, backoff=QUICK) as consumer:
+        yield consumer
+
+
+@KINDS
+async def test_a_deleted_queue_cancels_and_the_next_message_arrives_when_it_is_back(
+    every_admin: Admin, kind: str
+) -> None:
+    await every_admin.queue("q", **{"x-queue-type": kind})
+    await fill(every_admin, "q", [b"before"])
+    async with consuming(every_admin, "q") as consumer:
+        before = await one(consumer)
+        await every_admin.delete("q")
+        await eventually(lambda: consumer.counts["interrupted"] >= 1)
+        await every_admin.queue("q", **{"x-queue-type": kind})
+        consumer.ack([before])
+        assert consumer.counts["settled_in_vain"] == 1
+        await fill(every_admin, "q", [b"after"])
+        assert (await one(consumer)).body == b"after"
+
+
+@KINDS
+async def test_a_message_held_for_too_long_ends_the_consumer_and_comes_again(every_admin: Admin, kind: str) -> None:
+    """By a closed channel on 3.10 and 4.0; on 4.3 by a cancel, and on its classic queues not at all."""
+    if (kind, every_admin.node.version) == ("classic", "4.3"):
+        pytest.skip("has no such timeout")
+    with every_admin.node.consumer_timeout(500):
+        await every_admin.queue("q", **{"x-queue-type": kind})
+        await fill(every_admin, "q", [b"slow"])
+        async with consuming(every_admin, "q") as consumer:
+            first = await one(consumer)
+            again = await one(consumer, timeout_s=30.0)
+            assert (again.body, again.redelivered) == (b"slow", True)
+            consumer.ack([first])
+            assert consumer.counts["settled_in_vain"] == 1
+            consumer.ack([again])
+            await fill(every_admin, "q", [b"next"])
+            assert (await one(consumer)).body == b"next"
+
+
+async def test_a_cut_connection_is_made_again(every_admin: Admin) -> None:
+    await every_admin.queue("q")
+    await fill(every_admin, "q", [b"before"])
+    async with (
+        Proxy("127.0.0.1", every_admin.node.port) as proxy,
+        consuming(every_admin, "q", port=proxy.port) as consumer,
+    ):
+        before = await one(consumer)
+        await proxy.cut()
+        again = await one(consumer)
+        assert (again.body, again.redelivered) == (b"before", True)
+        consumer.ack([before, again])
+        assert (consumer.counts["acked"], consumer.counts["settled_in_vain"]) == (1, 1)
+        await eventually(lambda: consumer.unsettled_count == 0)
+    assert await every_admin.count("q") == 0
+
+
+async def test_a_connection_that_an_operator_closes_is_made_again(every_admin: Admin) -> None:
+    await every_admin.queue("q")
+    async with consuming(every_admin, "q") as consumer:
+        every_admin.node.ctl("close_all_connections", "--vhost", every_admin.vhost, "test")
+        await eventually(lambda: consumer.counts["interrupted"] >= 1)
+        async with Admin.open(every_admin.node, every_admin.vhost, keep=True) as other:
+            await fill(other, "q", [b"after"])
+        assert (await one(consumer)).body == b"after"
+
+
+async def test_with_raise_the_caller_is_told(admin: Admin) -> None:
+    await admin.queue("q")
+    async with (
+        Proxy("127.0.0.1", admin.node.port) as proxy,
+        Consumer(admin.address(port=proxy.port), "q", on_loss="raise") as consumer,
+    ):
+        waiting = asyncio.create_task(consumer.batch())
+        await eventually(lambda: consumer.connected)
+        await proxy.cut()
+        with pytest.raises(ConsumerLost, match="queue 'q'"):
+            await waiting
+
+
+async def test_it_does_not_try_for_ever(admin: Admin) -> None:
+    await admin.queue("q")
+    async with Consumer(admin.address(), "q", backoff=QUICK, down_timeout_s=0.3) as consumer:
+        await admin.delete("q")
+        with pytest.raises(ConsumerLost, match="404"):
+            await consumer.batch(timeout_s=20.0)
+
+
+async def test_a_queue_that_is_not_there_is_said_at_the_start(admin: Admin) -> None:
+    with pytest.raises(BrokerRefused, match="no queue 'nope'") as caught:
+        async with Consumer(admin.address(), "nope"):
+            pass
+    assert caught.value.reply_code == 404
+
+
+async def test_after_stop_nothing_new_comes_but_what_is_held_can_be_settled(admin: Admin) -> None:
+    await admin.queue("q")
+    await fill(admin, "q", [b"held"])
+    async with Consumer(admin.address(), "q") as consumer:
+        held = await one(consumer)
+        await consumer.stop()
+        await fill(admin, "q", [b"new"])
+        assert await consumer.batch() == []
+        consumer.ack([held])
+        assert [delivery async for delivery in consumer] == []
+    assert [d.body for d in await admin.drain("q", 1)] == [b"new"]
+
+
+async def test_a_prefetch_that_means_something_else_is_refused(admin: Admin) -> None:
+    for prefetch in (0, 65_536):
+        with pytest.raises(ValueError, match="prefetch"):
+            Consumer(admin.address(), "q", prefetch=prefetch)
+
+
+async def crash_and_pause(node: Node) -> None:
+    async with Admin.open(node, "v", keep=True) as admin:
+        await admin.queue("q")
+        await fill(admin, "q", [b"%d" % i for i in range(50)])
+        async with Consumer(admin.address(more="?heartbeat=1"), "q", prefetch=10, backoff=QUICK) as consumer:
+            first = await one(consumer)
+            # A broker that hangs: only the missing heartbeats tell.
+            await asyncio.to_thread(node.pause)
+            await eventually(lambda: consumer.counts["interrupted"] == 1, timeout_s=20.0)
+            await asyncio.to_thread(node.resume)
+            assert (await one(consumer)).body == first.body
+            await asyncio.to_thread(node.kill)
+            await asyncio.to_thread(node.start)
+            seen: set[bytes] = set()
+            while len(seen) < 50:
+                batch = await consumer.batch(timeout_s=20.0)
+                assert batch
+                seen |= {delivery.body for delivery in batch}
+                consumer.ack(batch)
+
+
+@pytest.mark.parametrize("version", ["3.10"])
+async def test_a_hanging_and_a_crashed_broker_are_survived(version: str) -> None:
+    with running_node(version) as node:
+        await crash_and_pause(node)
