@@ -71,13 +71,13 @@ class Databases:
         for url in self._urls.values():
             with psycopg.connect(url) as connection:
                 tables = connection.execute(
-                    "SELECT format('holdfast.%I', tablename) FROM pg_tables WHERE schemaname = 'holdfast' "
+                    "SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast' "
                     "AND tablename NOT IN ('schema_version', 'catalog')"
                 ).fetchall()
                 if tables:
                     connection.execute("SET session_replication_role = replica")  # the ledger refuses to be emptied
                     for (table,) in tables:
-                        connection.execute(sql.SQL("DELETE FROM " + table))
+                        connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier("holdfast", table)))
 
     def close(self) -> None:
         """Drop them."""

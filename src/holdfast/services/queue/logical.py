@@ -55,7 +55,7 @@ class LogicalQueue:
         self.produces: deque[WaitingProduce] = deque()
         self.leases: dict[str, WaitingLease] = {}
         self.in_flight = 0
-        self.frozen = False
+        self.frozen = 0
         self._produce_bytes = 0
         self._closed_with: HoldfastError | None = None
         self._wakes = {lane: asyncio.Event() for lane in self.lanes}
@@ -337,6 +337,7 @@ class LogicalQueue:
             if old is not None:
                 await self._replace(old, lane)
             else:
+                await self._try_to_load(lane)
                 self.lanes = (*self.lanes, lane)
                 self._wakes[lane] = asyncio.Event()
                 self._start(lane)
@@ -347,20 +348,19 @@ class LogicalQueue:
         async with self.freeze():
             await old.shelves.close()
             old.partitions, old.shelves = new.partitions, new.shelves
-            old.loaded = False
-        self.wake(old)
+            await self._try_to_load(old)
 
     @asynccontextmanager
     async def freeze(self) -> AsyncIterator[None]:
         """No commit runs and none begins until this ends; requests wait."""
-        self.frozen = True
+        self.frozen += 1
         try:
             while any(lane.busy for lane in self.lanes):
                 self._thawed.clear()
                 await self._thawed.wait()
             yield
         finally:
-            self.frozen = False
+            self.frozen -= 1
             self.wake()
 
     # --- the end --------------------------------------------------------------------------------------------
