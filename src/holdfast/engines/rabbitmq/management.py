@@ -1,0 +1,204 @@
+"""RabbitMQ's management API, for what AMQP cannot tell: lists of queues with their policies, bindings, versions.
+
+It only reads. Everything but discovery and effective policies works without it, so a broker without the plugin is
+said (`BrokerUnreachable`, `NotABroker`) and is never a reason to stop moving messages. Its counts are up to five
+seconds old and may be missing; they are for people, never a proof that a queue is empty.
+"""
+
+from __future__ import annotations
+
+import ssl
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote, unquote, urlsplit
+
+import httpx2
+import msgspec
+
+from holdfast.errors import BadAddress, BrokerRefused, BrokerUnreachable, NotABroker
+
+TIMEOUT_S = 30.0
+PAGE_ROWS = 500
+PAGES_MAX = 1000
+
+T = TypeVar("T")
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """Which broker this is."""
+
+    rabbitmq_version: str
+    erlang_version: str = ""
+    cluster_name: str = ""
+    node: str = ""
+
+
+class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue as it was declared, and what policies make of it."""
+
+    name: str
+    vhost: str
+    type: str = "classic"
+    durable: bool = True
+    auto_delete: bool = False
+    exclusive: bool = False
+    arguments: dict[str, Any] = {}
+    policy: str | None = None
+    operator_policy: str | None = None
+    effective_policy_definition: dict[str, Any] | list[Any] | None = None
+    messages: int | None = None
+    messages_ready: int | None = None
+    messages_unacknowledged: int | None = None
+    messages_dlx: int | None = None  #: dead letters of an at-least-once queue that have not arrived yet
+    consumers: int | None = None
+    state: str = ""
+
+    @property
+    def effective_policy(self) -> dict[str, Any]:
+        """What the policies set, merged by the broker; empty when none applies (3.10 then says `[]`)."""
+        return self.effective_policy_definition if isinstance(self.effective_policy_definition, dict) else {}
+
+
+class ExchangeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An exchange."""
+
+    name: str
+    vhost: str
+    type: str
+    durable: bool = True
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: dict[str, Any] = {}
+    policy: str | None = None
+
+
+class BindingInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A binding; the source "" is the default exchange, which binds every queue by its name."""
+
+    source: str
+    vhost: str
+    destination: str
+    destination_type: str
+    routing_key: str
+    arguments: dict[str, Any] = {}
+
+
+class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy."""
+
+    name: str
+    vhost: str
+    pattern: str
+    definition: dict[str, Any]
+    priority: int = 0
+    apply_to: str = msgspec.field(default="all", name="apply-to")
+
+
+class _Page(msgspec.Struct, frozen=True, kw_only=True):
+    items: list[msgspec.Raw]
+    page_count: int = 1
+
+
+class Management:
+    """`async with Management("http://user:password@host:15672") as management:`."""
+
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S, ca_file: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadAddress("management address is invalid; expected http://user:password@host:15672")
+        try:
+            port = f":{parts.port}" if parts.port else ""
+        except ValueError as error:
+            raise BadAddress(f"management address is invalid; {error}") from error
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        self.address = f"{parts.scheme}://{host}{port}{parts.path.rstrip('/')}"
+        self._user = unquote(parts.username or "guest")
+        login = httpx2.BasicAuth(self._user, unquote(parts.password or ("" if parts.username else "guest")))
+        self._client = httpx2.AsyncClient(
+            base_url=f"{self.address}/api", auth=login, timeout=timeout_s, verify=_trust(ca_file)
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def overview(self) -> Overview:
+        """Which broker this is. Raises BrokerUnreachable, BrokerRefused or NotABroker, as all of these do."""
+        return _decode(await self._get("/overview"), Overview, self.address)
+
+    async def queues(self, vhost: str) -> list[QueueInfo]:
+        """All queues of a virtual host."""
+        return await self._pages(f"/queues/{quote(vhost, safe='')}", QueueInfo)
+
+    async def queue(self, vhost: str, name: str) -> QueueInfo:
+        """One queue. Raises BrokerRefused with 404 when it is not there."""
+        answer = await self._get(f"/queues/{quote(vhost, safe='')}/{quote(name, safe='')}")
+        return _decode(answer, QueueInfo, self.address)
+
+    async def exchanges(self, vhost: str) -> list[ExchangeInfo]:
+        """All exchanges of a virtual host, the default one and the broker's own included."""
+        return await self._pages(f"/exchanges/{quote(vhost, safe='')}", ExchangeInfo)
+
+    async def bindings(self, vhost: str) -> list[BindingInfo]:
+        """All bindings of a virtual host, those of the default exchange included."""
+        return _decode(await self._get(f"/bindings/{quote(vhost, safe='')}"), list[BindingInfo], self.address)
+
+    async def policies(self, vhost: str) -> list[PolicyInfo]:
+        """All policies of a virtual host."""
+        return _decode(await self._get(f"/policies/{quote(vhost, safe='')}"), list[PolicyInfo], self.address)
+
+    async def alarms(self) -> str | None:
+        """Why the broker takes no publishes now (memory, disk); None when it does."""
+        answer = await self._send("/health/checks/alarms", {})
+        if answer.status_code == httpx2.codes.SERVICE_UNAVAILABLE:
+            return answer.text[:500]
+        self._check(answer)
+        return None
+
+    async def _pages(self, path: str, kind: type[T]) -> list[T]:
+        rows: list[T] = []
+        for number in range(1, PAGES_MAX + 1):
+            page = _decode(await self._get(path, page=number, page_size=PAGE_ROWS), _Page, self.address)
+            rows += [_decode(bytes(row), kind, self.address) for row in page.items]
+            if number >= page.page_count:
+                return rows
+        raise NotABroker(f"management API makes no sense; {self.address} has more than {PAGES_MAX} pages of {path}")
+
+    async def _get(self, path: str, **query: int) -> bytes:
+        answer = await self._send(path, query)
+        self._check(answer)
+        return answer.content
+
+    async def _send(self, path: str, query: dict[str, int]) -> httpx2.Response:
+        try:
+            return await self._client.get(path, params=query)
+        except httpx2.HTTPError as error:
+            text = str(error) or type(error).__name__
+            raise BrokerUnreachable(f"management API cannot be reached; {self.address}: {text}") from error
+
+    def _check(self, answer: httpx2.Response) -> None:
+        code = answer.status_code
+        if code == httpx2.codes.OK:
+            return
+        if code in (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN):
+            text = f"management API refused; {self.address}: {code} for user '{self._user}'"
+            raise BrokerRefused(text, reply_code=code)
+        if code == httpx2.codes.NOT_FOUND:
+            text = f"management API has no such thing; {self.address}{answer.request.url.path}"
+            raise BrokerRefused(text, reply_code=code)
+        raise BrokerUnreachable(f"management API failed; {self.address}: {code}")
+
+
+def _decode(data: bytes, kind: type[T], address: str) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise NotABroker(f"management API makes no sense; {address}: {error}") from error
+
+
+def _trust(ca_file: str | None) -> ssl.SSLContext | bool:
+    return True if ca_file is None else ssl.create_default_context(cafile=ca_file)
