@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from holdfast import Queues
@@ -109,11 +111,12 @@ async def test_a_lease_may_not_be_longer_than_a_life(queues: Queues) -> None:
     ],
 )
 async def test_a_duration_may_not_be(queues: Queues, field: str, what: str, text: str, detail: str) -> None:
+    setting: dict[str, Any] = {field: text}
     with refused(f"{what} is invalid; {detail}"):
-        await queues.queues_create("orders", **{field: text})
+        await queues.queues_create("orders", **setting)
     await queues.queues_create("orders")
     with refused(f"{what} is invalid; {detail}"):
-        await queues.queues_update("orders", **{field: text})
+        await queues.queues_update("orders", **setting)
 
 
 async def test_a_duration_of_15_characters_is_allowed(queues: Queues) -> None:

@@ -38,7 +38,7 @@ from holdfast.core.verbs import (
     StatsReply,
     UpdateQueueRequest,
 )
-from holdfast.errors import BadIds, Invalid, StorageFailed, UnknownMethod
+from holdfast.errors import BadIds, Invalid, ShuttingDown, StorageFailed, UnknownMethod
 from holdfast.ports.queues import (
     Clear,
     Complete,
@@ -96,6 +96,8 @@ class QueueService:
         method = self._verbs.get(verb)
         if method is None:
             raise UnknownMethod(f"method is unknown; there is no '{verb}'")
+        if self.manager.closing:
+            raise ShuttingDown
         if request.namespace:
             checks.namespace(request.namespace)
         return await method(request)

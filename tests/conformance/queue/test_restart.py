@@ -1,0 +1,155 @@
+"""Stop and start: waiting requests hear 453, nothing accepted is lost, and every deadline is armed again."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from holdfast import HoldfastError, ImportedItem, NewItem, Queues, RetryItem
+from holdfast.core.moments import moment
+from tests.conformance.queue.house import House, answered, refused
+
+STOPPING = "queue is shutting down; try another server"
+
+
+async def test_everything_that_was_answered_is_there_after_a_restart(house: House) -> None:
+    queues = house.queues
+    await queues.queues_create("dead", dead_retention="48h")
+    await queues.queues_create("orders", max_attempts=5, dead_queue="dead", reference="r", requested_partitions=2)
+    at = moment(house.clock.now_us()) + timedelta(hours=1)
+    await queues.queue_produce("orders", [NewItem(payload=b"\xff", kind="k", dedupe_key="key"), b"b"])
+    await queues.queue_produce("orders", [NewItem(payload=b"s", enqueue_at=at)])
+    leased = await queues.queue_lease("orders")
+    await queues.storage_items_import("dead", [ImportedItem(payload=b"i", source_id="x", death_reason="d")])
+    before = [await house.items(name) for name in ("orders", "dead")]
+    scheduled = await queues.storage_scheduled_list("orders")
+    infos = await queues.queues_list()
+    await house.restart()
+    queues = house.queues
+    assert [await house.items(name) for name in ("orders", "dead")] == before
+    assert await queues.storage_scheduled_list("orders") == scheduled
+    assert await queues.queues_list() == infos
+    await queues.queue_complete("orders", [leased.items[0].id], partition=leased.partition)
+    assert await queues.storage_items_import("dead", [ImportedItem(payload=b"j", source_id="x")]) == []
+
+
+async def test_every_deadline_is_armed_after_a_restart(house: House) -> None:
+    queues = house.queues
+    await queues.queues_create("dead")
+    await queues.queues_create("orders", lease_timeout="1m", expire_timeout="10m", dead_queue="dead")
+    at = moment(house.clock.now_us()) + timedelta(minutes=5)
+    await queues.queue_produce("orders", [b"leased", b"queued", NewItem(payload=b"scheduled", enqueue_at=at)])
+    await queues.queue_lease("orders")
+    await house.restart()
+    await house.advance(60)
+    assert await house.payloads("orders") == [b"queued", b"leased"]
+    await house.advance(240)
+    assert await house.payloads("orders") == [b"queued", b"leased", b"scheduled"]
+    await house.advance(300)
+    assert await house.items("orders") == []
+    assert sorted(await house.payloads("dead")) == [b"leased", b"queued", b"scheduled"]
+
+
+async def test_what_was_due_while_it_was_down_happens_at_the_start(house: House) -> None:
+    await house.queues.queues_create("orders", lease_timeout="1m", expire_timeout="10m")
+    await house.queues.queue_produce("orders", [b"a"])
+    await house.queues.queue_lease("orders")
+    await house.close()
+    await house.clock.advance(120)
+    await house.open()
+    await house.rest()
+    (listed,) = await house.items("orders")
+    assert (listed.is_leased, listed.attempts) == (False, 1)
+
+
+async def test_an_old_id_stays_stale_and_a_new_one_comes_after_it(house: House) -> None:
+    await house.queues.queues_create("orders")
+    old = (await house.queues.queue_produce("orders", [b"a"] * 100)).items[-1].id
+    await house.restart()
+    new = (await house.queues.queue_produce("orders", [b"a"])).items[0].id
+    assert new > old
+
+
+async def test_waiting_requests_hear_at_once_that_the_service_stops(house: House, queues: Queues) -> None:
+    await queues.queues_create("orders")
+    tasks = [asyncio.create_task(queues.queue_lease("orders", request_timeout="15m")) for _ in range(3)]
+    await house.waiting_leases("orders", 3)
+    house.service.manager.stop()
+    for task in tasks:
+        with refused(STOPPING, code=453):
+            await answered(task)
+
+
+VERBS = {
+    "queue_produce": ("orders", [b"a"]),
+    "queue_lease": ("orders",),
+    "queue_complete": ("orders", ["x"]),
+    "queue_retry": ("orders", ["x"]),
+    "queue_extend": ("orders", ["x"]),
+    "queue_stats": ("orders",),
+    "queue_pause": ("orders",),
+    "queue_resume": ("orders",),
+    "queue_reload": ("orders",),
+    "queues_create": ("new",),
+    "queues_update": ("orders",),
+    "queues_list": (),
+    "queues_info": ("orders",),
+    "queues_delete": ("orders",),
+    "storage_items_list": ("orders",),
+    "storage_scheduled_list": ("orders",),
+    "storage_items_import": ("orders", [ImportedItem()]),
+    "storage_items_delete": ("orders", ["x"]),
+}
+
+
+async def test_while_it_stops_every_verb_is_answered_453(house: House, queues: Queues) -> None:
+    await queues.queues_create("orders")
+    house.service.manager.stop()
+    for name, arguments in VERBS.items():
+        with pytest.raises(HoldfastError) as caught:
+            await getattr(queues, name)(*arguments)
+        assert (name, caught.value.code, caught.value.message) == (name, 453, STOPPING)
+
+
+async def test_after_it_stopped_every_verb_is_answered_453(house: House) -> None:
+    await house.queues.queues_create("orders")
+    service = house.service
+    await house.close()
+    queues = Queues(service)
+    for name, arguments in VERBS.items():
+        with pytest.raises(HoldfastError) as caught:
+            await getattr(queues, name)(*arguments)
+        assert (name, caught.value.code, caught.value.message) == (name, 453, STOPPING)
+
+
+async def test_a_request_that_was_accepted_is_stored_or_told(house: House, queues: Queues) -> None:
+    await queues.queues_create("orders")
+    tasks = [asyncio.create_task(queues.queue_produce("orders", [b"%d" % n])) for n in range(20)]
+    await asyncio.sleep(0)
+    house.service.manager.stop()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    stored = {b"%d" % n for n, answer in enumerate(answers) if not isinstance(answer, BaseException)}
+    assert {a.code for a in answers if isinstance(a, HoldfastError)} <= {453}
+    await house.restart()
+    assert set(await house.payloads("orders")) == stored
+
+
+async def test_an_interrupted_death_is_finished_after_the_start(house: House) -> None:
+    queues = house.queues
+    await queues.queues_create("dead")
+    await queues.queues_create("orders", dead_queue="dead")
+    await queues.queue_produce("orders", [b"a"])
+    leased = (await queues.queue_lease("orders")).items[0]
+    house.faults.down.add("dead")
+    await queues.queue_retry("orders", [RetryItem(id=leased.id, dead=True, reason="poison")])
+    await house.rest()
+    await house.close()
+    house.faults.down.clear()
+    await house.open()
+    await house.rest()
+    assert await house.items("orders") == []
+    assert [(i.payload, i.source_id, i.death_reason) for i in await house.items("dead")] == [
+        (b"a", leased.id, "poison")
+    ]
