@@ -288,6 +288,19 @@ def cache_folder() -> Path:
     return Path(os.environ.get("HOLDFAST_CACHE") or Path.home() / ".cache" / "holdfast")
 
 
+def required() -> frozenset[str]:
+    """The versions that must not be missing. A name that is no version is an error."""
+    names = frozenset(name.strip() for name in os.environ.get(REQUIRED, "").split(",") if name.strip())
+    if unknown := names - set(VERSIONS):
+        raise pytest.UsageError(f"{REQUIRED}: no such version: {', '.join(sorted(unknown))}")
+    return names
+
+
+def versions() -> list[str]:
+    """Those that the tests run on."""
+    return [version for version in VERSIONS if version in EVERYDAY | required()]
+
+
 def check_installed(version: str) -> None:
     """Fail the test, with what to do, unless this version can be started; skip it when nobody insists."""
     suite = VERSIONS[version]
@@ -298,13 +311,10 @@ def check_installed(version: str) -> None:
             "or leave them out:  HOLDFAST_TEST_WITHOUT=rabbitmq",
             pytrace=False,
         )
-    required = version in os.environ.get(REQUIRED, "").split(",")
-    if version not in EVERYDAY and not required:
-        pytest.skip(f"{REQUIRED} does not name {version}")
     if suite is None or (cache_folder() / f"rabbitmq-{suite}" / str(server).lstrip("/")).exists():
         return
     text = f"RabbitMQ {version} is not there. Make it, as root:  bash scripts/rabbitmq.sh {suite}"
-    if required:
+    if version in required():
         pytest.fail(text, pytrace=False)
     pytest.skip(text)
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.engines.rabbitmq.admin import Admin
-from tests.support.rabbitmq import VERSIONS, Node, running_node, vhost_name
+from tests.support.rabbitmq import Node, running_node, versions, vhost_name
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def node(nodes: dict[str, Node]) -> Node:
     return nodes["3.10"]
 
 
-@pytest.fixture(params=list(VERSIONS))
+@pytest.fixture(params=versions())
 def every_node(request: pytest.FixtureRequest, nodes: dict[str, Node]) -> Node:
     """Each version in turn, where it is there."""
     return nodes[request.param]
