@@ -1,43 +1,54 @@
-"""How fast the PostgreSQL storage is: produce + lease + complete at the port, batch 100, payload 512 B, fsync on.
+"""The PostgreSQL storage: produce + lease + complete at the port, batch 100, payload 512 B, on a cluster with fsync on.
 
-Rounds are interleaved, so that a slow minute of the machine hits every kind alike; ratios are of the same round.
-`one`: one consumer. `eight`: eight at once, each on its own connection, as eight servers would be. `joined`: eight
-whose requests one server joins into one commit each.
+`bare` is the least that a durable queue in PostgreSQL can do, through psycopg: one table, unnest, SKIP LOCKED, no
+generation to check, no expiry, no counts. It tells a slow machine from a slow storage.
 
-    .venv/bin/python -m bench.postgres [--rounds 5] [--seconds 3] [--depth 0]
+    python -m bench.postgres          or, with the others, make bench
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
+import psycopg
 import uvloop
 
+from bench.rounds import ROUNDS_MIN, Target, report, run
 from holdfast.core.item import NewItem
 from holdfast.core.queue import PartitionPlace, QueueRecord
 from holdfast.engines.postgres.storage import PostgresStorage
-from holdfast.ports.queues import Complete, Lease, Leased, Mortality, Operation, Produce, Shelves
+from holdfast.ports.queues import Complete, Lease, Leased, Mortality, Produce, Shelves
 from tests.support.postgres import running_cluster
 
 BATCH = 100
-PAYLOAD_BYTES = 512
 CONSUMERS = 8
+PAYLOAD = os.urandom(512)
+ITEMS = [NewItem(payload=PAYLOAD, kind="bench") for _ in range(BATCH)]
 HOUR_US = 3_600_000_000
 LEASE_US = 60_000_000
 RULES = Mortality(max_attempts=3)
-ITEMS = [NewItem(payload=os.urandom(PAYLOAD_BYTES), kind="bench") for _ in range(BATCH)]
+RATE_MUST, RATE_AIM = 20_000, 30_000
+
+BARE = (
+    "CREATE TABLE bare (id bigserial PRIMARY KEY, deadline bigint NOT NULL DEFAULT 0, payload bytea NOT NULL)",
+    "CREATE INDEX bare_ready ON bare (id) WHERE deadline = 0",
+)
+BARE_PRODUCE = "INSERT INTO bare (payload) SELECT unnest(%s::bytea[])"
+BARE_LEASE = (
+    "UPDATE bare SET deadline = 1 WHERE id IN (SELECT id FROM bare WHERE deadline = 0 ORDER BY id LIMIT %s "
+    "FOR UPDATE SKIP LOCKED) RETURNING id, payload"
+)
+BARE_COMPLETE = "DELETE FROM bare WHERE id = ANY (%s)"
 
 
 async def cycle(shelves: Shelves, *, joined: int = 1) -> int:
-    """Three commits; returns how many items went all the way."""
-    produces: list[Operation] = [Produce(0, ITEMS * joined, HOUR_US)]
-    await shelves.commit(produces)
+    """Three commits; returns how many items went all the way. `joined` consumers are served by the same commits."""
+    await shelves.commit([Produce(0, ITEMS * joined, HOUR_US)])
     leased = (await shelves.commit([Lease(0, BATCH * joined, LEASE_US, RULES)])).results[0]
     assert isinstance(leased, Leased)
     ids = [item.id for item in leased.items]
@@ -45,24 +56,36 @@ async def cycle(shelves: Shelves, *, joined: int = 1) -> int:
     return len(ids)
 
 
-async def rate(run: Callable[[], Awaitable[int]], *, workers: int, seconds: float) -> float:
+async def rate(shelves: Shelves, *, seconds: float, workers: int = 1, joined: int = 1) -> float:
     """Items a second with so many at once."""
-    began = time.perf_counter()
+    began_s = time.perf_counter()
     done = 0
 
     async def work() -> None:
         nonlocal done
-        while time.perf_counter() - began < seconds:
-            count = await run()
+        while time.perf_counter() - began_s < seconds:
+            count = await cycle(shelves, joined=joined)
             done += count
 
     await asyncio.gather(*(work() for _ in range(workers)))
-    return done / (time.perf_counter() - began)
+    return done / (time.perf_counter() - began_s)
 
 
-async def measure(url: str, *, rounds: int, seconds: float, depth: int) -> dict[str, list[float]]:
-    """The rates of every kind, round by round."""
-    storage = PostgresStorage(url, name="bench")
+def bare_rate(connection: psycopg.Connection[tuple[object, ...]], *, seconds: float) -> float:
+    """Items a second of the bare loop."""
+    began_s = time.perf_counter()
+    done = 0
+    with connection.cursor(binary=True) as cursor:
+        while time.perf_counter() - began_s < seconds:
+            cursor.execute(BARE_PRODUCE, ([PAYLOAD] * BATCH,))
+            ids = [row[0] for row in cursor.execute(BARE_LEASE, (BATCH,)).fetchall()]
+            cursor.execute(BARE_COMPLETE, (ids,))
+            done += len(ids)
+    return done / (time.perf_counter() - began_s)
+
+
+async def open_queue(storage: PostgresStorage) -> Shelves:
+    """A queue on the storage."""
     await storage.open()
     record = QueueRecord(
         name="bench", lease_timeout_us=LEASE_US, expire_timeout_us=HOUR_US, partitions=(PartitionPlace(0, "bench"),)
@@ -70,41 +93,42 @@ async def measure(url: str, *, rounds: int, seconds: float, depth: int) -> dict[
     record = await storage.catalog().change("bench", dead_queue="", decide=lambda _, now: record)
     shelves = storage.shelves(record, [0])
     await shelves.load()
-    for _ in range(depth // 10_000):
-        await shelves.commit([Produce(0, ITEMS * 100, HOUR_US)])
-    kinds: dict[str, Callable[[], Awaitable[float]]] = {
-        "one": lambda: rate(lambda: cycle(shelves), workers=1, seconds=seconds),
-        "eight": lambda: rate(lambda: cycle(shelves), workers=CONSUMERS, seconds=seconds),
-        "joined": lambda: rate(lambda: cycle(shelves, joined=CONSUMERS), workers=1, seconds=seconds),
-    }
-    await rate(lambda: cycle(shelves), workers=1, seconds=1.0)
-    results: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(rounds):
-        for name, run in kinds.items():
-            results[name].append(await run())
-    await storage.close()
-    return results
+    return shelves
 
 
-def main() -> None:
-    """Print a table and one line of JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--depth", type=int, default=0, help="items that are queued all the time")
-    arguments = parser.parse_args()
-    with running_cluster() as cluster:
+def main(*, rounds: int, quick: bool) -> bool:
+    """Every kind in turn; returns whether every must is met."""
+    seconds = 1.0 if quick else 3.0
+    with running_cluster() as cluster, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         url = cluster.create_database("bench")
-        results = uvloop.run(measure(url, rounds=arguments.rounds, seconds=arguments.seconds, depth=arguments.depth))
-    summary: dict[str, object] = {"bench": "postgres", "batch": BATCH, "depth": arguments.depth}
-    print(f"{'kind':8} {'items/s':>9} {'lowest':>9} {'highest':>9} {'x one':>6}")
-    for name, rates in results.items():
-        ratios = [one / other for one, other in zip(rates, results["one"], strict=True)]
-        median, ratio = statistics.median(rates), statistics.median(ratios)
-        print(f"{name:8} {median:9.0f} {min(rates):9.0f} {max(rates):9.0f} {ratio:6.2f}")
-        summary[name] = {"items_per_s": round(median), "x_one": round(ratio, 2)}
-    print(json.dumps(summary))
+        storage = PostgresStorage(url, name="bench")
+        shelves = runner.run(open_queue(storage))
+        with psycopg.connect(url, autocommit=True) as connection:
+            for statement in BARE:
+                connection.execute(statement.encode())
+
+            def measured(**options: int) -> Callable[[], float]:
+                return lambda: runner.run(rate(shelves, seconds=seconds, **options))
+
+            rates = run(
+                "postgres",
+                {
+                    "bare": lambda: bare_rate(connection, seconds=seconds),
+                    "one": measured(),
+                    "eight": measured(workers=CONSUMERS),
+                    "eight joined": measured(joined=CONSUMERS),
+                },
+                rounds=rounds,
+            )
+        runner.run(storage.close())
+    targets = [Target("one", "bare", 0.5, 0.8), Target("eight", "one", 1.5, 1.5)]
+    met = report("PostgreSQL, produce + lease + complete in batches of 100", rates, targets)
+    median = statistics.median(rates["one"])
+    verdict = "aim met" if median >= RATE_AIM else "must met" if median >= RATE_MUST else "MISSED"
+    print(f"  one: {median:,.0f} items/s  must {RATE_MUST:,}, aim {RATE_AIM:,}: {verdict}")
+    print(json.dumps({"bench": "postgres", "items_per_s": round(median), "must": RATE_MUST, "aim": RATE_AIM}))
+    return met and median >= RATE_MUST
 
 
 if __name__ == "__main__":
-    main()
+    main(rounds=ROUNDS_MIN, quick=False)

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.postgres
 SMALL = ("queues", "dropped", "catalog")
 WITHOUT_A_PLAN = ("begin", "commit", "rollback")
 FILL = (
-    "ALTER TABLE holdfast.items ALTER kind SET DEFAULT '', ALTER encoding SET DEFAULT '', ALTER reference SET DEFAULT ''",
-    "ALTER TABLE holdfast.items ALTER payload SET DEFAULT 'x'",
+    "ALTER TABLE holdfast.items ALTER kind SET DEFAULT '', ALTER encoding SET DEFAULT ''",
+    "ALTER TABLE holdfast.items ALTER reference SET DEFAULT '', ALTER payload SET DEFAULT 'x'",
     "INSERT INTO holdfast.items (id, queue, partition) SELECT n, n % 50, 0 FROM generate_series(1, 60000) AS n",
     "INSERT INTO holdfast.ready SELECT n, 1, 1, n % 50, 0, 0 FROM generate_series(1, 40000) AS n",
     "INSERT INTO holdfast.leases SELECT n, 1, 1, 1, n, n % 50, 0, 1 FROM generate_series(40001, 60000) AS n",

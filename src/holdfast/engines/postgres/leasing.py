@@ -66,9 +66,9 @@ async def lease(batch: Batch, operation: Lease) -> Finish:
 def _first_id(stand: Stand, count: int) -> int:
     """Where to begin: rows that were leased lie dead at the head of the index until they are vacuumed.
 
-    Only with plenty behind it, so that nobody is told of an empty queue because of where we began.
+    Only where enough is believed to be behind it; whoever then finds less looks from the start (`_make_up`).
     """
-    if stand.queued < 2 * count or asyncio.get_running_loop().time() >= stand.first_id_until_s:
+    if stand.queued < count or asyncio.get_running_loop().time() >= stand.first_id_until_s:
         return 0
     return stand.first_id
 
