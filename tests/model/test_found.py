@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.core.item import NewItem, RetryItem
+from holdfast.core.verbs import ImportedItem
 from holdfast.errors import StorageFailed, TryAgain
-from holdfast.ports.queues import Retry
+from holdfast.ports.queues import Arrive, Corpse, DeadTarget, Retry
 from tests.model.installation import BACKENDS, Installation
 
 NEW = NewItem(payload=b"a", dedupe_key="k")
@@ -52,3 +53,28 @@ def test_a_partition_that_was_added_while_the_store_is_down_is_there(real: Insta
     real.faults.down.add("q")
     real.run(real.queues.queues_update("q", requested_partitions=2))
     assert isinstance(real.attempt(real.queues.storage_items_delete("q", ["x"], partition=1)), TryAgain)
+
+
+def test_a_letter_that_was_imported_before_it_arrived_and_then_completed_does_not_come_back(real: Installation) -> None:
+    real.run(real.queues.queues_create("dead"))
+    opened = real.manager.find("dead")
+    assert opened is not None
+    real.run(real.queues.storage_items_import("dead", [ImportedItem(payload=b"a", source_id="s")]))
+    target = DeadTarget(queue_name="dead", generation=1, partition=0, storage="default", expire_timeout_us=1)
+    corpse = Corpse(
+        source_id="s",
+        source_queue="q",
+        target=target,
+        kind="",
+        encoding="",
+        reference="",
+        payload=b"a",
+        death_reason="",
+        death_attempts=1,
+        died_at_us=1,
+    )
+    real.run(opened.operate(Arrive(0, [corpse], 1), partition=0))
+    (item,) = real.run(real.queues.queue_lease("dead")).items
+    real.run(real.queues.queue_complete("dead", [item.id]))
+    real.run(opened.operate(Arrive(0, [corpse], 1), partition=0))
+    assert real.run(real.queues.storage_items_list("dead")) == []

@@ -1,10 +1,11 @@
-"""The whole service against its books, on every store."""
+"""The machines on every store: the whole service against its books, and the three commits of a death."""
 
 from __future__ import annotations
 
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.machine import ServiceMachine
+from tests.model.moves import MoveMachine
 from tests.model.profile import settings_for
 
 
@@ -14,6 +15,22 @@ class MemoryMachine(ServiceMachine):
 
 class SqliteMachine(ServiceMachine):
     kind = "sqlite"
+
+
+class MemoryMoves(MoveMachine):
+    kind = "memory"
+
+
+class SqliteMoves(MoveMachine):
+    kind = "sqlite"
+
+
+def test_a_death_in_memory_ends_in_one_place() -> None:
+    run_state_machine_as_test(MemoryMoves, settings=settings_for(examples=100))
+
+
+def test_a_death_in_sqlite_ends_in_one_place() -> None:
+    run_state_machine_as_test(SqliteMoves, settings=settings_for(examples=40))
 
 
 def test_the_memory_store_keeps_the_books() -> None:

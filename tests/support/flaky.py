@@ -40,7 +40,7 @@ class Fault:
 
     when: When
     queue_name: str
-    operation: type | None = None
+    operation: type | tuple[type, ...] | None = None
 
     def matches(self, queue_name: str, operations: Sequence[object]) -> bool:
         """Whether this commit is the one."""
@@ -55,25 +55,28 @@ class Faults:
 
     armed: list[Fault] = field(default_factory=list)
     down: set[str] = field(default_factory=set)  # queues whose store refuses everything
+    storages_down: set[str] = field(default_factory=set)  # storages that refuse everything, by their names
     lost_answers: list[tuple[str, tuple[object, ...]]] = field(default_factory=list)  # took effect, reported as failed
     gate: Callable[[str, Sequence[object]], Awaitable[None]] | None = None  # called before each commit
     calls_count: int = 0
     running_count: int = 0
 
-    def arm(self, when: When, queue_name: str, operation: type | None = None) -> Fault:
+    def arm(self, when: When, queue_name: str, operation: type | tuple[type, ...] | None = None) -> Fault:
         """Let one commit fail."""
         fault = Fault(when, queue_name, operation)
         self.armed.append(fault)
         return fault
 
-    async def around(self, queue_name: str, operations: Sequence[object], call: Callable[[], Awaitable[T]]) -> T:
+    async def around(
+        self, queue_name: str, operations: Sequence[object], call: Callable[[], Awaitable[T]], *, storage: str = ""
+    ) -> T:
         """Make a call that may fail on either side of its effect."""
         if self.gate is not None:
             await self.gate(queue_name, operations)
         self.calls_count += 1
         self.running_count += 1
         try:
-            if queue_name in self.down:
+            if queue_name in self.down or storage in self.storages_down:
                 raise StorageFailed(f"storage failed; {queue_name} is down, try again")
             fault = next((one for one in self.armed if one.matches(queue_name, operations)), None)
             if fault is not None:
@@ -104,16 +107,20 @@ class Faults:
 class FlakyShelves:
     """Shelves whose commits and loads can fail."""
 
-    def __init__(self, real: Shelves, queue_name: str, faults: Faults) -> None:
+    def __init__(self, real: Shelves, queue_name: str, faults: Faults, storage: str = "") -> None:
         self.real = real
         self._name = queue_name
         self._faults = faults
+        self._storage = storage
+
+    async def _around(self, operations: Sequence[object], call: Callable[[], Awaitable[T]]) -> T:
+        return await self._faults.around(self._name, operations, call, storage=self._storage)
 
     async def commit(self, operations: Sequence[Operation], *, inline: bool = False) -> Committed:
-        return await self._faults.around(self._name, operations, lambda: self.real.commit(operations, inline=inline))
+        return await self._around(operations, lambda: self.real.commit(operations, inline=inline))
 
     async def load(self) -> Committed:
-        return await self._faults.around(self._name, ("load",), self.real.load)
+        return await self._around(("load",), self.real.load)
 
     async def corpses(self, partition: int, *, count_max: int) -> Sequence[Corpse]:
         return await self._faults.around(
@@ -171,8 +178,9 @@ class FlakyCatalog:
 class FlakyStorage:
     """Any storage, with the switch."""
 
-    def __init__(self, real: Storage, faults: Faults | None = None) -> None:
+    def __init__(self, real: Storage, faults: Faults | None = None, *, name: str = "") -> None:
         self.real = real
+        self._name = name
         self.faults = faults or Faults()
         self.abilities = real.abilities
 
@@ -186,7 +194,7 @@ class FlakyStorage:
         return FlakyCatalog(self.real.catalog(), self.faults)
 
     def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> FlakyShelves:
-        return FlakyShelves(self.real.shelves(record, partitions), record.name, self.faults)
+        return FlakyShelves(self.real.shelves(record, partitions), record.name, self.faults, self._name)
 
     async def drop(self, record: QueueRecord) -> None:
         await self.real.drop(record)

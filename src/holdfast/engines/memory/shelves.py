@@ -158,7 +158,11 @@ class MemoryShelves(Reading):
         partition = self._partition(operation.partition)
         count = 0
         for corpse in operation.items:
-            if corpse.source_id in self._memory.arrivals or corpse.source_id in self._memory.sources:
+            if corpse.source_id in self._memory.arrivals:
+                continue
+            # Remembered also when it was imported before: that copy may be completed before the third commit.
+            self._memory.arrivals[corpse.source_id] = corpse.source_queue
+            if corpse.source_id in self._memory.sources:
                 continue
             entry = Entry(
                 payload=corpse.payload,
@@ -171,7 +175,6 @@ class MemoryShelves(Reading):
             entry.source_id, entry.source_queue = corpse.source_id, corpse.source_queue
             entry.death_reason, entry.death_attempts = corpse.death_reason, corpse.death_attempts
             entry.died_at_us = corpse.died_at_us
-            self._memory.arrivals[corpse.source_id] = corpse.source_queue
             self._place(partition, entry, 0)
             count += 1
         return Counted(count)
