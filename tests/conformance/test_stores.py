@@ -411,6 +411,20 @@ class StoreSuite:
         await one(dead, Forget(0, [held.id]), Counted)
         assert await dead.arrivals(source_queue=source_record.name, count_max=10) == []
 
+    async def test_a_letter_that_was_imported_before_has_arrived(self, shop: Shop) -> None:
+        record, source = await shop.queue()
+        _, dead = await shop.queue()
+        await produce(source, b"a")
+        (held,) = await lease(source)
+        rules = Mortality(target=target(record, "elsewhere"))
+        await one(source, Retry(0, [RetryItem(id=held.id, dead=True)], rules), Ended)
+        corpses = await source.corpses(0, count_max=10)
+        await one(dead, Import(0, [ImportedItem(payload=b"a", source_id=held.id)], HOUR), Imported)
+        assert await one(dead, Arrive(0, corpses, HOUR), Counted) == Counted(0)
+        await one(dead, Complete(0, ids(await lease(dead))), Counted)
+        assert await one(dead, Arrive(0, corpses, HOUR), Counted) == Counted(0)
+        assert await listed(dead) == []
+
     async def test_a_death_whose_target_is_gone_is_revived(self, shop: Shop) -> None:
         record, source = await shop.queue()
         rules = Mortality(target=target(record, "elsewhere"))
