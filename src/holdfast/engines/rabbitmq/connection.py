@@ -100,7 +100,10 @@ class Connection(asyncio.Protocol):
         """Open a channel. Raises BrokerRefused or BrokerLost."""
         if self.closed.done():
             raise self.closed.result()
-        number = self.session.open_channel()
+        try:
+            number = self.session.open_channel()
+        except HandshakeFailed as error:
+            raise BrokerRefused(f"no channel; {error}") from error
         channel = Channel(number, listener, write=self.write, release=self._release)
         self._channels[number] = channel
         self._flush()
@@ -119,7 +122,7 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send frames, joined by the caller as far as it can."""
-        if self._transport is not None and data:
+        if self._transport is not None and data and not self.closed.done():
             self._spoke = True
             self._transport.write(data)
 

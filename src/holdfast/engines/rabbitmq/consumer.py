@@ -28,6 +28,7 @@ from holdfast.telemetry.events import emit
 PREFETCH = 4000
 PREFETCH_MAX = 65_535
 DOWN_TIMEOUT_S = 600.0
+CLOSE_TIMEOUT_S = 10.0
 
 
 class Consumer:
@@ -130,7 +131,7 @@ class Consumer:
             try:
                 # In this order: given back before the cancel, a quorum queue loses the order of its messages.
                 if self._consumer_tag:
-                    await channel.call(amqp.Basic.Cancel(self._consumer_tag))
+                    await channel.call(amqp.Basic.Cancel(self._consumer_tag), timeout_s=CLOSE_TIMEOUT_S)
                 self.flush()
                 self._books.nack_all()
                 self.flush()

@@ -45,6 +45,8 @@ CHANNEL_CLOSE = b"\0\x14\0\x28"
 CONNECTION_CLOSE = b"\0\x0a\0\x32"
 
 FRAME_START = struct.Struct(">BHI")
+UNPACK_FRAME = FRAME_START.unpack_from
+UNPACK_CONTENT = struct.Struct(">BHIHHQ").unpack_from
 CONTENT_START = struct.Struct(">HHQ")
 TAG_AND_BITS = struct.Struct(">QB")
 CLOSE_CODE = struct.Struct(">H")
@@ -90,17 +92,24 @@ class Reader:
             self._rest = bytearray()
         events: list[Event] = []
         position, end = 0, len(data)
+        limit = self._payload_bytes_max
         while end - position >= 8:
-            kind, channel, size = FRAME_START.unpack_from(data, position)
+            kind, channel, size = UNPACK_FRAME(data, position)
+            if kind not in KINDS or size > limit:
+                self._check(kind, size, data[position : position + 8])
             start = position + 7
             stop = start + size
-            self._check(kind, size, data[position : position + 8])
             if stop >= end:
                 break
             if data[stop] != END:
                 raise ProtocolBroken("a frame does not end where it should")
             position = stop + 1
             if kind == METHOD:
+                if data.startswith(DELIVER, start) and channel not in self._contents:
+                    whole = self._whole_delivery(channel, data, start, stop, events)
+                    if whole:
+                        position = whole
+                        continue
                 self._method(channel, data, start, stop, events)
             elif kind == HEADER:
                 self._header(channel, data, start, stop, events)
@@ -111,6 +120,33 @@ class Reader:
         if position < end:
             self._keep(data, position)
         return events
+
+    def _whole_delivery(self, channel: int, data: bytes, start: int, stop: int, events: list[Event]) -> int:
+        """The usual case in one go: a delivery whose header and only body frame are here as well.
+
+        Answers where it ends; 0 when it is anything else, and is then taken apart frame by frame.
+        """
+        place, end = stop + 1, len(data)
+        if end - place < 22:  # an empty property list, and the end of the frame
+            return 0
+        kind, number, size, _, _, body_bytes = UNPACK_CONTENT(data, place)
+        header_end = place + 7 + size
+        body_start = header_end + 8
+        body_end = body_start + body_bytes
+        if kind != HEADER or number != channel or size < 14 or not body_bytes or body_end >= end:
+            return 0
+        body_kind, body_number, body_size = UNPACK_FRAME(data, header_end + 1)
+        whole = body_kind == BODY and body_number == channel and body_size == body_bytes
+        if not whole or data[header_end] != END or data[body_end] != END:
+            return 0
+        try:
+            delivery = self._delivery(
+                channel, data[start + 4 : stop], data[place + 19 : header_end], data[body_start:body_end]
+            )
+        except (struct.error, IndexError):
+            return 0
+        events.append(delivery)
+        return int(body_end) + 1
 
     def _keep(self, data: bytes, position: int) -> None:
         """Put the incomplete frame aside, and note how much it takes: joining again before that helps nobody."""
