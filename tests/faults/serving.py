@@ -1,0 +1,78 @@
+"""The real server as a process of its own: `python -m holdfast serve`, started, killed and started again."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import holdfast
+from holdfast.proof.process import Child, python_argv
+
+TOKEN = "a-token-for-the-fault-tests"
+
+
+def free_port() -> int:
+    """A port that nobody listens on. Somebody could take it before we do; then the start fails and says so."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Serving:
+    """One server on one address over one storage; at most one process at a time."""
+
+    def __init__(self, url: str, folder: Path, *, env: Mapping[str, str] | None = None) -> None:
+        self.url = url
+        self.folder = folder
+        self.port = free_port()
+        self.env = dict(env or {})
+        self._child: Child | None = None
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def child(self) -> Child:
+        assert self._child is not None, "the server was not started"
+        return self._child
+
+    async def launch(self, *, prefix: Sequence[str] = (), **env: str) -> Child:
+        """Start it, ready or not."""
+        await self.close()
+        listen = ("--listen", f"127.0.0.1:{self.port}", "--log-level", "warning")
+        argv = [*prefix, *python_argv("holdfast", "serve", "--url", self.url, *listen)]
+        clean = {name: "" for name in os.environ if name.startswith("HOLDFAST_CRASH")}
+        self._child = await Child.start(
+            argv, cwd=self.folder, env={**clean, "HOLDFAST_ADMIN_TOKEN": TOKEN, **self.env, **env}
+        )
+        return self._child
+
+    async def start(self, *, prefix: Sequence[str] = (), **env: str) -> Child:
+        """Start it and wait until it is ready."""
+        child = await self.launch(prefix=prefix, **env)
+        await child.wait_http(f"{self.address}/health")
+        return child
+
+    def client(self) -> holdfast.Client:
+        """A client of this server, whichever process it is."""
+        return holdfast.Client(self.address, TOKEN)
+
+    async def close(self) -> None:
+        """Kill what runs."""
+        if self._child is not None:
+            await self._child.close()
+            self._child = None
+
+
+@asynccontextmanager
+async def serving(url: str, folder: Path, *, env: Mapping[str, str] | None = None) -> AsyncIterator[Serving]:
+    """A server that is killed at the end of the block, if it still runs; it is not started yet."""
+    server = Serving(url, folder, env=env)
+    try:
+        yield server
+    finally:
+        await server.close()
