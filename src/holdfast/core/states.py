@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import TypeVar
 
 
 class ItemState(Enum):
@@ -37,7 +38,10 @@ ITEM_MOVES: Mapping[tuple[ItemState, ItemState], str] = {
 }
 
 
-def mermaid(moves: Mapping[tuple[Enum, Enum], str]) -> str:
+State = TypeVar("State", bound=Enum)
+
+
+def mermaid(moves: Mapping[tuple[State, State], str]) -> str:
     """A state diagram of a table of moves."""
     lines = [f"    {source.value} --> {target.value}: {why}" for (source, target), why in moves.items()]
     return "\n".join(["stateDiagram-v2", *lines])
