@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-BENCHES = ("cycle", "http", "depth", "procrastinate_peer")
+BENCHES = ("cycle", "http", "depth", "procrastinate_peer", "move")
 
 
 def main() -> int:
