@@ -52,6 +52,8 @@ EVENTS: dict[str, Event] = {
     ),
     "broker.lost": Event(logging.WARNING, "no connection to {address}, trying again; {error}"),
     "broker.found": Event(logging.INFO, "connected to {address} again"),
+    "broker.blocked": Event(logging.WARNING, "{address} takes no publishes; {error}"),
+    "broker.unblocked": Event(logging.INFO, "{address} takes publishes again"),
     "broker.consumer_lost": Event(logging.WARNING, "consuming from '{queue}' was interrupted, trying again; {error}"),
     "broker.consumer_resumed": Event(logging.INFO, "consuming from '{queue}' again"),
 }

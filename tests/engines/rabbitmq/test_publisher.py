@@ -15,6 +15,7 @@ from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.confirms import Kind, Outcome
 from holdfast.errors import BrokerLost
 from holdfast.proof.proxy import Proxy
+from holdfast.telemetry.events import counts
 from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.engines.rabbitmq.raw import header_table
 from tests.support.eventually import eventually
@@ -215,6 +216,7 @@ async def test_an_alarm_blocks_and_a_crash_loses_nothing_that_was_confirmed(vers
                     await eventually(lambda: "memory" in (publisher.blocked or ""))
                     unsent = await publisher.publish(outgoing("q", b"unsent"), timeout_s=0.1)
                     assert "the broker takes nothing" in unsent.text
+                    assert counts["broker.blocked", ""] > counts["broker.unblocked", ""]
                 await eventually(lambda: publisher.blocked is None)
                 assert (await publisher.publish(outgoing("q", b"after"))).stored
                 messages = [outgoing(("q", "quorum")[i % 2], b"%d" % i) for i in range(20_000)]

@@ -20,6 +20,7 @@ from holdfast.engines.rabbitmq.wire.events import Blocked, ConnectionClosedByBro
 from holdfast.engines.rabbitmq.wire.frames import ProtocolBroken
 from holdfast.engines.rabbitmq.wire.session import HandshakeFailed, Session, State
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused, BrokerUnreachable, NotABroker, TlsRefused
+from holdfast.telemetry.events import emit
 
 CLOSE_TIMEOUT_S = 5.0
 ACCESS_REFUSED, NOT_ALLOWED = 403, 530
@@ -197,7 +198,10 @@ class Connection(asyncio.Protocol):
                 self._start_heartbeats()
                 if not self.opened.done():
                     self.opened.set_result(None)
+            case Blocked(str(reason)):
+                emit("broker.blocked", address=str(self.address), error=reason)
             case Blocked(None):
+                emit("broker.unblocked", address=str(self.address))
                 for channel in list(self._channels.values()):
                     channel.writable()
             case ConnectionClosedByBroker():

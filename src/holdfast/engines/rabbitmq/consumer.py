@@ -135,6 +135,7 @@ class Consumer:
                 self.flush()
                 self._books.nack_all()
                 self.flush()
+                self._channel = None  # what ends now, ends on purpose
                 await connection.close_channel(channel)
             except BrokerError as error:
                 self._trouble = error  # then the broker gives them back by itself

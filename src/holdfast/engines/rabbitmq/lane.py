@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pamqp import commands as amqp
@@ -28,7 +28,7 @@ class Outgoing:
 class Ticket:
     """A publish on its way: the message as it is sent, and the batch that waits for it."""
 
-    __slots__ = ("batch", "body", "done", "exchange", "place", "properties", "routing_key", "sent_count")
+    __slots__ = ("batch", "body", "done", "exchange", "place", "properties", "routing_key", "sent_count", "size_bytes")
 
     def __init__(self, message: Outgoing, properties: bytes, batch: Batch, place: int) -> None:
         self.exchange = message.exchange
@@ -39,11 +39,7 @@ class Ticket:
         self.place = place
         self.done = False
         self.sent_count = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """What it counts for in the window."""
-        return len(self.properties) + len(self.body)
+        self.size_bytes = len(properties) + len(message.body)  # what it counts for in the window
 
 
 class Batch:
@@ -101,14 +97,14 @@ class Lane:
         await self._channel.call(amqp.Confirm.Select())
         self._encoder = PublishEncoder(self._channel.number, frame_bytes_max=connection.session.frame_bytes_max)
 
-    def encode(self, ticket: Ticket) -> bytes:
+    def encode(self, ticket: Ticket) -> Sequence[bytes | memoryview]:
         """Enter a publish into the books and pack it; the caller joins and writes. Raises Unsendable, not entered."""
         assert self._encoder is not None  # noqa: S101  callers ask is_open first
-        data = self._encoder.encode(ticket.exchange, ticket.routing_key, ticket.properties, ticket.body)
+        pieces = self._encoder.pieces(ticket.exchange, ticket.routing_key, ticket.properties, ticket.body)
         self._books.sent(ticket)
         ticket.sent_count += 1
         self.flying_bytes += ticket.size_bytes
-        return data
+        return pieces
 
     def write(self, data: bytes) -> None:
         """Send what `encode` packed."""

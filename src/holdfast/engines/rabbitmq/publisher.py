@@ -163,7 +163,7 @@ class Publisher:
         return self._alone_only and bool(self._main.flying)
 
     def _send(self, lane: Lane, queue: deque[Ticket], *, messages_max: int) -> None:
-        frames = []
+        pieces: list[bytes | memoryview] = []
         count, size = lane.flying, lane.flying_bytes
         while queue and count < messages_max:
             ticket = queue[0]
@@ -174,7 +174,7 @@ class Publisher:
             if ticket.done:
                 continue
             try:
-                frames.append(lane.encode(ticket))
+                pieces += lane.encode(ticket)
             except Unsendable as error:
                 self._settle(ticket, Outcome(Kind.REFUSED, 0, str(error)))
                 continue
@@ -182,8 +182,8 @@ class Publisher:
             size += ticket.size_bytes
             if ticket.sent_count > 1:
                 self.counts["sent_again"] += 1
-        if frames:
-            lane.write(b"".join(frames))
+        if pieces:
+            lane.write(b"".join(pieces))
 
     # Answers.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 from pamqp import base
 from pamqp import frame as pamqp_frame
@@ -55,17 +56,20 @@ class PublishEncoder:
 
     def encode(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> bytes:
         """All frames of one publish. Raises Unsendable."""
+        return b"".join(self.pieces(exchange, routing_key, properties, body))
+
+    def pieces(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> Sequence[bytes | memoryview]:
+        """The same, to be joined with those of other publishes: a body is then copied once. Raises Unsendable."""
         start = self._methods.get((exchange, routing_key)) or self._method(exchange, routing_key)
         size = CONTENT_START_BYTES + len(properties)
         if size > self._part_bytes_max:
             raise Unsendable(f"properties of {len(properties)} bytes do not fit into a frame of {self._part_bytes_max}")
         header = CONTENT_HEADER.pack(HEADER, self._channel, size, 60, 0, len(body))
+        if not body:
+            return start, header, properties, END
         if len(body) <= self._part_bytes_max:
-            if not body:
-                return b"".join((start, header, properties, END))
-            part = FRAME_START.pack(BODY, self._channel, len(body))
-            return b"".join((start, header, properties, END, part, body, END))
-        return b"".join((start, header, properties, END, *self._parts(body)))
+            return start, header, properties, END, FRAME_START.pack(BODY, self._channel, len(body)), body, END
+        return (start, header, properties, END, *self._parts(body))
 
     def _parts(self, body: bytes) -> list[bytes | memoryview]:
         view = memoryview(body)
