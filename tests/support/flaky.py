@@ -91,7 +91,7 @@ class Faults:
         finally:
             self.running_count -= 1
 
-    async def rest(self, *, rounds: int = 12) -> None:
+    async def rest(self, *, rounds: int = 25) -> None:
         """Wait until no call runs and none begins for so many rounds of the event loop."""
         quiet, first = 0, self.calls_count
         while quiet < rounds:
@@ -118,6 +118,9 @@ class FlakyShelves:
 
     async def commit(self, operations: Sequence[Operation], *, inline: bool = False) -> Committed:
         return await self._around(operations, lambda: self.real.commit(operations, inline=inline))
+
+    def can_commit_inline(self) -> bool:
+        return self._faults.gate is None and self.real.can_commit_inline()
 
     async def load(self) -> Committed:
         return await self._around(("load",), self.real.load)

@@ -304,6 +304,9 @@ class Shelves(Protocol):
         """One transaction. Raises StorageFailed (the outcome may be unknown; acknowledge nothing, then `load`)
         or QueueMissing (deleted or made anew; nothing was written). `inline` allows it on the calling thread."""
 
+    def can_commit_inline(self) -> bool:
+        """Whether `commit` with `inline` would now return without ever suspending its caller."""
+
     async def load(self) -> Committed:
         """Read how every partition stands; makes what does not exist yet. Raises like `commit`."""
 

@@ -81,6 +81,9 @@ class MemoryShelves(Reading):
         shapes = {number: self._memory.partitions[number].shape() for number in touched}
         return Committed(results, shapes, self._now_us)
 
+    def can_commit_inline(self) -> bool:
+        return True
+
     async def load(self) -> Committed:
         for number in self._numbers:
             if number not in self._memory.partitions:
@@ -235,9 +238,10 @@ class MemoryShelves(Reading):
         return Counted(len(operation.ids))
 
     def _free(self, entry: Entry) -> None:
-        """Its keys can be used again."""
+        """Its keys can be used again, and are not its own any more."""
         self._memory.dedupe.pop(entry.dedupe_key, None)
         self._memory.sources.discard(entry.source_id)
+        entry.dedupe_key = entry.source_id = ""
 
     def _extend(self, operation: Extend) -> Result:
         partition = self._partition(operation.partition)

@@ -94,17 +94,15 @@ class PostgresShelves:
                 )
                 self._lock_in_order(batch, operations)
                 finishes = [await _VERBS[type(operation)](batch, operation) for operation in operations]
-                moments = work.put("read_moments", self._record.generation) if batch.looked else -1
+                touched = {operation.partition for operation in operations}
+                moments = {p: batch.put("read_moments", p) for p in touched} if batch.looked else {}
         except QueueGone as error:
             raise QueueMissing(self._record.name) from error
         results = [finish() for finish in finishes]
         for key, change in work.changes.items():
             storage.stand(*key).apply(change)
-        touched = {operation.partition for operation in operations}
-        if moments >= 0:
-            row = work.rows(moments)[0]
-            for partition in touched:
-                batch.stand(partition).read((row[0], row[1], row[2]))
+        for partition, answer in moments.items():
+            batch.stand(partition).read(work.rows(answer)[0])
         storage.ring(work.available)
         if batch.short:
             results = await self._make_up(batch, operations, results)
@@ -139,6 +137,9 @@ class PostgresShelves:
                     stand.queued = rows[0][0]
         return results
 
+    def can_commit_inline(self) -> bool:
+        return False
+
     async def load(self) -> Committed:
         storage, generation = self._storage, self._record.generation
         try:
@@ -148,16 +149,15 @@ class PostgresShelves:
                     work.put("adopt_queue", generation, self._record.name)
                 held = work.put("hold_queue", generation, work.now_us)
                 counts = [work.put("read_counts", generation, partition) for partition in self._numbers]
-                moments = work.put("read_moments", generation)
+                moments = [work.put("read_moments", generation, partition) for partition in self._numbers]
         except QueueGone as error:
             raise QueueMissing(self._record.name) from error
-        row = work.rows(moments)[0]
-        for answer in counts:
+        for answer, moment in zip(counts, moments, strict=True):
             partition, queued, leased, scheduled, dying = work.rows(answer)[0]
             stand = storage.stand(generation, partition)
+            stand.read(work.rows(moment)[0])
             stand.queued, stand.leased, stand.scheduled, stand.dying = queued, leased, scheduled, dying
             stand.first_id = 0
-            stand.read((row[0], row[1], row[2]))
         shapes = {p: storage.stand(generation, p).shape() for p in self._numbers}
         return Committed([], shapes, work.rows(held)[0][0])
 

@@ -47,11 +47,16 @@ def translated(path: Path) -> Iterator[None]:
     """SQLite's errors, and the disk's, as StorageFailed."""
     try:
         yield
-    except apsw.Error as error:
-        what = next((text for kind, text in _WHAT_HAPPENED.items() if isinstance(error, kind)), str(error))
-        raise StorageFailed(f"storage failed; {path.name}: {what}, try again") from error
-    except OSError as error:
-        raise StorageFailed(f"storage failed; {path.name}: {error.strerror or error}, try again") from error
+    except (apsw.Error, OSError) as error:
+        raise translation(error, path) from error
+
+
+def translation(error: apsw.Error | OSError, path: Path) -> StorageFailed:
+    """What an error of SQLite or of the disk is for everybody else."""
+    if isinstance(error, OSError):
+        return StorageFailed(f"storage failed; {path.name}: {error.strerror or error}, try again")
+    what = next((text for kind, text in _WHAT_HAPPENED.items() if isinstance(error, kind)), str(error))
+    return StorageFailed(f"storage failed; {path.name}: {what}, try again")
 
 
 def fetch_all(connection: apsw.Connection, statement: str, bindings: tuple[Any, ...] = ()) -> list[Any]:

@@ -48,9 +48,14 @@ class Lane:
         """Loaded, and the last commit did not fail."""
         return self.loaded and self.failures == 0
 
+    def commits_inline(self) -> bool:
+        """Whether a commit would be made at once, on the calling thread."""
+        return self.abilities.inline and self._commit_us < INLINE_COMMIT_US_MAX and self.shelves.can_commit_inline()
+
     async def load(self) -> None:
         """Read the state from the store; raises StorageFailed or QueueMissing."""
-        self._take_over(await self.shelves.load())
+        started_us = self.clock.now_us()
+        self._take_over(await self.shelves.load(), started_us)
         self.loaded = True
         self.failures = 0
         self.hinted = True
@@ -58,18 +63,21 @@ class Lane:
 
     async def commit(self, operations: Sequence[Operation], *, alone: bool) -> Committed:
         """One commit; raises StorageFailed or QueueMissing."""
-        inline = alone and self.abilities.inline and self._commit_us < INLINE_COMMIT_US_MAX
+        inline = alone and self.commits_inline()
         started_us = self.clock.now_us()
         committed = await self.shelves.commit(operations, inline=inline)
         took_us = max(0, self.clock.now_us() - started_us)
         # A short memory: one slow sync sends the next requests to a thread, a few quick ones bring them back.
         self._commit_us = 0.7 * self._commit_us + 0.3 * took_us
-        self._take_over(committed)
+        self._take_over(committed, started_us)
         return committed
 
-    def _take_over(self, committed: Committed) -> None:
+    def _take_over(self, committed: Committed, started_us: int) -> None:
         self.shapes.update(committed.shapes)
-        self._clock_ahead_us = committed.now_us - self.clock.now_us()
+        # The store looked at its clock at some moment since we asked. Only what that cannot explain is a difference:
+        # a commit that took a minute must not make every deadline a minute late.
+        least_us, most_us = committed.now_us - self.clock.now_us(), committed.now_us - started_us
+        self._clock_ahead_us = max(least_us, min(0, most_us))
 
     def set_aside(self, error: HoldfastError) -> StorageFailed:
         """Use the lane no more until it has been loaded again; returns what its requests are answered with."""

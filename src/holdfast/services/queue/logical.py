@@ -7,144 +7,40 @@ commit. A commit that fails answers 454 to its own requests and sets that storag
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
-from holdfast.core.item import NewItem, PlacedItem
 from holdfast.core.queue import QueueRecord
-from holdfast.errors import HoldfastError, Invalid, NothingToLease, QueueMissing, ShuttingDown, TryAgain
+from holdfast.errors import HoldfastError, NothingToLease, QueueMissing, ShuttingDown, TryAgain
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import Ended, Import, Leased, Operation, Produced, Release, Result, Revive
+from holdfast.ports.queues import Ended, Import, Leased, Produced, Result, Revive
 from holdfast.proof import crash_point
-from holdfast.services.queue.alarm import Alarm
 from holdfast.services.queue.assign import refuse_all, take
 from holdfast.services.queue.distribution import share
 from holdfast.services.queue.hooks import Activity, Hooks
 from holdfast.services.queue.lane import Lane
+from holdfast.services.queue.line import INLINE_ITEMS_COUNT_MAX, Line
 from holdfast.services.queue.waiting import (
     Batch,
     LeaseAnswer,
-    Waiting,
     WaitingLease,
-    WaitingOperation,
-    WaitingProduce,
 )
 from holdfast.telemetry.events import emit
 
-LEASES_WAITING_COUNT_MAX = 1_000
-PRODUCES_WAITING_COUNT_MAX = 10_000
-PRODUCES_WAITING_BYTES_MAX = 256 * 2**20
-OPERATION_TIMEOUT_US = 60_000_000
-#: A batch of more items is not committed on the event loop's thread: it would hold up whoever comes next.
-INLINE_ITEMS_COUNT_MAX = 200
 
-
-class LogicalQueue:
+class LogicalQueue(Line):
     """A queue that is open for requests."""
 
     def __init__(
         self, record: QueueRecord, lanes: Sequence[Lane], *, clock: Clock, hooks: Hooks, activity: Activity
     ) -> None:
-        self.record = record
-        self.lanes = tuple(lanes)
-        self.clock = clock
+        super().__init__(record, lanes, clock=clock, activity=activity)
         self.hooks = hooks
-        self.activity = activity
-        self.produces: deque[WaitingProduce] = deque()
-        self.leases: dict[str, WaitingLease] = {}
         self.in_flight = 0
         self.frozen = 0
-        self._produce_bytes = 0
-        self._closed_with: HoldfastError | None = None
-        self._wakes = {lane: asyncio.Event() for lane in self.lanes}
         self._tasks: list[asyncio.Task[None]] = []
-        self._alarm = Alarm(clock, self._on_alarm)
         self._thawed = asyncio.Event()
-
-    # --- requests -------------------------------------------------------------------------------------------
-
-    async def produce(self, items: Sequence[NewItem], *, byte_count: int, timeout_us: int) -> list[PlacedItem]:
-        """Store items; returns after their commit. Raises TryAgain, and then none is acknowledged."""
-        self._check_open()
-        if (
-            len(self.produces) >= PRODUCES_WAITING_COUNT_MAX
-            or self._produce_bytes + byte_count > PRODUCES_WAITING_BYTES_MAX
-        ):
-            raise TryAgain("queue is overloaded; try again later")
-        if not any(lane.healthy for lane in self.lanes):
-            raise self._unavailable()
-        waiting = WaitingProduce(items, byte_count, self.clock.now_us() + timeout_us)
-        self.produces.append(waiting)
-        self._produce_bytes += byte_count
-        return cast(list[PlacedItem], await self._served(waiting))
-
-    async def operate(
-        self,
-        operation: Operation,
-        *,
-        partition: int,
-        settles: bool = False,
-        timeout_us: int = OPERATION_TIMEOUT_US,
-    ) -> Result:
-        """Carry out an operation on its partition. Raises TryAgain, and then nothing is acknowledged."""
-        self._check_open()
-        lane = self.lane_of(partition)
-        if not lane.healthy:
-            raise self._unavailable()
-        waiting = WaitingOperation(operation, self.clock.now_us() + timeout_us, settles=settles)
-        lane.bound.append(waiting)
-        return cast(Result, await self._served(waiting, lane))
-
-    async def lease(self, client_id: str, batch_size: int, *, timeout_us: int) -> LeaseAnswer:
-        """Wait for items. Raises NothingToLease when the time is up."""
-        self._check_open()
-        if client_id in self.leases:
-            raise Invalid("duplicate client id; a client cannot make multiple leased requests to the same queue")
-        if len(self.leases) >= LEASES_WAITING_COUNT_MAX:
-            raise TryAgain("queue is overloaded; try again later")
-        waiting = WaitingLease(client_id, batch_size, self.clock.now_us() + timeout_us)
-        self.leases[client_id] = waiting
-        try:
-            self.wake()
-            self._alarm.ring_at(waiting.deadline_us)
-            return cast(LeaseAnswer, await waiting.future)
-        except asyncio.CancelledError:
-            # The answer and the disconnection crossed: nobody will ever hear of these leases.
-            if waiting.future.done() and not waiting.future.cancelled() and waiting.future.exception() is None:
-                answer = cast(LeaseAnswer, waiting.future.result())
-                self._release(answer.partition, [item.id for item in answer.items])
-            raise
-        finally:
-            # Answered, timed out or disconnected: from here on it is given nothing, and its name is free.
-            if self.leases.get(client_id) is waiting:
-                del self.leases[client_id]
-
-    async def _served(self, waiting: Waiting, lane: Lane | None = None) -> object:
-        self.activity.count += 1
-        self.wake(lane)
-        self._alarm.ring_at(waiting.deadline_us)
-        try:
-            return await waiting.future
-        finally:
-            self.activity.count -= 1
-
-    def _check_open(self) -> None:
-        if self._closed_with is not None:
-            raise self._closed_with
-
-    def _unavailable(self) -> TryAgain:
-        return TryAgain(
-            f"partition is failing; the storage of queue '{self.record.name}' cannot be used now, try again"
-        )
-
-    def lane_of(self, partition: int) -> Lane:
-        """The lane of a partition; raises Invalid."""
-        for lane in self.lanes:
-            if partition in lane.partitions:
-                return lane
-        raise Invalid(f"partition is invalid; '{partition}' is not a valid partition")
 
     # --- the loop -------------------------------------------------------------------------------------------
 
@@ -156,14 +52,6 @@ class LogicalQueue:
     def _start(self, lane: Lane) -> None:
         task = asyncio.get_running_loop().create_task(self._run(lane), name=f"queue {self.record.name}")
         self._tasks.append(task)
-
-    def wake(self, lane: Lane | None = None) -> None:
-        """There may be something to do."""
-        if lane is not None:
-            self._wakes[lane].set()
-            return
-        for wake in self._wakes.values():
-            wake.set()
 
     async def _run(self, lane: Lane) -> None:
         wake = self._wakes[lane]
@@ -177,8 +65,30 @@ class LogicalQueue:
                 if not batch.operations:
                     break
                 await self._commit(lane, batch)
+                if not (self.produces or self.leases or lane.bound or lane.due_more):
+                    break
                 await asyncio.sleep(0)
             self._alarm.ring_at(self._next_us())
+
+    async def _turn(self) -> bool:
+        """One turn of the loop, made by the only client: no task, no event and no thread between it and its commit.
+
+        False when there is more to do than its request, or when the commit would suspend it: a client can be cancelled
+        while it is suspended, a commit cannot.
+        """
+        lane = self.lanes[0]
+        if lane.busy or not self._may_commit(lane) or not lane.commits_inline():
+            return False
+        mortality = self.hooks.mortality(self)
+        if len(self.produces) + len(lane.bound) + len(self.leases) > 1 or lane.due_partitions(mortality):
+            return False
+        batch = take(self, lane)
+        if batch.operations:
+            await self._commit(lane, batch, alone=True)
+            self._alarm.ring_at(lane.next_due_us(mortality))
+            if lane.due_more or lane.bound or not lane.healthy:
+                self.wake(lane)
+        return bool(batch.operations)
 
     def _may_commit(self, lane: Lane) -> bool:
         return lane.healthy and self._closed_with is None and not self.frozen
@@ -186,6 +96,7 @@ class LogicalQueue:
     async def _try_to_load(self, lane: Lane) -> None:
         if lane.failures and self.clock.now_us() < lane.retry_at_us:
             return
+        lane.busy = True
         try:
             await lane.load()
         except QueueMissing:
@@ -196,14 +107,17 @@ class LogicalQueue:
         else:
             emit("queue.loaded", queue=self.record.name, storage=lane.storage)
             self.hooks.loaded(self)
+        finally:
+            lane.busy = False
+            self._thawed.set()
 
-    async def _commit(self, lane: Lane, batch: Batch) -> None:
+    async def _commit(self, lane: Lane, batch: Batch, *, alone: bool = False) -> None:
         requests = batch.requests()
         for waiting in requests:
             waiting.taken = True
         counted = len(batch.singles) + sum(map(len, batch.produces.values()))
         # Nobody else is being served: a thread would only add its own switches to the wait for the disk.
-        alone = self.activity.count <= counted and batch.weight <= INLINE_ITEMS_COUNT_MAX
+        alone = alone or (self.activity.count <= counted and batch.weight <= INLINE_ITEMS_COUNT_MAX)
         lane.busy = True
         self.in_flight += len(requests)
         try:
@@ -282,30 +196,19 @@ class LogicalQueue:
         elif lane.abilities.shared and given:
             lane.hinted = True  # there may be more
 
-    def _release(self, partition: int, ids: Sequence[str]) -> None:
-        if self._closed_with is None:
-            lane = self.lane_of(partition)
-            deadline_us = self.clock.now_us() + OPERATION_TIMEOUT_US
-            lane.bound.append(WaitingOperation(Release(partition, ids), deadline_us, settles=False))
-            self.wake(lane)
-
     # --- time -----------------------------------------------------------------------------------------------
 
     def _next_us(self) -> int:
         moments = [waiting.deadline_us for waiting in self._untaken()]
         mortality = self.hooks.mortality(self)
         for lane in self.lanes:
+            if lane.busy or self.frozen:
+                continue  # it looks again when it is done; an alarm for what is being done would ring without end
             if lane.failures:
                 moments.append(lane.retry_at_us)
             elif due_us := lane.next_due_us(mortality):
                 moments.append(due_us)
         return min(moments, default=0)
-
-    def _untaken(self) -> list[Waiting]:
-        waiting: list[Waiting] = [*self.produces, *self.leases.values()]
-        for lane in self.lanes:
-            waiting.extend(lane.bound)
-        return [one for one in waiting if not one.taken and not one.future.done()]
 
     def _on_alarm(self) -> None:
         now_us = self.clock.now_us()
@@ -364,10 +267,6 @@ class LogicalQueue:
             self.wake()
 
     # --- the end --------------------------------------------------------------------------------------------
-
-    def forget_produce(self, waiting: WaitingProduce) -> None:
-        """A produce request has left the line."""
-        self._produce_bytes -= waiting.byte_count
 
     def close_requests(self, error: HoldfastError) -> None:
         """Take no more requests; those that wait are answered with the error, running commits finish."""

@@ -13,10 +13,11 @@ from holdfast.ports.queues import Operation, Produced
 class Waiting:
     """A request in line. `taken` while its commit runs: from then on only the commit answers it."""
 
-    __slots__ = ("deadline_us", "future", "taken")
+    __slots__ = ("deadline_us", "future", "taken", "weight")
 
-    def __init__(self, deadline_us: int) -> None:
+    def __init__(self, deadline_us: int, weight: int) -> None:
         self.deadline_us = deadline_us
+        self.weight = weight  # about how many items it touches
         self.taken = False
         self.future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
 
@@ -39,7 +40,7 @@ class WaitingProduce(Waiting):
     __slots__ = ("byte_count", "items")
 
     def __init__(self, items: Sequence[NewItem], byte_count: int, deadline_us: int) -> None:
-        super().__init__(deadline_us)
+        super().__init__(deadline_us, len(items))
         self.items = items
         self.byte_count = byte_count
 
@@ -50,7 +51,7 @@ class WaitingLease(Waiting):
     __slots__ = ("batch_size", "client_id")
 
     def __init__(self, client_id: str, batch_size: int, deadline_us: int) -> None:
-        super().__init__(deadline_us)
+        super().__init__(deadline_us, batch_size)
         self.client_id = client_id
         self.batch_size = batch_size
 
@@ -58,14 +59,13 @@ class WaitingLease(Waiting):
 class WaitingOperation(Waiting):
     """An operation that belongs to one partition; `settles` when it is a client's complete, retry or extend."""
 
-    __slots__ = ("operation", "settles", "weight")
+    __slots__ = ("operation", "settles")
 
     def __init__(self, operation: Operation, deadline_us: int, *, settles: bool) -> None:
-        super().__init__(deadline_us)
+        things = getattr(operation, "ids", None) or getattr(operation, "items", None) or ()
+        super().__init__(deadline_us, len(things) or getattr(operation, "count_max", 0))
         self.operation = operation
         self.settles = settles
-        things = getattr(operation, "ids", None) or getattr(operation, "items", None) or ()
-        self.weight = len(things) or getattr(operation, "count_max", 0)
 
 
 class LeaseAnswer:

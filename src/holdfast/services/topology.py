@@ -1,0 +1,291 @@
+"""Brings a broker to what a topology file says, and proves that it is there: plan, apply, check, export, import.
+
+Nothing is deleted unless asked for, and then only what is empty. Additions go in an order in which every queue has its
+way out before anything can arrive in it; the first failure ends them, so that no queue is left without its net.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.core.topology import Binding, Design, Policy, Queue, Topology, Version
+from holdfast.core.topology_definitions import Definitions, to_definitions
+from holdfast.core.topology_diff import Difference, Kind, diff
+from holdfast.core.topology_file import TopologyFile
+from holdfast.core.topology_graph import Graph
+from holdfast.core.topology_layouts import design
+from holdfast.core.topology_rules import Hazard, hazards
+from holdfast.errors import BrokerError, Invalid
+from holdfast.ports.topology import Live, ProbeResult, TopologyBroker
+from holdfast.services.topology_probes import send_probes
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What stands between the file and the broker."""
+
+    vhost: str
+    version: Version
+    differences: tuple[Difference, ...] = ()
+    #: What the chosen queue types cannot promise; nothing in it is wrong.
+    remarks: tuple[Hazard, ...] = ()
+    probes: tuple[ProbeResult, ...] = ()
+
+    @property
+    def is_clean(self) -> bool:
+        """The broker is as the file says, and no probe was lost."""
+        return not self.differences and not lost(self.probes)
+
+
+class Applied(Struct, frozen=True, kw_only=True):
+    """What was done, what was not, and what the probes say."""
+
+    vhost: str
+    version: Version
+    created: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+    kept: dict[str, str] = {}  #: what was not deleted, and why
+    remaining: tuple[Difference, ...] = ()
+    probes: tuple[ProbeResult, ...] = ()
+    failure: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        """Everything that was asked for is there; what is superfluous stays without harm unless it was to go."""
+        left = [difference for difference in self.remaining if difference.kind is not Kind.SUPERFLUOUS]
+        return not (left or self.kept or self.failure or lost(self.probes))
+
+    @property
+    def has_changed(self) -> bool:
+        """Something on the broker is not what it was."""
+        return bool(self.created or self.deleted)
+
+
+class Imported(Struct, frozen=True, kw_only=True):
+    """An import, read back."""
+
+    vhost: str
+    version: Version
+    created: tuple[str, ...] = ()
+    remaining: tuple[Difference, ...] = ()
+    left_out: tuple[str, ...] = ()
+    hazards: tuple[Hazard, ...] = ()
+
+
+class Topologies:
+    """The topology of one virtual host."""
+
+    def __init__(self, broker: TopologyBroker) -> None:
+        self._broker = broker
+
+    async def design(self, file: TopologyFile) -> Design:
+        """What the file means on this broker. Raises Invalid or BrokerError."""
+        return design(file, await self._broker.version())
+
+    async def plan(self, file: TopologyFile) -> Plan:
+        """What would change. Raises Invalid for an unsafe file, BrokerError without the management API."""
+        live = await self._broker.read()
+        return _plan(design(file, live.version), live)
+
+    async def check(self, file: TopologyFile, *, probe: bool = False) -> Plan:
+        """Whether the broker is as the file says; with `probe`, whether messages get through as well."""
+        live = await self._broker.read()
+        wanted = design(file, live.version)
+        plan = _plan(wanted, live)
+        if not probe or any(difference.kind is Kind.MISSING for difference in plan.differences):
+            return plan
+        return msgspec.structs.replace(plan, probes=await send_probes(self._broker, wanted, live, anyway=True))
+
+    async def apply(self, file: TopologyFile, *, delete: bool = False, probe: bool | None = None) -> Applied:
+        """Bring the broker to the file. `probe`: True for every queue, None for new and idle ones, False for none.
+
+        Raises Invalid or BrokerError with nothing changed; what goes wrong later is in the answer.
+        """
+        live = await self._broker.read()
+        wanted = design(file, live.version)
+        done = _Done()
+        if delete:
+            await self._delete(wanted, live, done)
+            live = await self._broker.read() if done.deleted else live
+        before = {queue.name for queue in live.declared.queues}
+        await self._create(_differences(wanted, live), done)
+        after = await self._broker.read() if done.created else live
+        remaining = _differences(wanted, after)
+        probes: tuple[ProbeResult, ...] = ()
+        if probe is not False and not done.failure and not any(each.kind is Kind.MISSING for each in remaining):
+            new = frozenset(queue.name for queue in wanted.topology.queues if queue.name not in before)
+            probes = await send_probes(self._broker, wanted, after, new=new, anyway=probe is True)
+        return Applied(
+            vhost=live.vhost,
+            version=live.version,
+            created=tuple(done.created),
+            deleted=tuple(done.deleted),
+            kept=done.kept,
+            remaining=remaining,
+            probes=probes,
+            failure=done.failure,
+        )
+
+    async def export(self) -> dict[str, object]:
+        """The virtual host as `definitions.json` has it; users and permissions are not in it."""
+        live = await self._broker.read()
+        return {"rabbit_version": str(live.version), **to_definitions(live.declared, vhost=live.vhost)}
+
+    async def import_definitions(self, given: Definitions, *, accept_hazards: bool = False) -> Imported:
+        """Import and read back. Raises Invalid (nothing changed) for what is unsafe, unless that is accepted."""
+        live = await self._broker.read()
+        wanted = given.topology
+        found = hazards(Design(topology=_together(wanted, live.declared), version=live.version))
+        names = {thing.name for thing in (*wanted.exchanges, *wanted.queues)}
+        fatal = [hazard for hazard in found if hazard.fatal and hazard.name in names]
+        if fatal and not accept_hazards:
+            more = f" (and {len(fatal) - 1} more)" if len(fatal) > 1 else ""
+            raise Invalid(f"definitions are unsafe; {fatal[0]}{more}", ids=[hazard.name for hazard in fatal])
+        _check_ends(wanted, live.declared)
+        missing = [each for each in diff(wanted, live.declared) if each.kind is Kind.MISSING]
+        if missing or any(
+            each.kind is Kind.DIFFERENT and each.what == "policy" for each in diff(wanted, live.declared)
+        ):
+            await self._broker.import_topology(wanted)
+        after = await self._broker.read()
+        remaining = [each for each in diff(wanted, after.declared) if each.kind is not Kind.SUPERFLUOUS]
+        still = {(each.what, each.name) for each in remaining if each.kind is Kind.MISSING}
+        return Imported(
+            vhost=live.vhost,
+            version=live.version,
+            created=tuple(f"{each.what} {each.name}" for each in missing if (each.what, each.name) not in still),
+            remaining=tuple(remaining),
+            left_out=given.left_out,
+            hazards=tuple(fatal),
+        )
+
+    async def _create(self, differences: Iterable[Difference], done: _Done) -> None:
+        for difference in differences:
+            if difference.kind is not Kind.MISSING or isinstance(difference.thing, Policy):
+                continue
+            try:
+                await self._broker.create(difference.thing)
+            except BrokerError as error:
+                done.failure = f"{difference.what} '{difference.name}' could not be made; {error}"
+                return
+            done.created.append(f"{difference.what} {difference.name}")
+
+    async def _delete(self, wanted: Design, live: Live, done: _Done) -> None:
+        """Bindings first, then queues that are empty, then exchanges that nothing hangs on any more."""
+        doomed = [each for each in _differences(wanted, live) if _may_go(each)]
+        queues = [each.name for each in doomed if each.what == "queue"]
+        reasons = _needed_by(queues, live)
+        if unneeded := [name for name in queues if name not in reasons]:
+            reasons |= await self._broker.not_empty(unneeded)
+        for what in ("binding", "queue", "exchange"):
+            for difference in (each for each in doomed if each.what == what):
+                if what == "queue" and difference.name in reasons:
+                    done.kept[difference.name] = reasons[difference.name]
+                    continue
+                try:
+                    await self._broker.delete(_there(difference, live))  # type: ignore[arg-type]  # never a policy
+                    done.deleted.append(f"{what} {difference.name}")
+                except BrokerError as error:
+                    done.kept[difference.name] = str(error)
+
+
+class _Done:
+    """What an apply has done so far."""
+
+    def __init__(self) -> None:
+        self.created: list[str] = []
+        self.deleted: list[str] = []
+        self.kept: dict[str, str] = {}
+        self.failure = ""
+
+
+def lost(probes: Iterable[ProbeResult]) -> list[ProbeResult]:
+    """The probes that did not arrive."""
+    return [probe for probe in probes if probe.outcome == "lost"]
+
+
+def _plan(wanted: Design, live: Live) -> Plan:
+    return Plan(
+        vhost=live.vhost,
+        version=live.version,
+        differences=_differences(wanted, live),
+        remarks=tuple(hazards(wanted)),
+    )
+
+
+def _differences(wanted: Design, live: Live) -> tuple[Difference, ...]:
+    found = diff(wanted.topology, live.effective, owns=wanted.owns)
+    return tuple(_with_policy(difference, live) for difference in found)
+
+
+def _with_policy(difference: Difference, live: Live) -> Difference:
+    """What a policy did is undone in the policy: say which."""
+    if difference.kind is not Kind.DIFFERENT or not isinstance(difference.thing, Queue):
+        return difference
+    declared = live.declared.queue(difference.name)
+    policy = live.states[difference.name].policy if difference.name in live.states else None
+    if declared is None:
+        return difference
+    if all(aspect.found is not None and aspect.name not in declared.arguments for aspect in difference.aspects):
+        names = ", ".join(aspect.name for aspect in difference.aspects)
+        return msgspec.structs.replace(
+            difference,
+            way_out=f"a policy ('{policy or 'an operator policy'}') sets {names}: change or narrow the policy",
+        )
+    return difference
+
+
+def _may_go(difference: Difference) -> bool:
+    """Superfluous things, and queues that are to be made anew because they cannot be changed."""
+    if difference.kind is Kind.SUPERFLUOUS:
+        return True
+    return difference.kind is Kind.DIFFERENT and difference.what == "queue" and "policy" not in difference.way_out
+
+
+def _needed_by(queues: list[str], live: Live) -> dict[str, str]:
+    """A queue that others' dead letters go to may be empty and still not be missing for a moment: they would be lost."""
+    targets = Graph(live.effective).targets
+    reasons = {}
+    for name in queues:
+        users = [source for source, reached in targets.items() if name in reached and source not in queues]
+        in_use = [source for source in users if not live.states[source].is_idle]
+        if in_use:
+            reasons[name] = f"the dead letters of '{in_use[0]}' go there, which has messages or consumers"
+    return reasons
+
+
+def _there(difference: Difference, live: Live) -> object:
+    """What is to be deleted, as it is: its type decides how carefully that can be done."""
+    if isinstance(difference.thing, Queue):
+        return live.declared.queue(difference.name) or difference.thing
+    return difference.thing
+
+
+def _together(new: Topology, old: Topology) -> Topology:
+    """What stands there after an import, for judging it: the new, and of the old what is not in the new."""
+    exchanges = {each.name for each in new.exchanges}
+    queues = {each.name for each in new.queues}
+    return Topology(
+        exchanges=(*new.exchanges, *(each for each in old.exchanges if each.name not in exchanges)),
+        queues=(*new.queues, *(each for each in old.queues if each.name not in queues)),
+        bindings=(*new.bindings, *old.bindings),
+    )
+
+
+def _check_ends(new: Topology, old: Topology) -> None:
+    """3.x skips a binding whose end is missing, with a 204. Raises Invalid."""
+    queues = {each.name for each in (*new.queues, *old.queues)}
+    exchanges = {each.name for each in (*new.exchanges, *old.exchanges)}
+
+    def missing(binding: Binding) -> str:
+        if binding.source not in exchanges and not binding.source.startswith("amq."):
+            return f"exchange '{binding.source}'"
+        if binding.destination not in (queues if binding.destination_type == "queue" else exchanges):
+            return f"{binding.destination_type} '{binding.destination}'"
+        return ""
+
+    for binding in new.bindings:
+        if what := missing(binding):
+            raise Invalid(f"definitions are incomplete; binding {binding}: {what} is neither in the file nor there")
