@@ -373,3 +373,45 @@ async def test_deadlines_of_any_server_are_hinted(storage: PostgresStorage, othe
     async with watching(other, heard):
         await eventually(lambda: {leased.name, expired.name, scheduled.name, dead.name} <= set(heard))
     assert fresh.name not in heard
+
+
+# --- beside another catalog -------------------------------------------------------------------------------------------
+
+
+async def test_a_queue_of_another_catalog_is_adopted_until_it_is_dropped(postgres_url: str) -> None:
+    storage = PostgresStorage(postgres_url, name="second")
+    await storage.open()
+    records = [
+        QueueRecord(name="adopted", generation=generation, lease_timeout_us=1, expire_timeout_us=1)
+        for generation in (1_000_001, 1_000_002)
+    ]
+    first, second = (storage.shelves(record, [0]) for record in records)
+    await first.load()
+    await produce(first, b"x")
+    await second.load()  # deleted and made anew in its catalog, before it was dropped here
+    with pytest.raises(QueueMissing, match="adopted"):
+        await produce(first, b"y")
+    await produce(second, b"z")
+    await storage.drop(records[1])
+    with pytest.raises(QueueMissing, match="adopted"):
+        await produce(second, b"y")
+    await storage.close()
+
+
+async def test_what_a_server_left_of_a_deleted_queue_is_removed_by_another(
+    storage: PostgresStorage, other: PostgresStorage, postgres_url: str
+) -> None:
+    record = await make_queue(storage)
+    await produce(storage.shelves(record, [0]), *[b"x"] * 10)
+    await delete_queue(storage, record.name)
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+
+        def left() -> list[tuple[object, ...]]:
+            return connection.execute(
+                "SELECT 1 FROM holdfast.items WHERE queue = %s UNION ALL SELECT 2 FROM holdfast.ready WHERE queue = %s",
+                (record.generation, record.generation),
+            ).fetchall()
+
+        assert len(left()) == 20
+        async with watching(other, []):
+            await eventually(lambda: not left())

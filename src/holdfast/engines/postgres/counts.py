@@ -8,6 +8,7 @@ bounds: looking once too early costs one look, and every look at what is due bri
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from holdfast.core.item_id import format_id, id_suffix, ids_pattern, parse_id
 from holdfast.ports.queues import Shape
@@ -102,9 +103,9 @@ class Stand:
         self.expiry_us = earlier(self.expiry_us, change.expiry_us)
         self.death_us = earlier(self.death_us, change.death_us)
 
-    def read(self, moments: tuple[int | None, int | None, int | None]) -> None:
-        """The exact deadlines, from the database."""
-        self.due_us, self.expiry_us, self.death_us = (moment or 0 for moment in moments)
+    def read(self, row: tuple[Any, ...]) -> None:
+        """The exact deadlines and what is dying, from the database."""
+        self.due_us, self.expiry_us, self.death_us, self.dying = (number or 0 for number in row)
 
     def shape(self) -> Shape:
         """How it stands."""

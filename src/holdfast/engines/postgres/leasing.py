@@ -46,6 +46,7 @@ async def lease(batch: Batch, operation: Lease) -> Finish:
         operation.lease_timeout_us,
         0 if rules.immortal else 1,
         ceiling,
+        -NEVER,
     )
 
     def finish() -> Leased:

@@ -1,10 +1,11 @@
--- $3 moment or null, $4 how many, $5 from which id on, $6 lease timeout, $7 whether expiry counts, $8 attempts ceiling.
+-- $3 moment or null, $4 how many, $5 from which id on, $6 lease timeout, $7 whether expiry counts,
+-- $8 attempts ceiling, $9 what every moment is after.
 WITH clock AS MATERIALIZED (
     SELECT holdfast.moment_us($3::bigint) AS now
 ), picked AS (
     SELECT id, created_at, expire_at, attempts, ctid AS place FROM holdfast.ready
     WHERE queue = $1::bigint AND partition = $2::bigint AND id >= $5::bigint
-        AND expire_at + 0 > (SELECT now * $7::bigint FROM clock) AND attempts + 0 < $8::bigint
+        AND expire_at + 0 > (SELECT CASE WHEN $7::bigint = 1 THEN now ELSE $9::bigint END FROM clock) AND attempts + 0 < $8::bigint
     ORDER BY id LIMIT $4::bigint
     FOR UPDATE SKIP LOCKED
 ), taken AS (
