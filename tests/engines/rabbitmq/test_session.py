@@ -10,7 +10,7 @@ from pamqp import commands as amqp
 from pamqp import frame as pamqp_frame
 
 from holdfast.engines.rabbitmq.address import Address, Tls
-from holdfast.engines.rabbitmq.backoff import Backoff
+from holdfast.engines.rabbitmq.backoff import STEADY_S, Backoff, Patience
 from holdfast.engines.rabbitmq.wire.events import Blocked, ChannelClosedByBroker, ConnectionClosedByBroker, Opened
 from holdfast.engines.rabbitmq.wire.frames import ProtocolBroken
 from holdfast.engines.rabbitmq.wire.session import HandshakeFailed, Login, Session, State
@@ -196,3 +196,16 @@ def test_a_wait_has_a_floor_and_a_ceiling(failures: int, spread: float) -> None:
     assert 0.05 <= delay_s <= 5.0
     assert delay_s <= 0.1 * 2.0 ** min(failures, 64)
     assert 0.05 <= backoff.delay_s(failures) <= 5.0
+
+
+def test_what_works_only_for_a_moment_is_waited_for_longer_each_time() -> None:
+    patience = Patience(Backoff(first_s=1.0, delay_s_max=60.0))
+    now_s, delays_s = 0.0, []
+    for _ in range(4):
+        patience.worked(now_s)
+        now_s += STEADY_S / 2
+        delays_s.append(patience.delay_s(now_s))
+    assert delays_s[3] >= 4.0
+    patience.worked(now_s)
+    assert patience.delay_s(now_s + STEADY_S) <= 1.0
+    assert patience.delay_s(now_s + STEADY_S) >= 1.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+STEADY_S = 5.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
@@ -20,3 +22,27 @@ class Backoff:
         # The exponent has a ceiling of its own: a broker that is away for a week must not overflow a float.
         full_s = min(self.first_s * self.factor ** min(failures, 64), self.delay_s_max)
         return full_s * (0.5 + chance / 2)
+
+
+class Patience:
+    """The wait before the next try, by how the last ones went. No clock of its own: moments are handed in.
+
+    What worked, but not for long, counts as a failure: a broker that hangs up on everybody is not asked in a loop.
+    """
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._failures = 0
+        self._since_s: float | None = None
+
+    def worked(self, now_s: float) -> None:
+        """A try succeeded."""
+        self._since_s = now_s
+
+    def delay_s(self, now_s: float) -> float:
+        """A try failed, or what it had brought about ended: how long to wait before the next."""
+        if self._since_s is not None and now_s - self._since_s >= STEADY_S:
+            self._failures = 0
+        self._since_s = None
+        self._failures += 1
+        return self._backoff.delay_s(self._failures - 1)

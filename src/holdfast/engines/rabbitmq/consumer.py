@@ -16,7 +16,7 @@ from typing import Literal, Self
 from pamqp import commands as amqp
 
 from holdfast.engines.rabbitmq.address import Address
-from holdfast.engines.rabbitmq.backoff import Backoff
+from holdfast.engines.rabbitmq.backoff import Backoff, Patience
 from holdfast.engines.rabbitmq.channel import Channel, Close
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.unsettled import Unsettled
@@ -56,7 +56,7 @@ class Consumer:
         self._prefetch = prefetch
         self._resumes = on_loss == "resume"
         self._down_timeout_s = down_timeout_s
-        self._backoff = backoff or Backoff()
+        self._patience = Patience(backoff or Backoff())
         self._ready: deque[Delivery] = deque()
         self._news = asyncio.Event()
         self._broken = asyncio.Event()
@@ -238,10 +238,8 @@ class Consumer:
     async def _resume(self) -> bool:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._down_timeout_s
-        failures = 0
         while True:
-            await asyncio.sleep(self._backoff.delay_s(failures))
-            failures += 1
+            await asyncio.sleep(self._patience.delay_s(loop.time()))
             try:
                 await self._consume()
                 return True
@@ -278,3 +276,4 @@ class Consumer:
         self._channel = channel
         answer = await channel.call(methods.Consume(queue=self.queue))
         self._consumer_tag = str(getattr(answer, "consumer_tag", ""))
+        self._patience.worked(asyncio.get_running_loop().time())

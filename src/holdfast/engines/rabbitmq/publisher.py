@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from holdfast.engines.rabbitmq.address import Address
-from holdfast.engines.rabbitmq.backoff import Backoff
+from holdfast.engines.rabbitmq.backoff import Backoff, Patience
 from holdfast.engines.rabbitmq.channel import Close
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.lane import Batch, Lane, Outgoing, Ticket
@@ -56,7 +56,7 @@ class Publisher:
         self._window_messages = window_messages
         self._window_bytes = window_bytes
         self._timeout_s = timeout_s
-        self._backoff = backoff or Backoff()
+        self._patience = Patience(backoff or Backoff())
         self._waiting: deque[Ticket] = deque()
         self._suspects: deque[Ticket] = deque()
         self._alone_only = False  # a publish ended the whole connection: nothing else goes out until it is found
@@ -67,6 +67,7 @@ class Publisher:
         self._broken = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._trouble: BrokerError | None = None
+        self._at_once = False  # the connection ended over a publish of ours, not because the broker is in trouble
 
     @property
     def blocked(self) -> str | None:
@@ -206,10 +207,12 @@ class Publisher:
         self._trouble = error
         self._broken.set()
         whole = isinstance(close, ConnectionClosedByBroker)
+        blamed = close is not None and close.code != CONNECTION_FORCED
+        self._at_once = blamed
         # Counted with those whose time was over: one of them may be the guilty one.
         guilty = len(tickets) == 1 and (not whole or tickets[0] is self._only)
         tickets = [ticket for ticket in tickets if not ticket.done]
-        if close is None or close.code == CONNECTION_FORCED:
+        if close is None or not blamed:
             self._waiting.extendleft(reversed(tickets))
         elif guilty and tickets:
             self._settle(tickets[0], Outcome(Kind.REFUSED, close.code, close.text))
@@ -249,18 +252,18 @@ class Publisher:
 
     async def _keep(self) -> None:
         """Repair what broke, until the publisher is closed."""
-        failures = 0
+        loop = asyncio.get_running_loop()
         while True:
             await self._broken.wait()
+            if not self._at_once and not (self._connection and self._connection.is_open):
+                await asyncio.sleep(self._patience.delay_s(loop.time()))
             try:
                 await self._repair()
-                failures = 0
             except BrokerError as error:
                 self._trouble = error
-                emit("broker.lost", address=str(self._address), error=error)
-                await asyncio.sleep(self._backoff.delay_s(failures))
-                failures += 1
+                self._at_once = False
                 self._broken.set()
+                emit("broker.lost", address=str(self._address), error=error)
 
     async def _repair(self) -> None:
         self._broken.clear()
@@ -278,3 +281,4 @@ class Publisher:
         self._connection = connection = await Connection.open(self._address.named("holdfast publisher"))
         await self._main.open(connection)
         await self._alone.open(connection)
+        self._patience.worked(asyncio.get_running_loop().time())
