@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from holdfast.engines.rabbitmq.backoff import Backoff
-from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.consumer import Consumer, _Intake
 from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.wire.events import Delivery
-from holdfast.errors import BrokerRefused, ConsumerLost
+from holdfast.engines.rabbitmq.wire.events import Cancelled, Delivery
+from holdfast.errors import BrokerLost, BrokerRefused, ConsumerLost
 from holdfast.proof.proxy import Proxy
 from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.support.eventually import eventually
@@ -221,3 +221,18 @@ async def crash_and_pause(node: Node) -> None:
 async def test_a_hanging_and_a_crashed_broker_are_survived(version: str) -> None:
     with running_node(version) as node:
         await crash_and_pause(node)
+
+
+async def test_a_channel_that_was_left_is_not_listened_to(admin: Admin) -> None:
+    """Its tags would settle messages of the new one, which has the same numbers."""
+    await admin.queue("q")
+    consumer = Consumer(admin.address(), "q")
+    left = _Intake(consumer)
+    async with consumer:
+        await fill(admin, "q", [b"new"])
+        new = await one(consumer)
+        left.on_events([Delivery(1, new.tag + 1, False, "", "q", "", b"\0\0", b"old"), Cancelled(1, "tag")])
+        left.on_closed(BrokerLost("late"), None)
+        assert await consumer.batch(timeout_s=0.05) == []
+        assert consumer.connected
+        assert consumer.unsettled_count == 1

@@ -31,6 +31,28 @@ DOWN_TIMEOUT_S = 600.0
 CLOSE_TIMEOUT_S = 10.0
 
 
+class _Intake:
+    """The listener of one channel. Once the consumer has left that channel, nothing of it is heard any more."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def on_events(self, events: list[Event]) -> None:
+        if not self._consumer.listens_to(self):
+            return
+        self._consumer.take_in([event for event in events if type(event) is Delivery])
+        if any(isinstance(event, Cancelled) for event in events):
+            text = f"the broker cancelled the consumer; queue '{self._consumer.queue}'"
+            self._consumer.interrupted(BrokerLost(text))
+
+    def on_closed(self, error: BrokerError, close: Close) -> None:
+        if self._consumer.listens_to(self):
+            self._consumer.interrupted(error)
+
+    def on_writable(self) -> None:
+        """Settling is small, and never waits for the socket."""
+
+
 class Consumer:
     """`async with Consumer(address, "q") as consumer:`, then `batch()` and `ack()`.
 
@@ -64,6 +86,7 @@ class Consumer:
         self._failure: BrokerError | None = None
         self._connection: Connection | None = None
         self._channel: Channel | None = None
+        self._intake: _Intake | None = None
         self._books = Unsettled(0)
         self._generation = 0
         self._keeper: asyncio.Task[None] | None = None
@@ -135,7 +158,7 @@ class Consumer:
                 self.flush()
                 self._books.nack_all()
                 self.flush()
-                self._channel = None  # what ends now, ends on purpose
+                self._intake = None  # what ends now, ends on purpose
                 await connection.close_channel(channel)
             except BrokerError as error:
                 self._trouble = error  # then the broker gives them back by itself
@@ -163,27 +186,34 @@ class Consumer:
         if self._channel is not None and self._books.pending:
             self._channel.write(self._books.flush())
 
-    # What the channel calls.
+    # What the channel's listener calls.
 
-    def on_events(self, events: list[Event]) -> None:
-        if self._channel is None:
-            return
-        for event in events:
-            if type(event) is Delivery:
-                # The channel's number is of no use to anybody; which of our channels it came on, is.
-                event.channel = self._generation
-                self._books.delivered(event.tag)
-                self._ready.append(event)
-            elif isinstance(event, Cancelled):
-                self._interrupted(BrokerLost(f"the broker cancelled the consumer; queue '{self.queue}'"))
+    def listens_to(self, intake: _Intake) -> bool:
+        """Whether this is the channel that we consume on now."""
+        return intake is self._intake
+
+    def take_in(self, deliveries: list[Delivery]) -> None:
+        """Messages came on the channel that we consume on."""
+        generation, delivered = self._generation, self._books.delivered
+        for delivery in deliveries:
+            # The channel's number is of no use to anybody; which of our channels it came on, is.
+            delivery.channel = generation
+            delivered(delivery.tag)
+        self._ready.extend(deliveries)
         self._news.set()
 
-    def on_closed(self, error: BrokerError, close: Close) -> None:
-        if self._channel is not None:  # else nobody consumes on it: it was closed on purpose, or never came about
-            self._interrupted(error)
-
-    def on_writable(self) -> None:
-        """Settling is small, and never waits for the socket."""
+    def interrupted(self, error: BrokerError) -> None:
+        """Whatever of the old channel nobody has settled is the broker's again, also what nobody has taken yet."""
+        self._trouble = error
+        self._consumer_tag = ""
+        self._intake = None
+        self.flush()  # after a cancel the channel lives: what was settled before still counts
+        self._generation += 1
+        self.counts["interrupted"] += 1
+        self.counts["taken_back"] += len(self._books)
+        self._books = Unsettled(0)
+        self._ready.clear()
+        self._broken.set()
 
     # Inside.
 
@@ -206,19 +236,6 @@ class Consumer:
                 raise ConsumerLost(f"consuming ended; queue '{self.queue}': {self._failure}") from self._failure
             self._news.clear()
             await self._news.wait()
-
-    def _interrupted(self, error: BrokerError) -> None:
-        """Whatever of the old channel nobody has settled is the broker's again, also what nobody has taken yet."""
-        self._trouble = error
-        self._consumer_tag = ""
-        if self._channel is not None and self._channel.is_open:
-            self.flush()  # cancelled, but the channel lives: what was settled before still counts
-        self._generation += 1
-        self.counts["interrupted"] += 1
-        self.counts["taken_back"] += len(self._books)
-        self._books = Unsettled(0)
-        self._ready.clear()
-        self._broken.set()
 
     async def _keep(self) -> None:
         """Take consuming up again whenever it is interrupted, until that fails for too long."""
@@ -267,13 +284,12 @@ class Consumer:
                 await self._connection.close()
             self._connection = await Connection.open(self._address)
         elif self._channel is not None and self._channel.is_open:
-            old, self._channel = self._channel, None
-            await self._connection.close_channel(old)
-        self._channel = None
-        channel = await self._connection.channel(self)
+            await self._connection.close_channel(self._channel)
+        intake = _Intake(self)
+        channel = await self._connection.channel(intake)
         await channel.call(amqp.Basic.Qos(prefetch_count=self._prefetch))
         self._books = Unsettled(channel.number)
-        self._channel = channel
+        self._channel, self._intake = channel, intake
         answer = await channel.call(methods.Consume(queue=self.queue))
         self._consumer_tag = str(getattr(answer, "consumer_tag", ""))
         self._patience.worked(asyncio.get_running_loop().time())
