@@ -21,6 +21,10 @@ class _Call:
     def __init__(self, callback: Callable[[], None]) -> None:
         self.callback: Callable[[], None] | None = callback
 
+    def make(self) -> None:
+        if self.callback is not None:
+            self.callback()
+
     def cancel(self) -> None:
         self.callback = None
 
@@ -38,8 +42,11 @@ class FrozenClock:
 
     def call_later(self, delay_us: int, callback: Callable[[], None]) -> Timer:
         call = _Call(callback)
+        if delay_us <= 0:
+            asyncio.get_running_loop().call_soon(call.make)  # what is due need not wait until the clock moves
+            return call
         self._count += 1
-        heapq.heappush(self._calls, (self._now_us + max(0, delay_us), self._count, call))
+        heapq.heappush(self._calls, (self._now_us + delay_us, self._count, call))
         return call
 
     async def advance(self, seconds: float) -> None:
@@ -49,7 +56,7 @@ class FrozenClock:
             at_us, _, call = heapq.heappop(self._calls)
             self._now_us = max(self._now_us, at_us)
             if call.callback is not None:
-                asyncio.get_running_loop().call_soon(call.callback)
+                asyncio.get_running_loop().call_soon(call.make)
                 await asyncio.sleep(0)
         self._now_us = end_us
         await asyncio.sleep(0)
