@@ -55,7 +55,9 @@ class House:
 
     async def open(self) -> None:
         """Open the storages and the face."""
-        engines = {name: FlakyStorage(self._make_storage(name, self.clock), self.faults) for name in self._storages}
+        engines = {
+            name: FlakyStorage(self._make_storage(name, self.clock), self.faults, name=name) for name in self._storages
+        }
         manager = QueueManager(engines, clock=self.clock)
         await manager.open()
         self._open.push_async_callback(manager.close)
