@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from holdfast.engines.memory.storage import MemoryStorage
@@ -20,6 +21,9 @@ from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.methods import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.services.queue.sharing import keep_up
+
+if TYPE_CHECKING:
+    from holdfast.services.topology import Topologies
 
 
 class SystemClock:
@@ -89,3 +93,13 @@ async def open_queues(url: str = "sqlite:///holdfast-data", *, clock: Clock | No
     """Queues in this process: `async with holdfast.open("sqlite:///work") as queues:`."""
     async with open_service({"default": url}, clock=clock) as service:
         yield Queues(service)
+
+
+@asynccontextmanager
+async def open_topology(url: str, *, management: str | None = None) -> AsyncIterator[Topologies]:
+    """The topology of the virtual host that an amqp:// URL names; `management` is the address of the broker's API."""
+    from holdfast.engines.rabbitmq.topology import RabbitTopology
+    from holdfast.services.topology import Topologies
+
+    async with RabbitTopology(url, management=management) as broker:
+        yield Topologies(broker)

@@ -80,6 +80,11 @@ class Topologies:
     def __init__(self, broker: TopologyBroker) -> None:
         self._broker = broker
 
+    @property
+    def vhost(self) -> str:
+        """The virtual host."""
+        return self._broker.vhost
+
     async def design(self, file: TopologyFile) -> Design:
         """What the file means on this broker. Raises Invalid or BrokerError."""
         return design(file, await self._broker.version())
@@ -138,7 +143,7 @@ class Topologies:
         live = await self._broker.read()
         wanted = given.topology
         found = hazards(Design(topology=_together(wanted, live.declared), version=live.version))
-        names = {thing.name for thing in (*wanted.exchanges, *wanted.queues)}
+        names = {exchange.name for exchange in wanted.exchanges} | {queue.name for queue in wanted.queues}
         fatal = [hazard for hazard in found if hazard.fatal and hazard.name in names]
         if fatal and not accept_hazards:
             more = f" (and {len(fatal) - 1} more)" if len(fatal) > 1 else ""
@@ -241,11 +246,11 @@ def _may_go(difference: Difference) -> bool:
     """Superfluous things, and queues that are to be made anew because they cannot be changed."""
     if difference.kind is Kind.SUPERFLUOUS:
         return True
-    return difference.kind is Kind.DIFFERENT and difference.what == "queue" and "policy" not in difference.way_out
+    return difference.kind is Kind.DIFFERENT and difference.what == "queue" and not difference.by_policy
 
 
 def _needed_by(queues: list[str], live: Live) -> dict[str, str]:
-    """A queue that others' dead letters go to may be empty and still not be missing for a moment: they would be lost."""
+    """A queue that dead letters go to may be empty, and still they would be lost while it is missing for a moment."""
     targets = Graph(live.effective).targets
     reasons = {}
     for name in queues:

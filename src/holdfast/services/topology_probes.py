@@ -1,4 +1,4 @@
-"""Which probes prove a design, and sending them: through every wait queue, into every dead queue, by every rejection."""
+"""The probes that prove a design: through every wait queue, into every dead queue, and by way of a rejection."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def send_probes(
 
     async def in_turn(probes: list[Probe]) -> list[ProbeResult]:
         async with gate:
-            return [await _send(broker, probe, live, new=new, anyway=anyway) for probe in probes]
+            return [await _send(broker, probe, live, new=new, anyway=anyway) for probe in dict.fromkeys(probes)]
 
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(in_turn(probes)) for probes in groups.values()]

@@ -30,9 +30,11 @@ app = _group(
 queue = _group("Queues and their items.")
 items = _group("The items in a queue as they are stored: list, export, import, delete.")
 config = _group("What Holdfast is configured with.")
+topology = _group("Exchanges, queues and bindings of a RabbitMQ broker: plan, apply, check, export, import, draw.")
 
 queue.add_typer(items, name="items")
 app.add_typer(queue, name="queue")
+app.add_typer(topology, name="topology")
 app.add_typer(config, name="config")
 
 

@@ -1,0 +1,309 @@
+"""A virtual host of RabbitMQ, to be read, added to and probed. Reading needs the management API; adding is AMQP's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx2
+from pamqp import base
+from pamqp import commands as amqp
+
+from holdfast.core.topology import (
+    ALTERNATE,
+    QUEUE_TYPE,
+    Binding,
+    Exchange,
+    Policy,
+    Queue,
+    Topology,
+    Version,
+    effective,
+    topology,
+)
+from holdfast.core.topology_definitions import is_brokers_own, to_definitions
+from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.channel import Channel, Close
+from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.management import BindingInfo, ExchangeInfo, Management, PolicyInfo, QueueInfo
+from holdfast.engines.rabbitmq.topology_probe import Prober
+from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.wire.events import Event
+from holdfast.errors import BrokerError, BrokerRefused, BrokerUnreachable
+from holdfast.ports.topology import Live, Probe, ProbeResult, QueueState, Thing
+
+#: How old the management API's counts may be; two looks that are so far apart cannot both be from before a message.
+COUNTS_AGE_S_MAX = 5.5
+MANAGEMENT_PORTS = {False: ("http", 15672), True: ("https", 15671)}
+
+
+class DefinitionsClient(Management):
+    """The management API with the one thing in which it writes."""
+
+    async def import_definitions(self, vhost: str, definitions: dict[str, object]) -> None:
+        """Raises BrokerRefused with the broker's reason, or BrokerUnreachable."""
+        try:
+            answer = await self._client.post(f"/definitions/{quote(vhost, safe='')}", json=definitions)
+        except httpx2.HTTPError as error:
+            text = str(error) or type(error).__name__
+            raise BrokerUnreachable(f"management API cannot be reached; {self.address}: {text}") from error
+        if answer.status_code == httpx2.codes.BAD_REQUEST:
+            raise BrokerRefused(f"definitions were refused; {answer.text[:500]}", reply_code=answer.status_code)
+        if not answer.is_success:
+            self._check(answer)
+
+
+class RabbitTopology:
+    """`async with RabbitTopology(url) as broker:`; `management` is its API, by default on the same host."""
+
+    def __init__(self, url: str, *, management: str | None = None, counts_age_s_max: float = COUNTS_AGE_S_MAX) -> None:
+        self._address = Address.parse(url)
+        self._management = DefinitionsClient(
+            management or default_management(self._address),
+            ca_file=self._address.tls.ca_file if self._address.tls else None,
+        )
+        self._counts_age_s_max = counts_age_s_max
+        self._connection: Connection | None = None
+        self._channel: Channel | None = None
+        self._prober = Prober(self._address)
+        self._stack = AsyncExitStack()
+
+    @property
+    def vhost(self) -> str:
+        """The virtual host."""
+        return self._address.login.vhost
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self._management)
+        self._stack.push_async_callback(self._prober.close)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+        await self._stack.aclose()
+
+    async def version(self) -> Version:
+        """The broker's version."""
+        return Version.parse((await self._management.overview()).rabbitmq_version)
+
+    async def read(self) -> Live:
+        """Everything in the virtual host, by the management API."""
+        version = await self.version()
+        exchanges = await self._management.exchanges(self.vhost)
+        queues = await self._management.queues(self.vhost)
+        bindings = await self._management.bindings(self.vhost)
+        policies = await self._management.policies(self.vhost)
+        lasting = [queue for queue in queues if not queue.exclusive and not queue.name.startswith("amq.")]
+        ours = [exchange for exchange in exchanges if not is_brokers_own(exchange.name)]
+        names = {queue.name for queue in lasting}
+        kept = [
+            _binding(each)
+            for each in bindings
+            if each.source and (each.destination_type != "queue" or each.destination in names)
+        ]
+        known = {policy.name: policy.definition for policy in policies}
+        return Live(
+            vhost=self.vhost,
+            version=version,
+            declared=topology(
+                exchanges=[_exchange(each, {}) for each in ours],
+                queues=[_queue(each, {}) for each in lasting],
+                bindings=kept,
+                policies=[_policy(each) for each in policies],
+            ),
+            effective=topology(
+                exchanges=[_exchange(each, known.get(each.policy or "", {})) for each in ours],
+                queues=[_queue(each, each.effective_policy) for each in lasting],
+                bindings=kept,
+            ),
+            states={queue.name: _state(queue) for queue in lasting},
+        )
+
+    async def create(self, thing: Thing) -> None:
+        """Declare or bind. Raises BrokerRefused when something else of that name is there."""
+        await self._call(_making(thing))
+
+    async def delete(self, thing: Thing) -> None:
+        """Delete or unbind. A classic queue and an exchange only if they are empty and unused at that moment."""
+        await self._call(_unmaking(thing))
+
+    async def not_empty(self, queues: Sequence[str]) -> dict[str, str]:
+        """Look twice, so far apart that the second look is not an old one."""
+        reasons = await self._look(queues)
+        left = [name for name in queues if name not in reasons]
+        if left:
+            await asyncio.sleep(self._counts_age_s_max)
+            reasons |= await self._look(left)
+        return reasons
+
+    async def import_topology(self, topology: Topology) -> None:
+        """By the management API."""
+        await self._management.import_definitions(self.vhost, to_definitions(topology, vhost=None))
+
+    async def probe(self, probe: Probe, *, anyway: bool) -> ProbeResult:
+        """See `topology_probe`."""
+        depths = {}
+        for name in probe.queues:
+            try:
+                depths[name] = await self._depth(name)
+            except BrokerRefused as error:
+                return ProbeResult(name=probe.name, outcome="lost", reason=f"queue '{name}' cannot be used; {error}")
+        busy = [f"'{name}' has {ready} messages and {consumers} consumers"
+                for name, (ready, consumers) in depths.items() if ready or consumers]  # fmt: skip
+        if busy and not anyway:
+            return ProbeResult(name=probe.name, outcome="skipped", reason=f"{', '.join(busy)}; --probe sends it anyway")
+        return await self._prober.send(probe, {name: ready for name, (ready, _) in depths.items()})
+
+    # What the channel calls: nothing comes unasked.
+
+    def on_events(self, events: list[Event]) -> None:
+        """Nobody consumes here."""
+
+    def on_closed(self, error: BrokerError, close: Close) -> None:
+        """Whoever waits for an answer is told by the channel."""
+
+    def on_writable(self) -> None:
+        """Declarations are small."""
+
+    # Inside.
+
+    async def _call(self, method: base.Frame) -> base.Frame:
+        """On a channel that lives: the broker closes it with every refusal."""
+        if self._connection is None or not self._connection.is_open:
+            self._connection = await Connection.open(self._address.named("holdfast topology"))
+        if self._channel is None or not self._channel.is_open:
+            self._channel = await self._connection.channel(self)
+        return await self._channel.call(method)
+
+    async def _depth(self, queue: str) -> tuple[int, int]:
+        """How many messages are ready, and how many consumers there are, now."""
+        answer = await self._call(methods.QueueDeclare(queue=queue, passive=True))
+        assert isinstance(answer, amqp.Queue.DeclareOk)  # noqa: S101  the answer to that question
+        return answer.message_count or 0, answer.consumer_count or 0
+
+    async def _look(self, queues: Sequence[str]) -> dict[str, str]:
+        reasons = {}
+        for name in queues:
+            ready, consumers = await self._depth(name)
+            info = await self._management.queue(self.vhost, name)
+            state = _state(info)
+            if consumers or state.consumers_count:
+                reasons[name] = f"{max(consumers, state.consumers_count or 0)} consumers are on it"
+            elif ready or state.messages_count:
+                reasons[name] = (
+                    f"it has {max(ready, state.messages_count or 0)} messages, unacknowledged and pending included"
+                )
+            elif state.messages_count is None:
+                reasons[name] = "the management API does not say yet how many messages it has; try again in a moment"
+        return reasons
+
+
+def default_management(address: Address) -> str:
+    """Where the management API usually is: on the same host, with the same login."""
+    scheme, port = MANAGEMENT_PORTS[address.tls is not None]
+    host = address.hosts[0][0]
+    login = f"{quote(address.login.user, safe='')}:{quote(address.login.password, safe='')}"
+    return f"{scheme}://{login}@{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _exchange(info: ExchangeInfo, policy: dict[str, Any]) -> Exchange:
+    arguments = dict(info.arguments)
+    if ALTERNATE in policy:
+        arguments.setdefault(ALTERNATE, policy[ALTERNATE])
+    return Exchange(
+        name=info.name,
+        type=info.type,
+        durable=info.durable,
+        auto_delete=info.auto_delete,
+        internal=info.internal,
+        arguments=arguments,
+    )
+
+
+def _queue(info: QueueInfo, policy: dict[str, Any]) -> Queue:
+    arguments = {key: value for key, value in info.arguments.items() if key != QUEUE_TYPE}
+    return Queue(
+        name=info.name,
+        type=info.arguments.get(QUEUE_TYPE, info.type),
+        durable=info.durable,
+        auto_delete=info.auto_delete,
+        arguments=effective(arguments, policy),
+    )
+
+
+def _binding(info: BindingInfo) -> Binding:
+    return Binding(
+        source=info.source,
+        destination=info.destination,
+        destination_type=info.destination_type,
+        key=info.routing_key,
+        arguments=info.arguments,
+    )
+
+
+def _policy(info: PolicyInfo) -> Policy:
+    return Policy(
+        name=info.name,
+        pattern=info.pattern,
+        definition=info.definition,
+        priority=info.priority,
+        apply_to=info.apply_to,
+    )
+
+
+def _state(info: QueueInfo) -> QueueState:
+    counts = [info.messages, info.messages_ready, info.messages_unacknowledged, info.messages_dlx]
+    known = [count for count in counts if count is not None]
+    return QueueState(
+        messages_count=None if info.messages is None else max(known),
+        consumers_count=info.consumers,
+        policy=info.policy,
+    )
+
+
+def _making(thing: Thing) -> base.Frame:
+    match thing:
+        case Exchange():
+            return methods.ExchangeDeclare(
+                exchange=thing.name,
+                exchange_type=thing.type,
+                durable=thing.durable,
+                auto_delete=thing.auto_delete,
+                internal=thing.internal,
+                arguments=thing.arguments,
+            )
+        case Queue():
+            return methods.QueueDeclare(
+                queue=thing.name, durable=thing.durable, auto_delete=thing.auto_delete, arguments=thing.all_arguments
+            )
+        case Binding(destination_type="queue"):
+            return methods.QueueBind(
+                queue=thing.destination, exchange=thing.source, routing_key=thing.key, arguments=thing.arguments
+            )
+    return methods.ExchangeBind(
+        destination=thing.destination, source=thing.source, routing_key=thing.key, arguments=thing.arguments
+    )
+
+
+def _unmaking(thing: Thing) -> base.Frame:
+    match thing:
+        case Exchange():
+            return methods.ExchangeDelete(exchange=thing.name, if_unused=True)
+        case Queue():
+            # Quorum queues do not know these conditions: there, the two looks of `not_empty` are all there is.
+            careful = thing.type == "classic"
+            return methods.QueueDelete(queue=thing.name, if_unused=careful, if_empty=careful)
+        case Binding(destination_type="queue"):
+            return methods.QueueUnbind(
+                queue=thing.destination, exchange=thing.source, routing_key=thing.key, arguments=thing.arguments
+            )
+    return methods.ExchangeUnbind(
+        destination=thing.destination, source=thing.source, routing_key=thing.key, arguments=thing.arguments
+    )
