@@ -128,14 +128,15 @@ async def test_a_server_that_does_not_answer_is_given_up(
 async def test_a_restart_is_survived(on_own: PostgresStorage, own_cluster: Cluster, how: str) -> None:
     shelves = on_own.shelves(await make_queue(on_own), [0])
     made = await produce(shelves, b"a", b"b")
-    getattr(own_cluster, how)()
+    # In a thread: a server that shuts down waits for whoever has just connected to say who it is.
+    await asyncio.to_thread(getattr(own_cluster, how))
     for _ in range(3):
         with pytest.raises(StorageFailed, match=r"storage failed; PostgreSQL at 127\.0\.0\.1") as error:
             await produce(shelves, b"c")
         assert "try again" in error.value.message
         with pytest.raises(StorageFailed):
             await on_own.catalog().version()
-    own_cluster.start()
+    await asyncio.to_thread(own_cluster.start)
     committed = await shelves.load()
     assert committed.shapes[0].queued == 2
     assert ids(await lease(shelves)) == made
@@ -145,7 +146,7 @@ async def test_watching_ends_with_an_error_when_the_server_goes(on_own: Postgres
     watching = asyncio.create_task(on_own.watch(lambda _: None))
     with psycopg.connect(own_cluster.url(), autocommit=True) as connection:
         await eventually(lambda: is_found(connection, "query LIKE 'LISTEN%'"))
-    own_cluster.stop()
+    await asyncio.to_thread(own_cluster.stop)
     with pytest.raises(StorageFailed, match=r"PostgreSQL at 127\.0\.0\.1"):
         await asyncio.wait_for(watching, 10)
 
