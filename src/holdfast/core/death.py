@@ -1,0 +1,225 @@
+"""What killed a message, read from its headers, and which headers a publish of ours changes. Pure.
+
+Attempts are counted in `x-retry-count`. The broker's own `x-death` is trusted from clients on RabbitMQ 3 and begins
+anew on 4, so it counts only until our next publish: that adds it to our count and takes it off.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from datetime import datetime
+
+from msgspec import Struct
+
+from holdfast.core.checks import ATTEMPTS_MAX
+from holdfast.core.item import Item
+from holdfast.core.message import Headers, Message
+from holdfast.core.outcome import Failure, clean, head
+
+RETRY_COUNT = "x-retry-count"
+ORIGINAL_EXCHANGE = "x-original-exchange"
+ORIGINAL_KEY = "x-original-routing-key"
+ORIGINAL_QUEUE = "x-original-queue"
+KEPT_DEATH_BYTES_MAX = 4 * 1024
+NAME_BYTES_MAX = 1024
+DEATH = "x-death"
+DELIVERY_COUNT = "x-delivery-count"
+#: The broker's own notes. Sent along they would be taken for its own, or make it drop the message as a cycle.
+BROKER_HEADERS = (
+    DEATH,
+    "x-first-death-exchange",
+    "x-first-death-queue",
+    "x-first-death-reason",
+    "x-last-death-exchange",
+    "x-last-death-queue",
+    "x-last-death-reason",
+    DELIVERY_COUNT,
+    "x-acquired-count",
+)
+#: These send copies to further queues, or delay the message by a plugin.
+FORKING_HEADERS = ("CC", "BCC", "x-delay")
+
+HeaderValue = str | int | list[str]
+
+
+class Death(Struct, frozen=True, kw_only=True):
+    """Where, why, when and how often a message died."""
+
+    queue: str
+    reason: str
+    count: int = 1
+    exchange: str = ""
+    routing_key: str = ""
+    at: datetime | None = None
+
+    @classmethod
+    def of_item(cls, item: Item) -> Death | None:
+        """The death of an item that lies in a dead queue of the embedded queue."""
+        if not item.source_queue:
+            return None
+        return cls(queue=item.source_queue, reason=item.death_reason, count=item.death_attempts, at=item.died_at)
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """What a publish changes: headers to set and to take off, properties to take off. Everything else stays."""
+
+    put: dict[str, HeaderValue]
+    drop: tuple[str, ...]
+    drop_properties: tuple[str, ...] = ()
+
+
+def deaths(headers: Headers) -> list[Death]:
+    """The entries of x-death that can be read, newest first. A stranger may have written it: nothing is believed."""
+    entries = headers.get(DEATH)
+    return [death for entry in entries if (death := _death(entry))] if isinstance(entries, list) else []
+
+
+def _death(entry: object) -> Death | None:
+    if not isinstance(entry, dict):
+        return None
+    queue, reason, keys, at = (entry.get(name) for name in ("queue", "reason", "routing-keys", "time"))
+    if not isinstance(queue, str) or not isinstance(reason, str):
+        return None
+    return Death(
+        queue=queue,
+        reason=reason,
+        count=_count(entry.get("count")),
+        exchange=_text(entry.get("exchange")),
+        routing_key=_text(keys[0]) if isinstance(keys, list) and keys else "",
+        at=at if isinstance(at, datetime) else None,
+    )
+
+
+def first_death(headers: Headers) -> Death | None:
+    """The oldest death: the one that the broker names as the first, else the last of the list."""
+    found = deaths(headers)
+    queue, reason = headers.get("x-first-death-queue"), headers.get("x-first-death-reason")
+    for death in found:
+        if (death.queue, death.reason) == (queue, reason):
+            return death
+    return found[-1] if found else None
+
+
+def attempts_used(message: Message) -> int:
+    """How often a handler of this queue has run this message: our count, and rejections since our last publish."""
+    rejected = sum(death.count for death in deaths(message.headers) if _is_rejection(death, message.queue))
+    return min(ATTEMPTS_MAX, _count(message.headers.get(RETRY_COUNT)) + rejected)
+
+
+def returns(message: Message) -> int | None:
+    """How often a quorum queue had this message back; None where nobody counts.
+
+    On a first delivery the header, if any, is left over from another queue.
+    """
+    count = message.headers.get(DELIVERY_COUNT)
+    if count is None:
+        return None
+    return _count(count) if message.redelivered else 0
+
+
+def published(message: Message, *, user: str = "", wait_queues: Collection[str] = ()) -> Change:
+    """What every publish of ours changes: nothing that expires, forks, is refused, or passes for the broker's own."""
+    headers = message.headers
+    put: dict[str, HeaderValue] = dict(_origin(message, wait_queues))
+    properties = []
+    if message.expiration:
+        properties.append("expiration")
+        put["x-kept-expiration"] = message.expiration
+    if message.user_id and message.user_id != user:
+        properties.append("user_id")
+        put["x-kept-user-id"] = message.user_id
+    if copies := _texts(headers.get("CC")):
+        put["x-kept-cc"] = copies
+    found = [death for death in deaths(headers) if not (death.queue in wait_queues and death.reason == "expired")]
+    if found and "x-kept-death" not in headers:
+        put["x-kept-death"] = _as_json(found)
+    return Change(put=put, drop=(*BROKER_HEADERS, *FORKING_HEADERS), drop_properties=tuple(properties))
+
+
+def retried(message: Message, failure: Failure, *, user: str = "", wait_queues: Collection[str] = ()) -> Change:
+    """The headers of a message that goes to its wait queue after `message.attempt` failed."""
+    change = published(message, user=user, wait_queues=wait_queues)
+    return _with(change, {RETRY_COUNT: message.attempt, **_error(failure)})
+
+
+def parked(
+    message: Message,
+    failure: Failure,
+    *,
+    used: int,
+    reason: str,
+    at: datetime,
+    by: str,
+    user: str = "",
+    wait_queues: Collection[str] = (),
+) -> Change:
+    """The headers of a message that goes to its dead queue. `used` is the count that it came with, and keeps."""
+    change = published(message, user=user, wait_queues=wait_queues)
+    notes: dict[str, HeaderValue] = {
+        "x-parked-at": at.isoformat(),
+        "x-parked-by": head(clean(by), NAME_BYTES_MAX),
+        "x-parked-reason": reason,
+    }
+    return _with(change, {RETRY_COUNT: used, **_error(failure), **notes})
+
+
+def _with(change: Change, put: Mapping[str, HeaderValue]) -> Change:
+    return Change(put={**change.put, **put}, drop=change.drop, drop_properties=change.drop_properties)
+
+
+def _error(failure: Failure) -> dict[str, HeaderValue]:
+    return {"x-error-type": failure.type, "x-error-message": failure.message, "x-error-stack": failure.stack}
+
+
+def _origin(message: Message, wait_queues: Collection[str]) -> dict[str, HeaderValue]:
+    """Where it was consumed from when it first failed. All three or none: halves of two places would be a third."""
+    if any(name in message.headers for name in (ORIGINAL_EXCHANGE, ORIGINAL_KEY, ORIGINAL_QUEUE)):
+        return {}
+    first = first_death(message.headers)
+    if first is not None and first.queue in wait_queues:
+        first = None  # somebody sent it through the wait queue: that is no place where it failed
+    place = first or Death(queue=message.queue, reason="", exchange=message.exchange, routing_key=message.routing_key)
+    return {ORIGINAL_EXCHANGE: place.exchange, ORIGINAL_KEY: place.routing_key, ORIGINAL_QUEUE: place.queue}
+
+
+def _is_rejection(death: Death, queue: str) -> bool:
+    return death.queue == queue and death.reason == "rejected"
+
+
+def _as_json(found: list[Death]) -> str:
+    """As many entries as fit, newest first."""
+    entries: list[dict[str, object]] = []
+    text = "[]"
+    for death in found:
+        at = death.at.isoformat() if death.at else None
+        entries.append(
+            {
+                "queue": death.queue,
+                "reason": death.reason,
+                "count": death.count,
+                "exchange": death.exchange,
+                "routing-keys": [death.routing_key],
+                "time": at,
+            }
+        )
+        longer = json.dumps(entries, separators=(",", ":"))
+        if len(longer) > KEPT_DEATH_BYTES_MAX:
+            break
+        text = longer
+    return text
+
+
+def _count(value: object) -> int:
+    """A count that somebody else wrote: a whole number from 0 to the limit, or 0."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return 0
+    return min(max(value, 0), ATTEMPTS_MAX)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _texts(value: object) -> list[str]:
+    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
