@@ -12,17 +12,17 @@ from bench.rounds import Target, report, run
 from tests.support.postgres import running_cluster
 
 
+async def _nothing(payload: str) -> None:
+    """The work is nothing: only the queue is measured."""
+
+
 async def _cycle(url: str, *, count: int) -> float:
     app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=url))
-
-    @app.task(name="nothing", queue="orders")
-    async def nothing(payload: str) -> None:
-        """The work is nothing: only the queue is measured."""
-
+    task = app.task(name="nothing", queue="orders")(_nothing)
     async with app.open_async():
         started_s = time.perf_counter()
         for _ in range(count):
-            await nothing.defer_async(payload="x" * 512)
+            await task.defer_async(payload="x" * 512)
         await app.run_worker_async(queues=["orders"], wait=False, install_signal_handlers=False, delete_jobs="always")
         return count / (time.perf_counter() - started_s)
 
