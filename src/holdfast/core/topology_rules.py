@@ -168,12 +168,14 @@ def _about_nowhere(queue: Queue, version: Version) -> Iterator[Hazard]:
         yield Hazard(name=queue.name, reason="what expires in it is deleted, since it has no dead-letter exchange")
     bounded = any(argument in queue.arguments for argument in _LIMITS)
     if bounded and queue.arguments.get(t.OVERFLOW) != "reject-publish":
-        yield Hazard(
-            name=queue.name, reason="when it is full, the oldest message is deleted; set x-overflow = reject-publish"
-        )
-    yield Hazard(
-        name=queue.name, reason="what is rejected in it is deleted: it has no dead-letter exchange", fatal=False
-    )
+        reason = "when it is full, the oldest message is deleted; set x-overflow = reject-publish"
+        yield Hazard(name=queue.name, reason=reason)
+    limit = _delivery_limit(queue, version)
+    if limit is not None:
+        reason = f"a delivery limit ({limit}) without a dead-letter exchange deletes what comes back too often"
+        yield Hazard(name=queue.name, reason=reason)
+    reason = "what is rejected in it is deleted: it has no dead-letter exchange"
+    yield Hazard(name=queue.name, reason=reason, fatal=False)
 
 
 def _about_overflow(queue: Queue) -> Iterator[Hazard]:
