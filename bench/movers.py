@@ -129,7 +129,9 @@ class PikaMover:
         self._sent = self._moved = 0
         self._settled: set[int] = set()
         self._acked = 0
-        self._connection = pika.SelectConnection(pika.URLParameters(url), on_open_callback=self._opened)
+        self._connection = pika.SelectConnection(
+            pika.URLParameters(url), on_open_callback=self._opened, on_close_callback=self._closed
+        )
         self._channel: Any = None
 
     def run(self) -> int:
@@ -170,10 +172,12 @@ class PikaMover:
         if highest > self._acked:
             self._acked = highest
             self._channel.basic_ack(highest, multiple=True)
-        if self._moved >= self._count:
-            self._channel.close()
+        if self._moved >= self._count and self._connection.is_open:
             self._connection.close()
-            self._connection.ioloop.stop()
+
+    def _closed(self, connection: Any, reason: Any) -> None:
+        """Only now are all acks with the broker."""
+        connection.ioloop.stop()
 
 
 def pika(url: str, source: str, target: str, count: int) -> str:
