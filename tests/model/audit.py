@@ -67,7 +67,7 @@ async def catch_up(installation: Installation, books: Books) -> dict[str, Seen]:
         if installation.is_healthy(queue.name):
             books.due(queue, now_us)
         elif seen[queue.name].loaded:
-            books.due(queue, now_us, only=_moved_on(queue, seen[queue.name]))
+            _moved_on(books, queue, seen[queue.name], now_us)
     for queue in books.queues.values():
         for dying in list(queue.dying.values()):
             _follow(books, queue, dying, seen, now_us)
@@ -88,13 +88,14 @@ def _fill_in(queue: Queue, seen: Seen) -> None:
             entry.lease_us = microseconds(item.lease_deadline)
 
 
-def _moved_on(queue: Queue, seen: Seen) -> set[bytes]:
-    """The store fails now, but before that it has carried out the deadlines of these."""
-    return {
-        token
-        for token, entry in queue.entries.items()
-        if token not in seen.items or entry.id not in {None, seen.items[token][0].id}
-    }
+def _moved_on(books: Books, queue: Queue, seen: Seen, now_us: int) -> None:
+    """The store fails now, but before that it may have carried out some deadlines: those that can be seen."""
+    for token, entry in list(queue.entries.items()):
+        if token not in seen.items:
+            books.due(queue, now_us, only={token})
+        elif entry.id not in {None, seen.items[token][0].id}:
+            entry.renumber()
+            books.enqueue(queue, entry, at_us=0, now_us=now_us)
 
 
 def _follow(books: Books, queue: Queue, dying: Dying, seen: dict[str, Seen], now_us: int) -> None:

@@ -98,9 +98,8 @@ def _take_produces(queue: LogicalQueue, lane: Lane, batch: Batch, gains: dict[in
 
 def _take_leases(queue: LogicalQueue, lane: Lane, batch: Batch, gains: dict[int, int], mortality: Mortality) -> None:
     counts = _open_counts(queue, lane, gains)
-    shared = lane.abilities.shared and lane.hinted
-    if shared:
-        for partition in lane.partitions:
+    if lane.abilities.shared:
+        for partition in lane.hinted:
             counts[partition] = max(1, counts[partition])
     # A partition that gave nothing, though it has items, gives nothing until something changes there.
     available = {p: count for p, count in counts.items() if count > 0 and lane.dry.get(p) != count}
@@ -118,7 +117,7 @@ def _take_leases(queue: LogicalQueue, lane: Lane, batch: Batch, gains: dict[int,
         count = min(sum(lease.batch_size for lease in leases), COMMIT_ITEMS_COUNT_MAX)
         batch.operations.append(Lease(partition, count, queue.record.lease_timeout_us, mortality))
         batch.weight += count
-    lane.hinted = False
+        lane.hinted.discard(partition)  # the others are asked next, if somebody still waits
 
 
 def refuse_all(queue: LogicalQueue, error: TryAgain) -> None:

@@ -37,7 +37,7 @@ class Lane:
         self.busy = False
         self.failures = 0
         self.retry_at_us = 0
-        self.hinted = True  # on a shared storage: others may have added items since the last look
+        self.hinted = set(partitions)  # on a shared storage: where others may have added items since our last look
         self.due_more: set[int] = set()
         self.dry: dict[int, int] = {}  # partitions that had so many items and none that could be leased
         self._clock_ahead_us = 0  # the store's clock minus ours
@@ -58,7 +58,7 @@ class Lane:
         self._take_over(await self.shelves.load(), started_us)
         self.loaded = True
         self.failures = 0
-        self.hinted = True
+        self.hinted = set(self.partitions)
         self.due_more = set(self.partitions)
 
     async def commit(self, operations: Sequence[Operation], *, alone: bool) -> Committed:

@@ -134,6 +134,8 @@ class LogicalQueue(Line):
         else:
             crash_point("queue.before_reply")
             self._answer(lane, batch, committed.results)
+            if lane.abilities.shared and any(shape.dying for shape in committed.shapes.values()):
+                self.hooks.loaded(self)  # a server that died may have left them
         finally:
             lane.busy = False
             self.in_flight -= len(requests)
@@ -194,7 +196,7 @@ class LogicalQueue(Line):
             kept = {item.id for items in shares for item in items}
             self._release(partition, [item.id for item in leased.items if item.id not in kept])
         elif lane.abilities.shared and given:
-            lane.hinted = True  # there may be more
+            lane.hinted.add(partition)  # there may be more
 
     # --- time -----------------------------------------------------------------------------------------------
 
@@ -225,9 +227,14 @@ class LogicalQueue(Line):
     def look_again(self) -> None:
         """Settings changed, or somebody else added items: look at deadlines and items anew."""
         for lane in self.lanes:
-            lane.hinted = True
+            lane.hinted.update(lane.partitions)
             lane.due_more.update(lane.partitions)
         self.wake()
+
+    def hint(self) -> None:
+        """Somebody else may have added items: the next lease asks the store, whatever was counted here."""
+        for lane in self.lanes:
+            lane.hinted.update(lane.partitions)
 
     async def change(self, record: QueueRecord, lanes: Sequence[Lane]) -> None:
         """Take over new settings at once, and lanes that have more partitions than before."""

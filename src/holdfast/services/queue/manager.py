@@ -311,7 +311,10 @@ class QueueManager(Hooks):
         ]
 
     def poll(self) -> None:
-        """Queues somebody waits at look again, whatever hints were lost."""
+        """Queues somebody waits at look again, whatever hints were lost; at the others the next lease does, so that a
+        client which waits for less than the time between two polls is served too."""
         for queue in self._queues.values():
             if queue.leases:
                 queue.look_again()
+            else:
+                queue.hint()

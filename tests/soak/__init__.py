@@ -1,0 +1,1 @@
+"""The long crash runs: `make soak`."""

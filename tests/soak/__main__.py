@@ -1,0 +1,121 @@
+"""`make soak`: many random kills per store and long runs of the state machines; one JSON line per scenario.
+
+`make soak ARGS="--kills 200 --only sqlite-kills --seed 7"`. Ends with 1 when anything was lost, altered, duplicated or
+came from nowhere, or when a machine found a contradiction; the reason goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from hypothesis import seed as seeded
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test
+
+from tests.faults.kills import random_kills
+from tests.model.profile import settings_for
+from tests.model.test_service import MemoryMachine, MemoryMoves, SqliteMachine, SqliteMoves
+from tests.support.postgres import running_cluster
+
+KILLS_DEFAULT = 60
+EXAMPLES_DEFAULT = 1_000
+
+MACHINES: dict[str, type[RuleBasedStateMachine]] = {
+    "memory-model": MemoryMachine,
+    "memory-moves": MemoryMoves,
+    "sqlite-model": SqliteMachine,
+    "sqlite-moves": SqliteMoves,
+}
+
+
+class Soak:
+    """One run; `ok` as long as nothing went wrong."""
+
+    def __init__(self, options: argparse.Namespace, stack: ExitStack) -> None:
+        self._options = options
+        self._stack = stack
+        self.ok = True
+        self.scenarios: dict[str, Callable[[str], None]] = {
+            "sqlite-kills": self._sqlite_kills,
+            "postgres-kills": self._postgres_kills,
+            **dict.fromkeys(MACHINES, self._machine),
+        }
+
+    def run(self, name: str) -> None:
+        """One scenario. Whatever goes wrong is told, and the others are run all the same."""
+        try:
+            self.scenarios[name](name)
+        except Exception:  # noqa: BLE001 - the whole traceback is told, and the end is not 0
+            self.ok = False
+            traceback.print_exc()
+            print(json.dumps({"scenario": name, "failed": True}), flush=True)
+
+    def _folder(self) -> Path:
+        return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-soak-")))
+
+    def _sqlite_kills(self, name: str) -> None:
+        folder = self._folder()
+        self._kills(name, f"sqlite:///{folder}/data", folder)
+
+    def _postgres_kills(self, name: str) -> None:
+        cluster = self._stack.enter_context(running_cluster())
+        self._kills(name, cluster.create_database("soak"), self._folder())
+
+    def _kills(self, name: str, url: str, folder: Path) -> None:
+        began = time.monotonic()
+        kills = self._options.kills
+        report = asyncio.run(random_kills(url, folder, kills=kills, seed=self._options.seed, partitions=2))
+        took_s = round(time.monotonic() - began, 1)
+        print(
+            report.line(name, kills=kills, items=report.put_count, seed=self._options.seed, took_s=took_s), flush=True
+        )
+        report.check()
+
+    def _machine(self, name: str) -> None:
+        began = time.monotonic()
+        profile = settings(settings_for(examples=self._options.examples, steps=60), database=None)
+        test = get_state_machine_test(MACHINES[name], settings=profile)
+        seeded(self._options.seed)(test)()
+        numbers = {
+            "scenario": name,
+            "kills": 0,
+            "examples": self._options.examples,
+            "lost": 0,
+            "duplicates": 0,
+            "seed": self._options.seed,
+            "took_s": round(time.monotonic() - began, 1),
+        }
+        print(json.dumps(numbers), flush=True)
+
+
+def main() -> int:
+    """Run what was asked for."""
+    logging.getLogger("holdfast").setLevel(logging.CRITICAL)  # the faults are on purpose
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--kills", type=int, default=KILLS_DEFAULT, help="kills per store")
+    parser.add_argument("--examples", type=int, default=EXAMPLES_DEFAULT, help="examples per state machine")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="what chance begins with")
+    parser.add_argument("--only", action="append", help="a scenario; may be given more than once")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        soak = Soak(options, stack)
+        unknown = set(options.only or ()) - set(soak.scenarios)
+        if unknown:
+            parser.error(f"no such scenario: {', '.join(sorted(unknown))}; there are {', '.join(soak.scenarios)}")
+        for name in options.only or soak.scenarios:
+            soak.run(name)
+    return 0 if soak.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
