@@ -29,7 +29,7 @@ Send = Callable[[Message], Awaitable[None]]
 DRAINED_BYTES_MAX = 1 << 30
 
 _encode = msgspec.json.Encoder().encode
-_json = msgspec.json.Decoder()
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])  # raw: a number that is too large is JSON all the same
 _JSON_HEADER = (b"content-type", b"application/json")
 
 
@@ -92,16 +92,19 @@ def _decode(decoder: msgspec.json.Decoder[Request], body: bytes) -> Request:
         raise BadBody("body is invalid; it is not UTF-8") from error
     except msgspec.ValidationError as error:
         # The typed decoder stops at the first wrong type; whether the whole is JSON is a question of its own.
-        if not isinstance(_any_json(body), dict):
-            raise BadBody("body is invalid; a JSON object is expected") from error
+        _check_object(body)
         raise Invalid(f"request is invalid; {error}") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadBody(f"body is invalid; {error}") from error
 
 
-def _any_json(body: bytes) -> object:
+def _check_object(body: bytes) -> None:
+    """The body is UTF-8, JSON, and an object; raises BadBody."""
     try:
-        return _json.decode(body)
+        body.decode()
+        _object.decode(body)
+    except msgspec.ValidationError as error:
+        raise BadBody("body is invalid; a JSON object is expected") from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadBody(f"body is invalid; {error}") from error
 
