@@ -108,6 +108,7 @@ async def _aio_pika(url: str, source: str, target: str, count: int) -> str:
 
     await queue.consume(on_message)  # one task per message, as it does by itself: 1000 in flight
     await done.wait()
+    await channel.close()  # in order: else acks that it has not sent yet are lost, and their messages come back
     await connection.close()
     return clock.line(moved)
 
