@@ -8,9 +8,10 @@ import pytest
 
 from holdfast.core.item import NewItem, RetryItem
 from holdfast.core.verbs import ImportedItem
-from holdfast.errors import StorageFailed, TryAgain
+from holdfast.errors import QueueMissing, StorageFailed, TryAgain
 from holdfast.ports.queues import Arrive, Corpse, DeadTarget, Retry
 from tests.model.installation import BACKENDS, Installation
+from tests.support.flaky import CATALOG
 
 NEW = NewItem(payload=b"a", dedupe_key="k")
 
@@ -78,3 +79,33 @@ def test_a_letter_that_was_imported_before_it_arrived_and_then_completed_does_no
     real.run(real.queues.queue_complete("dead", [item.id]))
     real.run(opened.operate(Arrive(0, [corpse], 1), partition=0))
     assert real.run(real.queues.storage_items_list("dead")) == []
+
+
+def test_a_change_of_queues_whose_answer_was_lost_is_known_here_too(real: Installation) -> None:
+    real.faults.arm("after", CATALOG)
+    assert isinstance(real.attempt(real.queues.queues_create("q")), StorageFailed)
+    real.run(real.queues.queue_produce("q", [NEW]))
+    real.faults.arm("after", CATALOG)
+    assert isinstance(real.attempt(real.queues.queue_pause("q")), StorageFailed)
+    assert real.run(real.queues.queues_info("q")).paused
+    real.faults.arm("after", CATALOG)
+    assert isinstance(real.attempt(real.queues.queues_delete("q", force=True)), StorageFailed)
+    assert isinstance(real.attempt(real.queues.queues_info("q")), QueueMissing)
+    real.run(real.queues.queues_create("q"))
+    assert real.run(real.queues.storage_items_list("q")) == []
+
+
+def test_a_change_of_queues_that_failed_before_its_commit_has_not_happened(real: Installation) -> None:
+    real.faults.arm("before", CATALOG)
+    assert isinstance(real.attempt(real.queues.queues_create("q")), StorageFailed)
+    assert isinstance(real.attempt(real.queues.queues_info("q")), QueueMissing)
+    real.run(real.queues.queues_create("q"))
+
+
+def test_a_dead_queue_that_cannot_be_read_does_not_stop_the_start(real: Installation) -> None:
+    real.run(real.queues.queues_create("dead"))
+    real.run(real.queues.queues_create("q", dead_queue="dead"))
+    real.faults.reads_down.add("dead")
+    real.restart()
+    real.run(real.queues.queue_produce("q", [NEW]))
+    real.faults.reads_down.clear()

@@ -56,6 +56,7 @@ class Faults:
     armed: list[Fault] = field(default_factory=list)
     down: set[str] = field(default_factory=set)  # queues whose store refuses everything
     storages_down: set[str] = field(default_factory=set)  # storages that refuse everything, by their names
+    reads_down: set[str] = field(default_factory=set)  # queues of which dying items and arrivals cannot be read
     lost_answers: list[tuple[str, tuple[object, ...]]] = field(default_factory=list)  # took effect, reported as failed
     gate: Callable[[str, Sequence[object]], Awaitable[None]] | None = None  # called before each commit
     calls_count: int = 0
@@ -76,7 +77,8 @@ class Faults:
         self.calls_count += 1
         self.running_count += 1
         try:
-            if queue_name in self.down or storage in self.storages_down:
+            unreadable = queue_name in self.reads_down and "read" in operations
+            if unreadable or queue_name in self.down or storage in self.storages_down:
                 raise StorageFailed(f"storage failed; {queue_name} is down, try again")
             fault = next((one for one in self.armed if one.matches(queue_name, operations)), None)
             if fault is not None:

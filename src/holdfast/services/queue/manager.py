@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 
 from holdfast.core.queue import QueueRecord
-from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDown
+from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDown, StorageFailed
 from holdfast.ports.clock import Clock
 from holdfast.ports.queues import Catalog, DeadTarget, Ended, Forget, Mortality, Storage
 from holdfast.services.queue.distribution import place_produce
@@ -175,7 +175,9 @@ class QueueManager(Hooks):
                     for lane in self._queues[source].lanes
                 )
                 if idle and target is not None:
-                    await self._forget_arrivals(target, source)
+                    # What cannot be forgotten now is forgotten at the next start; the others do not wait for it.
+                    with suppress(HoldfastError):
+                        await self._forget_arrivals(target, source)
 
     async def _forget_arrivals(self, target: LogicalQueue, source_queue: str) -> None:
         for lane in target.lanes:
@@ -186,6 +188,18 @@ class QueueManager(Hooks):
                     await target.operate(forget, partition=lane.partitions[0])
 
     # --- changes ----------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def changing(self) -> AsyncIterator[Catalog]:
+        """The catalog, for one change at a time. A change that was reported as failed may have happened all the same:
+        then the catalog is read anew, so that what is known here is what it says."""
+        try:
+            async with self.lock:
+                yield self.catalog
+        except StorageFailed:
+            with suppress(HoldfastError):
+                await self.refresh()
+            raise
 
     async def put(self, record: QueueRecord) -> None:
         """A queue was created or changed, here or elsewhere."""

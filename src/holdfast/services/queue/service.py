@@ -222,9 +222,9 @@ class QueueService:
 
     async def _set_paused(self, name: str, *, pause: bool) -> CodeReply:
         self._queue(name)
-        async with self.manager.lock:
+        async with self.manager.changing() as catalog:
             decide = changes.paused(name, pause=pause)
-            await self.manager.put(await self.manager.catalog.change(name, dead_queue="", decide=decide))
+            await self.manager.put(await catalog.change(name, dead_queue="", decide=decide))
         return OK
 
     async def reload(self, request: QueueNameRequest) -> CodeReply:
@@ -239,8 +239,7 @@ class QueueService:
 
     async def create(self, request: CreateQueueRequest) -> CodeReply:
         decide = changes.created(request, self._places)
-        async with self.manager.lock:
-            catalog = self.manager.catalog
+        async with self.manager.changing() as catalog:
             record = await catalog.change(request.queue_name, dead_queue=request.dead_queue, decide=decide)
             await self.manager.put(record)
         emit("queue.created", queue=request.queue_name)
@@ -253,8 +252,7 @@ class QueueService:
         current = self._queue(request.queue_name).record
         decide = changes.updated(request, self._places)
         dead_queue = request.dead_queue if isinstance(request.dead_queue, str) else current.dead_queue
-        async with self.manager.lock:
-            catalog = self.manager.catalog
+        async with self.manager.changing() as catalog:
             record = await catalog.change(request.queue_name, dead_queue=dead_queue, decide=decide)
             await self.manager.put(record)
         emit("queue.updated", queue=request.queue_name)
@@ -271,14 +269,14 @@ class QueueService:
     async def delete(self, request: DeleteQueueRequest) -> CodeReply:
         name = request.queue_name
         queue = self._queue(name)
-        async with self.manager.lock, queue.freeze():
+        async with self.manager.changing() as catalog, queue.freeze():
             count = sum(
                 shape.queued + shape.leased + shape.scheduled + shape.dying
                 for lane in queue.lanes
                 for shape in lane.shapes.values()
             )
             decide = changes.deleted(name, force=request.force, item_count=count)
-            record = await self.manager.catalog.delete(name, decide=decide, count=count)
+            record = await catalog.delete(name, decide=decide, count=count)
             await self.manager.drop(queue)
             for storage in {place.storage for place in record.partitions}:
                 await self.manager.storages[storage].drop(record)
