@@ -140,6 +140,8 @@ class LogicalQueue(Line):
             lane.busy = False
             self.in_flight -= len(requests)
             self._thawed.set()
+            if self._closed_with is not None:
+                self.close_requests(self._closed_with)  # a lease that this commit gave nothing hears it now
 
     def _fail(self, batch: Batch, error: HoldfastError) -> None:
         for waiting in batch.requests():
