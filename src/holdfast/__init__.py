@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.item import Item, LeasedItem, NewItem, RetryItem
+from holdfast.core.message import Message
+from holdfast.core.outcome import Permanent, RetryAfter
+from holdfast.core.policy import RetryPolicy as Retry
 from holdfast.core.queue import QueueInfo
 from holdfast.core.verbs import ImportedItem
 from holdfast.errors import (
@@ -18,6 +21,8 @@ from holdfast.errors import (
     StorageFailed,
     TryAgain,
 )
+from holdfast.faces.app import App
+from holdfast.services.consume_once import SqlMarks, once
 from holdfast.services.queue.consumer import Lease
 from holdfast.services.queue.methods import Queues
 from holdfast.wiring import open_queues as open  # noqa: A004 - read as `holdfast.open(url)`
@@ -27,7 +32,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - sorted without regard to case
+    "App",
     "BadIds",
     "CannotStart",
     "Client",
@@ -37,16 +43,22 @@ __all__ = [
     "Item",
     "Lease",
     "LeasedItem",
+    "Message",
     "NewItem",
     "NothingToLease",
+    "once",
+    "open",
+    "Permanent",
     "QueueInfo",
     "QueueMissing",
     "Queues",
+    "Retry",
+    "RetryAfter",
     "RetryItem",
     "ShuttingDown",
+    "SqlMarks",
     "StorageFailed",
     "TryAgain",
-    "open",
 ]
 
 

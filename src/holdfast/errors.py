@@ -14,6 +14,7 @@ HoldfastError
 ├── InternalError      500  a bug of ours
 ├── UnknownMethod      501
 ├── Unreachable             a client could not reach its server
+├── NotOurs                 a message that is no longer ours to settle: it comes again
 ├── BrokerError             RabbitMQ said no, could not be reached, or is no RabbitMQ; see the end of this file
 └── CannotStart             settings, folder lock, schema version: said at start-up
 
@@ -124,6 +125,10 @@ class Unreachable(HoldfastError):
 
     code = 454
     code_text = "Retry Request"
+
+
+class NotOurs(HoldfastError):
+    """The message is the broker's again (its lease ran out, its channel ended): it comes a second time."""
 
 
 class CannotStart(HoldfastError):

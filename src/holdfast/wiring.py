@@ -16,6 +16,7 @@ from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
 from holdfast.errors import CannotStart
 from holdfast.ports.clock import Clock, Timer
 from holdfast.ports.queues import Storage
+from holdfast.services.queue.broker import QueueBroker
 from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.methods import Queues
@@ -93,6 +94,14 @@ async def open_queues(url: str = "sqlite:///holdfast-data", *, clock: Clock | No
     """Queues in this process: `async with holdfast.open("sqlite:///work") as queues:`."""
     async with open_service({"default": url}, clock=clock) as service:
         yield Queues(service)
+
+
+@asynccontextmanager
+async def open_queue_broker(url: str, *, clock: Clock | None = None) -> AsyncIterator[QueueBroker]:
+    """The embedded queue, for consumers in this process."""
+    time_source = clock or SystemClock()
+    async with open_queues(url, clock=time_source) as queues:
+        yield QueueBroker(queues, clock=time_source)
 
 
 @asynccontextmanager

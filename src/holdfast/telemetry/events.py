@@ -45,6 +45,26 @@ EVENTS: dict[str, Event] = {
     "item.rejected": Event(logging.WARNING, "item '{item}' was rejected, deleting (no dead_queue configured)"),
     "item.retention": Event(logging.WARNING, "item '{item}' is past the dead_retention of '{queue}', deleting"),
     "consumer.waits": Event(logging.WARNING, "a consumer of queue '{queue}' waits; {error}"),
+    "consumer.started": Event(logging.INFO, "consuming from '{queue}'"),
+    "consumer.stopped": Event(logging.INFO, "no longer consuming from '{queue}'"),
+    "consumer.unchecked": Event(logging.WARNING, "of queue '{queue}' it could not be checked; {error}"),
+    "message.done": Event(logging.DEBUG, "a message of '{queue}' is done"),
+    "message.failed": Event(
+        logging.WARNING, "attempt {attempt} of {attempts_max} at a message of '{queue}' failed; {error}"
+    ),
+    "message.retried": Event(logging.INFO, "a message of '{queue}' is tried again after {delay}"),
+    "message.parked": Event(logging.ERROR, "a message of '{queue}' was parked; {reason}: {error}"),
+    "message.poison": Event(
+        logging.ERROR, "a message of '{queue}' was being worked on when a process ended, for the {attempt}. time"
+    ),
+    "message.given_back": Event(logging.INFO, "a message of '{queue}' was given back; {error}"),
+    "message.not_ours": Event(logging.WARNING, "a message of '{queue}' is no longer ours and comes again; {error}"),
+    "message.unsettled": Event(
+        logging.ERROR, "a message of '{queue}' cannot be settled, it is held and tried again; {error}"
+    ),
+    "message.overdue": Event(logging.WARNING, "a handler of '{queue}' is past its time limit and still runs; {error}"),
+    "message.repeated": Event(logging.INFO, "a message of '{queue}' was handled before, nothing was done"),
+    "message.bug": Event(logging.ERROR, "the consumer of '{queue}' met a bug; {error}"),
     "dead.failed": Event(logging.ERROR, "failed to produce to dead_queue '{dead_queue}': {error}"),
     "dead.revived": Event(
         logging.WARNING,

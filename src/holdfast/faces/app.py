@@ -1,0 +1,186 @@
+"""`holdfast.App`: handlers on queues, in your own program.
+
+```python
+app = holdfast.App("sqlite:///work")
+
+@app.consumer("orders", retry=holdfast.Retry(attempts=3, delay="15s"))
+async def handle(message: holdfast.Message) -> None: ...
+```
+
+`await app.run()` consumes until `app.stop()`; `holdfast run module:app` does the same from a shell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from holdfast.core.checks import queue_name
+from holdfast.core.outcome import delay_us
+from holdfast.core.policy import RetryPolicy
+from holdfast.errors import CannotStart, Invalid
+from holdfast.ports.broker import Broker
+from holdfast.ports.clock import Clock
+from holdfast.services.consume import CONCURRENCY_MAX, ConsumerPlan, Health, Worker, check_all
+from holdfast.services.consume_handler import Handler
+from holdfast.services.queue.broker import QueueBroker
+from holdfast.services.queue.methods import Queues
+from holdfast.wiring import SystemClock, open_queue_broker
+
+STOP_TIMEOUT = "30s"
+
+H = TypeVar("H", bound=Handler)
+
+
+class App:
+    """Consumers on one broker: an embedded queue (sqlite:///…, postgresql://…, memory://) or a server of ours (http://…).
+
+    `stop_timeout` is how long running handlers may go on after a stop; what is not done then goes back to its queue.
+    """
+
+    def __init__(
+        self, url: str, *, token: str = "", stop_timeout: str | float = STOP_TIMEOUT, clock: Clock | None = None
+    ) -> None:
+        self.url = url
+        self._token = token
+        self._clock = clock or SystemClock()
+        self._stop_timeout_s = _seconds(stop_timeout, what="stop_timeout")
+        self._plans: list[ConsumerPlan] = []
+        self._workers: list[Worker] = []
+        self._ends = asyncio.Event()
+        self._broker: Broker | None = None
+
+    @property
+    def consumers(self) -> Sequence[ConsumerPlan]:
+        """What was registered, in order."""
+        return tuple(self._plans)
+
+    @property
+    def health(self) -> list[Health]:
+        """How each consumer stands; empty while none runs."""
+        return [worker.health for worker in self._workers]
+
+    @property
+    def queues(self) -> Queues:
+        """The queues, while this app runs on an embedded queue or a server of ours."""
+        if not isinstance(self._broker, QueueBroker):
+            raise Invalid("app has no queues; it does not run, or not on an embedded queue")
+        return self._broker.queues
+
+    def consumer(
+        self,
+        queue: str,
+        *,
+        retry: RetryPolicy | None = None,
+        concurrency: int = 10,
+        timeout: str | float | None = None,
+        permanent: Sequence[type[BaseException]] = (),
+        name: str = "",
+    ) -> Callable[[H], H]:
+        """Register a handler, async or not. It runs at most `concurrency` times at once, each within `timeout`.
+
+        `permanent` names exception types that park at once, as Permanent does. Raises Invalid.
+        """
+        queue_name(queue)
+        if not 1 <= concurrency <= CONCURRENCY_MAX:
+            raise Invalid(f"concurrency is invalid; {concurrency} is not from 1 to {CONCURRENCY_MAX}")
+        timeout_s = None if timeout is None else _seconds(timeout, what="timeout")
+
+        def register(handler: H) -> H:
+            if any(plan.queue == queue for plan in self._plans):
+                raise Invalid(f"queue has a consumer; '{queue}' is consumed by another handler of this app")
+            plan = ConsumerPlan(
+                queue=queue,
+                handler=handler,
+                policy=retry or RetryPolicy(),
+                concurrency=concurrency,
+                timeout_s=timeout_s,
+                permanent=tuple(permanent),
+                name=name or _default_name(handler),
+            )
+            self._plans.append(plan)
+            return handler
+
+        return register
+
+    def stop(self) -> None:
+        """Take no more messages; `run` returns when what runs has ended, or its time is up."""
+        self._ends.set()
+
+    async def run(self, *, declare: bool = False, only: Sequence[str] = ()) -> None:
+        """Consume until `stop`. Raises CannotStart, before anything is consumed, saying all that is missing.
+
+        `declare` makes it instead; `only` names the queues to consume, instead of all.
+        """
+        async with self.running(declare=declare, only=only):
+            await self._ends.wait()
+
+    @asynccontextmanager
+    async def running(self, *, declare: bool = False, only: Sequence[str] = ()) -> AsyncIterator[App]:
+        """Consume while the block runs; leaving it is a stop, and raises what ended a consumer before."""
+        if self._broker is not None:
+            raise Invalid("app runs already; one at a time")
+        plans = self._chosen(only)
+        self._ends = asyncio.Event()
+        try:
+            async with self._open() as self._broker:
+                await check_all(self._broker, plans, declare=declare)
+                self._workers = [Worker(plan, self._broker, stop_timeout_s=self._stop_timeout_s) for plan in plans]
+                async with self._at_work(self._workers):
+                    yield self
+        finally:
+            self._broker, self._workers = None, []
+
+    @asynccontextmanager
+    async def _at_work(self, workers: Sequence[Worker]) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(worker.run(), name=f"consumer of {worker.plan.queue}") for worker in workers]
+        for task in tasks:
+            task.add_done_callback(lambda _: self._ends.set())  # one that ends by itself is the end of all
+        try:
+            yield
+            for worker in workers:
+                worker.stop()
+            await asyncio.wait(tasks)
+        finally:
+            for task in tasks:  # done already, unless the block raised or was cancelled
+                task.cancel()
+            await asyncio.wait(tasks)
+        for task in tasks:
+            task.result()
+
+    def _chosen(self, only: Sequence[str]) -> list[ConsumerPlan]:
+        if not self._plans:
+            raise CannotStart("app has no consumers; register a handler with @app.consumer(queue)")
+        unknown = set(only) - {plan.queue for plan in self._plans}
+        if unknown:
+            raise CannotStart(f"app has no such consumer; '{min(unknown)}' is none of its queues")
+        return [plan for plan in self._plans if not only or plan.queue in only]
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[Broker]:
+        scheme = urlsplit(self.url).scheme
+        async with AsyncExitStack() as stack:
+            if scheme in {"http", "https"}:
+                from holdfast.faces.client import Client
+
+                client = await stack.enter_async_context(Client(self.url, self._token))
+                yield QueueBroker(client, clock=self._clock)
+            else:
+                yield await stack.enter_async_context(open_queue_broker(self.url, clock=self._clock))
+
+
+def _seconds(duration: str | float, *, what: str) -> float:
+    seconds = delay_us(duration, what=what) / 1_000_000
+    if not seconds:
+        raise Invalid(f"{what} is invalid; it must be more than nothing")
+    return seconds
+
+
+def _default_name(handler: object) -> str:
+    """Who parked, for the letter: the handler, and where it ran."""
+    return f"{getattr(handler, '__qualname__', type(handler).__name__)}@{socket.gethostname()}:{os.getpid()}"
