@@ -9,6 +9,7 @@ import pytest
 
 from holdfast import HoldfastError, ImportedItem, NewItem, Queues, RetryItem
 from holdfast.core.moments import moment
+from holdfast.ports.queues import Lease
 from tests.conformance.queue.house import House, answered, refused
 
 STOPPING = "queue is shutting down; try another server"
@@ -80,6 +81,26 @@ async def test_waiting_requests_hear_at_once_that_the_service_stops(house: House
     for task in tasks:
         with refused(STOPPING, code=453):
             await answered(task)
+
+
+async def test_a_lease_whose_commit_runs_while_the_service_stops_hears_it_too(house: House, queues: Queues) -> None:
+    await queues.queues_create("orders")
+    await queues.queue_produce("orders", [b"a"])
+    await house.rest()
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def gate(queue_name: str, operations: object) -> None:
+        reached.set()
+        await go_on.wait()
+
+    house.faults.gate = gate
+    house.faults.arm("before", "orders", Lease)
+    lease = asyncio.create_task(queues.queue_lease("orders", request_timeout="15m"))
+    await answered(reached.wait())
+    house.service.manager.stop()
+    go_on.set()
+    with refused(STOPPING, code=453):
+        await answered(lease)
 
 
 VERBS = {

@@ -8,17 +8,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from holdfast import Queues
+from holdfast import NothingToLease, Queues
 from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.ports.clock import Timer
-from holdfast.ports.queues import Committed, Mortality, Shape
+from holdfast.ports.queues import Committed, Leased, Mortality, Shape
 from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.lane import Lane
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
 from holdfast.testing import FrozenClock
 from tests.support.eventually import eventually
-from tests.support.flaky import Faults, FlakyStorage
+from tests.support.flaky import Faults, FlakyShelves, FlakyStorage
 
 MINUTE_US = 60_000_000
 TURNS_COUNT = 200
@@ -115,6 +115,25 @@ async def test_nobody_spins_while_a_failed_storage_is_loaded(
         await asyncio.wait_for(gate.reached.wait(), 10)
         assert await turns(clock) < 5
     assert (await queues.queue_lease("orders")).items[0].payload == b"a"
+
+
+async def test_a_lease_that_got_nothing_in_its_own_turn_ends_when_its_time_is_up(
+    queues: Queues, clock: CountingClock, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await queues.queue_produce("orders", [b"a"])
+    await faults.rest()
+
+    async def gives_nothing(self: object, operations: Sequence[object], *, inline: bool = False) -> Committed:
+        return Committed([Leased(())] * len(operations), {}, clock.now_us())
+
+    faults.gate = None  # a gate may suspend a commit, and then no client makes its own
+    monkeypatch.setattr(FlakyShelves, "commit", gives_nothing)
+    lease = asyncio.create_task(queues.queue_lease("orders", request_timeout="10ms"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    await clock.advance(0.01)
+    with pytest.raises(NothingToLease):
+        await asyncio.wait_for(lease, 10)
 
 
 def _is_queued(queues: Queues) -> Callable[[], asyncio.Future[bool]]:

@@ -122,8 +122,9 @@ class Line(ABC):
         """Wake the loop; or, where nobody else is being served, carry the request out here and now."""
         if not others and len(self.lanes) == 1 and waiting.weight <= INLINE_ITEMS_COUNT_MAX:
             await asyncio.sleep(0)  # whoever is ready joins the same commit
-            if self.activity.count <= 1 and not waiting.taken and not waiting.future.done() and await self._turn():
-                return
+            free = self.activity.count <= 1 and not waiting.taken and not waiting.future.done()
+            if free and await self._turn() and waiting.future.done():
+                return  # else it may be a lease that got nothing: it waits, and its time runs out
         self.wake(lane)
         self._alarm.ring_at(waiting.deadline_us)
 
