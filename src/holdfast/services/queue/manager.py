@@ -86,6 +86,8 @@ class QueueManager(Hooks):
         for storage in self.storages.values():
             await storage.open()
         records = await self.catalog.queues()
+        for record in records:
+            self._check_configured(record)
         gate = asyncio.Semaphore(OPEN_AT_ONCE_COUNT_MAX)
 
         async def add(record: QueueRecord) -> None:
@@ -137,14 +139,18 @@ class QueueManager(Hooks):
         self._movers[record.name] = Mover(queue, clock=self.clock, find=self.find)
         return queue
 
-    def _lanes(self, record: QueueRecord) -> list[Lane]:
-        places: dict[str, list[int]] = {}
+    def _check_configured(self, record: QueueRecord) -> None:
         for place in record.partitions:
             if place.storage not in self.storages:
                 raise CannotStart(
                     f"storage is not configured; queue '{record.name}' has partition {place.partition} in storage "
                     f"'{place.storage}', name it in the settings"
                 )
+
+    def _lanes(self, record: QueueRecord) -> list[Lane]:
+        self._check_configured(record)
+        places: dict[str, list[int]] = {}
+        for place in record.partitions:
             places.setdefault(place.storage, []).append(place.partition)
         return [
             Lane(
