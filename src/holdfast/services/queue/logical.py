@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 from holdfast.core.queue import QueueRecord
-from holdfast.errors import HoldfastError, NothingToLease, QueueMissing, ShuttingDown, TryAgain
+from holdfast.errors import HoldfastError, InternalError, NothingToLease, QueueMissing, ShuttingDown, TryAgain
 from holdfast.ports.clock import Clock
 from holdfast.ports.queues import Ended, Import, Leased, Produced, Result, Revive
 from holdfast.proof import crash_point
@@ -51,7 +51,14 @@ class LogicalQueue(Line):
 
     def _start(self, lane: Lane) -> None:
         task = asyncio.get_running_loop().create_task(self._run(lane), name=f"queue {self.record.name}")
+        task.add_done_callback(self._on_end)
         self._tasks.append(task)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """A loop ends when its queue is closed. Any other end is a bug, and then nobody may wait in vain."""
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            emit("queue.bug", queue=self.record.name, error=repr(bug), traceback=bug)
+            self.close_requests(InternalError("internal error; the server's log has the details"))
 
     async def _run(self, lane: Lane) -> None:
         wake = self._wakes[lane]
@@ -122,6 +129,10 @@ class LogicalQueue(Line):
         self.in_flight += len(requests)
         try:
             committed = await lane.commit(batch.operations, alone=alone)
+            crash_point("queue.before_reply")
+            self._answer(lane, batch, committed.results)
+            if lane.abilities.shared and any(shape.dying for shape in committed.shapes.values()):
+                self.hooks.loaded(self)  # a server that died may have left them
         except QueueMissing as error:
             self._fail(batch, error)
             self.hooks.missing(self)
@@ -131,11 +142,6 @@ class LogicalQueue(Line):
         except Exception as error:  # noqa: BLE001 - a bug: say so loudly, lose nothing, and read the truth from the store again
             emit("queue.bug", queue=self.record.name, storage=lane.storage, error=repr(error), traceback=error)
             self._fail(batch, lane.set_aside(TryAgain(f"storage failed; {error!r}")))
-        else:
-            crash_point("queue.before_reply")
-            self._answer(lane, batch, committed.results)
-            if lane.abilities.shared and any(shape.dying for shape in committed.shapes.values()):
-                self.hooks.loaded(self)  # a server that died may have left them
         finally:
             lane.busy = False
             self.in_flight -= len(requests)
