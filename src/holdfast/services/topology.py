@@ -149,10 +149,9 @@ class Topologies:
             more = f" (and {len(fatal) - 1} more)" if len(fatal) > 1 else ""
             raise Invalid(f"definitions are unsafe; {fatal[0]}{more}", ids=[hazard.name for hazard in fatal])
         _check_ends(wanted, live.declared)
-        missing = [each for each in diff(wanted, live.declared) if each.kind is Kind.MISSING]
-        if missing or any(
-            each.kind is Kind.DIFFERENT and each.what == "policy" for each in diff(wanted, live.declared)
-        ):
+        unlike = [each for each in diff(wanted, live.declared) if each.kind is not Kind.SUPERFLUOUS]
+        missing = [each for each in unlike if each.kind is Kind.MISSING]
+        if missing or any(each.what == "policy" for each in unlike):
             await self._broker.import_topology(wanted)
         after = await self._broker.read()
         remaining = [each for each in diff(wanted, after.declared) if each.kind is not Kind.SUPERFLUOUS]
@@ -235,10 +234,8 @@ def _with_policy(difference: Difference, live: Live) -> Difference:
         return difference
     if all(aspect.found is not None and aspect.name not in declared.arguments for aspect in difference.aspects):
         names = ", ".join(aspect.name for aspect in difference.aspects)
-        return msgspec.structs.replace(
-            difference,
-            way_out=f"a policy ('{policy or 'an operator policy'}') sets {names}: change or narrow the policy",
-        )
+        text = f"policy '{policy}' sets {names}: change or narrow it" if policy else f"an operator policy sets {names}"
+        return msgspec.structs.replace(difference, by_policy=True, way_out=text)
     return difference
 
 

@@ -33,7 +33,7 @@ from holdfast.engines.rabbitmq.management import BindingInfo, ExchangeInfo, Mana
 from holdfast.engines.rabbitmq.topology_probe import Prober
 from holdfast.engines.rabbitmq.wire import methods
 from holdfast.engines.rabbitmq.wire.events import Event
-from holdfast.errors import BrokerError, BrokerRefused, BrokerUnreachable
+from holdfast.errors import BadAddress, BrokerError, BrokerRefused, BrokerUnreachable
 from holdfast.ports.topology import Live, Probe, ProbeResult, QueueState, Thing
 
 #: How old the management API's counts may be; two looks that are so far apart cannot both be from before a message.
@@ -69,6 +69,7 @@ class RabbitTopology:
         self._counts_age_s_max = counts_age_s_max
         self._connection: Connection | None = None
         self._channel: Channel | None = None
+        self._turn = asyncio.Lock()
         self._prober = Prober(self._address)
         self._stack = AsyncExitStack()
 
@@ -90,8 +91,17 @@ class RabbitTopology:
         await self._stack.aclose()
 
     async def version(self) -> Version:
-        """The broker's version."""
-        return Version.parse((await self._management.overview()).rabbitmq_version)
+        """The broker's version. Raises BadAddress when the two addresses are not of the same broker."""
+        overview = await self._management.overview()
+        connection = await self._open()
+        name = str(connection.session.server_properties.get("cluster_name", ""))
+        if name and overview.cluster_name and name != overview.cluster_name:
+            # Else the plan would be made from what one broker has, and carried out on the other.
+            raise BadAddress(
+                f"management address is another broker's; {self._management.address} is '{overview.cluster_name}', "
+                f"{self._address} is '{name}'"
+            )
+        return Version.parse(overview.rabbitmq_version)
 
     async def read(self) -> Live:
         """Everything in the virtual host, by the management API."""
@@ -175,12 +185,17 @@ class RabbitTopology:
     # Inside.
 
     async def _call(self, method: base.Frame) -> base.Frame:
-        """On a channel that lives: the broker closes it with every refusal."""
+        """On a channel that lives: the broker closes it with every refusal. One at a time, so that each has its own."""
+        async with self._turn:
+            connection = await self._open()
+            if self._channel is None or not self._channel.is_open:
+                self._channel = await connection.channel(self)
+            return await self._channel.call(method)
+
+    async def _open(self) -> Connection:
         if self._connection is None or not self._connection.is_open:
             self._connection = await Connection.open(self._address.named("holdfast topology"))
-        if self._channel is None or not self._channel.is_open:
-            self._channel = await self._connection.channel(self)
-        return await self._channel.call(method)
+        return self._connection
 
     async def _depth(self, queue: str) -> tuple[int, int]:
         """How many messages are ready, and how many consumers there are, now."""
