@@ -48,6 +48,7 @@ EVENTS: dict[str, Event] = {
     "consumer.started": Event(logging.INFO, "consuming from '{queue}'"),
     "consumer.stopped": Event(logging.INFO, "no longer consuming from '{queue}'"),
     "consumer.unchecked": Event(logging.WARNING, "of queue '{queue}' it could not be checked; {error}"),
+    "process.killed": Event(logging.ERROR, "process {pid} was ended by signal {signal}, another is started"),
     "message.done": Event(logging.DEBUG, "a message of '{queue}' is done"),
     "message.failed": Event(
         logging.WARNING, "attempt {attempt} of {attempts_max} at a message of '{queue}' failed; {error}"

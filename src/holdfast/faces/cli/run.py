@@ -1,0 +1,164 @@
+"""`holdfast run`: the consumers of an app, until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from holdfast.errors import CannotStart, HoldfastError
+from holdfast.faces.app import App
+from holdfast.faces.cli.app import app as commands
+from holdfast.faces.cli.command import Config, Json
+from holdfast.faces.cli.failures import BadUsage, report
+from holdfast.settings import Address, load_settings, parse_address
+from holdfast.telemetry.log import set_up_logging
+
+EXAMPLE = """Example:
+
+  $ holdfast run orders:app
+
+  $ holdfast run orders:app --declare --health 127.0.0.1:8480
+
+  $ holdfast run orders:app --processes 4 --only orders.new"""
+PROCESSES_COUNT_MAX = 64
+#: Ctrl-C reaches every process of a group, and the first of them passes it on: that is one signal, not two.
+SAME_SIGNAL_S = 1.0
+
+
+@commands.command("run", epilog=EXAMPLE)
+def run(
+    target: Annotated[str, typer.Argument(help="MODULE:NAME of a holdfast.App, found from the current folder.")],
+    declare: Annotated[
+        bool, typer.Option("--declare", help="Make queues, wait queues and dead queues that are missing.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Consume this queue alone; can be given several times.")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, max=PROCESSES_COUNT_MAX, help="How many processes; one that is killed comes back.")
+    ] = 1,
+    health: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT to answer GET /health and /metrics on; each further process takes the next port.",
+            show_default=False,
+        ),
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info (default), warning or error.", show_default=False)
+    ] = None,
+    log_format: Annotated[str | None, typer.Option(help="json (default) or text.", show_default=False)] = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> int:
+    """Consume with the handlers of an app until SIGTERM or Ctrl-C.
+
+    A stop takes no new messages and lets running handlers end within the app's limit; the rest goes back. A second
+    signal gives everything back at once.
+    """
+    announce = _announce_json if as_json else typer.echo
+    try:
+        logs = {"log_level": log_level, "log_format": log_format}
+        settings = load_settings(logs, file=config, serving=False)
+        _log(level=settings.log_level, form=settings.log_format)
+        place = parse_address(health) if health is not None else None
+        if processes > 1:
+            return _run_processes(target, processes, place, _flags(declare, only or (), logs, config), announce)
+        loaded = load_app(target)
+        return asyncio.run(_consume(loaded, declare=declare, only=only or (), health=place, announce=announce))
+    except HoldfastError as error:
+        return report(error, as_json=as_json)
+
+
+def load_app(target: str) -> App:
+    """The app that MODULE:NAME names. Raises BadUsage, or CannotStart when the module itself fails."""
+    module_name, colon, name = target.partition(":")
+    if not colon or not module_name or not name:
+        raise BadUsage(f"target is invalid; '{target}' is not MODULE:NAME")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise CannotStart(f"module cannot be imported; '{module_name}': {error}") from error
+    except Exception as error:
+        raise CannotStart(f"module cannot be imported; '{module_name}': {type(error).__name__}: {error}") from error
+    found = getattr(module, name, None)
+    if not isinstance(found, App):
+        what = "is not there" if found is None else f"is a {type(found).__name__}, not a holdfast.App"
+        raise CannotStart(f"app is not found; '{name}' in '{module_name}' {what}")
+    return found
+
+
+async def _consume(
+    app: App, *, declare: bool, only: Sequence[str], health: Address | None, announce: Callable[[str], None]
+) -> int:
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    told_s: float | None = None
+
+    def on_signal() -> None:
+        nonlocal told_s
+        if told_s is None:
+            told_s = loop.time()
+            app.stop()
+        elif task is not None and loop.time() - told_s > SAME_SIGNAL_S:
+            task.cancel()
+
+    async with AsyncExitStack() as stack:
+        if health is not None:
+            from holdfast.faces.health import serving_health
+
+            place = await stack.enter_async_context(serving_health(health, lambda: app.health))
+            announce(f"Health on http://{place}/health")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal)
+        announce(f"Consuming {', '.join(only or [plan.queue for plan in app.consumers])}")
+        try:
+            await app.run(declare=declare, only=only)
+        except asyncio.CancelledError:
+            return 130
+    return 0
+
+
+def _run_processes(
+    target: str, count: int, health: Address | None, flags: Sequence[str], announce: Callable[[str], None]
+) -> int:
+    from holdfast.faces.cli.run_processes import run_processes
+
+    arguments = []
+    for number in range(count):
+        port = [] if health is None else ["--health", str(Address(health.host, health.port and health.port + number))]
+        arguments.append(["run", target, *port, *flags])
+    return asyncio.run(run_processes(arguments, announce=announce))
+
+
+def _flags(declare: bool, only: Sequence[str], logs: dict[str, str | None], config: Path | None) -> list[str]:
+    flags = ["--declare"] if declare else []
+    for queue in only:
+        flags += ["--only", queue]
+    for name, value in (*logs.items(), ("config", config)):
+        if value is not None:
+            flags += [f"--{name.replace('_', '-')}", str(value)]
+    return flags
+
+
+def _log(*, level: str, form: str) -> None:
+    set_up_logging(level=level, form=form)
+    logger = logging.getLogger("holdfast")
+    logger.handlers, logger.propagate = [], True
+
+
+def _announce_json(text: str) -> None:
+    typer.echo(msgspec.json.encode({"announcement": text}))
