@@ -10,7 +10,7 @@ import pytest
 
 from holdfast import HoldfastError, Queues
 from holdfast.engines.memory.storage import MemoryStorage
-from holdfast.services.queue import logical
+from holdfast.services.queue import assign, logical
 from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.lane import Lane
 from holdfast.services.queue.manager import QueueManager
@@ -67,7 +67,7 @@ async def test_a_bug_in_the_loop_itself_is_500_for_everybody(
     await queues.queues_create("orders")
     await queues.queues_create("others")
 
-    really_take = logical.take
+    really_take = assign.take
 
     def takes_wrongly(queue: logical.LogicalQueue, lane: Lane) -> Batch:
         if queue.record.name == "orders":
