@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from holdfast.core import topology as t
 from holdfast.core.moments import format_duration
-from holdfast.core.topology import Design, Exchange, Queue
+from holdfast.core.topology import Design, Queue
 from holdfast.core.topology_graph import Graph
 
 COLUMN_PX, ROW_PX, BOX_PX, MARGIN_PX = 330, 46, 30, 30
@@ -65,8 +65,12 @@ def nodes(design: Design) -> list[Node]:
         role = "wait" if waits_here else "dead" if queue.name in dead else "main"
         found.append(Node(f"q:{queue.name}", queue.name, role, 1 if role == "main" else 3, _note(queue)))
     roles = {node.name: node.role for node in found}
+    ends: dict[str, set[str]] = {}
+    for binding in design.topology.bindings:
+        ends.setdefault(binding.source, set()).add(roles.get(binding.destination, ""))
     for exchange in design.topology.exchanges:
-        behind = _is_behind(exchange, design, roles)
+        # It stands behind the main queues when everything that it leads to is a wait or a dead queue.
+        behind = exchange.name in ends and ends[exchange.name] <= {"wait", "dead"}
         found.append(Node(f"e:{exchange.name}", exchange.name, "exchange", 2 if behind else 0, exchange.type))
     return found
 
@@ -142,12 +146,6 @@ def svg(design: Design) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _is_behind(exchange: Exchange, design: Design, roles: dict[str, str]) -> bool:
-    """Whether it stands behind a main queue: everything that it leads to is a wait or a dead queue."""
-    ends = [binding.destination for binding in design.topology.bindings if binding.source == exchange.name]
-    return bool(ends) and all(roles.get(end) in ("wait", "dead") for end in ends)
-
-
 def _joined(labels: list[str]) -> str:
     text = ", ".join(label for label in labels if label)
     return text if len(text) <= LABEL_CHARACTERS_MAX else text[: LABEL_CHARACTERS_MAX - 1] + "…"
@@ -161,24 +159,28 @@ def _note(queue: Queue) -> str:
 
 def _places(boxes: list[Node], lines: list[Edge]) -> dict[str, tuple[float, float]]:
     """Column by column: main queues by name, everything else as near to its neighbours as it can be."""
+    near: dict[str, list[str]] = {node.id: [] for node in boxes}
+    leaving: dict[str, int] = dict.fromkeys(near, 0)
+    for edge in lines:
+        near[edge.source].append(edge.target)
+        near[edge.target].append(edge.source)
+        leaving[edge.source] += 1
     rows: dict[str, float] = {}
     for column in (1, 0, 2, 3):
         members = [node for node in boxes if node.column == column]
-        wished = {node.id: _wish(node, lines, rows) for node in members}
+        wished = {node.id: _middle([rows[other] for other in near[node.id] if other in rows]) for node in members}
         members.sort(key=lambda node: (wished[node.id], node.name))
         row = 0.0
         for node in members:
             row = max(row, wished[node.id])
             rows[node.id] = row
             # A main queue leaves room for the wait and dead queues that belong to it.
-            row += max(1.0, sum(edge.source == node.id for edge in lines) if column == 1 else 1.0)
+            row += max(1, leaving[node.id]) if column == 1 else 1
     return {node.id: (MARGIN_PX + node.column * COLUMN_PX, MARGIN_PX + rows[node.id] * ROW_PX) for node in boxes}
 
 
-def _wish(node: Node, lines: list[Edge], rows: dict[str, float]) -> float:
-    near = [rows[edge.target] for edge in lines if edge.source == node.id and edge.target in rows]
-    near += [rows[edge.source] for edge in lines if edge.target == node.id and edge.source in rows]
-    return sum(near) / len(near) if near else 0.0
+def _middle(rows: list[float]) -> float:
+    return sum(rows) / len(rows) if rows else 0.0
 
 
 def _width(node_name: str, note: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -131,12 +132,12 @@ def delays(value: str | list[str], *, what: str) -> list[int]:
 
 def _check_keys(table: dict[str, Any], kind: type[Struct], source: str, place: str) -> None:
     """Here and not by the converter, because it would not say which key was meant."""
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for key, value in table.items():
         where = f"{place}.{key}" if place else key
         if key not in hints:
             raise Invalid(f"topology file has an unknown key; {source}: '{where}', {_nearest(key, tuple(hints))}")
-        inner, shape = _inner(hints[key])
+        inner, shape = hints[key]
         if inner is None:
             continue
         if shape is dict and isinstance(value, dict):
@@ -149,6 +150,11 @@ def _check_keys(table: dict[str, Any], kind: type[Struct], source: str, place: s
                     _check_keys(entry, inner, source, f"{where}[{number}]")
         elif isinstance(value, dict):
             _check_keys(value, inner, source, where)
+
+
+@cache
+def _hints(kind: type[Struct]) -> dict[str, tuple[type[Struct] | None, Any]]:
+    return {key: _inner(hint) for key, hint in get_type_hints(kind).items()}
 
 
 def _inner(hint: Any) -> tuple[type[Struct] | None, Any]:

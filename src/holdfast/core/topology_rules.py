@@ -42,10 +42,11 @@ def hazards(design: Design) -> list[Hazard]:
         if family.waits
         for name in (family.queue, *(wait.queue for wait in family.waits))
     }
+    exchanges = {exchange.name for exchange in design.topology.exchanges}
     found: list[Hazard] = []
     for queue in design.topology.queues:
         found += _about_type(queue, design.version)
-        found += _about_dead_letters(queue, design.topology, graph)
+        found += _about_dead_letters(queue, exchanges, graph)
         if queue.name in graph.cyclic:
             found += _about_cycle(queue, design.version, graph)
         if queue.name in graph.cyclic or queue.name in retried:
@@ -91,11 +92,11 @@ def _about_type(queue: Queue, version: Version) -> Iterator[Hazard]:
         yield Hazard(name=queue.name, reason="a queue that is not durable, or deletes itself, takes its messages along")
 
 
-def _about_dead_letters(queue: Queue, topology: Topology, graph: Graph) -> Iterator[Hazard]:
+def _about_dead_letters(queue: Queue, exchanges: set[str], graph: Graph) -> Iterator[Hazard]:
     exchange = queue.dead_exchange
     if exchange is None:
         return
-    if exchange and not exchange.startswith("amq.") and topology.exchange(exchange) is None:
+    if exchange and not exchange.startswith("amq.") and exchange not in exchanges:
         reason = f"its dead letters go to exchange '{exchange}', which is not there: they would be lost"
         yield Hazard(name=queue.name, reason=reason)
     elif not graph.targets[queue.name]:
