@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
+import psycopg
+
 from holdfast.engines.memory.storage import MemoryStorage
+from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.errors import HoldfastError
 from holdfast.ports.queues import Shelves, Storage
@@ -93,7 +96,32 @@ class SqliteBackend:
         shutil.rmtree(self._root)
 
 
-BACKENDS: dict[str, type[MemoryBackend] | type[SqliteBackend]] = {"memory": MemoryBackend, "sqlite": SqliteBackend}
+class PostgresBackend:
+    """A database of the test's own, named by whoever runs the machine; emptied for each example."""
+
+    url = ""
+
+    def __init__(self) -> None:
+        assert self.url, "no database was named"
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("set client_min_messages = warning")
+            connection.execute("drop schema if exists holdfast cascade")
+
+    def open(self, clock: FrozenClock) -> Storage:
+        return PostgresStorage(self.url, name="default", clock=clock)
+
+    def crash(self) -> None:
+        """The database lives on; what was not committed is rolled back when the connections are gone."""
+
+    def close(self) -> None:
+        """The next example empties it."""
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "memory": MemoryBackend,
+    "sqlite": SqliteBackend,
+    "postgres": PostgresBackend,
+}
 
 
 class Installation:
@@ -202,6 +230,11 @@ class Installation:
         assert queue is not None
         (lane,) = queue.lanes
         return cast(FlakyShelves, lane.shelves).real
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other servers could use the same storage."""
+        return self.manager.shared
 
     def was_loaded(self, queue_name: str) -> bool:
         """Whether its store has been read at all since the start."""

@@ -383,9 +383,8 @@ class ServiceMachine(RuleBasedStateMachine):
         queue.ledger["cleared", "queue.clear"] += len(cleared)
 
     def _missing(self, queue: Queue, tokens: set[bytes]) -> set[bytes]:
-        if not self.real.was_loaded(queue.name):
-            return set()  # nothing could be cleared
-        return tokens - self.real.run(look(self.real, queue)).items.keys()
+        seen = self.real.run(look(self.real, queue))
+        return tokens - seen.items.keys() if seen.loaded else set()  # what cannot be read was not cleared
 
     @rule(
         name=names,

@@ -10,13 +10,13 @@ from holdfast.core.item import NewItem, RetryItem
 from holdfast.core.verbs import ImportedItem
 from holdfast.errors import QueueMissing, StorageFailed, TryAgain
 from holdfast.ports.queues import Arrive, Corpse, DeadTarget, Retry
-from tests.model.installation import BACKENDS, Installation
+from tests.model.installation import Installation
 from tests.support.flaky import CATALOG
 
 NEW = NewItem(payload=b"a", dedupe_key="k")
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+@pytest.fixture(params=["memory", "sqlite"])
 def real(request: pytest.FixtureRequest) -> Iterator[Installation]:
     installation = Installation(request.param)
     yield installation

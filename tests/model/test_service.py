@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.model.installation import PostgresBackend
 from tests.model.machine import ServiceMachine
 from tests.model.moves import MoveMachine
 from tests.model.profile import settings_for
@@ -15,6 +17,10 @@ class MemoryMachine(ServiceMachine):
 
 class SqliteMachine(ServiceMachine):
     kind = "sqlite"
+
+
+class PostgresMachine(ServiceMachine):
+    kind = "postgres"
 
 
 class MemoryMoves(MoveMachine):
@@ -39,3 +45,9 @@ def test_the_memory_store_keeps_the_books() -> None:
 
 def test_the_sqlite_store_keeps_the_books() -> None:
     run_state_machine_as_test(SqliteMachine, settings=settings_for(examples=60))
+
+
+@pytest.mark.postgres
+def test_the_postgresql_store_keeps_the_books(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PostgresBackend, "url", postgres_url)
+    run_state_machine_as_test(PostgresMachine, settings=settings_for(examples=5))

@@ -23,8 +23,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test
 
 from tests.faults.kills import random_kills
+from tests.model.installation import PostgresBackend
 from tests.model.profile import settings_for
-from tests.model.test_service import MemoryMachine, MemoryMoves, SqliteMachine, SqliteMoves
+from tests.model.test_service import MemoryMachine, MemoryMoves, PostgresMachine, SqliteMachine, SqliteMoves
 from tests.support.postgres import running_cluster
 
 KILLS_DEFAULT = 60
@@ -49,6 +50,7 @@ class Soak:
             "sqlite-kills": self._sqlite_kills,
             "postgres-kills": self._postgres_kills,
             **dict.fromkeys(MACHINES, self._machine),
+            "postgres-model": self._postgres_machine,
         }
 
     def run(self, name: str) -> None:
@@ -81,15 +83,24 @@ class Soak:
         )
         report.check()
 
+    def _postgres_machine(self, name: str) -> None:
+        cluster = self._stack.enter_context(running_cluster())
+        PostgresBackend.url = cluster.create_database("model")
+        # Each look at the store is a dozen round trips: a tenth of the examples takes as long.
+        self._run_machine(name, PostgresMachine, examples=max(1, self._options.examples // 10))
+
     def _machine(self, name: str) -> None:
+        self._run_machine(name, MACHINES[name], examples=self._options.examples)
+
+    def _run_machine(self, name: str, machine: type[RuleBasedStateMachine], *, examples: int) -> None:
         began = time.monotonic()
-        profile = settings(settings_for(examples=self._options.examples, steps=60), database=None)
-        test = get_state_machine_test(MACHINES[name], settings=profile)
+        profile = settings(settings_for(examples=examples, steps=60), database=None)
+        test = get_state_machine_test(machine, settings=profile)
         seeded(self._options.seed)(test)()
         numbers = {
             "scenario": name,
             "kills": 0,
-            "examples": self._options.examples,
+            "examples": examples,
             "lost": 0,
             "duplicates": 0,
             "seed": self._options.seed,
