@@ -6,7 +6,7 @@ way out before anything can arrive in it; the first failure ends them, so that n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 from msgspec import Struct
@@ -167,7 +167,7 @@ class Topologies:
 
     async def _create(self, differences: Iterable[Difference], done: _Done) -> None:
         for difference in differences:
-            if difference.kind is not Kind.MISSING or isinstance(difference.thing, Policy):
+            if difference.kind is not Kind.MISSING or isinstance(difference.thing, Policy) or difference.way_out:
                 continue
             try:
                 await self._broker.create(difference.thing)
@@ -221,7 +221,17 @@ def _plan(wanted: Design, live: Live) -> Plan:
 
 def _differences(wanted: Design, live: Live) -> tuple[Difference, ...]:
     found = diff(wanted.topology, live.effective, owns=wanted.owns)
-    return tuple(_with_policy(difference, live) for difference in found)
+    wrong = {each.name for each in found if each.kind is Kind.DIFFERENT and each.what == "queue"}
+    return tuple(_held_back(_with_policy(difference, live), wrong) for difference in found)
+
+
+def _held_back(difference: Difference, wrong: Collection[str]) -> Difference:
+    """A queue that is not as the file says may have no way out for what fails in it: nothing more is led into it."""
+    thing = difference.thing
+    if difference.kind is Kind.MISSING and isinstance(thing, Binding) and thing.destination in wrong:
+        text = f"it is made once queue '{thing.destination}' is as the file says"
+        return msgspec.structs.replace(difference, way_out=text)
+    return difference
 
 
 def _with_policy(difference: Difference, live: Live) -> Difference:

@@ -179,23 +179,48 @@ async def _all_are(wanted: set[str], reasons: Callable[[], Awaitable[set[str]]])
 
 
 async def test_old_counts_are_not_believed(admin: Admin) -> None:
-    """The management API says "empty" for seconds after a message came and was taken, unacknowledged."""
-    await admin.queue("q", **{"x-max-length": 3})
-    wanted = file('[unroutable]\nenabled = false\n[queues.q]\nlayout = "plain"')
+    """The management API says "empty" for seconds after a message came and was taken, and after one was dead-lettered
+
+    to where it cannot go: both are in no count of AMQP's.
+    """
+    await admin.queue("held", **{"x-max-length": 3})
+    at_least_once = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+    await admin.quorum_queue("pending", **{"x-dead-letter-exchange": "gone", **at_least_once})
+    plain = 'layout = "plain"\ntype = '
+    wanted = file(f'[unroutable]\nenabled = false\n[queues.held]\n{plain}"classic"\n[queues.pending]\n{plain}"quorum"')
     async with broker(admin) as careful, Publisher(admin.address()) as publisher:
-        service = Topologies(careful)
 
         async def known() -> bool:
-            return (await careful.read()).states["q"].is_idle
+            return all(state.is_idle for state in (await careful.read()).states.values())
 
         await eventually(known, timeout_s=15.0)
-        assert (await publisher.publish(outgoing("q", b"precious"))).stored
-        async with Consumer(admin.address(), "q", prefetch=1) as consumer:
-            assert await consumer.batch(timeout_s=10.0)
-            await consumer.stop()  # held, and nobody consumes
-            done = await service.apply(wanted, delete=True, probe=False)
-        assert "1 messages" in done.kept["q"]
+        for queue in ("held", "pending"):
+            assert (await publisher.publish(outgoing(queue, b"precious"))).stored
+        async with (
+            Consumer(admin.address(), "held", prefetch=1) as holder,
+            Consumer(admin.address(), "pending", prefetch=1) as rejecter,
+        ):
+            assert await holder.batch(timeout_s=10.0)
+            await holder.stop()  # held, and nobody consumes
+            rejecter.dead_letter(await rejecter.batch(timeout_s=10.0))
+            await rejecter.close()
+            assert await admin.count("held") == await admin.count("pending") == 0
+            done = await Topologies(careful).apply(wanted, delete=True, probe=False)
+        assert {name: reason.split(",")[0] for name, reason in done.kept.items()} == {
+            "held": "it has 1 messages",
+            "pending": "it has 1 messages",
+        }
         assert not done.has_changed
+
+
+async def test_nothing_is_led_into_a_queue_that_is_not_as_it_should_be(admin: Admin) -> None:
+    await admin.queue("q", **{"x-max-priority": 3})  # what is rejected in it is gone
+    text = '[unroutable]\nenabled = false\n[exchanges.e]\n[queues.q]\nbindings = [{ exchange = "e", key = "#" }]'
+    async with topologies(admin) as service:
+        done = await service.apply(file(text))
+        (held,) = [difference for difference in done.remaining if difference.what == "binding"]
+        assert held.way_out == "it is made once queue 'q' is as the file says"
+        assert "binding retry.q → queue q.retry by 'retry'" in done.created
 
 
 async def test_a_queue_that_dead_letters_go_to_stays_while_they_may_come(admin: Admin) -> None:
