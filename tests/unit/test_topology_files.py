@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from holdfast.core.topology import Design, Version
 from holdfast.core.topology_file import FILE_BYTES_MAX, parse_file
@@ -12,6 +15,7 @@ from holdfast.core.topology_layouts import design
 from holdfast.errors import Invalid
 
 V3, V4 = Version(3, 10), Version(4, 0)
+PIECES = [b"max_length = 5\n", b"[", b'"', b"{queue}", b"\n[queues.x]\n", b"1h", b"= []", b"amq.", b"\xff"]
 EXAMPLES = Path(__file__).parents[2] / "examples" / "topologies"
 
 
@@ -41,6 +45,11 @@ def made(text: str, version: Version = V3) -> Design:
         ('[queues.q]\nbindings = [{exchange = "x", key = "a", keys = ["b"]}]', "'key' and 'keys'"),
         ('[exchanges.x]\ntype = "topics"', "exchange type is unknown"),
         ('[queues."amq.q"]', "reserved"),
+        ('[queues.q]\narguments = {x-message-ttl = "1h"}', "x-message-ttl of queue 'q' is to be a whole number"),
+        ("[queues.q]\narguments = {x-dead-letter-exchange = 5}", "to be a text, not 5"),
+        ("[queues.q]\narguments = {x-odd = [1, nan]}", "x-odd of queue 'q' cannot be"),
+        ("[queues.q]\narguments = {x-odd = 9999999999999999999}", "x-odd of queue 'q' cannot be"),
+        ('[queues.q]\narguments = {x-queue-type = "stream"}', "x-queue-type of queue 'q' is said by its type"),
         ('[queues.""]', "it is empty"),
         (f'[queues."{"é" * 128}"]', "too long"),
         (f'[queues."{"q" * 252}"]', "too long; .*258 bytes"),
@@ -139,3 +148,31 @@ def test_the_length_of_a_queue_that_a_consumer_retries_is_not_limited_either() -
 def test_the_examples_can_be_used(name: str, version: Version) -> None:
     file = parse_file((EXAMPLES / f"{name}.toml").read_bytes(), source=name)
     assert design(file, version).families
+
+
+@settings(max_examples=80)
+@given(st.sampled_from(["media", "quorum", "shared-dlq"]), st.data())
+def test_a_damaged_file_is_refused_or_means_something(name: str, data: st.DataObject) -> None:
+    text = bytearray((EXAMPLES / f"{name}.toml").read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text) - 1))
+        text[start : start + data.draw(st.integers(0, 12))] = data.draw(st.binary(max_size=4) | st.sampled_from(PIECES))
+    version = data.draw(st.sampled_from([V3, V4]))
+    with suppress(Invalid):
+        design(parse_file(bytes(text), source=name), version)
+
+
+@pytest.mark.parametrize("value", ['"x"', "5", "true", "[]", "{}", "1979-05-27", "[[1]]", "nan", '["x", 5]'])
+def test_no_value_of_any_key_is_more_than_a_mistake(value: str) -> None:
+    for place, keys in (
+        ("", ("owns", "defaults", "unroutable", "queues", "exchanges")),
+        ("[defaults]\n", ("layout", "type", "retry_delay", "message_timeout", "names")),
+        ("[queues.q]\n", ("max_length", "delivery_limit", "bindings", "arguments", "names", "retry_delay", "type")),
+        ("[exchanges.x]\n", ("type", "internal", "alternate_exchange", "bindings", "arguments")),
+        ("[queues.q]\nnames.", ("wait_queue", "step_suffix", "dead_queue", "dead_exchange", "retry_key")),
+        ("[unroutable]\n", ("enabled", "exchange", "queue", "type")),
+        ("[queues.q]\narguments.", ("x-message-ttl", "x-max-length", "x-delivery-limit", "x-dead-letter-exchange")),
+    ):
+        for key in keys:
+            with suppress(Invalid):
+                made(f"{place}{key} = {value}\n", V4)

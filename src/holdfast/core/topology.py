@@ -6,6 +6,7 @@ Nothing here knows how it came about (a topology file, `definitions.json`, a liv
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Any, NamedTuple
 
 from msgspec import Struct, field
@@ -38,6 +39,10 @@ POLICY_KEYS = {
     "dead-letter-routing-key": DEAD_KEY,
     "dead-letter-strategy": DEAD_STRATEGY,
 }
+
+#: Arguments that the rules go by, and what they have to be.
+_NUMBERS = frozenset({TTL, EXPIRES, LENGTH_MAX, BYTES_MAX, DELIVERY_LIMIT})
+_TEXTS = frozenset({DEAD_EXCHANGE, DEAD_KEY, DEAD_STRATEGY, OVERFLOW, ALTERNATE})
 
 Arguments = Mapping[str, Any]
 
@@ -177,13 +182,20 @@ def topology(
     queues: Iterable[Queue] = (),
     bindings: Iterable[Binding] = (),
     policies: Iterable[Policy] = (),
+    checked: bool = True,
 ) -> Topology:
-    """Sort, and merge what is said twice in the same words. Raises Invalid for a bad name or two different words."""
+    """Sort, and merge what is said twice in the same words. Raises Invalid for a bad name or two different words.
+
+    What a broker has is not `checked`: an odd name or value of somebody else's is no reason to see nothing at all.
+    """
+    bindings = list(bindings)
+    for binding in bindings if checked else ():
+        check_arguments("binding", str(binding), binding.arguments)
     return Topology(
-        exchanges=_unique("exchange", exchanges),
-        queues=_unique("queue", queues),
+        exchanges=_unique("exchange", exchanges, checked=checked),
+        queues=_unique("queue", queues, checked=checked),
         bindings=tuple(sorted({binding_id(binding): binding for binding in bindings}.values(), key=binding_id)),
-        policies=_unique("policy", policies),
+        policies=_unique("policy", policies, checked=False),
     )
 
 
@@ -196,6 +208,34 @@ def check_name(what: str, name: str) -> None:
         raise Invalid(f"{what} name is too long; '{name[:40]}…' has {size} bytes, {NAME_BYTES_MAX} are allowed")
     if name.startswith("amq."):
         raise Invalid(f"{what} name is reserved; '{name}' begins with 'amq.', which is the broker's own")
+
+
+def check_arguments(what: str, name: str, arguments: Arguments) -> None:
+    """Values that AMQP can carry, and of the kind that the broker expects. Raises Invalid."""
+    for key, value in arguments.items():
+        if key == QUEUE_TYPE:
+            raise Invalid(f"argument is invalid; {QUEUE_TYPE} of {what} '{name}' is said by its type")
+        if key in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int)):
+            raise Invalid(f"argument is invalid; {key} of {what} '{name}' is to be a whole number, not {value!r}")
+        if key in _TEXTS and not isinstance(value, str):
+            raise Invalid(f"argument is invalid; {key} of {what} '{name}' is to be a text, not {value!r}")
+        if not _can_be_sent(value):
+            raise Invalid(f"argument is invalid; {key} of {what} '{name}' cannot be {value!r}")
+
+
+def _can_be_sent(value: object) -> bool:
+    match value:
+        case bool() | str():
+            return True
+        case int():
+            return -(2**63) <= value < 2**63
+        case float():
+            return isfinite(value)  # a double that is no number closes the connection
+        case list():
+            return all(_can_be_sent(each) for each in value)
+        case dict():
+            return all(_can_be_sent(each) for each in value.values())
+    return False
 
 
 def effective(arguments: Arguments, policy: Arguments) -> dict[str, Any]:
@@ -218,11 +258,12 @@ def binding_id(binding: Binding) -> tuple[str, str, str, str, str]:
     return binding.source, binding.destination_type, binding.destination, binding.key, arguments
 
 
-def _unique(what: str, things: Iterable[Any]) -> tuple[Any, ...]:
+def _unique(what: str, things: Iterable[Any], *, checked: bool) -> tuple[Any, ...]:
     found: dict[str, Any] = {}
     for thing in things:
-        if what != "policy":
+        if checked:
             check_name(what, thing.name)
+            check_arguments(what, thing.name, thing.arguments)
         if found.setdefault(thing.name, thing) != thing:
             raise Invalid(f"{what} is defined twice; '{thing.name}' is asked for in two ways that differ")
     return tuple(found[name] for name in sorted(found))

@@ -36,8 +36,10 @@ from holdfast.engines.rabbitmq.wire.events import Event
 from holdfast.errors import BadAddress, BrokerError, BrokerRefused, BrokerUnreachable
 from holdfast.ports.topology import Live, Probe, ProbeResult, QueueState, Thing
 
-#: How old the management API's counts may be; two looks that are so far apart cannot both be from before a message.
-COUNTS_AGE_S_MAX = 5.5
+#: How old the management API's counts may be: a queue tells them every five seconds, and the API collects what was told
+#: every five. A queue that looks empty for longer has been empty since the first look.
+COUNTS_AGE_S_MAX = 15.0
+LOOK_S = 1.0
 MANAGEMENT_PORTS = {False: ("http", 15672), True: ("https", 15671)}
 
 
@@ -127,11 +129,13 @@ class RabbitTopology:
                 queues=[_queue(each, {}) for each in lasting],
                 bindings=kept,
                 policies=[_policy(each) for each in policies],
+                checked=False,
             ),
             effective=topology(
                 exchanges=[_exchange(each, known.get(each.policy or "", {})) for each in ours],
                 queues=[_queue(each, each.effective_policy) for each in lasting],
                 bindings=kept,
+                checked=False,
             ),
             states={queue.name: _state(queue) for queue in lasting},
         )
@@ -145,12 +149,13 @@ class RabbitTopology:
         await self._call(_unmaking(thing))
 
     async def not_empty(self, queues: Sequence[str]) -> dict[str, str]:
-        """Look twice, so far apart that the second look is not an old one."""
+        """Look again and again, for longer than a count can be old."""
+        loop = asyncio.get_running_loop()
+        enough_at = loop.time() + self._counts_age_s_max
         reasons = await self._look(queues)
-        left = [name for name in queues if name not in reasons]
-        if left:
-            await asyncio.sleep(self._counts_age_s_max)
-            reasons |= await self._look(left)
+        while len(reasons) < len(queues) and loop.time() < enough_at:
+            await asyncio.sleep(LOOK_S)
+            reasons |= await self._look([name for name in queues if name not in reasons])
         return reasons
 
     async def import_topology(self, topology: Topology) -> None:
@@ -312,7 +317,7 @@ def _unmaking(thing: Thing) -> base.Frame:
         case Exchange():
             return methods.ExchangeDelete(exchange=thing.name, if_unused=True)
         case Queue():
-            # Quorum queues do not know these conditions: there, the two looks of `not_empty` are all there is.
+            # Quorum queues do not know these conditions: there, the looks of `not_empty` are all there is.
             careful = thing.type == "classic"
             return methods.QueueDelete(queue=thing.name, if_unused=careful, if_empty=careful)
         case Binding(destination_type="queue"):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.core.topology_diff import Kind
 from holdfast.engines.rabbitmq.consumer import Consumer
 from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.topology import RabbitTopology, default_management
+from holdfast.engines.rabbitmq.wire import methods
 from holdfast.errors import BadAddress, BrokerRefused, BrokerUnreachable
 from holdfast.services.topology import Topologies
 from tests.engines.rabbitmq.admin import Admin, outgoing
@@ -142,9 +145,9 @@ async def test_nothing_is_deleted_unless_it_is_asked_for(admin: Admin) -> None:
         assert (await service.plan(wanted)).differences == ()
 
 
-async def test_a_queue_is_made_anew_only_when_nothing_is_in_it(every_admin: Admin) -> None:
+async def test_a_queue_is_made_anew_only_when_nothing_is_in_it(admin: Admin) -> None:
     """First a message is ready, then it is held by a consumer, then it is gone."""
-    admin, kinds = every_admin, ("classic", "quorum")
+    kinds = ("classic", "quorum")
     for kind in kinds:
         arguments: dict[str, int | str] = {"x-message-ttl": 3_600_000, "x-queue-type": kind}
         await admin.queue(kind, **arguments)
@@ -267,6 +270,17 @@ async def test_the_first_refusal_ends_an_apply_so_that_no_queue_is_without_its_n
         assert not done.is_done
     finally:
         node.api("DELETE", "/users/planner")
+
+
+async def test_odd_things_of_others_are_seen_and_left_alone(every_admin: Admin) -> None:
+    node, vhost = every_admin.node, every_admin.vhost
+    odd: Any = {"x-strange": [None, 1.5, {"deep": [True]}]}
+    await every_admin.channel.call(methods.QueueDeclare(queue="theirs", durable=True, arguments=odd))
+    node.api("PUT", f"/exchanges/{vhost}/theirs", {"type": "direct", "durable": False, "auto_delete": True})
+    async with topologies(every_admin) as service:
+        assert (await service.apply(file("[queues.q]"))).is_done
+        exported = msgspec.json.encode(await service.export())
+        assert b"x-strange" in exported
 
 
 def test_the_management_api_is_looked_for_on_the_brokers_host() -> None:
