@@ -54,10 +54,10 @@ async def test_a_stale_id_does_not_exist(house: House, queues: Queues) -> None:
     assert await house.payloads("orders") == [b"a"]
 
 
-@pytest.mark.parametrize("text", ["x", "", "-1", "../../etc/passwd", "𝟘" * 14 + "-1-0", "a" * 5000])
-async def test_an_id_that_never_was_one_does_not_exist(queues: Queues, text: str) -> None:
-    with refused(f"invalid storage id; '{text}' does not exist", ids=[text]):
-        await queues.queue_complete("orders", [text])
+async def test_an_id_that_never_was_one_does_not_exist(queues: Queues) -> None:
+    for text in ("x", "", "-1", "../../etc/passwd", "𝟘" * 14 + "-1-0", "a" * 5000):
+        with refused(f"invalid storage id; '{text}' does not exist", ids=[text]):
+            await queues.queue_complete("orders", [text])
 
 
 async def test_one_bad_id_completes_none_and_every_bad_id_is_named(house: House, queues: Queues) -> None:

@@ -44,32 +44,33 @@ async def test_a_name_is_taken_once(queues: Queues) -> None:
     assert (await queues.queues_info("orders")).max_attempts == 3
 
 
-@pytest.mark.parametrize("name", ["a", LONGEST, "Grüße", "a/b\\c..", "'; DROP TABLE queues; --", "🦀", "con.db", "%"])
-async def test_a_name_may_be(house: House, queues: Queues, name: str) -> None:
-    name = name.replace(" ", "_")
-    await queues.queues_create(name)
-    await queues.queue_produce(name, [b"a"])
-    assert await house.payloads(name) == [b"a"]
-    assert [info.queue_name for info in await queues.queues_list()] == [name]
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("", "queue name is invalid; queue name cannot be empty"),
-        ("q" * 513, "queue name is invalid; cannot be greater than '512' characters"),
-        ("a b", "queue name is invalid; 'a b' cannot contain whitespace"),
-        ("a\tb", "queue name is invalid; 'a\tb' cannot contain whitespace"),
-        ("a\u2003b", "queue name is invalid; 'a\u2003b' cannot contain whitespace"),
-        ("a~b", "queue name is invalid; 'a~b' cannot contain '~' character"),
-        ("a ~b", "queue name is invalid; 'a ~b' cannot contain whitespace"),
-        ("a\x00b", "queue name is invalid; 'a\\x00b' cannot contain control characters"),
-        ("a\x1bb", "queue name is invalid; 'a\\x1bb' cannot contain control characters"),
-    ],
-)
-async def test_a_name_may_not_be(queues: Queues, name: str, text: str) -> None:
-    with refused(text):
+async def test_a_name_may_be_almost_anything(house: House, queues: Queues) -> None:
+    names = ["a", LONGEST, "Grüße", "a/b\\c..", "';DROP_TABLE_queues;--", "🦀", "con.db", "%", "a_b", "A"]
+    for name in names:
         await queues.queues_create(name)
+        await queues.queue_produce(name, [name])
+    for name in names:
+        assert await house.payloads(name) == [name.encode()]
+    assert [info.queue_name for info in await queues.queues_list()] == sorted(names)
+
+
+BAD_NAMES = {
+    "": "queue name is invalid; queue name cannot be empty",
+    "q" * 513: "queue name is invalid; cannot be greater than '512' characters",
+    "a b": "queue name is invalid; 'a b' cannot contain whitespace",
+    "a\tb": "queue name is invalid; 'a\tb' cannot contain whitespace",
+    "a\u2003b": "queue name is invalid; 'a\u2003b' cannot contain whitespace",
+    "a~b": "queue name is invalid; 'a~b' cannot contain '~' character",
+    "a ~b": "queue name is invalid; 'a ~b' cannot contain whitespace",
+    "a\x00b": "queue name is invalid; 'a\\x00b' cannot contain control characters",
+    "a\x1bb": "queue name is invalid; 'a\\x1bb' cannot contain control characters",
+}
+
+
+async def test_a_name_may_not_be(queues: Queues) -> None:
+    for name, text in BAD_NAMES.items():
+        with refused(text):
+            await queues.queues_create(name)
     assert await queues.queues_list() == []
 
 
@@ -95,28 +96,25 @@ async def test_a_lease_may_not_be_longer_than_a_life(queues: Queues) -> None:
     assert (await queues.queues_info("orders")).expire_timeout == "30m"
 
 
-@pytest.mark.parametrize(
-    ("field", "what"),
-    [("lease_timeout", "lease timeout"), ("expire_timeout", "expire timeout"), ("dead_retention", "dead retention")],
-)
-@pytest.mark.parametrize(
-    ("text", "detail"),
-    [
-        ("-1s", "'-1s' cannot be negative"),
-        ("1x", "'1x' is not a duration - expected format: 900ms, 5m or 1h30m"),
-        ("5", "'5' is not a duration - expected format: 900ms, 5m or 1h30m"),
-        ("NaNs", "'NaNs' is not a duration - expected format: 900ms, 5m or 1h30m"),
-        ("1" * 15 + "s", "cannot be greater than '15' characters"),
-        ("99999999999999h", "'99999999999999h' is more than a hundred years"),
-    ],
-)
-async def test_a_duration_may_not_be(queues: Queues, field: str, what: str, text: str, detail: str) -> None:
-    setting: dict[str, Any] = {field: text}
-    with refused(f"{what} is invalid; {detail}"):
-        await queues.queues_create("orders", **setting)
+BAD_DURATIONS = {
+    "-1s": "'-1s' cannot be negative",
+    "1x": "'1x' is not a duration - expected format: 900ms, 5m or 1h30m",
+    "5": "'5' is not a duration - expected format: 900ms, 5m or 1h30m",
+    "NaNs": "'NaNs' is not a duration - expected format: 900ms, 5m or 1h30m",
+    "1" * 15 + "s": "cannot be greater than '15' characters",
+    "99999999999999h": "'99999999999999h' is more than a hundred years",
+}
+
+
+@pytest.mark.parametrize("field", ["lease_timeout", "expire_timeout", "dead_retention"])
+async def test_a_duration_may_not_be(queues: Queues, field: str) -> None:
     await queues.queues_create("orders")
-    with refused(f"{what} is invalid; {detail}"):
-        await queues.queues_update("orders", **setting)
+    for text, detail in BAD_DURATIONS.items():
+        setting: dict[str, Any] = {field: text}
+        with refused(f"{field.replace('_', ' ')} is invalid; {detail}"):
+            await queues.queues_create("others", **setting)
+        with refused(f"{field.replace('_', ' ')} is invalid; {detail}"):
+            await queues.queues_update("orders", **setting)
 
 
 async def test_a_duration_of_15_characters_is_allowed(queues: Queues) -> None:
