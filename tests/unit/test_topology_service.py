@@ -53,6 +53,9 @@ class Fake:
 
     async def delete(self, thing: Thing) -> None:
         self.things.remove(thing)
+        if isinstance(thing, Queue):  # its bindings go with it
+            kept = [each for each in self.things if not isinstance(each, Binding) or each.destination != thing.name]
+            self.things = kept
 
     async def not_empty(self, queues: Sequence[str]) -> dict[str, str]:
         return {name: "it has messages" for name in queues if name in self.busy}
@@ -156,3 +159,24 @@ async def test_a_file_that_takes_queues_back_deletes_those_that_are_empty_and_ow
     }
     assert done.kept == {"q.c.dlq": "it has messages"}
     assert not done.is_done
+
+
+async def test_no_queue_goes_that_the_dead_letters_of_one_in_use_go_to() -> None:
+    """All three differ, and only the main queue is in use: its wait queue, though empty, must not be missing."""
+    text = '[unroutable]\nenabled = false\n[queues."q.a"]\nlayout = "{}"\nretry_delay = "{}"\n'
+    broker = Fake()
+    service = Topologies(broker)
+    await service.apply(parse_file(text.format("per-consumer", "1s").encode(), source="t"))
+    broker.busy = {"q.a"}
+    done = await service.apply(parse_file(text.format("quorum", "2s").encode(), source="t"), delete=True)
+    assert done.kept == {
+        "q.a": "it has messages",
+        "q.a.retry": "the dead letters of 'q.a' go there, which is in use",
+        "retry.q.a → queue q.a.retry by 'retry'": "the way of the dead letters of queue 'q.a' would end nowhere",
+    }
+    assert "queue q.a.dlq" in done.deleted
+    assert Graph(broker.standing()).targets["q.a"] == {"q.a.retry"}
+    broker.busy = set()
+    done = await service.apply(parse_file(text.format("quorum", "2s").encode(), source="t"), delete=True)
+    assert done.deleted == ("queue q.a", "queue q.a.retry")
+    assert done.is_done

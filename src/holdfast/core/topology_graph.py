@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
 
+from msgspec import structs
+
 from holdfast.core import topology as t
 from holdfast.core.topology import Binding, Queue, Topology
 
@@ -92,6 +94,24 @@ class Graph:
                 found.add(name)
                 waiting += steps.get(name, ())
         return found
+
+
+def without(topology: Topology, binding: Binding) -> Topology:
+    """The same topology, one binding less."""
+    return structs.replace(topology, bindings=tuple(each for each in topology.bindings if each != binding))
+
+
+def cut_off(before: Topology, after: Topology) -> str:
+    """Whose dead letters or unroutable messages lead nowhere after, and led somewhere before; empty: nobody's."""
+    old, new = Graph(before), Graph(after)
+    for name, targets in old.targets.items():
+        if targets and not new.targets.get(name):
+            return f"the dead letters of queue '{name}'"
+    for exchange in before.exchanges:
+        net = exchange.alternate
+        if net and old.publish(net, None) and not new.publish(net, None):
+            return f"what exchange '{exchange.name}' cannot route"
+    return ""
 
 
 def matches(pattern: str, key: str) -> bool:

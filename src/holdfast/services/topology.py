@@ -6,16 +6,16 @@ way out before anything can arrive in it; the first failure ends them, so that n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 from msgspec import Struct
 
-from holdfast.core.topology import Binding, Design, Policy, Queue, Topology, Version
+from holdfast.core.topology import POLICY_KEYS, Binding, Design, Exchange, Policy, Queue, Topology, Version
 from holdfast.core.topology_definitions import Definitions, to_definitions
 from holdfast.core.topology_diff import Difference, Kind, diff
 from holdfast.core.topology_file import TopologyFile
-from holdfast.core.topology_graph import Graph
+from holdfast.core.topology_graph import Graph, cut_off, without
 from holdfast.core.topology_layouts import design
 from holdfast.core.topology_rules import Hazard, hazards
 from holdfast.errors import BrokerError, Invalid
@@ -177,22 +177,48 @@ class Topologies:
             done.created.append(f"{difference.what} {difference.name}")
 
     async def _delete(self, wanted: Design, live: Live, done: _Done) -> None:
-        """Bindings first, then queues that are empty, then exchanges that nothing hangs on any more."""
-        doomed = [each for each in _differences(wanted, live) if _may_go(each)]
-        queues = [each.name for each in doomed if each.what == "queue"]
-        reasons = _needed_by(queues, live)
-        if unneeded := [name for name in queues if name not in reasons]:
-            reasons |= await self._broker.not_empty(unneeded)
-        for what in ("binding", "queue", "exchange"):
-            for difference in (each for each in doomed if each.what == what):
-                if what == "queue" and difference.name in reasons:
-                    done.kept[difference.name] = reasons[difference.name]
-                    continue
-                try:
-                    await self._broker.delete(_there(difference, live))  # type: ignore[arg-type]  # never a policy
-                    done.deleted.append(f"{what} {difference.name}")
-                except BrokerError as error:
-                    done.kept[difference.name] = str(error)
+        """Queues that are empty, then bindings that no dead letter needs, then exchanges that nothing hangs on."""
+        await self._delete_queues([each for each in _differences(wanted, live) if _may_go(each)], live, done)
+        if done.deleted:
+            live = await self._broker.read()
+        doomed = [each for each in _differences(wanted, live) if each.kind is Kind.SUPERFLUOUS]
+        standing = live.effective
+        for difference in doomed:
+            if not isinstance(difference.thing, Binding):
+                continue
+            left = without(standing, difference.thing)
+            if victim := cut_off(standing, left):
+                done.kept[difference.name] = f"the way of {victim} would end nowhere"
+            elif await self._take_away(difference, done):
+                standing = left
+        for difference in doomed:
+            if isinstance(difference.thing, Exchange):
+                await self._take_away(difference, done)
+
+    async def _delete_queues(self, doomed: list[Difference], live: Live, done: _Done) -> None:
+        queues = {each.name: each for each in doomed if each.what == "queue"}
+        if not queues:
+            return
+        targets = Graph(live.effective).targets
+        sources = [name for name, reached in targets.items() if reached & queues.keys() and name not in queues]
+        reasons = _not_to_go(queues, await self._broker.not_empty([*queues, *sources]), targets)
+        for name, difference in queues.items():
+            if name in reasons:
+                done.kept[name] = reasons[name]
+            else:
+                # As it is there: its type decides how carefully it can be deleted.
+                there = live.declared.queue(name) or difference.thing
+                await self._take_away(msgspec.structs.replace(difference, thing=there), done)
+
+    async def _take_away(self, difference: Difference, done: _Done) -> bool:
+        assert not isinstance(difference.thing, Policy)  # noqa: S101  a file has none
+        try:
+            await self._broker.delete(difference.thing)
+        except BrokerError as error:
+            done.kept[difference.name] = str(error)
+            return False
+        done.deleted.append(f"{difference.what} {difference.name}")
+        return True
 
 
 class _Done:
@@ -242,7 +268,8 @@ def _with_policy(difference: Difference, live: Live) -> Difference:
     policy = live.states[difference.name].policy if difference.name in live.states else None
     if declared is None:
         return difference
-    if all(aspect.found is not None and aspect.name not in declared.arguments for aspect in difference.aspects):
+    set_by_policy = {*POLICY_KEYS.values()} - declared.arguments.keys()
+    if all(aspect.found is not None and aspect.name in set_by_policy for aspect in difference.aspects):
         names = ", ".join(aspect.name for aspect in difference.aspects)
         text = f"policy '{policy}' sets {names}: change or narrow it" if policy else f"an operator policy sets {names}"
         return msgspec.structs.replace(difference, by_policy=True, way_out=text)
@@ -256,23 +283,22 @@ def _may_go(difference: Difference) -> bool:
     return difference.kind is Kind.DIFFERENT and difference.what == "queue" and not difference.by_policy
 
 
-def _needed_by(queues: list[str], live: Live) -> dict[str, str]:
-    """A queue that dead letters go to may be empty, and still they would be lost while it is missing for a moment."""
-    targets = Graph(live.effective).targets
-    reasons = {}
-    for name in queues:
-        users = [source for source, reached in targets.items() if name in reached and source not in queues]
-        in_use = [source for source in users if not live.states[source].is_idle]
-        if in_use:
-            reasons[name] = f"the dead letters of '{in_use[0]}' go there, which has messages or consumers"
-    return reasons
+def _not_to_go(
+    queues: Collection[str], busy: Mapping[str, str], targets: Mapping[str, frozenset[str]]
+) -> dict[str, str]:
+    """Why queues stay: they are in use, or the dead letters of one that stays and is in use go there.
 
-
-def _there(difference: Difference, live: Live) -> object:
-    """What is to be deleted, as it is: its type decides how carefully that can be done."""
-    if isinstance(difference.thing, Queue):
-        return live.declared.queue(difference.name) or difference.thing
-    return difference.thing
+    Such a queue may be empty, and still those letters would be lost while it is missing for a moment.
+    """
+    reasons = {name: busy[name] for name in queues if name in busy}
+    in_use = set(busy)
+    while True:
+        found = {name: source for source in in_use for name in targets[source] if name in queues and name not in in_use}
+        if not found:
+            return reasons
+        for name, source in found.items():
+            reasons[name] = f"the dead letters of '{source}' go there, which is in use"
+        in_use |= found.keys()
 
 
 def _together(new: Topology, old: Topology) -> Topology:

@@ -226,15 +226,6 @@ async def test_nothing_is_led_into_a_queue_that_is_not_as_it_should_be(admin: Ad
         assert "binding retry.q → queue q.retry by 'retry'" in done.created
 
 
-async def test_a_queue_that_dead_letters_go_to_stays_while_they_may_come(admin: Admin) -> None:
-    await admin.queue("source", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"})
-    await admin.queue("q", **{"x-max-length": 3})
-    wanted = file('[unroutable]\nenabled = false\n[queues.q]\nlayout = "plain"')
-    async with topologies(admin, counts_age_s_max=0.0) as service, Consumer(admin.address(), "source"):
-        done = await service.apply(wanted, delete=True, probe=False)
-        assert "dead letters of 'source'" in done.kept["q"]
-
-
 async def test_without_the_management_api_nothing_is_changed_and_it_is_said(admin: Admin) -> None:
     (nobody,) = free_ports(1)
     url = admin.node.url(admin.vhost)
