@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
 from holdfast.errors import CannotStart
+from holdfast.ports.broker import Broker
 from holdfast.ports.clock import Clock, Timer
 from holdfast.ports.queues import Storage
 from holdfast.services.queue.broker import QueueBroker
@@ -102,6 +103,15 @@ async def open_queue_broker(url: str, *, clock: Clock | None = None) -> AsyncIte
     time_source = clock or SystemClock()
     async with open_queues(url, clock=time_source) as queues:
         yield QueueBroker(queues, clock=time_source)
+
+
+@asynccontextmanager
+async def open_rabbit_broker(url: str, *, clock: Clock, management: str | None) -> AsyncIterator[Broker]:
+    """RabbitMQ, for consumers. Raises BrokerError when it cannot be reached."""
+    from holdfast.engines.rabbitmq.broker import RabbitBroker
+
+    async with RabbitBroker(url, clock=clock, management=management) as broker:
+        yield broker
 
 
 @asynccontextmanager

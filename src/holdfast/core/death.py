@@ -25,6 +25,8 @@ KEPT_DEATH_BYTES_MAX = 4 * 1024
 NAME_BYTES_MAX = 1024
 DEATH = "x-death"
 DELIVERY_COUNT = "x-delivery-count"
+#: From 4.3 on: also what was given back on purpose, which the other no longer counts.
+ACQUIRED_COUNT = "x-acquired-count"
 #: The broker's own notes. Sent along they would be taken for its own, or make it drop the message as a cycle.
 BROKER_HEADERS = (
     DEATH,
@@ -35,7 +37,7 @@ BROKER_HEADERS = (
     "x-last-death-queue",
     "x-last-death-reason",
     DELIVERY_COUNT,
-    "x-acquired-count",
+    ACQUIRED_COUNT,
 )
 #: These send copies to further queues, or delay the message by a plugin.
 FORKING_HEADERS = ("CC", "BCC", "x-delay")
@@ -112,10 +114,10 @@ def returns(message: Message) -> int | None:
 
     On a first delivery the header, if any, is left over from another queue.
     """
-    count = message.headers.get(DELIVERY_COUNT)
-    if count is None:
+    headers = message.headers
+    if DELIVERY_COUNT not in headers and ACQUIRED_COUNT not in headers:
         return None
-    return _count(count) if message.redelivered else 0
+    return _count(headers.get(DELIVERY_COUNT)) if message.redelivered else 0
 
 
 def published(message: Message, *, user: str = "", wait_queues: Collection[str] = ()) -> Change:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -27,11 +27,15 @@ class RetryPolicy(Struct, frozen=True):
 
     `spread` makes each delay longer by up to that part of it, by chance, so that what failed together does not come
     back together. Where the delay is that of a wait queue, there is nothing to spread.
+
+    `by="broker"` leaves the way to the wait queue to RabbitMQ (nack without requeue, dead-letter exchange), instead of
+    a publish that is confirmed. On a classic queue that is at most once; the embedded queue knows no difference.
     """
 
     attempts: int = 3
     delay: str | float | Sequence[str | float] = "15s"
     spread: float = 0.0
+    by: Literal["publish", "broker"] = "publish"
 
     def __post_init__(self) -> None:
         if isinstance(self.attempts, bool) or not 1 <= self.attempts <= ATTEMPTS_MAX:
@@ -40,6 +44,10 @@ class RetryPolicy(Struct, frozen=True):
             raise Invalid(f"spread is invalid; {self.spread} is not from 0 to 1")
         if not 1 <= len(self.steps_us) <= STEPS_COUNT_MAX:
             raise Invalid(f"delay is invalid; a ladder has 1 to {STEPS_COUNT_MAX} steps")
+        if self.by not in {"publish", "broker"}:
+            raise Invalid(f"by is invalid; '{self.by}' is neither 'publish' nor 'broker'")
+        if self.by == "broker" and len(self.steps_us) > 1:
+            raise Invalid("delay is invalid; the broker knows one wait queue, a ladder needs by='publish'")
 
     @property
     def steps_us(self) -> tuple[int, ...]:

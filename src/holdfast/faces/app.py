@@ -20,34 +20,42 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from holdfast.core.checks import queue_name
 from holdfast.core.outcome import delay_us
 from holdfast.core.policy import RetryPolicy
 from holdfast.errors import CannotStart, Invalid
-from holdfast.ports.broker import Broker
+from holdfast.ports.broker import Broker, Layout
 from holdfast.ports.clock import Clock
 from holdfast.services.consume import CONCURRENCY_MAX, ConsumerPlan, Health, Worker, check_all
 from holdfast.services.consume_handler import Handler
 from holdfast.services.queue.broker import QueueBroker
 from holdfast.services.queue.methods import Queues
-from holdfast.wiring import SystemClock, open_queue_broker
+from holdfast.wiring import SystemClock, open_queue_broker, open_rabbit_broker
 
 STOP_TIMEOUT = "30s"
+PREFETCH_MAX = 65_535
 
 H = TypeVar("H", bound=Handler)
 
 
 class App:
-    """Consumers on one broker: an embedded queue (sqlite:///…, postgresql://…, memory://) or a server of ours (http://…).
+    """Consumers on one broker: RabbitMQ (amqp://…), an embedded queue (sqlite:///…, postgresql://…, memory://), or a
+    server of ours (http://…, with its `token`). `management` is RabbitMQ's API, for what AMQP cannot tell at the start.
 
     `stop_timeout` is how long running handlers may go on after a stop; what is not done then goes back to its queue.
     """
 
     def __init__(
-        self, url: str, *, token: str = "", stop_timeout: str | float = STOP_TIMEOUT, clock: Clock | None = None
+        self,
+        url: str,
+        *,
+        token: str = "",
+        management: str | None = None,
+        stop_timeout: str | float = STOP_TIMEOUT,
+        clock: Clock | None = None,
     ) -> None:
         self.url = url
         self._token = token
+        self._management = management
         self._clock = clock or SystemClock()
         self._stop_timeout_s = _seconds(stop_timeout, what="stop_timeout")
         self._plans: list[ConsumerPlan] = []
@@ -81,12 +89,19 @@ class App:
         timeout: str | float | None = None,
         permanent: Sequence[type[BaseException]] = (),
         name: str = "",
+        prefetch: int = 0,
+        layout: Layout = "per-consumer",
     ) -> Callable[[H], H]:
         """Register a handler, async or not. It runs at most `concurrency` times at once, each within `timeout`.
 
-        `permanent` names exception types that park at once, as Permanent does. Raises Invalid.
+        `permanent` names exception types that park at once, as Permanent does. On RabbitMQ, `layout` says how wait
+        queues and dead queue are called and made (docs/topology.md), and `prefetch` how many messages are held.
+        Raises Invalid.
         """
-        queue_name(queue)
+        if not queue:
+            raise Invalid("queue name is invalid; queue name cannot be empty")
+        if not 0 <= prefetch <= PREFETCH_MAX:
+            raise Invalid(f"prefetch is invalid; {prefetch} is not from 0 to {PREFETCH_MAX}")
         if not 1 <= concurrency <= CONCURRENCY_MAX:
             raise Invalid(f"concurrency is invalid; {concurrency} is not from 1 to {CONCURRENCY_MAX}")
         timeout_s = None if timeout is None else _seconds(timeout, what="timeout")
@@ -102,6 +117,8 @@ class App:
                 timeout_s=timeout_s,
                 permanent=tuple(permanent),
                 name=name or _default_name(handler),
+                prefetch=prefetch,
+                layout=layout,
             )
             self._plans.append(plan)
             return handler
@@ -170,6 +187,10 @@ class App:
 
                 client = await stack.enter_async_context(Client(self.url, self._token))
                 yield QueueBroker(client, clock=self._clock)
+            elif scheme in {"amqp", "amqps"}:
+                yield await stack.enter_async_context(
+                    open_rabbit_broker(self.url, clock=self._clock, management=self._management)
+                )
             else:
                 yield await stack.enter_async_context(open_queue_broker(self.url, clock=self._clock))
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from holdfast.core.message import Message
 from holdfast.core.policy import Park, RetryPolicy, Wait
+
+Layout: TypeAlias = Literal["per-consumer", "quorum", "shared-dlq"]
 
 
 class Subscription(Struct, frozen=True, kw_only=True):
@@ -24,6 +26,7 @@ class Subscription(Struct, frozen=True, kw_only=True):
     policy: RetryPolicy
     prefetch: int  #: how many messages may be ours at a time
     consumer: str = ""  #: who parks, for the letter
+    layout: Layout = "per-consumer"  #: on RabbitMQ: how wait queues and dead queue are laid out
 
 
 class Incoming(Struct, frozen=True, kw_only=True, eq=False):

@@ -16,7 +16,7 @@ from msgspec import Struct
 from holdfast.core.outcome import outcome_of
 from holdfast.core.policy import Ack, Decision, Park, RetryPolicy, Run, Wait, admit, decide
 from holdfast.errors import CannotStart, HoldfastError, NotOurs
-from holdfast.ports.broker import Broker, Incoming, Intake, Subscription
+from holdfast.ports.broker import Broker, Incoming, Intake, Layout, Subscription
 from holdfast.proof import crash_point
 from holdfast.services.consume_handler import Handler, is_async, run_async, run_in_thread
 from holdfast.telemetry.events import emit
@@ -38,11 +38,14 @@ class ConsumerPlan(Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     permanent: tuple[type[BaseException], ...] = ()
     name: str = ""
+    layout: Layout = "per-consumer"
 
     @property
     def subscription(self) -> Subscription:
         prefetch = max(self.prefetch, self.concurrency)
-        return Subscription(queue=self.queue, policy=self.policy, prefetch=prefetch, consumer=self.name)
+        return Subscription(
+            queue=self.queue, policy=self.policy, prefetch=prefetch, consumer=self.name, layout=self.layout
+        )
 
 
 class Health(Struct, frozen=True, kw_only=True):
@@ -113,10 +116,13 @@ class Worker:
                 await self._consume(intake)
                 await self._finish()
             finally:
-                self._state = "stopped"
-                stopper.cancel()
+                if self._stopping.is_set():
+                    # A broker that was told to stop must have said that it has: the next question is another one.
+                    await asyncio.wait([stopper], timeout=GIVE_BACK_TIMEOUT_S)
                 await self._cancel_running()
+                stopper.cancel()
                 await asyncio.gather(stopper, return_exceptions=True)
+                self._state = "stopped"
         emit("consumer.stopped", queue=self.plan.queue)
 
     async def _stop_intake(self, intake: Intake) -> None:

@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.conformance.consume.stands import QueueStand, Stand
+from holdfast.ports.broker import Layout
+from tests.conformance.consume.stands import QueueStand, RabbitStand, Stand
+from tests.engines.rabbitmq.admin import Admin
+from tests.support.rabbitmq import Node, running_node, versions, vhost_name
 
-BROKERS = ["memory", "sqlite"]
+#: Which layout the suite runs over on which version: each of both at least once.
+LAYOUTS: dict[str, Layout] = {"3.10": "per-consumer", "4.0": "quorum", "4.3": "quorum"}
+RABBITS = [pytest.param(version, marks=pytest.mark.rabbitmq, id=f"rabbitmq {version}") for version in versions()]
 
 
-@pytest.fixture(params=BROKERS)
-def stand(request: pytest.FixtureRequest, tmp_path: Path) -> Stand:
+@pytest.fixture(scope="session")
+def consume_nodes() -> Iterator[Any]:
+    """The RabbitMQ of these tests by version, started when first asked for."""
+    with ExitStack() as stack:
+        yield cache(lambda version: stack.enter_context(running_node(version)))
+
+
+@pytest.fixture(params=["memory", "sqlite", *RABBITS])
+async def stand(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stand]:
     """One broker in turn."""
-    return QueueStand("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/data")
+    match request.param:
+        case "memory":
+            yield QueueStand("memory://")
+        case "sqlite":
+            yield QueueStand(f"sqlite:///{tmp_path}/data")
+        case version:
+            node: Node = request.getfixturevalue("consume_nodes")(version)
+            async with Admin.open(node, vhost_name(request.node.name)) as admin:
+                yield RabbitStand(admin, LAYOUTS[version])
+
+
+@pytest.fixture
+async def rabbit(request: pytest.FixtureRequest, consume_nodes: Any) -> AsyncIterator[RabbitStand]:
+    """Debian's RabbitMQ with classic queues."""
+    async with Admin.open(consume_nodes("3.10"), vhost_name(request.node.name)) as admin:
+        yield RabbitStand(admin, "per-consumer")

@@ -7,6 +7,12 @@ from typing import NamedTuple, Protocol
 
 import holdfast
 from holdfast.core.item import Item, NewItem
+from holdfast.engines.rabbitmq.broker import RabbitIntake
+from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.wire.events import Delivery
+from holdfast.ports.broker import Layout
+from tests.engines.rabbitmq.admin import Admin, outgoing
 
 QUEUE = "work"
 
@@ -21,6 +27,8 @@ class Letter(NamedTuple):
 
 class Stand(Protocol):
     """A broker for one test."""
+
+    layout: Layout
 
     def app(self, *, stop_timeout: str = "10s") -> holdfast.App:
         """An app on this broker."""
@@ -40,6 +48,7 @@ class QueueStand:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.layout: Layout = "per-consumer"
         self._app: holdfast.App | None = None
 
     def app(self, *, stop_timeout: str = "10s") -> holdfast.App:
@@ -59,6 +68,65 @@ class QueueStand:
 
     async def left(self, queue: str = QUEUE) -> int:
         return await count_of(self.queues, queue)
+
+
+class RabbitStand:
+    """A virtual host of RabbitMQ."""
+
+    def __init__(self, admin: Admin, layout: Layout) -> None:
+        self.admin = admin
+        self.layout = layout
+        self.url = admin.node.url(admin.vhost)
+        self._app: holdfast.App | None = None
+
+    def app(self, *, stop_timeout: str = "10s") -> holdfast.App:
+        self._app = holdfast.App(self.url, management=self.admin.node.management_url, stop_timeout=stop_timeout)
+        return self._app
+
+    async def send(self, *bodies: bytes, queue: str = QUEUE) -> None:
+        async with Publisher(self.admin.address()) as publisher:
+            messages = [outgoing(queue, body, message_id=f"id of {body!r}", type="kind") for body in bodies]
+            assert all(outcome.stored for outcome in await publisher.publish_all(messages))
+
+    async def letters(self, queue: str = QUEUE) -> list[Delivery]:
+        """What is in the dead queue, held and given back."""
+        count = await self.admin.count(f"{queue}.dlq")
+        held: list[Delivery] = []
+        if count:
+            async with Consumer(self.admin.address(), f"{queue}.dlq", prefetch=count) as consumer:
+                while len(held) < count and (batch := await consumer.batch(timeout_s=5)):
+                    held += batch
+        return held
+
+    async def parked(self, queue: str = QUEUE) -> list[Letter]:
+        return [_letter(delivery) for delivery in await self.letters(queue)]
+
+    async def left(self, queue: str = QUEUE) -> int:
+        # A message on its way from the broker to us is in no count: nothing is believed before it was seen thrice.
+        return max([await self._left(queue) for _ in range(3)])
+
+    async def _left(self, queue: str) -> int:
+        assert self._app is not None
+        steps = len(self._app.consumers[0].policy.steps_us)
+        waits = [f"{queue}.retry"] if steps == 1 else [f"{queue}.retry.{step}" for step in range(1, steps + 1)]
+        ready = sum([await self.admin.count(name) for name in (queue, *waits)])
+        held = 0
+        for worker in self._app._workers:
+            if isinstance(worker._intake, RabbitIntake) and worker.health.state != "stopped":
+                held += worker._intake._consumer.unsettled_count
+        return ready + held
+
+
+def headers_of(delivery: Delivery) -> dict[str, object]:
+    """The headers of a delivery."""
+    headers = delivery.decoded().get("headers")
+    return dict(headers) if isinstance(headers, dict) else {}
+
+
+def _letter(delivery: Delivery) -> Letter:
+    headers = headers_of(delivery)
+    error = f"{headers['x-error-type']}: {headers['x-error-message']}"
+    return Letter(delivery.body, str(headers["x-parked-reason"]), error)
 
 
 async def items_of(queues: holdfast.Queues, queue: str) -> Sequence[Item]:

@@ -28,7 +28,7 @@ async def empty(stand: Stand) -> None:
 async def test_a_message_that_is_handled_is_gone(stand: Stand) -> None:
     app, seen = stand.app(), Counter[bytes]()
 
-    @app.consumer(QUEUE, retry=SOON)
+    @app.consumer(QUEUE, layout=stand.layout, retry=SOON)
     async def handle(message: Message) -> None:
         seen[message.body] += 1
         assert (message.queue, message.attempt, message.attempts_max) == (QUEUE, 1, 3)
@@ -45,7 +45,7 @@ async def test_a_message_that_is_handled_is_gone(stand: Stand) -> None:
 async def test_attempts_is_how_often_the_handler_runs_then_it_is_parked(stand: Stand) -> None:
     app, attempts = stand.app(), list[int]()
 
-    @app.consumer(QUEUE, retry=SOON)
+    @app.consumer(QUEUE, layout=stand.layout, retry=SOON)
     async def handle(message: Message) -> None:
         attempts.append(message.attempt)
         assert message.is_last_attempt == (message.attempt == 3)
@@ -62,7 +62,7 @@ async def test_attempts_is_how_often_the_handler_runs_then_it_is_parked(stand: S
 async def test_a_failure_that_passes_is_a_success_later(stand: Stand) -> None:
     app, done = stand.app(), asyncio.Event()
 
-    @app.consumer(QUEUE, retry=SOON)
+    @app.consumer(QUEUE, layout=stand.layout, retry=SOON)
     async def handle(message: Message) -> None:
         if message.attempt < 3:
             raise ConnectionError("still down")
@@ -83,7 +83,7 @@ class Refused(Exception):
 async def test_a_permanent_error_parks_at_once(stand: Stand, error: Exception) -> None:
     app, runs = stand.app(), list[int]()
 
-    @app.consumer(QUEUE, retry=SOON, permanent=[Refused])
+    @app.consumer(QUEUE, layout=stand.layout, retry=SOON, permanent=[Refused])
     async def handle(message: Message) -> None:
         runs.append(message.attempt)
         raise error
@@ -99,7 +99,7 @@ async def test_a_permanent_error_parks_at_once(stand: Stand, error: Exception) -
 async def test_one_bad_message_takes_no_neighbour_along(stand: Stand) -> None:
     app, done = stand.app(), set[bytes]()
 
-    @app.consumer(QUEUE, retry=SOON, concurrency=4)
+    @app.consumer(QUEUE, layout=stand.layout, retry=SOON, concurrency=4)
     async def handle(message: Message) -> None:
         match message.body:
             case b"exits":
@@ -128,7 +128,7 @@ async def test_one_bad_message_takes_no_neighbour_along(stand: Stand) -> None:
 async def test_a_handler_in_a_thread_is_handled_the_same(stand: Stand) -> None:
     app, threads = stand.app(), set[str]()
 
-    @app.consumer(QUEUE, retry=SOON)
+    @app.consumer(QUEUE, layout=stand.layout, retry=SOON)
     def handle(message: Message) -> None:
         threads.add(threading.current_thread().name)
         if message.body == b"exits":
@@ -150,7 +150,7 @@ async def test_a_handler_in_a_thread_is_handled_the_same(stand: Stand) -> None:
 async def test_an_async_handler_past_its_limit_is_cancelled_and_tried_again(stand: Stand) -> None:
     app, cancelled = stand.app(), list[int]()
 
-    @app.consumer(QUEUE, retry=SOON, timeout=0.05)
+    @app.consumer(QUEUE, layout=stand.layout, retry=SOON, timeout=0.05)
     async def handle(message: Message) -> None:
         try:
             await asyncio.Event().wait()
@@ -170,7 +170,7 @@ async def test_a_thread_past_its_limit_keeps_its_message_until_it_ends(
 ) -> None:
     app, go_on, runs = stand.app(), threading.Event(), list[int]()
 
-    @app.consumer(QUEUE, retry=SOON, timeout=0.02)
+    @app.consumer(QUEUE, layout=stand.layout, retry=SOON, timeout=0.02)
     def handle(message: Message) -> None:
         runs.append(message.attempt)
         go_on.wait(10)
@@ -189,7 +189,7 @@ async def test_a_thread_past_its_limit_keeps_its_message_until_it_ends(
 async def test_a_handler_that_asks_for_a_time_gets_it(stand: Stand) -> None:
     app, moments = stand.app(), list[float]()
 
-    @app.consumer(QUEUE, retry=Retry(attempts=2, delay=["150ms", "400ms"]))
+    @app.consumer(QUEUE, layout=stand.layout, retry=Retry(attempts=2, delay=["150ms", "400ms"]))
     async def handle(message: Message) -> None:
         moments.append(asyncio.get_running_loop().time())
         if message.attempt == 1:
@@ -206,7 +206,7 @@ async def test_no_more_than_allowed_run_at_a_time(stand: Stand) -> None:
     app = stand.app()
     running, most, done = 0, 0, 0
 
-    @app.consumer(QUEUE, retry=SOON, concurrency=3)
+    @app.consumer(QUEUE, layout=stand.layout, retry=SOON, concurrency=3)
     async def handle(message: Message) -> None:
         nonlocal running, most, done
         running += 1
@@ -226,7 +226,7 @@ async def test_no_more_than_allowed_run_at_a_time(stand: Stand) -> None:
 async def test_a_stop_lets_running_handlers_end_and_takes_nothing_new(stand: Stand) -> None:
     app, begun, go_on, done = stand.app(), asyncio.Event(), asyncio.Event(), list[bytes]()
 
-    @app.consumer(QUEUE, retry=SOON, concurrency=1)
+    @app.consumer(QUEUE, layout=stand.layout, retry=SOON, concurrency=1)
     async def handle(message: Message) -> None:
         begun.set()
         await go_on.wait()
@@ -251,7 +251,7 @@ async def test_a_stop_lets_running_handlers_end_and_takes_nothing_new(stand: Sta
 async def test_what_is_not_done_when_the_stop_is_over_goes_back(stand: Stand) -> None:
     app, begun, cancelled = stand.app(stop_timeout="50ms"), asyncio.Event(), asyncio.Event()
 
-    @app.consumer(QUEUE, retry=SOON)
+    @app.consumer(QUEUE, layout=stand.layout, retry=SOON)
     async def handle(message: Message) -> None:
         begun.set()
         try:
@@ -273,7 +273,7 @@ async def test_what_is_not_done_when_the_stop_is_over_goes_back(stand: Stand) ->
 async def test_a_consumer_refuses_to_start_where_a_message_could_get_lost(stand: Stand) -> None:
     app = stand.app()
 
-    @app.consumer(QUEUE)
+    @app.consumer(QUEUE, layout=stand.layout)
     async def handle(message: Message) -> None: ...
 
     with pytest.raises(CannotStart, match=f"'{QUEUE}' does not exist"):
@@ -283,7 +283,7 @@ async def test_a_consumer_refuses_to_start_where_a_message_could_get_lost(stand:
 async def test_run_ends_with_stop(stand: Stand) -> None:
     app = stand.app()
 
-    @app.consumer(QUEUE)
+    @app.consumer(QUEUE, layout=stand.layout)
     async def handle(message: Message) -> None: ...
 
     running = asyncio.create_task(app.run(declare=True))
@@ -299,7 +299,7 @@ async def test_a_message_is_handled_once_by_a_key(stand: Stand) -> None:
     app, runs = stand.app(), list[bytes]()
     marks = MemoryMarks()
 
-    @app.consumer(QUEUE, retry=SOON)
+    @app.consumer(QUEUE, layout=stand.layout, retry=SOON)
     @holdfast.once(marks, key=lambda message: message.body.decode())
     async def handle(message: Message) -> None:
         if message.attempt == 1 and message.body == b"b":

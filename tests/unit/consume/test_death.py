@@ -146,6 +146,7 @@ def test_returns_are_only_believed_of_a_message_that_came_again() -> None:
     assert death.returns(message()) is None
     assert death.returns(message(x_delivery_count=4)) == 0
     assert death.returns(message(redelivered=True, x_delivery_count=4)) == 4
+    assert death.returns(message(redelivered=True, x_acquired_count=4)) == 0, "given back on purpose, from 4.3 on"
 
 
 def test_the_death_of_an_item_is_read_from_its_fields() -> None:

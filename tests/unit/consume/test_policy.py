@@ -142,3 +142,11 @@ def test_the_wait_queue_that_is_chosen_never_wakes_a_message_too_early_if_one_ca
 
 def test_a_whole_second_is_a_second() -> None:
     assert RetryPolicy(delay=2).delay_us(1) == 2 * SECOND_US
+
+
+def test_the_broker_carries_to_one_wait_queue_only() -> None:
+    assert RetryPolicy(by="broker").by == "broker"
+    with pytest.raises(Invalid, match="a ladder needs by='publish'"):
+        RetryPolicy(by="broker", delay=["1s", "2s"])
+    with pytest.raises(Invalid, match="neither 'publish' nor 'broker'"):
+        RetryPolicy(by="pigeon")  # type: ignore[arg-type]

@@ -1,0 +1,233 @@
+"""RabbitMQ for consumers: a retry is a publish to a wait queue, a parking one to the dead queue's exchange.
+
+Publish first, ack second: the delivery is acked when the broker has confirmed the copy and has not returned it. One
+connection consumes and acks, another publishes. What the publish changes of a message is said in `core.death`; every
+other byte of its properties, headers and body goes on as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+from msgspec.structs import replace
+
+from holdfast.core.death import Change, attempts_used, parked, retried, returns
+from holdfast.core.message import Address as Destination
+from holdfast.core.message import Message
+from holdfast.core.moments import moment
+from holdfast.core.policy import Park, Wait, step_for
+from holdfast.core.topology import Version
+from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.broker_setup import Setup, Surroundings, surroundings
+from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.engines.rabbitmq.wire.confirms import Kind, Outcome
+from holdfast.engines.rabbitmq.wire.events import Delivery
+from holdfast.errors import BrokerError, NotOurs
+from holdfast.ports.broker import Incoming, Subscription
+from holdfast.ports.clock import Clock
+from holdfast.proof import crash_point
+
+#: Left out when a message is too large with them: without its story it can still be kept.
+DISPENSABLE = ("x-error-stack", "x-error-message", "x-kept-death")
+
+
+class RabbitBroker:
+    """`async with RabbitBroker(url, clock=clock) as broker:`; all consumers publish on one connection."""
+
+    def __init__(self, url: str, *, clock: Clock, management: str | None = None) -> None:
+        self._address = Address.parse(url)
+        self._clock = clock
+        self._setup = Setup(self._address, management=management)
+        self._publisher = Publisher(self._address)
+
+    async def __aenter__(self) -> Self:
+        await self._publisher.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._setup.close()
+        await self._publisher.close()
+
+    async def missing(self, subscription: Subscription) -> list[str]:
+        """What keeps a retry or a parking from being safe. Raises BrokerError."""
+        return await self._setup.missing(subscription, self._around(subscription))
+
+    async def declare(self, subscription: Subscription) -> None:
+        """Make the queue, its wait queues and its dead queue, as far as they are not there."""
+        await self._setup.declare(self._around(subscription))
+
+    @asynccontextmanager
+    async def open(self, subscription: Subscription) -> AsyncIterator[RabbitIntake]:
+        """Consume. At the end everything unsettled is given back."""
+        await self._setup.close()  # it was for the start
+        user = self._address.login.user
+        async with Consumer(self._address, subscription.queue, prefetch=subscription.prefetch) as consumer:
+            yield RabbitIntake(
+                consumer, self._publisher, self._around(subscription), subscription, user=user, clock=self._clock
+            )
+
+    def _around(self, subscription: Subscription) -> Surroundings:
+        return surroundings(subscription, Version.parse(self._publisher.version))
+
+
+class RabbitIntake:
+    """Deliveries of one queue."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        publisher: Publisher,
+        around: Surroundings,
+        subscription: Subscription,
+        *,
+        user: str,
+        clock: Clock,
+    ) -> None:
+        self._consumer = consumer
+        self._publisher = publisher
+        self._around = around
+        self._subscription = subscription
+        self._user = user
+        self._clock = clock
+
+    @property
+    def trouble(self) -> str:
+        if self._publisher.blocked:
+            return f"the broker takes no publishes; {self._publisher.blocked}"
+        if not self._publisher.connected or not self._consumer.connected:
+            return "no connection to the broker"
+        return ""
+
+    async def take(self, count_max: int) -> Sequence[Incoming]:
+        """Wait for deliveries. Raises ConsumerLost."""
+        return [self._incoming(delivery) for delivery in await self._consumer.batch(count_max=count_max)]
+
+    async def stop(self) -> None:
+        try:
+            await self._consumer.stop()
+        except BrokerError:
+            pass  # no connection: nothing comes either
+
+    async def ack(self, incoming: Incoming) -> None:
+        delivery = self._ours(incoming)
+        in_vain = self._consumer.counts["settled_in_vain"]
+        self._consumer.ack([delivery])
+        self._check(in_vain)
+
+    async def wait(self, incoming: Incoming, wait: Wait) -> None:
+        delivery = self._ours(incoming)
+        if self._subscription.policy.by == "broker":
+            in_vain = self._consumer.counts["settled_in_vain"]
+            self._consumer.dead_letter([delivery])
+            self._check(in_vain)
+            return
+        names = self._around.wait_names
+        change = retried(incoming.message, wait.failure, user=self._user, wait_queues=names)
+        place = self._around.waits[step_for(wait.delay_us, self._around.steps_us)]
+        # Straight into the queue: an exchange on the way could lose its binding.
+        await self._publish(Destination(routing_key=place.queue), delivery, change)
+        crash_point("rabbitmq.after_wait_confirm")
+        await self.ack(incoming)
+
+    async def park(self, incoming: Incoming, park: Park) -> None:
+        delivery = self._ours(incoming)
+        change = parked(
+            incoming.message,
+            park.failure,
+            used=incoming.used,
+            reason=park.reason,
+            at=moment(self._clock.now_us()),
+            by=self._subscription.consumer,
+            user=self._user,
+            wait_queues=self._around.wait_names,
+        )
+        dead = self._around.dead
+        await self._publish(Destination(exchange=dead.exchange, routing_key=dead.key), delivery, change)
+        crash_point("rabbitmq.after_park_confirm")
+        await self.ack(incoming)
+
+    async def give_back(self, incoming: Incoming) -> None:
+        delivery = self._ours(incoming)
+        in_vain = self._consumer.counts["settled_in_vain"]
+        self._consumer.give_back([delivery])
+        self._check(in_vain)
+
+    # Inside.
+
+    def _incoming(self, delivery: Delivery) -> Incoming:
+        message = read_message(delivery, self._subscription)
+        returned = returns(message)
+        used = attempts_used(message) + (returned or 0)
+        return Incoming(
+            message=replace(message, attempt=used + 1),
+            used=used,
+            step_aside=message.redelivered and returned is None,
+            tag=delivery,
+        )
+
+    def _ours(self, incoming: Incoming) -> Delivery:
+        """The delivery, while it can be settled. After that it is delivered again, and a copy would be one more."""
+        delivery = incoming.tag
+        if not isinstance(delivery, Delivery) or delivery.channel != self._consumer._generation:
+            raise NotOurs(f"the channel has ended; the message is in queue '{self._subscription.queue}' again")
+        return delivery
+
+    def _check(self, in_vain_before: int) -> None:
+        if self._consumer.counts["settled_in_vain"] > in_vain_before:
+            raise NotOurs(f"the channel has ended; the message is in queue '{self._subscription.queue}' again")
+
+    async def _publish(self, destination: Destination, delivery: Delivery, change: Change) -> None:
+        """Returns when the broker has it. Raises BrokerError: then it may have it or not."""
+        outcome = await self._sent(destination, delivery, change)
+        if outcome.kind is Kind.REFUSED and any(name in change.put for name in DISPENSABLE):
+            shorter = {name: value for name, value in change.put.items() if name not in DISPENSABLE}
+            less = Change(put=shorter, drop=(*change.drop, *DISPENSABLE), drop_properties=change.drop_properties)
+            outcome = await self._sent(destination, delivery, less)
+        if not outcome.stored:
+            raise BrokerError(f"publish to {destination} is {outcome.kind.value}; {outcome.text or outcome.code}")
+
+    async def _sent(self, destination: Destination, delivery: Delivery, change: Change) -> Outcome:
+        try:
+            raw = properties.splice(delivery.properties, drop=change.drop_properties)
+            raw = properties.splice_headers(raw, put=dict(change.put), drop=change.drop)  # type: ignore[arg-type]
+        except properties.Unreadable as error:
+            return Outcome(Kind.REFUSED, 0, f"its properties cannot be read: {error}")
+        return await self._publisher.publish(
+            Outgoing(destination.exchange, destination.routing_key, raw, delivery.body)
+        )
+
+
+def read_message(delivery: Delivery, subscription: Subscription) -> Message:
+    """A delivery for handlers and policies. What cannot be decoded is left out here, and travels on as it came."""
+    decoded = delivery.decoded()
+    headers = decoded.get("headers")
+    identity = _text(decoded.get("message_id"))
+    return Message(
+        body=delivery.body,
+        id=identity,
+        has_lasting_id=bool(identity),
+        queue=subscription.queue,
+        exchange=delivery.exchange,
+        routing_key=delivery.routing_key,
+        type=_text(decoded.get("type")),
+        correlation_id=_text(decoded.get("correlation_id")),
+        content_type=_text(decoded.get("content_type")),
+        content_encoding=_text(decoded.get("content_encoding")),
+        expiration=_text(decoded.get("expiration")),
+        user_id=_text(decoded.get("user_id")),
+        headers=headers if isinstance(headers, dict) else {},
+        redelivered=delivery.redelivered,
+        attempts_max=subscription.policy.attempts,
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

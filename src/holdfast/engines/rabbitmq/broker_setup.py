@@ -1,0 +1,174 @@
+"""What a consumer needs beside its queue, checked and made: wait queues that lead back, and a dead queue."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from pamqp import base
+
+from holdfast.core.moments import format_duration
+from holdfast.core.topology import Binding, Exchange, Family, Place, Queue, Version
+from holdfast.core.topology_file import QueueEntry, TopologyFile, UnroutableEntry
+from holdfast.core.topology_layouts import design
+from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.channel import Channel, Close
+from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.management import Management
+from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.wire.events import Event
+from holdfast.errors import BrokerError, BrokerRefused
+from holdfast.ports.broker import Subscription
+from holdfast.telemetry.events import emit
+
+NOT_FOUND = 404
+
+
+class Surroundings(Struct, frozen=True, kw_only=True):
+    """A queue with its wait queues and its dead queue, as the topology service would make them."""
+
+    main: Queue
+    waits: tuple[Place, ...]
+    dead: Place
+    exchanges: tuple[Exchange, ...]
+    queues: tuple[Queue, ...]
+    bindings: tuple[Binding, ...]
+
+    @property
+    def wait_names(self) -> frozenset[str]:
+        """The names of the wait queues."""
+        return frozenset(wait.queue for wait in self.waits)
+
+    @property
+    def steps_us(self) -> tuple[int, ...]:
+        """How long a message sits in each wait queue."""
+        return tuple((wait.delay_ms or 0) * 1000 for wait in self.waits)
+
+
+def surroundings(subscription: Subscription, version: Version) -> Surroundings:
+    """What the subscription's layout asks for on a broker of this version. Raises Invalid."""
+    name = subscription.queue
+    delays = [format_duration(step_us) for step_us in dict.fromkeys(subscription.policy.steps_us)]
+    entry = QueueEntry(layout=subscription.layout, retry_delay=delays)
+    made = design(TopologyFile(queues={name: entry}, unroutable=UnroutableEntry(enabled=False)), version)
+    family: Family = made.families[0]
+    queues = {queue.name: queue for queue in made.topology.queues}
+    if family.dead is None or not family.waits:
+        raise BrokerError(f"layout has no place for retries; '{subscription.layout}' of queue '{name}'")
+    return Surroundings(
+        main=queues[name],
+        waits=family.waits,
+        dead=family.dead,
+        exchanges=tuple(made.topology.exchanges),
+        queues=tuple(queues.values()),
+        bindings=tuple(made.topology.bindings),
+    )
+
+
+class Setup:
+    """Asks the broker, on a connection of its own: every refusal closes a channel."""
+
+    def __init__(self, address: Address, *, management: str | None) -> None:
+        self._address = address.named("holdfast consumer set-up")
+        self._management = management
+        self._connection: Connection | None = None
+        self._channel: Channel | None = None
+
+    async def missing(self, subscription: Subscription, around: Surroundings) -> list[str]:
+        """Everything that stands in the way of a safe retry or parking, in words."""
+        names = [around.main.name, *(wait.queue for wait in around.waits), around.dead.queue]
+        found = [
+            f"queue '{name}' does not exist, create it or use --declare"
+            for name in names
+            if not await self._there(methods.QueueDeclare(queue=name, passive=True))
+        ]
+        dead = around.dead
+        if dead.exchange and not await self._there(methods.ExchangeDeclare(exchange=dead.exchange, passive=True)):
+            found.append(f"exchange '{dead.exchange}' of dead queue '{dead.queue}' does not exist, use --declare")
+        if found:
+            return found
+        for queue in around.queues:
+            needed = queue.name in around.wait_names or (queue is around.main and subscription.policy.by == "broker")
+            if needed and (difference := await self._difference(queue)):
+                found.append(f"queue '{queue.name}' is not as its consumer needs it; {difference}")
+        return found or await self._unrouted(subscription, around)
+
+    async def declare(self, around: Surroundings) -> None:
+        """Make what is not there; what is there is left as it is. A binding that is there already is no news."""
+        for exchange in around.exchanges:
+            if not await self._there(methods.ExchangeDeclare(exchange=exchange.name, passive=True)):
+                await self._call(
+                    methods.ExchangeDeclare(
+                        exchange=exchange.name,
+                        exchange_type=exchange.type,
+                        durable=exchange.durable,
+                        arguments=exchange.arguments,
+                    )
+                )
+        for queue in around.queues:
+            if not await self._there(methods.QueueDeclare(queue=queue.name, passive=True)):
+                await self._call(_declared(queue))
+        for binding in around.bindings:
+            await self._call(
+                methods.QueueBind(queue=binding.destination, exchange=binding.source, routing_key=binding.key)
+            )
+
+    async def close(self) -> None:
+        """End the connection."""
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    # What the channel calls: nothing comes unasked.
+
+    def on_events(self, events: list[Event]) -> None:
+        """Nobody consumes here."""
+
+    def on_closed(self, error: BrokerError, close: Close) -> None:
+        """Whoever waits for an answer is told by the channel."""
+
+    def on_writable(self) -> None:
+        """Questions are small."""
+
+    # Inside.
+
+    async def _there(self, passive: base.Frame) -> bool:
+        try:
+            await self._call(passive)
+        except BrokerRefused as error:
+            if error.reply_code == NOT_FOUND:
+                return False
+            raise
+        return True
+
+    async def _difference(self, queue: Queue) -> str:
+        """Declared again as it should be, a queue that is so changes nothing, and another one is refused."""
+        try:
+            await self._call(_declared(queue))
+        except BrokerRefused as error:
+            return error.message
+        return ""
+
+    async def _unrouted(self, subscription: Subscription, around: Surroundings) -> list[str]:
+        """Whether the dead exchange leads to the dead queue: only the management API can say."""
+        dead = around.dead
+        if not dead.exchange:
+            return []
+        if self._management is None:
+            why = f"whether exchange '{dead.exchange}' leads to '{dead.queue}': no management address was given"
+            emit("consumer.unchecked", queue=subscription.queue, error=why)
+            return []
+        async with Management(self._management) as management:
+            bindings = await management.bindings(self._address.login.vhost)
+        if any(each.source == dead.exchange and each.destination == dead.queue for each in bindings):
+            return []
+        return [f"exchange '{dead.exchange}' does not lead to dead queue '{dead.queue}', bind it or use --declare"]
+
+    async def _call(self, method: base.Frame) -> base.Frame:
+        if self._connection is None or not self._connection.is_open:
+            self._connection = await Connection.open(self._address)
+        if self._channel is None or not self._channel.is_open:
+            self._channel = await self._connection.channel(self)
+        return await self._channel.call(method)
+
+
+def _declared(queue: Queue) -> base.Frame:
+    return methods.QueueDeclare(queue=queue.name, durable=queue.durable, arguments=queue.all_arguments)

@@ -1,0 +1,215 @@
+"""Consumers on RabbitMQ alone: headers on the wire, what must be there at the start, poison, and kills."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import Message, Permanent, Retry
+from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.wire import properties, table
+from holdfast.errors import CannotStart
+from holdfast.proof.process import child_process
+from holdfast.wiring import SystemClock, open_rabbit_broker
+from tests.conformance.consume.killed_app import make_app
+from tests.conformance.consume.stands import QUEUE, RabbitStand, headers_of
+from tests.conformance.consume.test_kills import BODIES, ROOT, WORKING, argv, done_in
+from tests.support.eventually import eventually
+
+pytestmark = pytest.mark.rabbitmq
+
+#: One value of every type that only the raw bytes keep: re-encoded, an int8 and a float become something else.
+ODD = {"tiny": b"b\x05", "single": b"f\x3f\x8c\xcc\xcd", "millis": b"T" + (1_700_000_000_000).to_bytes(8, "big")}
+
+
+async def declare(stand: RabbitStand, app: holdfast.App) -> None:
+    async with open_rabbit_broker(stand.url, clock=SystemClock(), management=None) as broker:
+        await broker.declare(app.consumers[0].subscription)
+
+
+def failing_app(stand: RabbitStand, *, retry: Retry) -> tuple[holdfast.App, list[Message]]:
+    app, seen = stand.app(), list[Message]()
+
+    @app.consumer(QUEUE, retry=retry, name="me")
+    async def handle(message: Message) -> None:
+        seen.append(message)
+        raise Permanent("never") if message.body == b"bad" else ValueError("no")
+
+    return app, seen
+
+
+async def publish(stand: RabbitStand, body: bytes, raw: bytes) -> None:
+    async with Publisher(stand.admin.address()) as publisher:
+        assert (await publisher.publish(Outgoing("", QUEUE, raw, body))).stored
+
+
+async def test_a_parked_message_keeps_every_byte_and_tells_its_story(rabbit: RabbitStand) -> None:
+    app, seen = failing_app(rabbit, retry=Retry(attempts=2, delay="100ms"))
+    async with app.running(declare=True):
+        headers = table.splice(table.EMPTY, put={**ODD, "traceparent": table.encode_value("00-aa-bb-01")})
+        pieces = properties.split(properties.encode({"message_id": "m1", "type": "t", "expiration": "600000"}))
+        await publish(rabbit, b"\x00\xff", properties.join({**pieces, "headers": headers}))
+        (letter,) = await eventually(rabbit.letters)
+    raw = properties.split(letter.properties)["headers"]
+    for name, value in ODD.items():
+        assert table.find(raw, name) == value
+    found = headers_of(letter)
+    assert letter.body == b"\x00\xff"
+    assert found["traceparent"] == "00-aa-bb-01"
+    assert (found["x-retry-count"], found["x-parked-reason"], found["x-parked-by"]) == (1, "attempts", "me")
+    assert (found["x-original-queue"], found["x-original-exchange"], found["x-original-routing-key"]) == (
+        QUEUE,
+        "",
+        QUEUE,
+    )
+    assert (found["x-error-type"], found["x-error-message"]) == ("ValueError", "no")
+    assert found["x-kept-expiration"] == "600000"
+    assert "x-death" not in found
+    assert "expiration" not in letter.decoded()
+    assert letter.decoded()["delivery_mode"] == 2
+    assert [message.attempt for message in seen] == [1, 2]
+
+
+async def test_the_broker_can_carry_to_the_wait_queue(rabbit: RabbitStand) -> None:
+    app, seen = failing_app(rabbit, retry=Retry(attempts=3, delay="100ms", by="broker"))
+    async with app.running(declare=True):
+        await rabbit.send(b"x")
+        (letter,) = await eventually(rabbit.letters)
+    assert [message.attempt for message in seen] == [1, 2, 3]
+    found = headers_of(letter)
+    assert found["x-retry-count"] == 2
+    assert found["x-original-queue"] == QUEUE
+
+
+async def test_a_queue_that_would_not_give_back_is_refused(rabbit: RabbitStand) -> None:
+    app, _ = failing_app(rabbit, retry=Retry(attempts=2, delay="100ms"))
+    await declare(rabbit, app)
+    await rabbit.admin.delete(f"{QUEUE}.retry")
+    await rabbit.admin.queue(f"{QUEUE}.retry")
+    with pytest.raises(CannotStart, match=r"'work\.retry' is not as its consumer needs it"):
+        await app.run()
+
+
+async def test_a_dead_queue_that_nothing_leads_to_is_refused(rabbit: RabbitStand) -> None:
+    app, _ = failing_app(rabbit, retry=Retry(attempts=2, delay="100ms"))
+    await declare(rabbit, app)
+    await rabbit.admin.delete(f"{QUEUE}.dlq")
+    with pytest.raises(CannotStart, match=r"'work\.dlq' does not exist"):
+        await app.run()
+    await rabbit.admin.queue(f"{QUEUE}.dlq")
+    with pytest.raises(CannotStart, match=r"'dlq.work' does not lead to dead queue 'work.dlq'"):
+        await app.run()
+    async with app.running(declare=True):
+        assert app.health
+
+
+async def test_what_cannot_be_parked_is_held_and_goes_on_when_it_can(rabbit: RabbitStand) -> None:
+    app, seen = failing_app(rabbit, retry=Retry(attempts=2, delay="100ms"))
+    async with app.running(declare=True):
+        await rabbit.admin.delete(f"{QUEUE}.dlq")
+        await rabbit.send(b"bad")
+        await eventually(lambda: "returned" in app.health[0].trouble)
+        assert await rabbit.left() == 1
+        await rabbit.admin.queue(f"{QUEUE}.dlq")
+        await rabbit.admin.bind(f"{QUEUE}.dlq", f"dlq.{QUEUE}", "parking")
+        assert len(await eventually(rabbit.letters)) == 1
+        await eventually(lambda: app.health[0].is_well)
+    assert len(seen) == 1
+
+
+async def lose(stand: RabbitStand) -> None:
+    """What a process that dies does: it has the message, and its connection ends."""
+    consumer = Consumer(stand.admin.address(), QUEUE, prefetch=1)
+    async with consumer:
+        assert len(await consumer.batch(timeout_s=5)) == 1
+        assert consumer._connection is not None
+        consumer._stopping = True
+        consumer._connection._abort()
+
+    async def is_back() -> bool:
+        return await stand.admin.count(QUEUE) == 1
+
+    await eventually(is_back)
+
+
+async def test_a_message_that_ends_processes_is_parked_on_a_classic_queue(rabbit: RabbitStand) -> None:
+    app, seen = failing_app(rabbit, retry=Retry(attempts=2, delay="100ms"))
+    await declare(rabbit, app)
+    await rabbit.send(b"x")
+    await lose(rabbit)
+    async with app.running():
+        # It waits with its first attempt used up, and runs its second, which fails.
+        (letter,) = await eventually(rabbit.letters)
+    assert [message.attempt for message in seen] == [2]
+    assert headers_of(letter)["x-retry-count"] == 1
+
+
+async def test_a_message_that_ends_processes_is_parked_on_a_quorum_queue(rabbit: RabbitStand) -> None:
+    app, seen = rabbit.app(), list[Message]()
+
+    @app.consumer(QUEUE, retry=Retry(attempts=2, delay="100ms"), layout="quorum")
+    async def handle(message: Message) -> None:
+        seen.append(message)
+
+    await declare(rabbit, app)
+    await rabbit.send(b"x")
+    for _ in range(2):
+        await lose(rabbit)
+    async with app.running():
+        ((_, reason, _),) = await eventually(rabbit.parked)
+    assert (reason, seen) == ("poison", [])
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["rabbitmq.after_wait_confirm", "rabbitmq.after_park_confirm", "consume.before_wait", "consume.before_park"],
+)
+async def test_a_kill_between_publish_and_ack_loses_nothing(rabbit: RabbitStand, point: str, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    app = make_app(rabbit.url, done)
+    rabbit._app = app
+    await declare(rabbit, app)
+    await rabbit.send(*BODIES)
+    env = {"TEST_URL": rabbit.url, "TEST_DONE": str(done), "HOLDFAST_CRASH_AT": f"{point}:2"}
+    async with child_process(argv(), env=env, cwd=ROOT) as child:
+        assert await child.wait() == -9, child.stderr.tail
+    async with app.running():
+
+        async def is_settled() -> bool:
+            parked = {letter.body for letter in await rabbit.letters()}
+            return set(done_in(done)) | parked == set(BODIES) and await rabbit.left() == 0
+
+        await eventually(is_settled, timeout_s=20)
+        parked = [letter.body for letter in await rabbit.letters()]
+    assert set(parked) == set(BODIES) - WORKING
+    assert len(parked) <= len(set(parked)) + 2, "what was published and not acked is there twice"
+    assert set(done_in(done)) == WORKING
+
+
+async def test_a_connection_that_is_lost_is_taken_up_again(rabbit: RabbitStand) -> None:
+    app, begun, go_on = rabbit.app(), list[int](), asyncio.Event()
+
+    @app.consumer(QUEUE, retry=Retry(attempts=5, delay="100ms"))
+    async def handle(message: Message) -> None:
+        begun.append(message.attempt)
+        await go_on.wait()
+
+    async with app.running(declare=True):
+        await rabbit.send(b"x")
+        await eventually(lambda: begun == [1])
+        intake = app._workers[0]._intake
+        intake._consumer._connection._abort()  # type: ignore[union-attr]
+        # It comes again, is put aside once because nobody can say how often it came, and runs a second time.
+        await eventually(lambda: begun == [1, 2], timeout_s=20)
+        go_on.set()
+
+        async def is_done() -> bool:
+            return await rabbit.left() == 0
+
+        await eventually(is_done)
+        assert await rabbit.parked() == []
