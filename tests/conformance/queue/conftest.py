@@ -22,6 +22,9 @@ from tests.support.postgres import Cluster
 
 STORES = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 FACES = ["in process", "http"]
+TABLES = (
+    "SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast' AND tablename NOT IN ('schema_version', 'catalog')"
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +55,7 @@ class Databases:
         self._fixture = fixture
         self._module = module
         self._urls: dict[str, str] = {}
+        self._connections: dict[str, psycopg.Connection[tuple[str]]] = {}
 
     def url(self, storage: str) -> str:
         """The address of the database of this storage."""
@@ -69,18 +73,19 @@ class Databases:
     def empty(self) -> None:
         """Delete everything but the schema."""
         for url in self._urls.values():
-            with psycopg.connect(url) as connection:
-                tables = connection.execute(
-                    "SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast' "
-                    "AND tablename NOT IN ('schema_version', 'catalog')"
-                ).fetchall()
-                if tables:
-                    connection.execute("SET session_replication_role = replica")  # the ledger refuses to be emptied
-                    for (table,) in tables:
-                        connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier("holdfast", table)))
+            if url not in self._connections:
+                self._connections[url] = psycopg.connect(url, autocommit=True)
+                # The ledger refuses to be emptied, as it should; nobody asks it here.
+                self._connections[url].execute("SET session_replication_role = replica")
+            connection = self._connections[url]
+            with connection.transaction():
+                for (table,) in connection.execute(TABLES).fetchall():
+                    connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier("holdfast", table)))
 
     def close(self) -> None:
         """Drop them."""
+        for connection in self._connections.values():
+            connection.close()
         for url in self._urls.values():
             self._fixture("postgres").drop_database(url.rpartition("/")[2])
 
