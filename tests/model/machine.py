@@ -15,6 +15,7 @@ from holdfast.errors import BadIds, HoldfastError, Invalid, NothingToLease, TryA
 from holdfast.ports.queues import (
     Arrive,
     Clear,
+    Committed,
     Complete,
     Delete,
     Due,
@@ -22,6 +23,7 @@ from holdfast.ports.queues import (
     Forget,
     Import,
     Lease,
+    Leased,
     Produce,
     Remove,
     Retry,
@@ -215,11 +217,9 @@ class ServiceMachine(RuleBasedStateMachine):
         smooth = healthy and armed == len(faults.armed) and name not in faults.down
         if self.now_us > began_us:
             self.real.run(catch_up(self.real, self.books))  # it waited: time may have brought items
-        for queue_name, operations in faults.lost_answers[known:]:
-            for operation in operations:
-                if queue_name == name and isinstance(operation, Lease):
-                    for entry in self._queued(queue, operation.partition)[: operation.count_max]:
-                        self.books.lease(queue, entry, until_us=None)
+        for (queue_name, _), committed in zip(faults.lost_answers[known:], faults.lost_results[known:], strict=True):
+            if queue_name == name and isinstance(committed, Committed):
+                self._leased_untold(queue, committed)
         if isinstance(answer, NothingToLease):
             waited = self.now_us > began_us
             assert waited
@@ -227,13 +227,30 @@ class ServiceMachine(RuleBasedStateMachine):
             return
         assert not isinstance(answer, HoldfastError), answer
         assert not queue.paused, "a paused queue gave items out"
-        self._leased(queue, answer, size, smooth=smooth, began_us=began_us)
+        present = {entry.token for entry in before[answer.partition]}
+        self._leased(queue, answer, size, present, smooth=smooth, began_us=began_us)
+
+    def _leased_untold(self, queue: Queue, committed: Committed) -> None:
+        """Leases that took effect and of which nobody was told: they run out."""
+        for result in committed.results:
+            for item in result.items if isinstance(result, Leased) else ():
+                entry = queue.entries[item.payload]
+                assert entry.place == "queued", "leased twice at once"
+                self.books.lease(queue, entry, until_us=None)
 
     def _queued(self, queue: Queue, partition: int) -> list[Entry]:
         return [entry for entry in queue.at("queued") if entry.partition == partition]
 
-    def _leased(self, queue: Queue, answer: Any, size: int, *, smooth: bool, began_us: int) -> None:
-        expected = self._queued(queue, answer.partition)[:size]
+    def _leased(
+        self, queue: Queue, answer: Any, size: int, present: set[bytes], *, smooth: bool, began_us: int
+    ) -> None:
+        expected = self._queued(queue, answer.partition)
+        if self.now_us > began_us:
+            # It waited: what came later than the lease, or was leased untold before it, was not there for it.
+            given = {item.payload for item in answer.items}
+            last = max(item.id for item in answer.items)
+            expected = [e for e in expected if e.token in given or (e.token in present and (e.id or "~") < last)]
+        expected = expected[:size]
         if smooth and self.now_us == began_us:
             counts = queue.un_leased()
             assert counts[answer.partition] == max(counts.values()), "not the partition with the most items"

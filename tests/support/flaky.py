@@ -58,6 +58,7 @@ class Faults:
     storages_down: set[str] = field(default_factory=set)  # storages that refuse everything, by their names
     reads_down: set[str] = field(default_factory=set)  # queues of which dying items and arrivals cannot be read
     lost_answers: list[tuple[str, tuple[object, ...]]] = field(default_factory=list)  # took effect, reported as failed
+    lost_results: list[object] = field(default_factory=list)  # beside each of them, what was not told
     gate: Callable[[str, Sequence[object]], Awaitable[None]] | None = None  # called before each commit
     calls_count: int = 0
     running_count: int = 0
@@ -88,6 +89,7 @@ class Faults:
             result = await call()
             if fault is not None:
                 self.lost_answers.append((queue_name, tuple(operations)))
+                self.lost_results.append(result)
                 raise StorageFailed(f"storage failed; {queue_name} took effect, the answer was lost, try again")
             return result
         finally:
