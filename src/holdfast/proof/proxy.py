@@ -121,15 +121,16 @@ class Proxy:
         while True:
             client, _ = await loop.sock_accept(listener)
             self.accepted_count += 1
-            task = asyncio.create_task(self._serve(client), name=f"proxy connection {self.accepted_count}")
+            server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            server.setblocking(False)
+            # Known from here on, not from when its task begins: `cut` waits for every task and must have cut its link.
+            link = Link(client, server, gates=self._open, delay_s=self.delay_s, trips=self._trips)
+            self._links.add(link)
+            task = asyncio.create_task(self._serve(link), name=f"proxy connection {self.accepted_count}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, client: socket.socket) -> None:
-        server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        server.setblocking(False)
-        link = Link(client, server, gates=self._open, delay_s=self.delay_s, trips=self._trips)
-        self._links.add(link)
+    async def _serve(self, link: Link) -> None:
         try:
             await link.run(self._server, connect_timeout_s=CONNECT_TIMEOUT_S)
         finally:

@@ -143,6 +143,15 @@ async def test_cut_resets_both_ends_and_a_new_connection_works() -> None:
         assert proxy.accepted_count == 2
 
 
+async def test_a_connection_that_is_accepted_in_the_same_moment_is_cut_too() -> None:
+    async with proxied() as (proxy, _), connected(proxy.port) as client:
+        while not proxy.accepted_count:  # noqa: ASYNC110 - the moment itself, not a wait for it, is what is tested
+            await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            assert await proxy.cut() == 1
+        assert await client.reset() == b""
+
+
 async def test_a_reset_by_one_end_reaches_the_other_as_a_reset() -> None:
     async with through() as (proxy, client, server):
         linger_for_nothing = struct.pack("ii", 1, 0)
