@@ -41,6 +41,7 @@ class Connection(asyncio.Protocol):
         self._channels: dict[int, Channel] = {}
         self._heard = self._spoke = True
         self._silent_beats = 0
+        self._paused = False
         self._beat: asyncio.TimerHandle | None = None
         self._last_word: ConnectionClosedByBroker | None = None
 
@@ -127,8 +128,21 @@ class Connection(asyncio.Protocol):
             self._spoke = True
             self._transport.write(data)
 
+    def pause_reading(self) -> None:
+        """Read nothing more until `resume_reading`: what the broker sends stays with it."""
+        if self._transport is not None and not self._paused and not self.closed.done():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        if self._transport is not None and self._paused and not self.closed.done():
+            self._paused = False
+            self._transport.resume_reading()
+
     async def close(self) -> None:
         """Say goodbye and wait for the answer, within a limit."""
+        self.resume_reading()
         if self.is_open:
             self.session.close()
             self._flush()
@@ -223,7 +237,8 @@ class Connection(asyncio.Protocol):
 
     def _on_beat(self) -> None:
         """Twice per interval: speak if we were silent, and give up after two intervals in which nothing came."""
-        self._silent_beats = 0 if self._heard else self._silent_beats + 1
+        # Whoever does not listen cannot tell whether the other has fallen silent.
+        self._silent_beats = 0 if self._heard or self._paused else self._silent_beats + 1
         if self._silent_beats >= 4:
             silent_s = self._silent_beats * self.session.heartbeat_s / 2
             self._fail(BrokerLost(f"the broker has fallen silent; nothing came for {silent_s:g} s"))
