@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.postgres import Cluster, running_cluster
+from tests.support.rabbitmq_cluster import RabbitCluster, cluster_versions, running_rabbitmq_cluster
 from tests.support.servers import skip_left_out
 
 
@@ -29,3 +30,16 @@ def postgres_url(request: pytest.FixtureRequest, postgres: Cluster) -> Iterator[
     postgres.drop_database(name)
     yield postgres.create_database(name)
     postgres.drop_database(name)
+
+
+@pytest.fixture(scope="session", params=cluster_versions())
+def _rabbitmq_cluster(request: pytest.FixtureRequest) -> Iterator[RabbitCluster]:
+    with running_rabbitmq_cluster(request.param) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def rabbitmq_cluster(_rabbitmq_cluster: RabbitCluster) -> RabbitCluster:
+    """Three RabbitMQ nodes, all of them there. A test may kill and pause them: the next one finds them whole again."""
+    _rabbitmq_cluster.heal()
+    return _rabbitmq_cluster

@@ -57,7 +57,8 @@ ADVANCED = "[{rabbit, [{channel_tick_interval, 500}]}].\n"
 class Node:
     """One broker with its data. `stop`, `kill`, `pause` and `start` again are for fault tests; `close` is final."""
 
-    def __init__(self, version: str, *, plugins: tuple[str, ...] = ()) -> None:
+    def __init__(self, version: str, *, plugins: tuple[str, ...] = (), epmd_of: Node | None = None) -> None:
+        """`epmd_of`: another node of the same cluster, whose name service this one uses."""
         self.version = version
         suite = VERSIONS[version]
         self._root = cache_folder() / f"rabbitmq-{suite}" if suite else Path("/")
@@ -65,7 +66,10 @@ class Node:
         self.port, self.tls_port, self.management_port, self._epmd_port, self._dist_port = free_ports(5)
         self.certificates = Certificates(self.folder / "tls")
         self._plugins = ("rabbitmq_management", "rabbitmq_auth_mechanism_ssl", *plugins)
-        self._name = f"hf{self.port}@localhost"
+        self.name = f"hf{self.port}@localhost"
+        self._own_epmd = epmd_of is None
+        if epmd_of is not None:
+            self._epmd_port = epmd_of._epmd_port
         self._epmd: subprocess.Popen[bytes] | None = None
         self._server: subprocess.Popen[bytes] | None = None
 
@@ -75,7 +79,7 @@ class Node:
         check_installed(version)
         node = cls(version, plugins=plugins)
         try:
-            node._configure()
+            node.configure()
             node.start()
         except BaseException:
             node.close()
@@ -106,8 +110,12 @@ class Node:
 
     def start(self) -> None:
         """Start the broker (again) and wait until it answers. Nothing happens when it runs."""
-        if self.pid:
-            return
+        if not self.pid:
+            self.launch()
+            self.wait_ready()
+
+    def launch(self) -> None:
+        """Start the broker without waiting: nodes of a cluster wait for one another."""
         self._start_epmd()
         (self.folder / "pid").unlink(missing_ok=True)
         server = f"{BINARIES}/rabbitmq-server"
@@ -124,7 +132,6 @@ class Node:
                 stderr=log,
                 start_new_session=True,
             )
-        self._wait_ready()
 
     def stop(self) -> None:
         """An orderly stop."""
@@ -201,11 +208,12 @@ class Node:
         files = [self.folder / "out", *(self.folder / "log").glob("*.log")]
         return "\n".join(file.read_text("utf-8", "replace")[-3000:] for file in files if file.exists())
 
-    def _configure(self) -> None:
+    def configure(self, more: str = "") -> None:
+        """Write its files, before the first start; `more` goes into rabbitmq.conf."""
         self.certificates.make()
         inside = Path("/") / self.folder.relative_to(self._root)
         ports = {"port": self.port, "tls_port": self.tls_port, "management_port": self.management_port}
-        (self.folder / "rabbitmq.conf").write_text(CONFIGURATION.format(folder=inside, **ports))
+        (self.folder / "rabbitmq.conf").write_text(CONFIGURATION.format(folder=inside, **ports) + more)
         (self.folder / "advanced.config").write_text(ADVANCED)
         (self.folder / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].")
         (self.folder / "home").mkdir()
@@ -220,7 +228,7 @@ class Node:
             "LANG": "C.UTF-8",
             "HOME": f"{inside}/home",
             "RABBITMQ_CONF_ENV_FILE": "/dev/null",
-            "RABBITMQ_NODENAME": self._name,
+            "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_MNESIA_BASE": f"{inside}/data",
             "RABBITMQ_LOG_BASE": f"{inside}/log",
             "RABBITMQ_CONFIG_FILE": f"{inside}/rabbitmq.conf",
@@ -238,7 +246,7 @@ class Node:
 
     def _start_epmd(self) -> None:
         """In the foreground, so that it can be ended; else the broker makes one that outlives everything."""
-        if self._epmd is None or self._epmd.poll() is not None:
+        if self._own_epmd and (self._epmd is None or self._epmd.poll() is not None):
             self._epmd = subprocess.Popen(
                 ["epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1"],
                 stdin=subprocess.DEVNULL,
@@ -247,7 +255,8 @@ class Node:
                 start_new_session=True,
             )
 
-    def _wait_ready(self) -> None:
+    def wait_ready(self) -> None:
+        """Until it answers on AMQP and on its management API."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             if self._server is not None and self._server.poll() is not None:

@@ -73,6 +73,22 @@ async def test_a_mixed_batch_gets_mixed_outcomes(every_admin: Admin) -> None:
     assert await every_admin.count("there") == 40
 
 
+async def test_a_channel_that_nacked_is_replaced_and_nothing_on_it_is_sent_twice(admin: Admin) -> None:
+    await admin.queue("there")
+    limits: dict[str, int | str] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    await admin.queue("full", **limits)
+    async with Publisher(admin.address()) as publisher:
+        assert kinds([await publisher.publish(outgoing("full")) for _ in range(2)]) == ["confirmed", "nacked"]
+        sent = 0
+        while not publisher.counts["renewed"]:
+            assert set(kinds(await publisher.publish_all([outgoing("there")] * 50))) == {"confirmed"}
+            sent += 50
+        await eventually(lambda: not publisher._retiring)
+        assert (await publisher.publish(outgoing("there"))).stored
+        assert not publisher.counts["sent_again"]
+    assert await admin.count("there") == sent + 1
+
+
 async def test_twins_of_which_all_are_unroutable_are_all_returned(admin: Admin) -> None:
     async with Publisher(admin.address()) as publisher:
         assert set(kinds(await publisher.publish_all([outgoing("nowhere") for _ in range(3000)]))) == {"returned"}

@@ -97,6 +97,11 @@ class Lane:
         await self._channel.call(amqp.Confirm.Select())
         self._encoder = PublishEncoder(self._channel.number, frame_bytes_max=connection.session.frame_bytes_max)
 
+    async def close(self, connection: Connection) -> None:
+        """Close the channel in order. Raises BrokerError."""
+        if self._channel is not None:
+            await connection.close_channel(self._channel)
+
     def encode(self, ticket: Ticket) -> Sequence[bytes | memoryview]:
         """Enter a publish into the books and pack it; the caller joins and writes. Raises Unsendable, not entered."""
         assert self._encoder is not None  # noqa: S101  callers ask is_open first

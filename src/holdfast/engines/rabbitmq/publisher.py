@@ -7,6 +7,10 @@ the time limit of a publish is over before an answer came, its outcome is *unkno
 One bad publish (no such exchange, too large, a foreign user id) makes the broker close the channel under its
 neighbours. All of them are then suspects: they go out one at a time on a second channel, where the guilty one is
 alone and is reported as *refused*; the first channel goes on with everything else.
+
+A channel that has published to a quorum queue while that had no leader nacks for ever on RabbitMQ 3.10, also when there
+is a leader again. So a nack makes the publisher go on with a fresh channel soon after; the old one is closed when
+everything on it has been answered.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ WINDOW_MESSAGES = 8192
 WINDOW_BYTES = 16 * 2**20
 PUBLISH_TIMEOUT_S = 60.0
 CONNECTION_FORCED = 320
+RENEWAL = Backoff(first_s=0.25, delay_s_max=15.0)
 NOT_IN_TIME = "no answer within {timeout_s:g} s"
 
 
@@ -64,6 +69,10 @@ class Publisher:
         self._connection: Connection | None = None
         self._main = self._lane()
         self._alone = self._lane()
+        self._retiring: set[Lane] = set()  # nothing more is sent on these
+        self._renewals = Patience(RENEWAL)
+        self._renewal: asyncio.TimerHandle | None = None
+        self._renewal_due = False
         self._broken = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._trouble: BrokerError | None = None
@@ -113,6 +122,16 @@ class Publisher:
                 self._give_up(tickets, 0.0)
         return [outcome for outcome in batch.outcomes if outcome is not None]
 
+    def send(self, messages: Sequence[Outgoing], batch: Batch, *, timeout_s: float) -> None:
+        """As `publish_all`, without waiting: `batch.settle` is called with each outcome as soon as it is known."""
+        if self._keeper is None or self._keeper.done():
+            raise BrokerLost("the publisher is closed; nothing was sent")
+        tickets = self._tickets(messages, batch)
+        self._waiting.extend(tickets)
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._give_up, tickets, timeout_s)
+        batch.on_done = timer.cancel
+        self._pump()
+
     async def __aenter__(self) -> Self:
         try:
             await self._connect()
@@ -129,6 +148,8 @@ class Publisher:
 
     async def close(self) -> None:
         """End the connection. What is still under way becomes unknown."""
+        if self._renewal is not None:
+            self._renewal.cancel()
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
@@ -160,8 +181,8 @@ class Publisher:
             self._send(self._main, self._waiting, messages_max=self._window_messages)
 
     def _held_back(self) -> bool:
-        """To find out who ends the connection, the first channel has to be quiet."""
-        return self._alone_only and bool(self._main.flying)
+        """To find out who ends the connection, all other channels have to be quiet."""
+        return self._alone_only and any(lane.flying for lane in (self._main, *self._retiring))
 
     def _send(self, lane: Lane, queue: deque[Ticket], *, messages_max: int) -> None:
         pieces: list[bytes | memoryview] = []
@@ -190,6 +211,8 @@ class Publisher:
 
     def _on_outcomes(self, lane: Lane, outcomes: list[tuple[Ticket, Outcome]]) -> None:
         for ticket, outcome in outcomes:
+            if outcome.kind is Kind.NACKED and self._renewal is None and lane not in self._retiring:
+                self._renew_soon()
             if ticket.done:
                 self.counts["answered_too_late"] += 1
             elif outcome.kind is Kind.UNKNOWN:
@@ -200,10 +223,14 @@ class Publisher:
                 ticket.batch.settle(ticket.place, outcome)
         if lane is self._alone and not self._suspects:
             self._alone_only = False
+        if lane in self._retiring and not lane.flying:
+            self._broken.set()
         self._pump()
 
     def _on_lost(self, lane: Lane, tickets: list[Ticket], error: BrokerError, close: Close) -> None:
         """A channel ended. By a publish of ours, or with the connection; in both cases nothing is known of these."""
+        if lane is not self._main and lane is not self._alone and not tickets:
+            return  # an old one, closed in order
         self._trouble = error
         self._broken.set()
         whole = isinstance(close, ConnectionClosedByBroker)
@@ -275,10 +302,41 @@ class Publisher:
             for lane in (self._main, self._alone):
                 if not lane.is_open:
                     await lane.open(connection)
+            await self._renew(connection)
         self._pump()
+
+    def _renew_soon(self) -> None:
+        """Not at once, and ever more seldom while fresh channels get nacks as well: then the queue is just full."""
+        loop = asyncio.get_running_loop()
+
+        def due() -> None:
+            self._renewal_due = True
+            self._broken.set()
+
+        self._renewal = loop.call_later(self._renewals.delay_s(loop.time()), due)
+
+    async def _renew(self, connection: Connection) -> None:
+        """Go on with fresh channels, if a nack asked for it; close the old ones when all on them is answered."""
+        for lane in [lane for lane in self._retiring if not lane.flying]:
+            self._retiring.discard(lane)
+            await lane.close(connection)
+        if self._renewal_due and not self._retiring:
+            main, alone = self._lane(), self._lane()
+            await main.open(connection)
+            await alone.open(connection)
+            self._retiring = {self._main, self._alone}
+            self._main, self._alone = main, alone
+            self.counts["renewed"] += 1
+            self._renewal, self._renewal_due = None, False
+            self._renewals.worked(asyncio.get_running_loop().time())
+            self._broken.set()  # one of the old ones may be quiet already
 
     async def _connect(self) -> None:
         self._connection = connection = await Connection.open(self._address.named("holdfast publisher"))
         await self._main.open(connection)
         await self._alone.open(connection)
+        self._retiring.clear()  # what was in flight on them was told to be lost
+        if self._renewal is not None:
+            self._renewal.cancel()
+        self._renewal, self._renewal_due = None, False
         self._patience.worked(asyncio.get_running_loop().time())

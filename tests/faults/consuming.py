@@ -1,0 +1,94 @@
+"""A producer and a consumer on RabbitMQ that keep books while brokers die: what was confirmed is done or parked.
+
+The number of a message says what its handler does: some work, some work at their second attempt, some fail until they
+are parked, some are permanent errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import holdfast
+from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.wire.confirms import Kind
+from holdfast.ports.broker import Layout
+from holdfast.proof.conservation import Conservation, Report
+from tests.engines.rabbitmq.admin import outgoing
+from tests.support.eventually import eventually
+
+QUEUE = "work"
+PAUSE_S = 0.005
+PUBLISH_TIMEOUT_S = 20.0
+DRAIN_TIMEOUT_S = 120.0
+
+
+class Consuming:
+    """`async with consuming(url) as load:`, then break things, then `await load.drained()`."""
+
+    def __init__(self, url: str, *, layout: Layout, management: str | None) -> None:
+        self.books = Conservation()
+        self.confirmed: set[str] = set()
+        self.found: set[str] = set()
+        self.unknown_count = 0
+        self.app = holdfast.App(url, management=management, stop_timeout="20s")
+        self._address = Address.parse(url)
+        self._stopping = asyncio.Event()
+
+        @self.app.consumer(QUEUE, retry=holdfast.Retry(attempts=4, delay="200ms"), layout=layout, concurrency=8)
+        async def handle(message: holdfast.Message) -> None:
+            number = int(message.id)
+            if number % 5 == 0:
+                raise holdfast.Permanent("bad")
+            if number % 5 == 1 or (number % 5 == 2 and message.attempt == 1):
+                raise ValueError("not yet")
+            self._find("done", message.id, message.body)
+
+    async def drained(self) -> Report:
+        """Stop producing, and wait until everything that was confirmed has been found; then count."""
+        self._stopping.set()
+        await eventually(lambda: self.confirmed <= self.found, timeout_s=DRAIN_TIMEOUT_S)
+        return self.books.report()
+
+    async def produce(self) -> None:
+        """One message after the other; what has no clear answer is in doubt, and is not sent again."""
+        number = 0
+        async with Publisher(self._address, timeout_s=PUBLISH_TIMEOUT_S) as publisher:
+            while not self._stopping.is_set():
+                number += 1
+                name, body = str(number), f"body {number}".encode()
+                self.books.put_in_doubt(name, body)
+                outcome = await publisher.publish(outgoing(QUEUE, body, message_id=name))
+                if outcome.stored:
+                    self.books.put(name, body)
+                    self.confirmed.add(name)
+                elif outcome.kind is Kind.UNKNOWN:
+                    self.unknown_count += 1
+                await asyncio.sleep(PAUSE_S)
+
+    async def collect(self) -> None:
+        """Take what is parked."""
+        async with Consumer(self._address, f"{QUEUE}.dlq", prefetch=100) as consumer:
+            while True:
+                batch = await consumer.batch()
+                for delivery in batch:
+                    self._find("parked", str(delivery.decoded()["message_id"]), delivery.body)
+                consumer.ack(batch)
+
+    def _find(self, place: str, name: str, body: bytes) -> None:
+        self.books.found(place, name, body)
+        self.found.add(name)
+
+
+@asynccontextmanager
+async def consuming(url: str, *, layout: Layout = "quorum", management: str | None = None) -> AsyncIterator[Consuming]:
+    """The load at work. Whatever ends one part of it ends the block."""
+    load = Consuming(url, layout=layout, management=management)
+    async with load.app.running(declare=True), asyncio.TaskGroup() as group:
+        parts = [group.create_task(load.produce()), group.create_task(load.collect())]
+        yield load
+        for part in parts:
+            part.cancel()
