@@ -3,7 +3,9 @@
 HoldfastError
 ├── Invalid            400  the request cannot be carried out as it stands
 │   ├── QueueMissing        no such queue, or it was deleted or made anew
-│   └── BadIds              ids that do not exist or are not leased
+│   ├── BadIds              ids that do not exist or are not leased
+│   ├── NotFound       404  no such letter, plan, redrive or dead-letter queue
+│   └── Conflict       409  what the caller saw is no longer so; nothing was done
 ├── Unauthorized       401
 ├── Forbidden          403
 ├── ShuttingDown       453  this server is stopping; another one may serve
@@ -55,6 +57,20 @@ class QueueMissing(Invalid):
 
 class BadIds(Invalid):
     """Some ids of the request do not exist or are not leased; none of the request was carried out."""
+
+
+class NotFound(Invalid):
+    """No such thing in the vault, or no queue that we know; nothing changed."""
+
+    code = 404
+    code_text = "Not Found"
+
+
+class Conflict(Invalid):
+    """What the caller saw is no longer so, or this cannot be done to it now; nothing was done."""
+
+    code = 409
+    code_text = "Conflict"
 
 
 class Unauthorized(HoldfastError):

@@ -38,6 +38,74 @@ ITEM_MOVES: Mapping[tuple[ItemState, ItemState], str] = {
 }
 
 
+class LetterState(Enum):
+    """Where a letter in the vault is in its life."""
+
+    OUTSIDE = "[*]"
+    CAPTURED = "captured"
+    REDRIVING = "redriving"
+    REDRIVEN = "redriven"
+    RESOLVED = "resolved"
+    CAME_BACK = "came_back"
+    ARCHIVED = "archived"
+    DISCARDED = "discarded"
+    DELETED = "deleted"
+
+
+LETTER_MOVES: Mapping[tuple[LetterState, LetterState], str] = {
+    (LetterState.OUTSIDE, LetterState.CAPTURED): "capture",
+    (LetterState.CAPTURED, LetterState.REDRIVING): "a redrive takes it",
+    (LetterState.REDRIVING, LetterState.REDRIVEN): "the broker has confirmed it",
+    (LetterState.REDRIVING, LetterState.CAPTURED): "known not to have been published",
+    (LetterState.REDRIVING, LetterState.CAME_BACK): "captured again with its redrive id, before the confirm was noted",
+    (LetterState.REDRIVEN, LetterState.RESOLVED): "not back within resolve_after, or by hand",
+    (LetterState.REDRIVEN, LetterState.CAME_BACK): "captured again with its redrive id",
+    (LetterState.RESOLVED, LetterState.CAME_BACK): "captured again with its redrive id",
+    (LetterState.CAPTURED, LetterState.ARCHIVED): "archive",
+    (LetterState.ARCHIVED, LetterState.CAPTURED): "restore",
+    (LetterState.CAPTURED, LetterState.DISCARDED): "discard",
+    (LetterState.RESOLVED, LetterState.DELETED): "retention",
+    (LetterState.CAME_BACK, LetterState.DELETED): "retention",
+    (LetterState.DISCARDED, LetterState.DELETED): "retention",
+    (LetterState.DELETED, LetterState.OUTSIDE): "only its count and its rows in the ledger are left",
+}
+
+
+class TransactionState(Enum):
+    """Where a collected result is: the first three are worked on, the others are its end."""
+
+    OUTSIDE = "[*]"
+    FORWARDING = "forwarding"
+    AWAITING = "awaiting"
+    SENDING = "sending"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    ABANDONED = "abandoned"
+
+    @property
+    def is_end(self) -> bool:
+        """Whether nothing follows but clearing up."""
+        return self in TRANSACTION_ENDS
+
+
+TRANSACTION_ENDS = frozenset({TransactionState.COMPLETED, TransactionState.FAILED, TransactionState.ABANDONED})
+TRANSACTION_MOVES: Mapping[tuple[TransactionState, TransactionState], str] = {
+    (TransactionState.OUTSIDE, TransactionState.FORWARDING): "start",
+    (TransactionState.FORWARDING, TransactionState.AWAITING): "the request is forwarded",
+    (TransactionState.AWAITING, TransactionState.SENDING): "every ordinal of every series is in the index",
+    (TransactionState.SENDING, TransactionState.COMPLETED): "the notice is confirmed",
+    (TransactionState.FORWARDING, TransactionState.FAILED): "it can never complete, or made no progress for too long",
+    (TransactionState.AWAITING, TransactionState.FAILED): "it can never complete, or made no progress for too long",
+    (TransactionState.SENDING, TransactionState.FAILED): "it can never complete, or made no progress for too long",
+    (TransactionState.FORWARDING, TransactionState.ABANDONED): "abandoned by hand",
+    (TransactionState.AWAITING, TransactionState.ABANDONED): "abandoned by hand",
+    (TransactionState.SENDING, TransactionState.ABANDONED): "abandoned by hand",
+    (TransactionState.COMPLETED, TransactionState.OUTSIDE): "its queues are drained and deleted",
+    (TransactionState.FAILED, TransactionState.OUTSIDE): "its queues and index rows are deleted",
+    (TransactionState.ABANDONED, TransactionState.OUTSIDE): "its queues and index rows are deleted",
+}
+
+
 State = TypeVar("State", bound=Enum)
 
 

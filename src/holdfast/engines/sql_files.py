@@ -15,6 +15,11 @@ def statements(package: str) -> dict[str, str]:
     }
 
 
+def migrated_kinds(package: str) -> list[str]:
+    """The kinds of files or schemas that an engine's package has migrations for."""
+    return sorted(entry.name for entry in (files(package) / "migrations").iterdir() if entry.is_dir())
+
+
 def migrations(package: str, *, kind: str) -> dict[int, str]:
     """Every `migrations/<kind>/NNNN.sql` of an engine's package, by number, in order."""
     folder = files(package) / "migrations" / kind

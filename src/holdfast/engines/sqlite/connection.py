@@ -13,13 +13,13 @@ from typing import Any
 
 import apsw
 
-from holdfast.engines.sql_files import migrations, statements
+from holdfast.engines.sql_files import migrated_kinds, migrations, statements
 from holdfast.errors import StorageFailed
 from holdfast.proof import crash_point
 
 PACKAGE = "holdfast.engines.sqlite"
 SQL = statements(PACKAGE)
-MIGRATIONS = {kind: migrations(PACKAGE, kind=kind) for kind in ("queue", "catalog")}
+MIGRATIONS = {kind: migrations(PACKAGE, kind=kind) for kind in migrated_kinds(PACKAGE)}
 
 BUSY_TIMEOUT_MS = 5_000
 STATEMENTS_COUNT_MAX = 128

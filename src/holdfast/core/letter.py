@@ -1,0 +1,142 @@
+"""A letter: a message that died, with the story of its death, as it is taken into custody and kept there. Pure values.
+
+Whatever a stranger wrote (headers, error texts, moments) is cut to a size here and never believed further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from holdfast.core.states import LetterState
+
+BLOB_BYTES_MIN = 1024 * 1024
+SEARCHED_TEXT_BYTES_MAX = 64 * 1024
+REASON_CHARACTERS_MAX = 200
+ERROR_CHARACTERS_MAX = 8 * 1024
+NAME_CHARACTERS_MAX = 512
+
+#: Where a letter was taken from: a queue of RabbitMQ, or an embedded dead queue.
+Origin: TypeAlias = Literal["rabbitmq", "queue"]
+JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
+
+#: Headers that say who a message is and where it has been: an edit may not touch them.
+LOCKED_HEADERS = (
+    "x-redrive-id",
+    "x-redrive-run",
+    "x-redriven-at",
+    "x-redriven-by",
+    "x-redriven-from",
+    "x-redriven-count",
+    "x-original-exchange",
+    "x-original-routing-key",
+    "x-original-queue",
+    "x-death",
+)
+#: Headers that decide where a message goes or what it does there: an edit must say that it means them.
+SENSITIVE_HEADERS = ("CC", "BCC", "x-delay", "x-retry-count", "x-kept-cc", "x-kept-expiration", "x-kept-user-id")
+
+
+class DeathStory(Struct, frozen=True, kw_only=True):
+    """Where, why, when and how often it died, and of which error."""
+
+    queue: str = ""
+    reason: str = ""
+    count: int = 0
+    first_at_us: int = 0
+    last_at_us: int = 0
+    error_type: str = ""
+    error_message: str = ""
+    error_stack: str = ""
+
+
+class NewLetter(Struct, frozen=True, kw_only=True):
+    """What capture hands to the vault. `properties` are the broker's bytes, `shown` is the same for people."""
+
+    queue: str
+    origin: Origin
+    body: bytes
+    properties: bytes
+    digest: bytes
+    death: DeathStory
+    message_id: str = ""
+    type: str = ""
+    exchange: str = ""
+    routing_key: str = ""
+    shown: Mapping[str, JsonValue] = {}
+    headers: Mapping[str, JsonValue] = {}
+    redelivered: bool = False
+    redrive_id: str = ""
+    redriven_count: int = 0
+    group: str = ""
+    group_title: str = ""
+    blob: str = ""
+    body_bytes: int = 0
+
+
+class Letter(Struct, frozen=True, kw_only=True):
+    """A letter in the vault, without its body."""
+
+    id: int
+    queue: str
+    origin: Origin
+    state: LetterState
+    message_id: str
+    type: str
+    exchange: str
+    routing_key: str
+    death: DeathStory
+    group: str
+    redrive_id: str  #: with which it came back, if it did
+    redriven_count: int
+    revision: int
+    acked: bool
+    captured_at_us: int
+    changed_at_us: int
+    body_bytes: int
+    digest: bytes
+    headers: dict[str, JsonValue]
+    shown: dict[str, JsonValue]
+    came_from: int = 0  #: the letter that was redriven and came back as this one
+
+
+class Content(Struct, frozen=True, kw_only=True):
+    """What of a letter is published: the original bytes, or those of a revision."""
+
+    body: bytes
+    properties: bytes
+    blob: str = ""
+    put: dict[str, JsonValue] = {}
+    drop: tuple[str, ...] = ()
+
+
+class Revision(Struct, frozen=True, kw_only=True):
+    """One edit. `body` none means the one before; `put` and `drop` are all header changes against the original."""
+
+    number: int
+    body: bytes | None
+    put: dict[str, JsonValue]
+    drop: tuple[str, ...]
+    at: datetime
+    by: str
+    note: str = ""
+
+
+def clip(text: str, characters_max: int) -> str:
+    """The beginning of a text that somebody else wrote, storable in every engine."""
+    clean = text.replace("\x00", "�")[:characters_max]
+    return clean if clean.isascii() else clean.encode("utf-8", "replace").decode("utf-8")
+
+
+def searched_text(letter: NewLetter) -> str:
+    """What a search for words looks at: the error, and the body as far as it is text."""
+    head = letter.body[:SEARCHED_TEXT_BYTES_MAX]
+    try:
+        body = head.decode("utf-8", "strict" if len(head) == len(letter.body) else "ignore")
+    except UnicodeDecodeError:
+        body = ""
+    death = letter.death
+    return clip(f"{death.error_type} {death.error_message} {body}", SEARCHED_TEXT_BYTES_MAX)

@@ -1,0 +1,70 @@
+"""What the vault needs of a database: statements in one transaction, run off the event loop.
+
+The vault's tables and statements are the same in every SQL engine; where the engines differ (lists of ids, words in
+texts, values in JSON) the `Dialect` says how. There is one writer at a time: the ledger is a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from holdfast.engines.sql_files import statements
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+Values = Mapping[str, Any]
+
+SQL = statements("holdfast.engines.sql_vault")
+
+
+class Dialect(Protocol):
+    """Where SQL engines differ."""
+
+    in_ids: str  #: a condition on the column before it: it is one of `:ids`
+    text_join: str  #: joins the letters `l` whose words match `:words`
+    insert_text: str  #: stores the searched `:text` of the letter `:id`
+    delete_text: str
+    header_equals: str  #: a condition: the header `:header` is `:header_value`; of the contents `c`
+    header_exists: str
+
+    def ids(self, ids: Sequence[int]) -> object:
+        """The value of `:ids`."""
+
+    def words(self, words: Sequence[str]) -> str:
+        """The value of `:words`: all of them must be there."""
+
+
+class Work(Protocol):
+    """A transaction that is under way."""
+
+    dialect: Dialect
+
+    def rows(self, sql: str, **values: Any) -> list[Row]:
+        """Run a statement and take all of its rows."""
+
+    def many(self, sql: str, values: Sequence[Values]) -> None:
+        """Run a statement once for each set of values."""
+
+
+class Database(Protocol):
+    """One database."""
+
+    dialect: Dialect
+
+    def open(self) -> None:
+        """Bring it to today's schema. Raises CannotStart or StorageFailed."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+    async def write(self, work: Callable[[Work], T]) -> T:
+        """One transaction, alone: all of it or nothing. Raises StorageFailed."""
+
+    async def read(self, work: Callable[[Work], T]) -> T:
+        """Read what is committed. Raises StorageFailed."""
+
+
+def statement(name: str, dialect: Dialect) -> str:
+    """A statement of `sql/` in a dialect."""
+    return SQL[name].replace("IN_IDS", dialect.in_ids)

@@ -1,0 +1,311 @@
+"""Letters: taken in, moved between states, edited, deleted by retention. Reading them is `reading.py`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from holdfast.core.ledger import Act
+from holdfast.core.letter import Content, JsonValue, NewLetter, Revision, clip, searched_text
+from holdfast.core.moments import microseconds, moment
+from holdfast.core.states import LETTER_MOVES, LetterState
+from holdfast.engines.sql_vault.books import Books, Moved
+from holdfast.engines.sql_vault.database import Work, statement
+from holdfast.engines.sql_vault.reading import Reading
+from holdfast.errors import Conflict, Invalid
+from holdfast.ports.vault import FailedImport, Stored
+from holdfast.proof import crash_point
+
+TEXT_CHARACTERS_MAX = 1_000
+RETURNING = ("redriving", "redriven", "resolved")  #: states in which a letter can come back
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.decode
+
+
+class SqlLetters(Reading):
+    """Letters in a SQL database."""
+
+    async def put(self, letters: Sequence[NewLetter], act: Act) -> list[Stored]:
+        def work(work: Work) -> list[Stored]:
+            return _Taking(self._books, work, act).take(letters)
+
+        stored = await self._books.database.write(work)
+        crash_point("vault.after_put")
+        return stored
+
+    async def acked(self, ids: Sequence[int]) -> None:
+        await self._books.database.write(lambda work: self._run(work, "ack_letters", ids=work.dialect.ids(ids)))
+
+    async def put_failed(self, queue: str, *, body: bytes, properties: bytes, reason: str, act: Act) -> int:
+        def work(work: Work) -> int:
+            number = self._books.number(work, "failed_imports")
+            self._run(
+                work,
+                "insert_failed_import",
+                id=number,
+                queue=clip(queue, TEXT_CHARACTERS_MAX),
+                reason=clip(reason, TEXT_CHARACTERS_MAX),
+                now=self._books.now_us(),
+                properties=properties,
+                body=body,
+            )
+            self._books.append(work, act, outcome="failed", queue=clip(queue, TEXT_CHARACTERS_MAX), count=1)
+            return number
+
+        return await self._books.database.write(work)
+
+    async def failed(self, *, after: int, count_max: int) -> list[FailedImport]:
+        rows = await self._books.database.read(
+            lambda work: self._run(work, "select_failed_imports", after=after, count_max=count_max)
+        )
+        return [
+            FailedImport(
+                id=row[0],
+                queue=row[1],
+                reason=row[2],
+                body=bytes(row[3]),
+                properties=bytes(row[4]),
+                at=moment(row[5]),
+            )
+            for row in rows
+        ]
+
+    async def move(
+        self, ids: Sequence[int], *, source: LetterState, target: LetterState, act: Act, expected: int
+    ) -> int:
+        if (source, target) not in LETTER_MOVES:
+            raise Invalid(f"state is invalid; a letter cannot go from {source.value} to {target.value}")
+
+        def work(work: Work) -> int:
+            rows = self._run(work, "select_states", ids=work.dialect.ids(ids))
+            fit = [row for row in rows if row[2] == source.value]
+            if len(fit) != expected or len(rows) != expected:
+                other = next((row for row in rows if row[2] != source.value), None)
+                why = f"letter {other[0]} is {other[2]}" if other else f"{len(rows)} of {len(ids)} letters exist"
+                raise Conflict(
+                    f"letters have changed; {expected} in state '{source.value}' were expected and {len(fit)} are, "
+                    f"{why}; nothing was done, look again"
+                )
+            self._books.move(work, act, fit, target.value)
+            return len(fit)
+
+        return await self._books.database.write(work)
+
+    async def content(self, letter: int, *, revision: int | None = None) -> Content | None:
+        def work(work: Work) -> Content | None:
+            rows = self._run(work, "select_content", letter=letter)
+            if not rows:
+                return None
+            body, properties, blob = bytes(rows[0][0]), bytes(rows[0][1]), rows[0][2]
+            put: dict[str, JsonValue] = {}
+            drop: tuple[str, ...] = ()
+            for row in self._run(work, "select_revisions", letter=letter):
+                if revision is not None and row[0] > revision:
+                    break
+                put, drop = _decode(row[2]), tuple(_decode(row[3]))
+                if row[1] is not None:
+                    body, blob = bytes(row[1]), ""
+            return Content(body=body, properties=properties, blob=blob, put=put, drop=drop)
+
+        return await self._books.database.read(work)
+
+    async def revise(
+        self,
+        letter: int,
+        *,
+        revision: int,
+        body: bytes | None,
+        put: dict[str, JsonValue],
+        drop: Sequence[str],
+        act: Act,
+    ) -> int:
+        def work(work: Work) -> int:
+            rows = self._run(work, "select_revision_number", letter=letter)
+            if not rows:
+                raise Invalid(f"letter does not exist; there is no letter {letter}")
+            newest, state, queue = rows[0]
+            if state != LetterState.CAPTURED.value:
+                raise Conflict(f"letter cannot be edited; letter {letter} is {state}, only a captured one can be")
+            if newest != revision:
+                raise Conflict(f"letter has changed; its newest revision is {newest}, not {revision}, look again")
+            self._run(
+                work,
+                "insert_revision",
+                letter=letter,
+                number=newest + 1,
+                headers=_encode(put).decode(),
+                dropped=_encode(list(drop)).decode(),
+                now=self._books.now_us(),
+                actor=act.actor,
+                note=clip(act.reason, TEXT_CHARACTERS_MAX),
+                body=body,
+            )
+            self._run(work, "set_revision", letter=letter, number=newest + 1, now=self._books.now_us())
+            self._books.append(work, act, queue=queue, ids=[letter])
+            return int(newest) + 1
+
+        return await self._books.database.write(work)
+
+    async def revisions(self, letter: int) -> list[Revision]:
+        rows = await self._books.database.read(lambda work: self._run(work, "select_revisions", letter=letter))
+        return [
+            Revision(
+                number=row[0],
+                body=None if row[1] is None else bytes(row[1]),
+                put=_decode(row[2]),
+                drop=tuple(_decode(row[3])),
+                at=moment(row[4]),
+                by=row[5],
+                note=row[6],
+            )
+            for row in rows
+        ]
+
+    async def resolve_due(self, *, before: datetime, count_max: int, act: Act) -> int:
+        def work(work: Work) -> int:
+            due = self._run(work, "select_resolved_due", before=microseconds(before), count_max=count_max)
+            rows = self._run(work, "select_states", ids=work.dialect.ids([row[0] for row in due]))
+            self._books.move(work, act, rows, LetterState.RESOLVED.value)
+            return len(rows)
+
+        return await self._books.database.write(work)
+
+    async def expire(self, state: LetterState, *, before: datetime, count_max: int, act: Act) -> int:
+        if (state, LetterState.DELETED) not in LETTER_MOVES:
+            raise Invalid(f"retention is invalid; letters that are {state.value} are never deleted")
+
+        def work(work: Work) -> int:
+            found = self._run(
+                work, "select_expired", state=state.value, before=microseconds(before), count_max=count_max
+            )
+            ids = work.dialect.ids([row[0] for row in found])
+            rows = self._run(work, "select_states", ids=ids)
+            if not rows:
+                return 0
+            for key, count in self._run(work, "select_group_counts", ids=ids):
+                self._run(work, "shrink_group", key=key, count=count)
+            work.rows(work.dialect.delete_text, ids=ids)
+            for name in ("delete_revisions", "delete_contents", "delete_letters"):
+                self._run(work, name, ids=ids)
+            deleted = LetterState.DELETED.value
+            self._books.book(work, act, [Moved(row[0], row[1], row[2], deleted) for row in rows])
+            return len(rows)
+
+        return await self._books.database.write(work)
+
+
+class _Taking:
+    """One batch of deliveries on its way into the vault."""
+
+    def __init__(self, books: Books, work: Work, act: Act) -> None:
+        self._books = books
+        self._work = work
+        self._act = act
+
+    def take(self, letters: Sequence[NewLetter]) -> list[Stored]:
+        books, work = self._books, self._work
+        used: list[int] = []
+        stored: list[Stored | None] = []
+        for letter in letters:
+            rows = (
+                books.run(work, "find_unacked", queue=letter.queue, digest=letter.digest) if letter.redelivered else []
+            )
+            if rows:
+                # At once: of two equal deliveries in one batch, each needs a row of its own.
+                used.append(rows[0][0])
+                books.run(work, "ack_letters", ids=work.dialect.ids([rows[0][0]]))
+                stored.append(Stored(rows[0][0], matched=True))
+            else:
+                stored.append(None)
+        new = [letter for letter, found in zip(letters, stored, strict=True) if found is None]
+        if used:
+            books.append(work, Act(actor=self._act.actor, action="capture.matched"), ids=used)
+        ids = iter(self._insert(new))
+        return [found or Stored(next(ids), matched=False) for found in stored]
+
+    def _insert(self, letters: Sequence[NewLetter]) -> list[int]:
+        if not letters:
+            return []
+        books, work, dialect = self._books, self._work, self._work.dialect
+        first = books.number(work, "letters", len(letters))
+        ids = list(range(first, first + len(letters)))
+        came_from = [self._came_from(letter) for letter in letters]
+        now = books.now_us()
+        rows = [
+            _row(letter, one, now=now, came_from=old) for letter, one, old in zip(letters, ids, came_from, strict=True)
+        ]
+        work.many(statement("insert_letter", dialect), rows)
+        work.many(statement("insert_content", dialect), rows)
+        work.many(dialect.insert_text, rows)
+        self._group(letters, ids, now)
+        books.book(
+            work,
+            self._act,
+            [Moved(one, letter.queue, "", "captured") for letter, one in zip(letters, ids, strict=True)],
+        )
+        return ids
+
+    def _came_from(self, letter: NewLetter) -> int:
+        if not letter.redrive_id:
+            return 0
+        books, work = self._books, self._work
+        rows = books.run(work, "find_came_from", redrive_id=letter.redrive_id)
+        if not rows:
+            return 0
+        if rows[0][2] in RETURNING:
+            act = Act(actor=self._act.actor, action="letters.came_back", detail=letter.redrive_id)
+            books.move(work, act, rows, LetterState.CAME_BACK.value)
+        return int(rows[0][0])
+
+    def _group(self, letters: Sequence[NewLetter], ids: Sequence[int], now: int) -> None:
+        counts = Counter(letter.group for letter in letters)
+        newest = {letter.group: (letter, one) for letter, one in zip(letters, ids, strict=True)}
+        for key, (letter, one) in newest.items():
+            self._books.run(
+                self._work,
+                "put_group",
+                key=key,
+                title=letter.group_title,
+                count=counts[key],
+                now=now,
+                sample=one,
+            )
+
+
+def _row(letter: NewLetter, number: int, *, now: int, came_from: int) -> dict[str, Any]:
+    death = letter.death
+    return {
+        "id": number,
+        "queue": letter.queue,
+        "origin": letter.origin,
+        "message_id": letter.message_id,
+        "type": letter.type,
+        "exchange": letter.exchange,
+        "routing_key": letter.routing_key,
+        "source_queue": death.queue,
+        "reason": death.reason,
+        "death_count": death.count,
+        "first_died_at": death.first_at_us,
+        "died_at": death.last_at_us,
+        "error_type": death.error_type,
+        "error_message": death.error_message,
+        "error_stack": death.error_stack,
+        "grp": letter.group,
+        "redrive_id": letter.redrive_id,
+        "redriven_count": letter.redriven_count,
+        "now": now,
+        "body_bytes": letter.body_bytes or len(letter.body),
+        "digest": letter.digest,
+        "came_from": came_from,
+        "properties": letter.properties,
+        "blob": letter.blob,
+        "headers": _encode(letter.headers).decode(),
+        "shown": _encode(letter.shown).decode(),
+        "body": b"" if letter.blob else letter.body,
+        "text": searched_text(letter),
+    }

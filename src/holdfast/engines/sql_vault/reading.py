@@ -1,0 +1,192 @@
+"""Letters, found: the filter becomes SQL once, so that pages, counts and actions agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.core.letter import DeathStory, Letter
+from holdfast.core.letter_selection import ID_MAX, WALK_COUNT_MAX, Selection, check_selection, words
+from holdfast.core.states import LetterState
+from holdfast.engines.sql_vault.books import Books
+from holdfast.engines.sql_vault.database import SQL, Dialect, Row, Work
+from holdfast.errors import Invalid
+from holdfast.ports.vault import Count, Page
+
+COUNT_MAX = 10_000
+
+_headers = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class Reading:
+    """What only looks at letters."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+
+    def _run(self, work: Work, name: str, /, **values: Any) -> list[Row]:
+        return self._books.run(work, name, **values)
+
+    async def find(self, selection: Selection, *, before: int = 0, count_max: int) -> Page:
+        check_selection(selection)
+
+        def work(work: Work) -> Page:
+            top = before or self._top(work) + 1
+            floor = max(0, top - WALK_COUNT_MAX) if selection.walks else 0
+            where, values = condition(selection, work.dialect)
+            join = work.dialect.text_join if selection.text else ""
+            rows = work.rows(
+                f"{SQL['select_letter']} {join} WHERE l.id < :top AND l.id >= :floor {where} "
+                "ORDER BY l.id DESC LIMIT :count_max",
+                **values,
+                top=top,
+                floor=floor,
+                count_max=count_max,
+            )
+            letters = [letter_of(row) for row in rows]
+            if len(letters) == count_max:
+                return Page(letters, after=letters[-1].id)
+            if floor > 1:
+                return Page(letters, after=floor, stopped=True)
+            return Page(letters)
+
+        return await self._books.database.read(work)
+
+    async def ids(self, selection: Selection, *, count_max: int) -> list[tuple[int, int]]:
+        check_selection(selection)
+
+        def work(work: Work) -> list[tuple[int, int]]:
+            where, values = condition(selection, work.dialect)
+            sql = _from("l.id, l.revision", selection, work.dialect)
+            rows = work.rows(
+                f"{sql} WHERE 1 = 1 {where} ORDER BY l.id LIMIT :count_max", **values, count_max=count_max + 1
+            )
+            return [(row[0], row[1]) for row in rows]
+
+        found = await self._books.database.read(work)
+        if len(found) > count_max:
+            raise Invalid(f"selection is too large; more than {count_max} letters fit, narrow it")
+        return found
+
+    async def count(self, selection: Selection) -> Count:
+        check_selection(selection)
+
+        def work(work: Work) -> Count:
+            if selection.is_plain:
+                state = selection.state.value if selection.state else ""
+                return Count(
+                    sum(
+                        row[2]
+                        for row in self._run(work, "select_tallies")
+                        if row[1] != "deleted" and selection.queue in ("", row[0]) and state in ("", row[1])
+                    )
+                )
+            floor = max(0, self._top(work) + 1 - WALK_COUNT_MAX) if selection.walks else 0
+            where, values = condition(selection, work.dialect)
+            sql = _from("1 AS one", selection, work.dialect)
+            ((count,),) = work.rows(
+                f"SELECT count(*) FROM ({sql} WHERE l.id >= :floor {where} LIMIT :count_max) found",  # noqa: S608
+                **values,
+                floor=floor,
+                count_max=COUNT_MAX + 1,
+            )
+            return Count(min(count, COUNT_MAX), exact=count <= COUNT_MAX and floor <= 1)
+
+        return await self._books.database.read(work)
+
+    async def get(self, letter: int) -> Letter | None:
+        rows = await self._books.database.read(
+            lambda work: work.rows(f"{SQL['select_letter']} WHERE l.id = :letter", letter=letter)
+        )
+        return letter_of(rows[0]) if rows else None
+
+    def _top(self, work: Work) -> int:
+        rows = self._run(work, "find_counter", name="letters")
+        return int(rows[0][0]) if rows else 0
+
+
+def _from(columns: str, selection: Selection, dialect: Dialect) -> str:
+    contents = "JOIN contents c ON c.letter = l.id" if selection.header else ""
+    return f"SELECT {columns} FROM letters l {contents} {dialect.text_join if selection.text else ''}"  # noqa: S608
+
+
+def condition(selection: Selection, dialect: Dialect) -> tuple[str, dict[str, Any]]:
+    """The SQL of a selection, beginning with AND, and its values."""
+    parts: list[str] = []
+    values: dict[str, Any] = {}
+
+    def add(sql: str, **more: Any) -> None:
+        parts.append(sql)
+        values.update(more)
+
+    if selection.ids:
+        add(f"l.id {dialect.in_ids}", ids=dialect.ids([one for one in selection.ids if one <= ID_MAX]))
+    for field, column in (
+        ("queue", "queue"),
+        ("source_queue", "source_queue"),
+        ("type", "type"),
+        ("reason", "reason"),
+        ("group", "grp"),
+    ):
+        if text := getattr(selection, field):
+            add(f"l.{column} = :{column}", **{column: text})
+    if selection.state:
+        add("l.state = :state", state=selection.state.value)
+    if selection.error:
+        # A plain part of the text: what would be a pattern to LIKE is escaped.
+        pattern = selection.error.lower().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+        add("lower(l.error_type || ': ' || l.error_message) LIKE :error ESCAPE '\\'", error=f"%{pattern}%")
+    if selection.header:
+        add(
+            dialect.header_equals if selection.header_value else dialect.header_exists,
+            header=selection.header,
+            **({"header_value": selection.header_value} if selection.header_value else {}),
+        )
+    if selection.text:
+        values["words"] = dialect.words(words(selection.text))
+    for field, sql in (
+        ("captured_after_us", "l.captured_at >= :captured_after_us"),
+        ("captured_before_us", "l.captured_at < :captured_before_us"),
+        ("died_after_us", "l.died_at >= :died_after_us"),
+        ("died_before_us", "l.died_at < :died_before_us"),
+    ):
+        if at_us := getattr(selection, field):
+            add(sql, **{field: at_us})
+    return "".join(f" AND {part}" for part in parts), values
+
+
+def letter_of(row: Row) -> Letter:
+    """A row of `select_letter`."""
+    return Letter(
+        id=row[0],
+        queue=row[1],
+        origin=row[2],
+        state=LetterState(row[3]),
+        message_id=row[4],
+        type=row[5],
+        exchange=row[6],
+        routing_key=row[7],
+        death=DeathStory(
+            queue=row[8],
+            reason=row[9],
+            count=row[10],
+            first_at_us=row[11],
+            last_at_us=row[12],
+            error_type=row[13],
+            error_message=row[14],
+            error_stack=row[27],
+        ),
+        group=row[15],
+        redrive_id=row[16],
+        redriven_count=row[17],
+        revision=row[18],
+        acked=bool(row[19]),
+        captured_at_us=row[20],
+        changed_at_us=row[21],
+        body_bytes=row[22],
+        digest=bytes(row[23]),
+        came_from=row[24],
+        headers=_headers(row[25]),
+        shown=_headers(row[26]),
+    )

@@ -1,0 +1,207 @@
+"""Plans, and tasks that carry them out: each letter has its redrive id from the start, whoever publishes it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+
+from holdfast.core.ledger import Act
+from holdfast.core.letter import clip
+from holdfast.core.moments import microseconds, moment
+from holdfast.core.redrive_task import Leased, Plan, Redrive, RedriveState, Settled, Wish
+from holdfast.core.states import LetterState
+from holdfast.engines.sql_vault.books import Books
+from holdfast.engines.sql_vault.database import SQL, Row, Work, statement
+from holdfast.proof import crash_point
+
+WHY_CHARACTERS_MAX = 500
+
+_encode = msgspec.json.Encoder().encode
+_plan = msgspec.json.Decoder(Plan).decode
+_wish = msgspec.json.Decoder(Wish).decode
+
+
+class SqlRedrives:
+    """Plans and redrives in a SQL database."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+
+    async def keep_plan(self, plan: Plan) -> None:
+        def work(work: Work) -> None:
+            self._books.run(work, "put_plan", hash=plan.hash, document=_encode(plan).decode(), now=self._books.now_us())
+
+        await self._books.database.write(work)
+
+    async def plan(self, found: str) -> Plan | None:
+        rows = await self._books.database.read(lambda work: self._books.run(work, "find_plan", hash=found))
+        return _plan(rows[0][0]) if rows else None
+
+    async def start(
+        self, *, plan: Plan, letters: Sequence[tuple[int, str]], wish: Wish, name: str, operation: str, act: Act
+    ) -> tuple[Redrive, bool]:
+        books = self._books
+
+        def work(work: Work) -> tuple[Redrive, bool]:
+            rows = books.run(work, "find_redrive_by_operation", operation=operation) if operation else []
+            if rows:
+                return self._found(work, rows[0][0]), False
+            number = books.number(work, "redrives")
+            books.run(
+                work,
+                "insert_redrive",
+                id=number,
+                operation=operation or uuid.uuid4().hex,
+                name=name,
+                reason=act.reason,
+                plan=plan.hash,
+                wish=_encode(wish).decode(),
+                total=len(letters),
+                now=books.now_us(),
+                actor=act.actor,
+            )
+            # The id is made here, once: whoever publishes the letter again does so under the same one.
+            values = [
+                {"redrive": number, "letter": letter, "redrive_id": str(uuid.uuid4()), "address": address}
+                for letter, address in letters
+            ]
+            work.many(statement("insert_redrive_letter", work.dialect), values)
+            books.append(work, act, ids=[letter for letter, _ in letters])
+            return self._found(work, number), True
+
+        return await books.database.write(work)
+
+    async def find(self, redrive: int) -> Redrive | None:
+        def work(work: Work) -> Redrive | None:
+            return self._found(work, redrive) if self._exists(work, redrive) else None
+
+        return await self._books.database.read(work)
+
+    async def page(self, *, before: int, count_max: int) -> list[Redrive]:
+        return await self._books.database.read(
+            lambda work: self._read(
+                work, "WHERE id < :before ORDER BY id DESC LIMIT :count_max", before=before, count_max=count_max
+            )
+        )
+
+    async def set_state(self, redrive: int, state: RedriveState, *, sources: Sequence[RedriveState], act: Act) -> bool:
+        def work(work: Work) -> bool:
+            rows = self._books.run(work, "find_redrive_state", redrive=redrive)
+            if not rows or RedriveState(rows[0][0]) not in sources:
+                return False
+            why = clip(act.detail or act.reason, WHY_CHARACTERS_MAX)
+            self._books.run(work, "set_redrive_state", redrive=redrive, state=state.value, why=why)
+            self._books.append(work, act)
+            return True
+
+        return await self._books.database.write(work)
+
+    async def lease(self, redrive: int, *, count_max: int, until: datetime, act: Act) -> list[Leased]:
+        books = self._books
+
+        def work(work: Work) -> list[Leased]:
+            rows = books.run(work, "find_redrive_state", redrive=redrive)
+            if not rows or rows[0][0] != RedriveState.RUNNING.value:
+                return []
+            found = books.run(work, "select_to_lease", redrive=redrive, now=books.now_us(), count_max=count_max)
+            ours = [row for row in found if _is_ours(row)]
+            for letter, _, _, status, state in found:
+                if (letter, status, state) not in {(row[0], row[3], row[4]) for row in ours}:
+                    self._pass_over(work, redrive, letter, status=status, state=state)
+            if not ours:
+                return []
+            ids = work.dialect.ids([row[0] for row in ours])
+            books.run(work, "set_lease", redrive=redrive, until=microseconds(until), ids=ids)
+            fresh = [row[0] for row in ours if row[4] == LetterState.CAPTURED.value]
+            states = books.run(work, "select_states", ids=work.dialect.ids(fresh))
+            books.move(work, act, states, LetterState.REDRIVING.value)
+            return [Leased(row[0], row[1], row[2]) for row in ours]
+
+        leased = await books.database.write(work)
+        crash_point("vault.after_lease")
+        return leased
+
+    async def settle(self, redrive: int, settled: Sequence[Settled], act: Act) -> None:
+        books = self._books
+
+        def work(work: Work) -> None:
+            for one in settled:
+                books.run(
+                    work,
+                    "set_redrive_status",
+                    redrive=redrive,
+                    letter=one.letter,
+                    status=one.kind,
+                    why=clip(one.why, WHY_CHARACTERS_MAX),
+                    until=0,
+                )
+            for kind, target in (("redriven", LetterState.REDRIVEN), ("failed", LetterState.CAPTURED)):
+                ids = work.dialect.ids([one.letter for one in settled if one.kind == kind])
+                # One that has come back already stays so: it was published, whatever we heard of it.
+                rows = [row for row in books.run(work, "select_states", ids=ids) if row[2] == "redriving"]
+                books.move(work, act, rows, target.value)
+                if kind == "redriven":
+                    books.run(work, "add_redriven_count", ids=ids)
+
+        await books.database.write(work)
+        crash_point("vault.after_settle")
+
+    # Inside.
+
+    def _pass_over(self, work: Work, redrive: int, letter: int, *, status: str, state: str | None) -> None:
+        """A letter that is not to be published: it came back, so it was, or somebody did something else with it."""
+        came_back = status != "waiting"
+        self._books.run(
+            work,
+            "set_redrive_status",
+            redrive=redrive,
+            letter=letter,
+            status="redriven" if came_back else "skipped",
+            why="" if came_back else f"it is {state or 'deleted'} now",
+            until=0,
+        )
+
+    def _exists(self, work: Work, redrive: int) -> bool:
+        return bool(self._books.run(work, "find_redrive_state", redrive=redrive))
+
+    def _found(self, work: Work, redrive: int) -> Redrive:
+        return self._read(work, "WHERE id = :redrive", redrive=redrive)[0]
+
+    def _read(self, work: Work, where: str, **values: object) -> list[Redrive]:
+        return [self._redrive(work, row) for row in work.rows(f"{SQL['select_redrive']} {where}", **values)]
+
+    def _redrive(self, work: Work, row: Row) -> Redrive:
+        counts: dict[str, int] = {}
+        came_back = 0
+        for status, state, count in self._books.run(work, "count_redrive_letters", redrive=row[0]):
+            counts[status] = counts.get(status, 0) + count
+            came_back += count if state == LetterState.CAME_BACK.value else 0
+        return Redrive(
+            id=row[0],
+            name=row[1],
+            reason=row[2],
+            plan=row[3],
+            state=RedriveState(row[4]),
+            wish=_wish(row[5]),
+            total=row[6],
+            operation=row[7],
+            started_at=moment(row[8]),
+            started_by=row[9],
+            why=row[10],
+            redriven=counts.get("redriven", 0),
+            failed=counts.get("failed", 0),
+            skipped=counts.get("skipped", 0),
+            unknown=counts.get("unknown", 0) + counts.get("leased", 0),
+            came_back=came_back,
+        )
+
+
+def _is_ours(row: Row) -> bool:
+    """To publish: it is still captured, or we took it before and do not know what became of it."""
+    status, state = row[3], row[4]
+    if status == "waiting":
+        return bool(state == LetterState.CAPTURED.value)
+    return bool(state == LetterState.REDRIVING.value)

@@ -1,0 +1,1 @@
+UPDATE letters SET acked = 1 WHERE id IN_IDS

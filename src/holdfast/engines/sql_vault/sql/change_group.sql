@@ -1,0 +1,1 @@
+UPDATE failure_groups SET status = :status, note = :note WHERE key = :key

@@ -1,0 +1,1 @@
+DELETE FROM contents WHERE letter IN_IDS

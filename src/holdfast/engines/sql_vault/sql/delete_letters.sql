@@ -1,0 +1,1 @@
+DELETE FROM letters WHERE id IN_IDS

@@ -1,0 +1,1 @@
+DELETE FROM revisions WHERE letter IN_IDS

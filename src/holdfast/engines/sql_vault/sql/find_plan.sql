@@ -1,0 +1,1 @@
+SELECT document FROM plans WHERE hash = :hash

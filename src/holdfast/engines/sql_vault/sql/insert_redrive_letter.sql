@@ -1,0 +1,2 @@
+INSERT INTO redrive_letters (redrive, letter, redrive_id, address, status)
+VALUES (:redrive, :letter, :redrive_id, :address, 'waiting')

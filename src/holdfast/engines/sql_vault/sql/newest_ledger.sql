@@ -1,0 +1,1 @@
+SELECT number, mac FROM ledger ORDER BY number DESC LIMIT 1

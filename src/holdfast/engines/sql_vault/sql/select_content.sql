@@ -1,0 +1,1 @@
+SELECT body, properties, blob FROM contents WHERE letter = :letter

@@ -1,0 +1,1 @@
+SELECT queue, state, count FROM tallies WHERE state = 'deleted' AND count <> 0

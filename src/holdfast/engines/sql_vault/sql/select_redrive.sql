@@ -1,0 +1,1 @@
+SELECT id, name, reason, plan, state, wish, total, operation, started_at, started_by, why FROM redrives

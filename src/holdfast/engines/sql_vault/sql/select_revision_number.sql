@@ -1,0 +1,1 @@
+SELECT revision, state, queue FROM letters WHERE id = :letter

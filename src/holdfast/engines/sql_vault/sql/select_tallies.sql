@@ -1,0 +1,1 @@
+SELECT queue, state, count FROM tallies WHERE count <> 0 ORDER BY queue, state

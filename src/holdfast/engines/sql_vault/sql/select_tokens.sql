@@ -1,0 +1,1 @@
+SELECT document, revoked_at FROM tokens ORDER BY name

@@ -1,0 +1,1 @@
+UPDATE redrives SET state = :state, why = :why WHERE id = :redrive

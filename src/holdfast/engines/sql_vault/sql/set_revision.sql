@@ -1,0 +1,1 @@
+UPDATE letters SET revision = :number, changed_at = :now WHERE id = :letter

@@ -1,0 +1,1 @@
+UPDATE failure_groups SET count = count - :count WHERE key = :key

@@ -1,0 +1,220 @@
+"""What custody needs of a store: letters, groups, redrives, the ledger and tokens, each change in one commit with its
+row in the ledger.
+
+Whatever changes something returns after the commit. If it raises StorageFailed, nothing is acknowledged: the change is
+there with its row or it is not, and the same call may be repeated; only `put` then makes a second letter, unless the
+broker delivers the message again as redelivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from msgspec import Struct
+
+from holdfast.core.groups import Group, GroupStatus
+from holdfast.core.ledger import Act, LedgerRow
+from holdfast.core.letter import Content, JsonValue, Letter, NewLetter, Revision
+from holdfast.core.letter_selection import Selection
+from holdfast.core.redrive_task import Leased, Plan, Redrive, RedriveState, Settled, Wish
+from holdfast.core.roles import Token
+from holdfast.core.states import LetterState
+
+
+class Stored(Struct, frozen=True):
+    """Where a delivery is now. `matched` says that it was there already and that its un-acked row is used up."""
+
+    letter: int
+    matched: bool
+
+
+class Page(Struct, frozen=True):
+    """Some letters. `after` is where the next page begins, 0 at the end; `stopped` says that the search gave up there
+    before the page was full."""
+
+    letters: Sequence[Letter]
+    after: int = 0
+    stopped: bool = False
+
+
+class Count(Struct, frozen=True):
+    """How many. `exact` is false when counting stopped: then there are at least so many."""
+
+    count: int
+    exact: bool = True
+
+
+class FailedImport(Struct, frozen=True, kw_only=True):
+    """What the vault itself could not take; its body is kept."""
+
+    id: int
+    queue: str
+    reason: str
+    body: bytes
+    properties: bytes
+    at: datetime
+
+
+class QueueTally(Struct, frozen=True):
+    """How many letters of a queue are in a state."""
+
+    queue: str
+    state: str
+    count: int
+
+
+class Letters(Protocol):
+    """The letters themselves."""
+
+    async def put(self, letters: Sequence[NewLetter], act: Act) -> list[Stored]:
+        """Store deliveries, un-acked, in one commit; in the same order.
+
+        A delivery is taken for one that is stored only if it is redelivered and an un-acked row of its queue has its
+        digest; each row is used up once. A letter that carries the redrive id of another makes that one *came_back*.
+        """
+
+    async def acked(self, ids: Sequence[int]) -> None:
+        """The acks of these were written."""
+
+    async def put_failed(self, queue: str, *, body: bytes, properties: bytes, reason: str, act: Act) -> int:
+        """Keep what cannot be a letter."""
+
+    async def failed(self, *, after: int, count_max: int) -> list[FailedImport]:
+        """What could not be a letter, oldest first."""
+
+    async def find(self, selection: Selection, *, before: int = 0, count_max: int) -> Page:
+        """Newest first, those with a smaller id than `before`."""
+
+    async def ids(self, selection: Selection, *, count_max: int) -> list[tuple[int, int]]:
+        """Id and revision of all of them, oldest first. Raises Invalid when there are more than `count_max`."""
+
+    async def count(self, selection: Selection) -> Count:
+        """How many there are."""
+
+    async def get(self, letter: int) -> Letter | None:
+        """One letter."""
+
+    async def content(self, letter: int, *, revision: int | None = None) -> Content | None:
+        """What would be published of it: its newest revision, or the given one; 0 is the original."""
+
+    async def move(
+        self, ids: Sequence[int], *, source: LetterState, target: LetterState, act: Act, expected: int
+    ) -> int:
+        """Bring all of them from one state into another, or none. Raises Invalid when not exactly `expected` are in
+        the source state."""
+
+    async def revise(
+        self,
+        letter: int,
+        *,
+        revision: int,
+        body: bytes | None,
+        put: dict[str, JsonValue],
+        drop: Sequence[str],
+        act: Act,
+    ) -> int:
+        """Add a revision after `revision`, the one that the caller saw. Raises Invalid when it is not the newest or
+        the letter is not *captured*."""
+
+    async def revisions(self, letter: int) -> list[Revision]:
+        """All of them, oldest first."""
+
+    async def resolve_due(self, *, before: datetime, count_max: int, act: Act) -> int:
+        """*redriven* becomes *resolved* for those that were redriven before a moment."""
+
+    async def expire(self, state: LetterState, *, before: datetime, count_max: int, act: Act) -> int:
+        """Delete letters of a state that have been in it since before a moment; they are counted and in the ledger."""
+
+
+class Groups(Protocol):
+    """Failure groups."""
+
+    async def page(self, *, status: GroupStatus | None, after: int, count_max: int) -> list[tuple[int, Group]]:
+        """The ones that got a letter last come first; each with its cursor."""
+
+    async def change(self, key: str, *, status: GroupStatus | None, note: str | None, act: Act) -> Group | None:
+        """Say something of a group. None when there is no such group."""
+
+
+class Redrives(Protocol):
+    """Plans and tasks."""
+
+    async def keep_plan(self, plan: Plan) -> None:
+        """Keep a plan."""
+
+    async def plan(self, found: str) -> Plan | None:
+        """A plan by its hash."""
+
+    async def start(
+        self, *, plan: Plan, letters: Sequence[tuple[int, str]], wish: Wish, name: str, operation: str, act: Act
+    ) -> tuple[Redrive, bool]:
+        """A task over these letters, each with its address, or the one that this operation id started before."""
+
+    async def find(self, redrive: int) -> Redrive | None:
+        """One task."""
+
+    async def page(self, *, before: int, count_max: int) -> list[Redrive]:
+        """Newest first."""
+
+    async def set_state(self, redrive: int, state: RedriveState, *, sources: Sequence[RedriveState], act: Act) -> bool:
+        """Bring a task into a state; false when it was in none of `sources`."""
+
+    async def lease(self, redrive: int, *, count_max: int, until: datetime, act: Act) -> list[Leased]:
+        """Letters to publish: *redriving* from now on. What is no longer *captured* is skipped."""
+
+    async def settle(self, redrive: int, settled: Sequence[Settled], act: Act) -> None:
+        """What became of them; by the redrive id, also when the lease ran out. Unknown ones stay *redriving*."""
+
+
+class Ledger(Protocol):
+    """The chained record of everything that was done or denied."""
+
+    async def append(self, act: Act, *, outcome: str, queue: str = "", letters: str = "", count: int = 0) -> LedgerRow:
+        """A row that goes with no other change."""
+
+    async def rows(self, *, after: int, count_max: int) -> list[LedgerRow]:
+        """Oldest first, those behind `after`."""
+
+    async def newest(self) -> LedgerRow | None:
+        """The last one."""
+
+    async def of_letter(self, letter: int, *, count_max: int) -> list[LedgerRow]:
+        """What was done to one letter."""
+
+    async def tallies(self, *, counted: bool) -> list[QueueTally]:
+        """Letters by queue and state: counted one by one, or as the vault keeps the number."""
+
+
+class Tokens(Protocol):
+    """API tokens."""
+
+    async def put(self, token: Token, act: Act) -> bool:
+        """Keep one; false when the name is taken."""
+
+    async def all(self) -> list[Token]:
+        """All of them."""
+
+    async def revoke(self, name: str, act: Act) -> bool:
+        """Never let it in again; false when there is none of that name that is valid."""
+
+
+class Vault(Protocol):
+    """Everything that is in custody."""
+
+    letters: Letters
+    groups: Groups
+    redrives: Redrives
+    ledger: Ledger
+    tokens: Tokens
+
+    async def open(self) -> None:
+        """Raises CannotStart."""
+
+    async def close(self) -> None:
+        """Let go of it."""
+
+
+#: Makes the key of the ledger, or reads it.
+KeyMaker = Callable[[], bytes]

@@ -1,0 +1,40 @@
+"""Which stores the vault's suite runs over."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from holdfast.engines.postgres.vault import SCHEMA, PostgresDatabase
+from holdfast.engines.sql_vault.vault import SqlVault
+from holdfast.engines.sqlite.vault import SqliteDatabase
+from holdfast.testing import FrozenClock
+
+STORES = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+KEY = b"k" * 32
+
+
+@pytest.fixture
+def clock() -> FrozenClock:
+    return FrozenClock()
+
+
+@pytest.fixture(params=STORES)
+async def vault(request: pytest.FixtureRequest, tmp_path: Path, clock: FrozenClock) -> AsyncIterator[SqlVault]:
+    """An empty vault on each store in turn."""
+    match request.param:
+        case "memory":
+            made = SqlVault(SqliteDatabase(None), key=KEY, clock=clock)
+        case "sqlite":
+            made = SqlVault(SqliteDatabase(tmp_path / "vault.db"), key=KEY, clock=clock)
+        case _:
+            url = request.getfixturevalue("postgres_url")
+            with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+            made = SqlVault(PostgresDatabase(url), key=KEY, clock=clock)
+    await made.open()
+    yield made
+    await made.close()
