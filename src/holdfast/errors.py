@@ -194,3 +194,14 @@ class BrokerRefused(BrokerError):
 
 class ConsumerLost(BrokerError):
     """Consuming ended and could not be taken up again; unsettled messages are the broker's again."""
+
+
+class RecoveryLocked(BrokerError):
+    """Another recovery of the same dead-letter queue is running."""
+
+
+class RecoveryRefused(HoldfastError):
+    """A recovery that could not be safe: nothing was taken."""
+
+    code = 400
+    code_text = "Bad Request"

@@ -155,7 +155,7 @@ class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type_header: str = TYPE_HEADER
     routes: dict[str, str | _Place] = {}
     redirect: str | _Place | None = None
-    wait_queues: list[str] = list(WAIT_QUEUES)
+    wait_queues: tuple[str, ...] = WAIT_QUEUES
     wait_exchange: str = WAIT_EXCHANGE
     wait_key: str = WAIT_KEY
 
@@ -181,7 +181,7 @@ def parse_routes(data: bytes, *, source: str) -> RouteTable:
         routes=routes,
         type_header=file.type_header,
         redirect=None if file.redirect is None else _address(file.redirect, file.exchange, f"{source}: redirect"),
-        wait_queues=tuple(file.wait_queues),
+        wait_queues=file.wait_queues,
         wait_exchange=file.wait_exchange,
         wait_key=file.wait_key,
         has_table=bool(file.routes),

@@ -1,0 +1,59 @@
+"""A backup of letters as JSON Lines: byte-exact, on disk before the letter is published, and read again from there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from holdfast.errors import CannotStart, Invalid
+from holdfast.ports.recovery import Exported
+
+LINE_BYTES_MAX = 512 * 2**20
+
+_encoder = msgspec.json.Encoder()
+
+
+class FileBackup:
+    """Appends. Raises CannotStart when the file cannot be opened, OSError when it cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file: BinaryIO = path.open("ab")
+        except OSError as error:
+            raise CannotStart(f"backup cannot be written; '{path}': {error.strerror or error}") from error
+
+    async def write(self, letters: Sequence[Exported]) -> None:
+        """Returns when they are on disk."""
+        await asyncio.to_thread(self._write, letters)
+
+    def close(self) -> None:
+        """No more."""
+        self._file.close()
+
+    def _write(self, letters: Sequence[Exported]) -> None:
+        self._file.write(_encoder.encode_lines(letters))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def read_backup(path: Path) -> Iterator[Exported]:
+    """The letters of a backup, one by one. Raises Invalid with the line that cannot be read, CannotStart."""
+    decoder = msgspec.json.Decoder(Exported)
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(LINE_BYTES_MAX):
+                number += 1
+                if not line.strip():
+                    continue
+                try:
+                    yield decoder.decode(line)
+                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                    raise Invalid(f"backup is damaged; '{path}' line {number}: {error}") from error
+    except OSError as error:
+        raise CannotStart(f"backup cannot be read; '{path}': {error.strerror or error}") from error

@@ -1,0 +1,393 @@
+"""One dead-letter queue for a recovery: letters in, copies out, and the settling of each.
+
+One connection consumes, acks and holds the run's lock, another publishes: under an alarm the broker stops reading
+from connections that publish, acks included. Reading pauses while the letters in hand are too many bytes, so that the
+broker's prefetch, which counts letters, cannot fill our memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from pamqp import commands as amqp
+
+from holdfast.core.message import Message
+from holdfast.core.routes import RouteTable
+from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.channel import Channel, Close
+from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.dead_letters_check import Inspection
+from holdfast.engines.rabbitmq.lane import Batch, Outgoing
+from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.redriver import Copy, Redriver, as_put_back, read_letter
+from holdfast.engines.rabbitmq.unsettled import Unsettled
+from holdfast.engines.rabbitmq.wire import commands, methods
+from holdfast.engines.rabbitmq.wire.confirms import Outcome
+from holdfast.engines.rabbitmq.wire.events import Cancelled, Delivery, Event
+from holdfast.errors import BrokerError, BrokerLost, BrokerRefused, RecoveryLocked
+from holdfast.ports.recovery import Depth, Exported, Findings, OnOutcome, Taken, Verdict
+from holdfast.telemetry.events import emit
+
+PREFETCH_MAX = 65_535
+NAME_BYTES_MAX = 255
+LOCK_PREFIX = "recovery-lock."
+ACCESS_REFUSED, RESOURCE_LOCKED = 403, 405
+LOCK_STEP_S = 0.5
+MANAGEMENT_PORTS = {5672: ("http", 15672), 5671: ("https", 15671)}
+#: The copies on their way wait for their confirms here as well; more than this only costs memory.
+PUBLISH_WINDOW_BYTES = 8 * 2**20
+
+
+class _Told(Batch):
+    """Tells each outcome to the run as soon as it is known."""
+
+    __slots__ = ("_letters", "_on_outcome")
+
+    def __init__(self, letters: Sequence[Taken], on_outcome: OnOutcome) -> None:
+        super().__init__(len(letters), lambda: None)
+        self._letters = letters
+        self._on_outcome = on_outcome
+
+    def settle(self, place: int, outcome: Outcome) -> None:
+        self._on_outcome(self._letters[place], Verdict(outcome.kind.value), outcome.code, outcome.text)
+        super().settle(place, outcome)
+
+
+class _Ear:
+    """The listener of one channel. Once that channel is left, nothing of it is heard any more."""
+
+    def __init__(self, owner: RabbitDeadLetters | None) -> None:
+        self._owner = owner
+
+    def leave(self) -> None:
+        """Hear nothing more."""
+        self._owner = None
+
+    @classmethod
+    def deaf(cls) -> _Ear:
+        """For a channel that only asks."""
+        return cls(None)
+
+    def on_events(self, events: list[Event]) -> None:
+        if self._owner is None:
+            return
+        self._owner.arrived([event for event in events if type(event) is Delivery])
+        if any(isinstance(event, Cancelled) for event in events):
+            self._owner.lost(BrokerLost("the broker cancelled the consumer"))
+
+    def on_closed(self, error: BrokerError, close: Close) -> None:
+        if self._owner is not None:
+            self._owner.lost(error)
+
+    def on_writable(self) -> None:
+        """Acks are small, and never wait for the socket."""
+
+
+class RabbitDeadLetters:
+    """`async with RabbitDeadLetters(…) as letters:`; see `ports.recovery.DeadLetters`."""
+
+    def __init__(
+        self, address: Address, queue: str, redriver: Redriver, *, management: str | None, window_bytes_max: int
+    ) -> None:
+        self.queue = queue
+        self.lock_warning = ""
+        self._address = address.named(f"holdfast recovery of {queue}")
+        self._management = management
+        self._redriver = redriver
+        self._window_bytes_max = window_bytes_max
+        self._publisher = Publisher(address, window_bytes=min(window_bytes_max, PUBLISH_WINDOW_BYTES))
+        self._connection: Connection | None = None
+        self._channel: Channel | None = None
+        self._ear: _Ear | None = None
+        self._books = Unsettled(0)
+        self._generation = 0
+        self._ready: deque[Delivery] = deque()
+        self._owned_bytes = 0
+        self._tags: list[str] = []
+        self._capacity_count = 0
+        self._news = asyncio.Event()
+        self._loss: BrokerError | None = None
+        self._stopped = False
+        self._keeps_leftovers = False
+
+    async def connect(self) -> None:
+        """Connect both. Raises BrokerError: at the start nothing is tried again."""
+        self._connection = await Connection.open(self._address)
+        await self._publisher.__aenter__()
+
+    @property
+    def trouble(self) -> str:
+        if self._publisher.blocked:
+            return f"the broker takes no publishes: {self._publisher.blocked}"
+        return "" if self._publisher.connected else "no connection to publish on"
+
+    @property
+    def sent_again_count(self) -> int:
+        return self._publisher.counts["sent_again"]
+
+    @property
+    def unsettled_count(self) -> int:
+        return len(self._books)
+
+    async def inspect(self, table: RouteTable, *, source_queue: str = "") -> Findings:
+        assert self._connection is not None  # noqa: S101  connect() comes first
+        found = await Inspection(self._connection, self.queue, self._management).run(table)
+        self._keeps_leftovers = found.delivery_limit is not None
+        return found
+
+    async def open(self, *, capacity_count: int) -> str:
+        await self._lock(patience_s=0.0)
+        await self._consume(capacity_count)
+        return self._tags[0]
+
+    async def reopen(self, *, capacity_count: int) -> None:
+        if self._connection is None or not self._connection.is_open:
+            if self._connection is not None:
+                await self._connection.close()
+            self._connection = await Connection.open(self._address)
+            # The broker may not have noticed yet that our old connection is gone, which holds the lock.
+            await self._lock(patience_s=2.0 * self._connection.session.heartbeat_s)
+        elif self._channel is not None and self._channel.is_open:
+            await self._connection.close_channel(self._channel)
+        await self._consume(capacity_count)
+
+    async def widen(self, capacity_count: int) -> None:
+        """One more consumer on the same channel: the prefetch of one that runs cannot be changed."""
+        more = min(capacity_count - self._capacity_count, PREFETCH_MAX)
+        if more <= 0 or self._stopped or self._channel is None:
+            return
+        self._capacity_count += more
+        await self._channel.call(amqp.Basic.Qos(prefetch_count=more))
+        await self._subscribe()
+
+    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Taken]:
+        if not self._ready:
+            self._news.clear()
+            if self._loss is None:
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        await self._news.wait()
+                except TimeoutError:
+                    return ()
+        if self._loss is not None:
+            raise BrokerLost(f"consuming from '{self.queue}' was interrupted; {self._loss}") from self._loss
+        ready, taken = self._ready, self._redriver.taken
+        self._redriver.tick()
+        return [taken(ready.popleft()) for _ in range(min(count_max, len(ready)))]
+
+    def read(self, letter: Taken) -> Message:
+        return read_letter(_copy(letter).delivery, self.queue)
+
+    def export(self, letter: Taken) -> Exported:
+        delivery = _copy(letter).delivery
+        return Exported(
+            exchange=delivery.exchange,
+            routing_key=delivery.routing_key,
+            properties=delivery.properties,
+            body=delivery.body,
+            message_id=self.read(letter).id,
+        )
+
+    def restored(self, letter: Exported) -> Taken:
+        self._redriver.tick()
+        return self._redriver.taken(
+            Delivery(0, 0, False, letter.exchange, letter.routing_key, "", letter.properties, letter.body)
+        )
+
+    def send(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+        outgoing = []
+        for letter in letters:
+            copy, address = _copy(letter), letter.address
+            assert address is not None  # noqa: S101  a letter without an address is held
+            outgoing.append(Outgoing(address.exchange, address.routing_key, copy.properties, copy.delivery.body))
+        self._publisher.send(outgoing, _Told(letters, on_outcome), timeout_s=timeout_s)
+
+    def put_back(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+        outgoing = []
+        for letter in letters:
+            delivery = _copy(letter).delivery
+            outgoing.append(Outgoing("", self.queue, as_put_back(delivery), delivery.body))
+        self._publisher.send(outgoing, _Told(letters, on_outcome), timeout_s=timeout_s)
+
+    def ack(self, letters: Sequence[Taken]) -> Sequence[Taken]:
+        generation, take = self._generation, self._books.ack
+        missed = []
+        for letter in letters:
+            delivery = _copy(letter).delivery
+            if letter.in_hand and delivery.channel == generation and take(delivery.tag):
+                self._disown(letter)
+            else:
+                missed.append(letter)
+        self._flush()
+        return missed
+
+    def forget(self, letter: Taken) -> None:
+        copy = _copy(letter)
+        if copy.delivery.body or copy.properties:
+            self._disown(letter)
+            copy.delivery.body = copy.delivery.properties = copy.properties = b""
+
+    async def stop(self) -> None:
+        self._stopped = True
+        if self._connection is not None:
+            self._connection.resume_reading()
+        if self._channel is not None and self._channel.is_open:
+            tags, self._tags = self._tags, []
+            for tag in tags:
+                await self._channel.call(amqp.Basic.Cancel(tag))
+
+    def leftovers(self) -> Sequence[Taken]:
+        ready, self._ready = self._ready, deque()
+        return [self._redriver.taken(delivery) for delivery in ready] if self._keeps_leftovers else ()
+
+    async def give_back(self) -> int:
+        """All of the channel by one frame, tag 0: one by one is quadratic on a classic queue."""
+        channel, connection = self._channel, self._connection
+        if channel is None or connection is None or not channel.is_open:
+            return 0
+        self._flush()
+        count = len(self._books)
+        if count:
+            channel.write(commands.nack(channel.number, 0, multiple=True, requeue=True))
+        self._leave()
+        await connection.close_channel(channel)
+        return count
+
+    async def depth(self) -> Depth:
+        if self._connection is None or not self._connection.is_open:
+            self._connection = await Connection.open(self._address)
+        channel = await self._connection.channel(_Ear.deaf())
+        try:
+            answer = await channel.call(methods.QueueDeclare(queue=self.queue, passive=True))
+        finally:
+            if channel.is_open:
+                await self._connection.close_channel(channel)
+        return Depth(
+            ready=int(getattr(answer, "message_count", 0) or 0),
+            consumers=int(getattr(answer, "consumer_count", 0) or 0),
+        )
+
+    async def close(self) -> None:
+        self._leave()
+        await self._publisher.close()
+        if self._connection is not None:
+            await self._connection.close()
+
+    # What the channel's listener calls.
+
+    def arrived(self, deliveries: list[Delivery]) -> None:
+        """Letters came."""
+        if not deliveries:
+            return
+        generation, delivered = self._generation, self._books.delivered
+        size = 0
+        for delivery in deliveries:
+            delivery.channel = generation
+            delivered(delivery.tag)
+            size += len(delivery.properties) * 2 + len(delivery.body)
+        if self._stopped and not self._keeps_leftovers:
+            return  # on their way when we said stop: they go back with the rest
+        self._owned_bytes += size
+        self._ready.extend(deliveries)
+        self._news.set()
+        if self._owned_bytes >= self._window_bytes_max and self._connection is not None:
+            self._connection.pause_reading()
+
+    def lost(self, error: BrokerError) -> None:
+        """Whatever is unsettled is the broker's again."""
+        self._flush()  # after a cancel the channel lives: what was settled before still counts
+        self._loss = error
+        self._leave()
+        self._news.set()
+
+    # Inside.
+
+    async def _lock(self, *, patience_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + patience_s
+        assert self._connection is not None  # noqa: S101
+        while True:
+            channel = await self._connection.channel(_Ear.deaf())
+            try:
+                await channel.call(methods.QueueDeclare(queue=lock_name(self.queue), exclusive=True, durable=False))
+            except BrokerRefused as error:
+                if error.reply_code == ACCESS_REFUSED:
+                    self.lock_warning = f"no lock could be taken; {error.message}"
+                    emit("recovery.unlocked", queue=self.queue, error=error.message)
+                    return
+                if error.reply_code != RESOURCE_LOCKED:
+                    raise
+                if loop.time() >= deadline_s:
+                    text = f"another recovery of '{self.queue}' is running; it holds queue '{lock_name(self.queue)}'"
+                    raise RecoveryLocked(f"{text}, wait for its end or stop it") from error
+                await asyncio.sleep(LOCK_STEP_S)
+            else:
+                await self._connection.close_channel(channel)
+                return
+
+    async def _consume(self, capacity_count: int) -> None:
+        assert self._connection is not None  # noqa: S101
+        ear = _Ear(self)
+        channel = await self._connection.channel(ear)
+        self._capacity_count = min(capacity_count, PREFETCH_MAX)
+        await channel.call(amqp.Basic.Qos(prefetch_count=self._capacity_count))
+        self._books = Unsettled(channel.number)
+        self._generation += 1
+        self._owned_bytes = 0
+        self._loss = None
+        self._channel, self._ear = channel, ear
+        self._tags = []
+        await self._subscribe()
+
+    async def _subscribe(self) -> None:
+        assert self._channel is not None  # noqa: S101
+        answer = await self._channel.call(methods.Consume(queue=self.queue))
+        self._tags.append(str(getattr(answer, "consumer_tag", "")))
+
+    def _flush(self) -> None:
+        if self._channel is not None and self._books.pending:
+            self._channel.write(self._books.flush())
+
+    def _disown(self, letter: Taken) -> None:
+        copy = _copy(letter)
+        if copy.delivery.channel == self._generation:
+            self._owned_bytes -= len(copy.delivery.properties) * 2 + len(copy.delivery.body)
+            if self._owned_bytes <= self._window_bytes_max // 2 and self._connection is not None:
+                self._connection.resume_reading()
+
+    def _leave(self) -> None:
+        if self._ear is not None:
+            self._ear.leave()
+        self._ready.clear()
+        self._books = Unsettled(0)
+        self._generation += 1
+        if self._connection is not None:
+            self._connection.resume_reading()
+
+
+def default_management(address: Address) -> str | None:
+    """Where the management API is by default; None where the broker itself is not on its default port."""
+    host, port = address.hosts[0]
+    standard = MANAGEMENT_PORTS.get(port)
+    if standard is None:
+        return None
+    scheme, management_port = standard
+    user, password = quote(address.login.user, safe=""), quote(address.login.password, safe="")
+    return f"{scheme}://{user}:{password}@{f'[{host}]' if ':' in host else host}:{management_port}"
+
+
+def lock_name(queue: str) -> str:
+    """The exclusive queue that stands for the right to recover this one."""
+    name = LOCK_PREFIX + queue
+    if len(name.encode("utf-8", "surrogateescape")) <= NAME_BYTES_MAX:
+        return name
+    return LOCK_PREFIX + hashlib.sha256(queue.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _copy(letter: Taken) -> Copy:
+    assert isinstance(letter.raw, Copy)  # noqa: S101  whoever made it was us
+    return letter.raw

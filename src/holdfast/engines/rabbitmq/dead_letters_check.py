@@ -1,0 +1,216 @@
+"""What is looked at before a recovery takes its first letter: broker, alarms, limits, and whether targets route.
+
+AMQP tells whether queues and exchanges are there. What they are bound to, their type and their limits only the
+management API can say; without it the delivery limit is assumed from the broker's version, on the safe side.
+"""
+
+from __future__ import annotations
+
+import json
+
+from pamqp import base
+
+from holdfast.core.message import Address as Destination
+from holdfast.core.routes import Mode, RouteTable, topic_matches
+from holdfast.core.topology import Version
+from holdfast.engines.rabbitmq.channel import Close
+from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.management import BindingInfo, ExchangeInfo, Management, QueueInfo
+from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.wire.events import Event
+from holdfast.errors import BrokerError, BrokerRefused, HoldfastError
+from holdfast.ports.recovery import Depth, Findings
+
+NOT_FOUND = 404
+#: Since 4.0 every quorum queue has it unless told otherwise.
+DELIVERY_LIMIT_DEFAULT = 20
+MANAGEMENT_TIMEOUT_S = 5.0
+EXCHANGE_HOPS_MAX = 10
+
+
+class Inspection:
+    """`run` once, on the connection that will consume."""
+
+    def __init__(self, connection: Connection, queue: str, management: str | None) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._management = management
+
+    async def run(self, table: RouteTable) -> Findings:
+        """Raises BrokerRefused when the queue is not there or may not be read."""
+        session = self._connection.session
+        answer = await self._ask(methods.QueueDeclare(queue=self._queue, passive=True))
+        product = str(session.server_properties.get("product") or "broker")
+        found = Findings(
+            broker=f"{product} {session.version}",
+            depth=Depth(
+                ready=int(getattr(answer, "message_count", 0) or 0),
+                consumers=int(getattr(answer, "consumer_count", 0) or 0),
+            ),
+        )
+        version = _version(session.version)
+        if version >= Version(4, 0):
+            found.delivery_limit, found.limit_is_assumed = DELIVERY_LIMIT_DEFAULT, True
+        world = await self._world(found)
+        if world is not None:
+            _limits(found, world, self._queue, version)
+        if found.delivery_limit is not None:
+            found.cure = _cure(self._queue, version)
+        found.gives_back_at_tail = found.queue_type == "quorum" and version < Version(4, 0) and not found.delivery_limit
+        for destination in table.fixed_addresses():
+            await self._check(destination, world, found)
+        if table.mode is Mode.EXCHANGE and world is None:
+            found.warnings.append("which other queues get a copy cannot be said without the management API")
+        return found
+
+    async def _check(self, destination: Destination, world: _World | None, found: Findings) -> None:
+        key, exchange = destination.routing_key, destination.exchange
+        if not exchange:
+            if key == self._queue:
+                found.cycles.append(f"queue '{key}' is the dead-letter queue itself")
+            elif not await self._there(methods.QueueDeclare(queue=key, passive=True), found):
+                found.missing.append(f"queue '{key}' does not exist")
+            return
+        if not await self._there(methods.ExchangeDeclare(exchange=exchange, passive=True), found):
+            found.missing.append(f"exchange '{exchange}' does not exist (route with key '{key}')")
+            return
+        if world is None:
+            return
+        reached = world.reached(exchange, key)
+        if reached is None:
+            found.warnings.append(f"whether exchange '{exchange}' routes '{key}' depends on headers, not checked")
+            return
+        if not reached:
+            found.missing.append(f"exchange '{exchange}' routes key '{key}' to no queue")
+        elif self._queue in reached:
+            found.cycles.append(f"exchange '{exchange}' routes key '{key}' into '{self._queue}' itself")
+        found.copies = {**found.copies, str(destination): sorted(reached)}
+
+    async def _there(self, passive: base.Frame, found: Findings) -> bool:
+        try:
+            await self._ask(passive)
+        except BrokerRefused as error:
+            if error.reply_code == NOT_FOUND:
+                return False
+            found.warnings.append(f"a target could not be checked; {error.message}")
+        return True
+
+    async def _ask(self, method: base.Frame) -> base.Frame:
+        """On a channel of its own: every refusal closes one."""
+        channel = await self._connection.channel(_Deaf())
+        answer = await channel.call(method)
+        await self._connection.close_channel(channel)
+        return answer
+
+    async def _world(self, found: Findings) -> _World | None:
+        if self._management is None:
+            return None
+        vhost = self._connection.address.login.vhost
+        try:
+            async with Management(self._management, timeout_s=MANAGEMENT_TIMEOUT_S) as management:
+                overview = await management.overview()
+                ours = str(self._connection.session.server_properties.get("cluster_name") or "")
+                if overview.cluster_name != ours:
+                    found.warnings.append(
+                        f"the management API at {management.address} is that of another broker "
+                        f"('{overview.cluster_name}', not '{ours}'); not used"
+                    )
+                    return None
+                found.alarm = await management.alarms() or ""
+                world = _World(
+                    await management.queue(vhost, self._queue),
+                    await management.exchanges(vhost),
+                    await management.bindings(vhost),
+                )
+        except HoldfastError as error:
+            found.warnings.append(f"the management API could not be asked, checks are fewer; {error.message}")
+            return None
+        found.has_management = True
+        return world
+
+
+class _World:
+    """The queue and all bindings, as the management API shows them."""
+
+    def __init__(self, queue: QueueInfo, exchanges: list[ExchangeInfo], bindings: list[BindingInfo]) -> None:
+        self.queue = queue
+        self._exchanges = {exchange.name: exchange for exchange in exchanges}
+        self._bindings: dict[str, list[BindingInfo]] = {}
+        for binding in bindings:
+            self._bindings.setdefault(binding.source, []).append(binding)
+
+    def reached(self, exchange: str, key: str, *, hops: int = 0) -> set[str] | None:
+        """Queues that get a message with this key; None where headers decide."""
+        info = self._exchanges.get(exchange)
+        if info is None or hops > EXCHANGE_HOPS_MAX:
+            return set()
+        if info.type not in ("direct", "fanout", "topic"):
+            return None
+        queues: set[str] = set()
+        for binding in self._bindings.get(exchange, ()):
+            if not _binds(info.type, binding.routing_key, key):
+                continue
+            if binding.destination_type == "queue":
+                queues.add(binding.destination)
+                continue
+            further = self.reached(binding.destination, key, hops=hops + 1)
+            if further is None:
+                return None
+            queues |= further
+        if not queues and isinstance(other := info.arguments.get("alternate-exchange"), str):
+            return self.reached(other, key, hops=hops + 1)
+        return queues
+
+
+def _binds(kind: str, binding_key: str, key: str) -> bool:
+    if kind == "fanout":
+        return True
+    return binding_key == key if kind == "direct" else topic_matches(binding_key, key)
+
+
+def _limits(found: Findings, world: _World, queue: str, version: Version) -> None:
+    info = world.queue
+    found.queue_type = info.type
+    found.limit_is_assumed = False
+    if info.type != "quorum":
+        found.delivery_limit = None
+        return
+    given = [info.arguments.get("x-delivery-limit"), info.effective_policy.get("delivery-limit")]
+    finite = [limit for limit in given if isinstance(limit, int) and limit >= 0]
+    unlimited = any(limit == -1 for limit in given)
+    if finite:
+        found.delivery_limit = min(finite)
+    elif version >= Version(4, 0) and not unlimited:
+        found.delivery_limit = DELIVERY_LIMIT_DEFAULT
+    else:
+        found.delivery_limit = None
+        if unlimited and version < Version(4, 0):
+            found.delivery_limit = 0
+            found.warnings.append(f"queue '{queue}' has x-delivery-limit -1, which this version takes for zero")
+
+
+def _cure(queue: str, version: Version) -> str:
+    if version < Version(4, 0):
+        return "a queue without x-delivery-limit, or a policy without delivery-limit"
+    definition = json.dumps({"delivery-limit": -1})
+    return f"rabbitmqctl set_policy --apply-to queues no-limit '^{queue}$' '{definition}'"
+
+
+def _version(text: str) -> Version:
+    try:
+        return Version.parse(text)
+    except HoldfastError:
+        return Version(3, 0)
+
+
+class _Deaf:
+    """A listener for a channel that only asks."""
+
+    def on_events(self, events: list[Event]) -> None:
+        pass
+
+    def on_closed(self, error: BrokerError, close: Close) -> None:
+        pass
+
+    def on_writable(self) -> None:
+        pass

@@ -1,0 +1,285 @@
+"""`holdfast recover`: every letter out of a dead-letter queue, published first and acked second."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import hashlib
+import os
+import re
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import msgspec
+import typer
+from msgspec.structs import replace
+
+from holdfast.core.letter_filter import LetterFilter
+from holdfast.core.moments import SECOND_US, parse_duration
+from holdfast.core.recovery import Limits, Summary
+from holdfast.core.recovery_text import summary_lines
+from holdfast.core.redrive import Redrive
+from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_place, parse_routes
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.faces.cli.app import app
+from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, command
+from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
+from holdfast.faces.cli.recover_progress import bar
+from holdfast.faces.cli.session import Session
+from holdfast.ports.recovery import DeadLetters
+from holdfast.services.recover.from_backup import publish_backup
+from holdfast.services.recover.notices import Notices
+from holdfast.services.recover.run import Recovery
+from holdfast.services.recover.service import Order, new_run, recover
+
+BROKERS = frozenset(("amqp", "amqps"))
+EXAMPLE = """holdfast recover amqp://guest:guest@localhost imageviewer.dlq --routes routes.toml
+holdfast recover amqp://guest:guest@localhost q.orders.dlq --to-source --dry-run
+holdfast recover sqlite:///work orders-dead"""
+STATE_FOLDER = Path("holdfast-data") / "recover"
+
+
+@command(app, "recover", example=EXAMPLE, shared=(CONFIG_PARAMETER, JSON_PARAMETER))
+async def recover_command(
+    session: Session,
+    url: Annotated[str, typer.Argument(metavar="URL", help="The broker (amqp://…), or a storage (sqlite:///…).")],
+    dead_queue: Annotated[
+        str, typer.Argument(metavar="DLQ", help="The dead-letter queue, or the embedded dead queue.")
+    ] = "",
+    routes: Annotated[Path | None, typer.Option(metavar="FILE", help="Which type goes where (TOML).")] = None,
+    to_source: Annotated[bool, typer.Option("--to-source", help="Each to the queue it died in.")] = False,
+    to_exchange: Annotated[bool, typer.Option("--to-exchange", help="Each to its original exchange and key.")] = False,
+    through_wait: Annotated[bool, typer.Option("--through-wait", help="Each to the wait queue of its queue.")] = False,
+    to: Annotated[str | None, typer.Option(metavar="ADDRESS", help="All to a queue, or exchange=NAME,key=KEY.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(help="Only letters that fit: type=…, reason=…, queue=…, age>1h, header.NAME=…, body~…."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many letters; default: those there now.")] = None,
+    window: Annotated[int, typer.Option(min=1, max=60_000, help="Letters under way at once.")] = 4_000,
+    window_bytes: Annotated[int, typer.Option(min=1, help="Bytes under way at once.")] = 64 * 2**20,
+    one_at_a_time: Annotated[bool, typer.Option("--one-at-a-time", help="A window of one letter.")] = False,
+    rate: Annotated[str | None, typer.Option(metavar="N/s", help="At most so many letters a second.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Take nothing away; say what would happen.")] = False,
+    keep_unroutable: Annotated[
+        bool, typer.Option("--keep-unroutable", help="Go on though a route leads nowhere; its letters are kept.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse a queue with a delivery limit.")] = False,
+    total_timeout: Annotated[str, typer.Option(help="The run ends after this long.")] = "30m",
+    idle_timeout: Annotated[str, typer.Option(help="… when no letter came for this long.")] = "10s",
+    empty_timeout: Annotated[str, typer.Option(help="… when the queue was empty for this long.")] = "5s",
+    stall_timeout: Annotated[str, typer.Option(help="… when no letter could be settled for this long.")] = "30s",
+    hold_timeout: Annotated[str, typer.Option(help="… when a letter was held for this long.")] = "20m",
+    stop_timeout: Annotated[str, typer.Option(help="How long a stop waits for confirms.")] = "10s",
+    journal: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the journal is kept.")] = None,
+    no_journal: Annotated[bool, typer.Option("--no-journal", help="Keep none.")] = False,
+    backup: Annotated[Path | None, typer.Option(metavar="FILE", help="Write each letter there first.")] = None,
+    from_backup: Annotated[Path | None, typer.Option(metavar="FILE", help="Publish the letters of a backup.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the summary there as JSON.")] = None,
+    by: Annotated[str | None, typer.Option(help="Who redrives, for the letters; default: USER@HOST.")] = None,
+    management: Annotated[
+        str | None,
+        typer.Option(help="The management API, http://user:password@host:15672. Also HOLDFAST_MANAGEMENT_URL."),
+    ] = None,
+) -> ExitCode:
+    """Send every letter of a dead-letter queue back to where it belongs. None is lost, whatever fails.
+
+    A letter is acked only after the broker has confirmed its copy and has not returned it. What cannot go is kept:
+    held, and given back at the end. Ctrl-C stops cleanly. Exit codes: 0 all recovered, 3 some kept or remaining,
+    1 failed, 2 bad usage.
+    """
+    limits = Limits(
+        limit=limit,
+        window_count_max=1 if one_at_a_time else window,
+        window_bytes_max=window_bytes,
+        total_timeout_s=_seconds(total_timeout, "--total-timeout"),
+        idle_timeout_s=_seconds(idle_timeout, "--idle-timeout"),
+        empty_timeout_s=_seconds(empty_timeout, "--empty-timeout"),
+        stall_timeout_s=_seconds(stall_timeout, "--stall-timeout"),
+        hold_timeout_s=_seconds(hold_timeout, "--hold-timeout"),
+        stop_timeout_s=_seconds(stop_timeout, "--stop-timeout"),
+        rate_per_s=_rate(rate),
+    )
+    if not dead_queue and from_backup is None:
+        raise BadUsage("Missing argument 'DLQ'. See 'holdfast recover --help'")
+    _check_filter(where or [])
+    if urlsplit(url).scheme not in BROKERS:
+        from holdfast.faces.cli.recover_embedded import recover_embedded
+
+        return await recover_embedded(session, url, dead_queue, limits=limits, dry_run=dry_run, report=report)
+    table = _table(routes, to_source=to_source, to_exchange=to_exchange, through_wait=through_wait, to=to)
+    order = Order(
+        dead_queue=dead_queue,
+        table=table,
+        limits=limits,
+        where=tuple(where or ()),
+        dry_run=dry_run,
+        keep_unroutable=keep_unroutable,
+        strict=strict,
+        run=new_run(),
+    )
+    run = _Run(session, url, order, by=by or _somebody(), management=management)
+    with bar(session.as_json) as (say, on_progress):
+        notices = Notices(say, on_progress)
+        if from_backup is not None:
+            summary = await run.publish(from_backup, notices)
+        else:
+            kept = None if no_journal or dry_run else journal or _default_journal(url, dead_queue)
+            summary = await run.recover(notices, journal=kept, backup=backup)
+    return _finish(session, summary, report)
+
+
+class _Run:
+    """One run against a broker."""
+
+    def __init__(self, session: Session, url: str, order: Order, *, by: str, management: str | None) -> None:
+        self._session = session
+        self._url = url
+        self._order = order
+        self._redrive = Redrive(run=order.run, by=by, dead_queue=order.dead_queue)
+        self._management = management or os.environ.get("HOLDFAST_MANAGEMENT_URL")
+
+    async def recover(self, notices: Notices, *, journal: Path | None, backup: Path | None) -> Summary:
+        """From the queue."""
+        from holdfast.wiring import SystemClock, open_backup, open_journal, recovery_source
+
+        clock = SystemClock()
+        order = self._order
+        async with AsyncExitStack() as stack:
+            letters = await stack.enter_async_context(self._open())
+            written = stack.enter_context(open_backup(backup)) if backup is not None else None
+            source = recovery_source(self._url, order.dead_queue)
+            kept = open_journal(journal, source=source, run=order.run) if journal else None
+            clean = False
+            try:
+                with _signals() as on_begin:
+                    summary = await recover(
+                        letters, order, clock=clock, journal=kept, backup=written, notices=notices, on_begin=on_begin
+                    )
+                clean = True
+                return summary
+            finally:
+                if kept is not None:
+                    kept.close(clean=clean or not kept.follows_killed_run)
+
+    async def publish(self, backup: Path, notices: Notices) -> Summary:
+        """From a backup."""
+        from holdfast.wiring import backup_letters
+
+        summary = Summary(dead_queue=self._order.dead_queue, run=self._order.run)
+        async with self._open() as letters:
+            return await publish_backup(letters, backup_letters(backup), summary, self._order.limits, notices)
+
+    def _open(self) -> AbstractAsyncContextManager[DeadLetters]:
+        from holdfast.wiring import open_dead_letters
+
+        return open_dead_letters(
+            self._url,
+            self._redrive,
+            self._order.table,
+            management=self._management,
+            window_bytes_max=self._order.limits.window_bytes_max,
+        )
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[Recovery], None]]:
+    """The first signal stops cleanly, the second at once."""
+    loop = asyncio.get_running_loop()
+    running: list[Recovery] = []
+
+    def on_signal() -> None:
+        for recovery in running:
+            recovery.abandon() if recovery.is_stopping else recovery.stop()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield running.append
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _finish(session: Session, summary: Summary, report: Path | None) -> ExitCode:
+    if report is not None:
+        try:
+            report.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+        except OSError as error:
+            raise CommandFailed(f"report cannot be written; '{report}': {error.strerror or error}") from error
+    for line in summary_lines(summary):
+        session.out.say(line)
+    session.out.document(summary)
+    return ExitCode.DONE if summary.is_complete else ExitCode.PARTLY_DONE
+
+
+def _table(
+    routes: Path | None, *, to_source: bool, to_exchange: bool, through_wait: bool, to: str | None
+) -> RouteTable:
+    ways = [to_source, to_exchange, through_wait, to is not None]
+    if sum(ways) > 1:
+        raise BadUsage("only one of --to-source, --to-exchange, --through-wait and --to can be given")
+    try:
+        table = parse_routes(_bytes(routes), source=str(routes)) if routes is not None else RouteTable()
+        if to is not None:
+            return replace(table, mode=Mode.PLACE, place=parse_place(to))
+    except Invalid as error:
+        raise BadUsage(error.message) from error
+    mode = Mode.SOURCE if to_source else Mode.EXCHANGE if to_exchange else Mode.WAIT if through_wait else Mode.ROUTES
+    return replace(table, mode=mode)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        data = path.read_bytes() if path.stat().st_size <= FILE_BYTES_MAX else None
+    except OSError as error:
+        raise BadUsage(f"routes file cannot be read; '{path}': {error.strerror or error}") from error
+    if data is None:
+        raise BadUsage(f"routes file is invalid; '{path}' has more than {FILE_BYTES_MAX} bytes")
+    return data
+
+
+def _check_filter(texts: list[str]) -> None:
+    try:
+        LetterFilter(texts)
+    except HoldfastError as error:
+        raise BadUsage(error.message) from error
+
+
+def _seconds(text: str, option: str) -> float:
+    try:
+        duration_us = parse_duration(text, what=option)
+    except Invalid as error:
+        raise BadUsage(error.message) from error
+    return duration_us / SECOND_US
+
+
+def _rate(text: str | None) -> float:
+    if text is None:
+        return 0.0
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/s)?", text.strip())
+    if found is None or float(found[1]) <= 0:
+        raise BadUsage(f"--rate is invalid; '{text}' is not a number of letters a second such as 200/s")
+    return float(found[1])
+
+
+def _default_journal(url: str, dead_queue: str) -> Path:
+    from holdfast.wiring import recovery_source
+
+    mark = hashlib.sha256(recovery_source(url, dead_queue).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", dead_queue)[:80]
+    return STATE_FOLDER / f"{name}-{mark}.journal"
+
+
+def _somebody() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"

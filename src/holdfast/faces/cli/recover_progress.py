@@ -1,0 +1,88 @@
+"""What a recovery shows while it runs: the sentences, and on a terminal a bar with rate and time left."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from holdfast.core.recovery import Summary
+from holdfast.faces.cli.failures import one_line
+from holdfast.faces.cli.output import console, shown
+
+Say = Callable[[str], None]
+OnProgress = Callable[[Summary], None]
+PROGRESS_STEP_S = 1.0
+
+
+@contextmanager
+def bar(as_json: bool) -> Iterator[tuple[Say, OnProgress]]:
+    """Sentences go to stdout, as JSON lines to stderr; progress to a bar, or to stderr as JSON lines."""
+    if sys.stderr.isatty() and not as_json:
+        with _terminal() as ways:
+            yield ways
+        return
+    yield (_say_json if as_json else _say_text), _lines()
+
+
+def _say_text(sentence: str) -> None:
+    typer.echo(one_line(sentence))
+
+
+def _say_json(sentence: str) -> None:
+    typer.echo(msgspec.json.encode({"message": sentence}), err=True)
+
+
+def _lines() -> OnProgress:
+    said_s = time.monotonic()
+
+    def on_progress(summary: Summary) -> None:
+        nonlocal said_s
+        if time.monotonic() - said_s < PROGRESS_STEP_S:
+            return
+        said_s = time.monotonic()
+        line = {
+            "event": "recovery.progress",
+            "queue": summary.dead_queue,
+            "found": summary.found,
+            "recovered": summary.recovered,
+            "failed": summary.failed,
+            "skipped": summary.skipped,
+        }
+        typer.echo(msgspec.json.encode(line), err=True)
+
+    return on_progress
+
+
+@contextmanager
+def _terminal() -> Iterator[tuple[Say, OnProgress]]:
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}", markup=False),
+        TimeRemainingColumn(),
+        console=console(stderr=True),
+    )
+    began_s = time.monotonic()
+    drawn_s = 0.0
+    task = progress.add_task("Recovering", total=None, rate="")
+
+    def on_progress(summary: Summary) -> None:
+        nonlocal drawn_s
+        now_s = time.monotonic()
+        done = summary.recovered + summary.kept
+        if now_s - drawn_s < 0.1 and done < summary.found:
+            return
+        drawn_s = now_s
+        rate = f"{shown(round(summary.recovered / max(0.001, now_s - began_s)))}/s"
+        progress.update(task, completed=done, total=summary.found or None, rate=rate)
+
+    with progress:
+        yield (lambda sentence: progress.console.print(one_line(sentence), markup=False)), on_progress

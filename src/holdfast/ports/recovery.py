@@ -1,0 +1,201 @@
+"""What a recovery run needs of a broker: letters of one dead-letter queue, a way to send each on, and to settle it.
+
+Nothing here reconnects by itself on the consuming side: when the connection is lost, `take` raises, every letter in
+hand is the broker's again, and the run decides whether to `reopen`. On the publishing side an outcome always comes:
+*unknown* when nobody can say. Only *confirmed* allows an ack.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+from msgspec import Struct, field
+
+from holdfast.core.message import Address, Message
+from holdfast.core.routes import Route, RouteTable
+
+
+class Verdict(enum.Enum):
+    """What became of a publish."""
+
+    CONFIRMED = "confirmed"
+    RETURNED = "returned"
+    NACKED = "nacked"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+class Taken:
+    """A letter in hand. It lives through lost connections: a later delivery of the same bytes takes its place."""
+
+    __slots__ = (
+        "address",
+        "at_s",
+        "digest",
+        "in_hand",
+        "kept",
+        "raw",
+        "redelivered",
+        "returns",
+        "route",
+        "size_bytes",
+        "stored",
+    )
+
+    def __init__(
+        self, raw: object, digest: bytes, route: Route, *, redelivered: bool, returns: int | None, size_bytes: int
+    ) -> None:
+        self.raw = raw  #: the broker's own; None once nothing but its settling is left to do
+        self.digest = digest
+        self.route = route
+        self.address = route.address
+        self.redelivered = redelivered
+        self.returns = returns  #: how often the queue had it back; None where nobody counts
+        self.size_bytes = size_bytes
+        self.at_s = 0.0
+        self.in_hand = True  #: False: the delivery was lost with its connection
+        self.stored = False  #: its copy is confirmed
+        self.kept = False  #: it is held, to be given back at the end
+
+
+class Depth(Struct, frozen=True, kw_only=True):
+    """What a queue says of itself. 0 may also mean that it has no leader at the moment."""
+
+    ready: int
+    consumers: int = 0
+
+
+class Findings(Struct, kw_only=True):
+    """What was found before the first letter is taken."""
+
+    broker: str  #: name and version
+    depth: Depth
+    queue_type: str = ""  #: empty when nobody could say
+    delivery_limit: int | None = None
+    limit_is_assumed: bool = False
+    cure: str = ""  #: what would take the limit away
+    gives_back_at_tail: bool = False  #: what is given back goes behind newer letters
+    alarm: str = ""
+    has_management: bool = False
+    missing: list[str] = field(default_factory=list)  #: targets that are not there or do not route
+    cycles: list[str] = field(default_factory=list)  #: targets that lead back into the dead-letter queue
+    copies: Mapping[str, list[str]] = {}  #: address → all queues that get a copy
+    warnings: list[str] = field(default_factory=list)
+
+
+OnOutcome: TypeAlias = Callable[[Taken, Verdict, int, str], None]
+
+
+class DeadLetters(Protocol):
+    """One dead-letter queue. Raises BrokerError throughout when the broker is gone or says no."""
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be published at the moment (an alarm, no connection); the empty text while it can."""
+
+    @property
+    def sent_again_count(self) -> int:
+        """How many publishes were repeated because the outcome of the first was unknown."""
+
+    @property
+    def unsettled_count(self) -> int:
+        """Letters that are delivered and not settled, also those that nobody has taken yet."""
+
+    async def inspect(self, table: RouteTable, *, source_queue: str = "") -> Findings:
+        """Look at the broker, the queue and the targets. Changes nothing."""
+
+    async def open(self, *, capacity_count: int) -> str:
+        """Take the lock and consume; returns the consumer's tag. Raises RecoveryLocked."""
+
+    async def reopen(self, *, capacity_count: int) -> None:
+        """Connect, lock and consume again after a loss; one try."""
+
+    async def widen(self, capacity_count: int) -> None:
+        """Let so many letters be in hand at once."""
+
+    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Taken]:
+        """Wait for letters; none when none came in time. Raises BrokerLost: nothing that was in hand still is."""
+
+    def read(self, letter: Taken) -> Message:
+        """The letter for filters and people."""
+
+    def export(self, letter: Taken) -> Exported:
+        """The letter byte by byte."""
+
+    def restored(self, letter: Exported) -> Taken:
+        """A letter of a backup, to be sent; there is nothing to settle."""
+
+    def send(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+        """Publish each to its address, in this order; `on_outcome` is called once per letter."""
+
+    def put_back(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+        """Publish each into the dead-letter queue itself, as it is."""
+
+    def ack(self, letters: Sequence[Taken]) -> Sequence[Taken]:
+        """Settle those that are in hand; returns those that are not."""
+
+    def forget(self, letter: Taken) -> None:
+        """Drop the body: the letter is only held from now on."""
+
+    async def stop(self) -> None:
+        """No new letters."""
+
+    def leftovers(self) -> Sequence[Taken]:
+        """What was delivered and not taken when consuming stopped; only where returns are limited."""
+
+    async def give_back(self) -> int:
+        """Everything that is unsettled goes back, in order, by one frame; only after `stop`. Returns how many."""
+
+    async def depth(self) -> Depth:
+        """How many letters the queue says it has."""
+
+    async def close(self) -> None:
+        """End both connections. What is unsettled goes back by itself."""
+
+
+class Journal(Protocol):
+    """Which letters were published with a confirm and not yet acked. Beyond this run only for a run that was killed.
+
+    In any doubt it knows nothing: a letter that is published twice is recognisable, one that is acked and was not
+    published is lost.
+    """
+
+    @property
+    def follows_killed_run(self) -> bool:
+        """Whether an earlier run on this queue ended without closing its journal."""
+
+    def confirmed(self, digests: Sequence[bytes]) -> None:
+        """The broker has these."""
+
+    def acking(self, digests: Sequence[bytes]) -> None:
+        """Their acks are about to be sent: they will never be recognised again."""
+
+    def recognise(self, digest: bytes) -> bool:
+        """Whether a letter that came again was published and never acked; uses the entry up."""
+
+    def close(self, *, clean: bool) -> None:
+        """A clean end ends the file as well."""
+
+
+class Exported(Struct, frozen=True, kw_only=True):
+    """A letter byte by byte; `properties` are the broker's own bytes."""
+
+    exchange: str
+    routing_key: str
+    properties: bytes
+    body: bytes
+    message_id: str = ""
+
+
+class Backup(Protocol):
+    """Every letter, byte by byte, before it is published."""
+
+    async def write(self, letters: Sequence[Exported]) -> None:
+        """Returns when it is on disk."""
+
+
+def address_text(address: Address | None) -> str:
+    """An address as a key of counts: what a person would call it."""
+    return "" if address is None else address.routing_key or address.exchange

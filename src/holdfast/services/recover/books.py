@@ -1,0 +1,84 @@
+"""Which letters are under way, which are held, and which of them a lost connection took out of our hands."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+
+from holdfast.ports.recovery import Taken
+
+#: Letters that were acked last: a broker that is killed may forget acks of a classic queue and deliver them again.
+ACKED_COUNT_MAX = 65_536
+
+
+class Books:
+    """One run's letters. `flying` are published and unanswered, `held` wait for the end to be given back."""
+
+    def __init__(self) -> None:
+        self.flying: set[Taken] = set()
+        self.flying_bytes = 0
+        self.held: dict[Taken, None] = {}
+        self._lost: defaultdict[bytes, deque[Taken]] = defaultdict(deque)
+        self._acked: dict[bytes, None] = {}
+
+    def fly(self, letter: Taken) -> None:
+        """It is published."""
+        self.flying.add(letter)
+        self.flying_bytes += letter.size_bytes
+
+    def land(self, letter: Taken) -> bool:
+        """Its outcome is known; False when nobody waits for it any more."""
+        if letter not in self.flying:
+            return False
+        self.flying.discard(letter)
+        self.flying_bytes -= letter.size_bytes
+        return True
+
+    def hold(self, letter: Taken) -> None:
+        """It is kept."""
+        letter.kept = True
+        self.held[letter] = None
+
+    def lose(self, confirmed: Iterable[Taken] = ()) -> None:
+        """The connection is gone: nothing is in our hands any more. All of it will be delivered again."""
+        for letter in (*self.flying, *self.held, *confirmed):
+            if letter.in_hand:
+                self.miss(letter)
+        self.held.clear()
+
+    def miss(self, letter: Taken) -> None:
+        """Its delivery is gone; the letter itself is not done."""
+        letter.in_hand = False
+        self._lost[letter.digest].append(letter)
+
+    def find(self, again: Taken) -> Taken | None:
+        """The letter of which this is another delivery: the same bytes, lost from our hands; each is found once."""
+        waiting = self._lost.get(again.digest) if again.redelivered else None
+        if not waiting:
+            return None
+        letter = waiting.popleft()
+        if not waiting:
+            del self._lost[again.digest]
+        letter.raw, letter.in_hand, letter.returns = again.raw, True, again.returns
+        return letter
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether letters are still to come again."""
+        return bool(self._lost)
+
+    def lost(self) -> list[Taken]:
+        """Those that have not come again."""
+        return [letter for letters in self._lost.values() for letter in letters]
+
+    def acked(self, letters: Iterable[Taken]) -> None:
+        """These are done."""
+        acked = self._acked
+        for letter in letters:
+            acked[letter.digest] = None
+        while len(acked) > ACKED_COUNT_MAX:
+            del acked[next(iter(acked))]
+
+    def was_acked(self, letter: Taken) -> bool:
+        """Whether a letter that came again looks like one that we are done with. Not a reason to ack it."""
+        return letter.redelivered and letter.digest in self._acked

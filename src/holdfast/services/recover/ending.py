@@ -1,0 +1,125 @@
+"""The end of a run: no new letters, confirms awaited, everything unsettled given back, and what is left counted.
+
+In this order: consuming is cancelled first, because letters given back before would be delivered again; those that
+cannot bear another return go back by a publish; the rest goes back by one frame, which keeps their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from holdfast.core.recovery import Limits, Summary, may_return
+from holdfast.errors import BrokerError
+from holdfast.ports.recovery import DeadLetters, Taken, Verdict, address_text
+from holdfast.services.recover.books import Books
+
+STEADY_COUNT = 3
+STEADY_STEP_S = 0.1
+STEADY_TIMEOUT_S = 10.0
+
+
+class Ending:
+    """`run` once. Never raises BrokerError: without a broker, it gives everything back by itself."""
+
+    def __init__(
+        self, letters: DeadLetters, books: Books, summary: Summary, limits: Limits, abandoned: asyncio.Event
+    ) -> None:
+        self._letters = letters
+        self._books = books
+        self._summary = summary
+        self._limits = limits
+        self._abandoned = abandoned
+
+    async def run(self, delivery_limit: int | None, *, settle: Callable[[], None], room: asyncio.Event) -> None:
+        """Leaves the numbers in the summary."""
+        summary, books = self._summary, self._books
+        try:
+            if not self._abandoned.is_set():
+                await self._letters.stop()
+                await self._land(room)
+            settle()
+            self._give_up()
+            if not self._abandoned.is_set():
+                await self._put_back(delivery_limit)
+                summary.returned += await self._letters.give_back()
+        except BrokerError as error:
+            summary.notes.append(f"the broker gave the rest back by itself; {error}")
+            settle()
+            self._give_up()
+        for letter in books.lost():
+            if letter.stored:
+                # Published, and never acked: its other copy is still in the queue, and nobody will recognise it.
+                summary.recovered += 1
+                summary.by_queue[address_text(letter.address)] += 1
+                summary.possible_duplicates += 1
+        await self._count()
+
+    async def _land(self, room: asyncio.Event) -> None:
+        """Wait for the confirms that are still to come."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._limits.stop_timeout_s
+        while self._books.flying and not self._abandoned.is_set():
+            room.clear()
+            waiting = [asyncio.ensure_future(event.wait()) for event in (room, self._abandoned)]
+            done, _ = await asyncio.wait(
+                waiting, timeout=max(0.0, deadline_s - loop.time()), return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in waiting:
+                task.cancel()
+            if not done:
+                return
+
+    def _give_up(self) -> None:
+        """Nobody knows whether the broker has these: they are not acked."""
+        summary = self._summary
+        for letter in list(self._books.flying):
+            self._books.land(letter)
+            summary.unknown += 1
+            summary.failed += 1
+            summary.possible_duplicates += 1
+            summary.failed_by_queue[address_text(letter.address)] += 1
+            summary.reason("unknown: no answer before the end").count += 1
+
+    async def _put_back(self, delivery_limit: int | None) -> None:
+        if delivery_limit is None:
+            return
+        candidates = [*self._books.held, *self._letters.leftovers()]
+        tired = [letter for letter in candidates if not may_return(letter.returns or 0, delivery_limit)]
+        if not tired:
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = set(tired)
+        stored: list[Taken] = []
+
+        def on_outcome(letter: Taken, verdict: Verdict, code: int, text: str) -> None:
+            waiting.discard(letter)
+            if verdict is Verdict.CONFIRMED:
+                stored.append(letter)
+            if not waiting and not done.done():
+                done.set_result(None)
+
+        self._letters.put_back(tired, on_outcome, timeout_s=self._limits.stop_timeout_s)
+        await done
+        missed = self._letters.ack(stored)
+        self._summary.put_back += len(stored) - len(missed)
+        self._forget(stored)
+
+    def _forget(self, letters: Sequence[Taken]) -> None:
+        for letter in letters:
+            self._books.held.pop(letter, None)
+
+    async def _count(self) -> None:
+        """While letters are being given back, a queue says fewer than it has: read until it is steady."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + STEADY_TIMEOUT_S
+        seen: list[int] = []
+        try:
+            while loop.time() < deadline_s:
+                seen.append((await self._letters.depth()).ready)
+                if len(seen) >= STEADY_COUNT and len(set(seen[-STEADY_COUNT:])) == 1:
+                    break
+                await asyncio.sleep(STEADY_STEP_S)
+        except BrokerError as error:
+            self._summary.notes.append(f"how many letters remain could not be read; {error}")
+        self._summary.remaining = seen[-1] if seen else self._summary.kept

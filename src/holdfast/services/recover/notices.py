@@ -1,0 +1,95 @@
+"""What a run says while it goes on. The sentences are those of people who ran such recoveries by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.core.death import deaths
+from holdfast.core.message import Message
+from holdfast.core.recovery import SAMPLE_CHARACTERS_MAX, Sample, Summary
+from holdfast.errors import BrokerError
+from holdfast.telemetry.events import emit
+
+PROGRESS_COUNT = 1_000
+#: Of each reason; the summary counts them all.
+WARNINGS_COUNT_MAX = 10
+NO_ROUTE = "Message has no MessageType or routing key. Keeping in DLQ for manual review."
+NOT_PUBLISHED = "Failed to republish message. Keeping in DLQ. MessageType={type}"
+
+
+class Notices:
+    """Says it to the log, and to whoever listens: `say(sentence)`, and `on_progress(summary)` for a bar."""
+
+    def __init__(
+        self, say: Callable[[str], None] | None = None, on_progress: Callable[[Summary], None] | None = None
+    ) -> None:
+        self.say = say or (lambda sentence: None)
+        self._on_progress = on_progress or (lambda summary: None)
+        self._trouble = ""
+
+    def beginning(self) -> None:
+        """Before anything else."""
+        self.say("Starting DLQ Recovery Service...")
+
+    def started(self, summary: Summary, tag: str) -> None:
+        """Consuming has begun."""
+        emit("recovery.started", queue=summary.dead_queue, found=summary.found)
+        if summary.found:
+            self.say(f"Found {summary.found} messages in DLQ. Starting recovery...")
+        else:
+            self.say("DLQ Empty")
+        self.say(f"Started DLQ consumer with tag: {tag}")
+
+    def progressed(self, summary: Summary, before: int) -> None:
+        """Some more are recovered."""
+        self._on_progress(summary)
+        for thousand in range(before // PROGRESS_COUNT + 1, summary.recovered // PROGRESS_COUNT + 1):
+            self.say(f"Recovered {thousand * PROGRESS_COUNT} messages so far...")
+            emit("recovery.progress", queue=summary.dead_queue, recovered=thousand * PROGRESS_COUNT)
+
+    def kept(self, summary: Summary, why: str, kind: str, *, count: int, failed: bool) -> None:
+        """A letter stays."""
+        self._on_progress(summary)
+        if count > WARNINGS_COUNT_MAX:
+            return
+        emit("recovery.kept", queue=summary.dead_queue, error=why)
+        self.say(f"{NOT_PUBLISHED.format(type=kind) if failed else NO_ROUTE} ({why})")
+        if count == WARNINGS_COUNT_MAX:
+            self.say(f"Further messages that are kept for this reason are only counted: {why}")
+
+    def waits(self, summary: Summary, trouble: str) -> None:
+        """Nothing can be published at the moment."""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            emit("recovery.waits", queue=summary.dead_queue, error=trouble)
+            self.say(f"Waiting: {trouble}")
+
+    def interrupted(self, summary: Summary, error: BrokerError) -> None:
+        """The connection is lost."""
+        emit("recovery.interrupted", queue=summary.dead_queue, error=error)
+        self.say(f"Connection lost, trying again: {error}")
+
+    def resumed(self, summary: Summary) -> None:
+        """The connection is back."""
+        self._trouble = ""
+        emit("recovery.resumed", queue=summary.dead_queue)
+        self.say("Connected again, recovery goes on.")
+
+    def ended(self, summary: Summary) -> None:
+        """All is said."""
+        self._on_progress(summary)
+        emit("recovery.ended", queue=summary.dead_queue, recovered=summary.recovered, kept=summary.kept)
+
+
+def sample(message: Message, kind: str) -> Sample:
+    """A letter in a few words."""
+    found = deaths(message.headers)
+    return Sample(
+        message_id=message.id[:SAMPLE_CHARACTERS_MAX],
+        type=kind[:SAMPLE_CHARACTERS_MAX],
+        exchange=message.exchange,
+        routing_key=message.routing_key,
+        died_in=found[0].queue if found else "",
+        body_bytes=len(message.body),
+        body=message.body[: SAMPLE_CHARACTERS_MAX * 4].decode("utf-8", "replace")[:SAMPLE_CHARACTERS_MAX],
+    )

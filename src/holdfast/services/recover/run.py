@@ -1,0 +1,400 @@
+"""One recovery run: take, find the route, publish, wait for the confirm, ack. Nothing is acked before that.
+
+Letters that cannot go (no route, refused, returned, left out by a filter) are held unacked and given back once, at the
+end: given back at once, the broker would deliver them again in a loop. A lost connection gives everything back by
+itself; what comes again is recognised by its bytes, so that nothing is counted or published twice that need not be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+from holdfast.core.letter_filter import LetterFilter
+from holdfast.core.message import Address
+from holdfast.core.recovery import Limits, StoppedBy, Summary, may_return
+from holdfast.core.routes import RouteTable
+from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
+from holdfast.ports.clock import Clock
+from holdfast.ports.recovery import Backup, DeadLetters, Findings, Journal, Taken, Verdict, address_text
+from holdfast.proof import crash_point
+from holdfast.services.recover.books import Books
+from holdfast.services.recover.ending import Ending
+from holdfast.services.recover.notices import Notices, sample
+from holdfast.services.recover.watch import Watch
+
+TICK_S = 0.25
+BATCH_COUNT_MAX = 1_000
+#: At first the sizes of the letters are not known: the prefetch is widened when they are.
+CAPACITY_COUNT_FIRST = 100
+RECONNECT_S_FIRST, RECONNECT_S_MAX = 0.2, 10.0
+#: Refusals that concern the exchange, not the letter: the next one would be refused as well.
+EXCHANGE_REFUSALS = frozenset((403, 404))
+
+
+class Recovery:
+    """`await Recovery(letters, …).run()`; `stop()` ends it cleanly, `abandon()` at once, still without loss."""
+
+    def __init__(
+        self,
+        letters: DeadLetters,
+        *,
+        dead_queue: str,
+        run: str,
+        table: RouteTable,
+        clock: Clock,
+        limits: Limits | None = None,
+        journal: Journal | None = None,
+        backup: Backup | None = None,
+        where: LetterFilter | None = None,
+        dry_run: bool = False,
+        notices: Notices | None = None,
+    ) -> None:
+        self.summary = Summary(dead_queue=dead_queue, run=run, dry_run=dry_run)
+        self._letters = letters
+        self._table = table
+        self._clock = clock
+        self._limits = limits or Limits()
+        self._journal = journal
+        self._backup = backup
+        self._where = where or LetterFilter()
+        self._notices = notices or Notices()
+        self._books = Books()
+        self._stored: list[Taken] = []
+        self._settle_due = False
+        self._room = asyncio.Event()
+        self._stop: StoppedBy | None = None
+        self._abandoned = asyncio.Event()
+        self._limit = self._limits.limit
+        self._taken_count = 0
+        self._capacity_count = 0
+        self._sizes = [0, 0]  # letters, bytes
+        self._refused: dict[str, str] = {}
+        self._findings: Findings | None = None
+        self._watch = Watch(self._limits, asyncio.get_running_loop().time)
+
+    @property
+    def findings(self) -> Findings | None:
+        """What was found before the start."""
+        return self._findings
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether somebody has asked for the end."""
+        return self._stop is not None
+
+    def stop(self) -> None:
+        """Take nothing new, wait for the confirms, give the rest back."""
+        self._stop = self._stop or StoppedBy.SIGNAL
+        self._room.set()
+
+    def abandon(self) -> None:
+        """End now: whatever is unsettled goes back by itself."""
+        self.stop()
+        self._abandoned.set()
+
+    async def run(self, findings: Findings) -> Summary:
+        """Raises RecoveryLocked or another BrokerError when it cannot begin; after that, the summary says all."""
+        self._findings = findings
+        summary, limits = self.summary, self._limits
+        summary.found = findings.depth.ready
+        if self._limit is None and summary.found:
+            self._limit = summary.found
+        self._capacity_count = min(CAPACITY_COUNT_FIRST, limits.window_count_max, self._limit or CAPACITY_COUNT_FIRST)
+        tag = await self._letters.open(capacity_count=max(1, self._capacity_count))
+        self._notices.started(summary, tag)
+        self._watch.start()
+        try:
+            summary.stopped_by = await self._take_all()
+        finally:
+            # Also after an error: what is in hand goes back, and what is published is waited for.
+            await self._end()
+        return summary
+
+    # Taking.
+
+    async def _take_all(self) -> StoppedBy:
+        while True:
+            try:
+                if (stopped := await self._step()) is not None:
+                    return stopped
+            except BrokerLost as error:
+                if not await self._come_back(error):
+                    return self._stop or StoppedBy.STALL
+
+    async def _step(self) -> StoppedBy | None:
+        """One batch, or one tick of waiting; the reason when the run is over."""
+        room = self._room_count()
+        if room <= 0:
+            self._room.clear()
+            if self._room_count() <= 0 and not self._stop:
+                await _wait(self._room, TICK_S)
+        else:
+            batch = await self._letters.take(count_max=room, timeout_s=TICK_S)
+            if batch:
+                self._watch.arrived()
+                await self._admit(batch)
+                await self._widen()
+        if self._stop is not None:
+            return self._stop
+        return await self._is_over()
+
+    def _room_count(self) -> int:
+        """How many letters may be taken now."""
+        limits, books = self._limits, self._books
+        if self._stop is not None or books.flying_bytes >= limits.window_bytes_max:
+            return 0
+        room = min(limits.window_count_max - len(books.flying), BATCH_COUNT_MAX)
+        # Letters that come again do not count, so that the limit may be reached while some are still to come.
+        left = room if self._limit is None or books.has_lost else self._limit - self._taken_count
+        return min(room, left)
+
+    async def _is_over(self) -> StoppedBy | None:
+        books, watch = self._books, self._watch
+        if trouble := self._letters.trouble:
+            watch.suspended()
+            self._notices.waits(self.summary, trouble)
+        if self._limit is not None and self._taken_count >= self._limit and not books.flying and not books.has_lost:
+            return StoppedBy.ALL_TAKEN
+        oldest = next(iter(books.held), None)
+        if len(books.held) >= self._limits.held_count_max or (
+            oldest is not None and watch.is_held_too_long(oldest.at_s)
+        ):
+            return StoppedBy.HOLD
+        if stopped := watch.is_over(flying=len(books.flying)):
+            return stopped
+        if not books.flying and watch.is_quiet():
+            depth = await self._letters.depth()
+            if watch.is_empty(depth.ready):
+                return StoppedBy.EMPTY
+        return None
+
+    async def _admit(self, batch: Sequence[Taken]) -> None:
+        crash_point("recover.after_take")
+        now_s = self._watch.now_s()
+        going: list[Taken] = []
+        done: list[Taken] = []
+        for letter in batch:
+            letter.at_s = now_s
+            self._sizes[0] += 1
+            self._sizes[1] += letter.size_bytes
+            if letter.redelivered and (known := self._books.find(letter)) is not None:
+                self._came_again(known, now_s)
+                continue
+            if self._books.was_acked(letter):
+                self.summary.possible_duplicates += 1
+            elif self._limit is not None and self._taken_count >= self._limit:
+                self._hold(letter)  # not one of those that were there at the start: it only goes back
+                continue
+            else:
+                self._taken_count += 1
+                if letter.redelivered and self._journal is not None and not self.summary.dry_run:
+                    if self._journal.recognise(letter.digest):
+                        self.summary.recognised += 1
+                        done.append(letter)
+                        continue
+                    self.summary.possible_duplicates += self._journal.follows_killed_run
+            if self._may_go(letter):
+                going.append(letter)
+        if done:
+            self._ack(done)
+        if self._limit is None:
+            self._limit = self._taken_count + self._letters.unsettled_count + (await self._letters.depth()).ready
+        if going:
+            await self._send(going)
+
+    def _came_again(self, letter: Taken, now_s: float) -> None:
+        """A letter that a lost connection took from us is back: it goes on where it was."""
+        letter.at_s = now_s
+        if letter.stored:
+            self.summary.recognised += 1
+            self._stored.append(letter)
+            self._settle_soon()
+        elif letter.kept:
+            self._books.hold(letter)
+            self._drop_body(letter)
+
+    def _may_go(self, letter: Taken) -> bool:
+        summary, route = self.summary, letter.route
+        if self._where and not self._where.fits(self._letters.read(letter), route.type, self._clock.now_us()):
+            summary.filtered += 1
+            self._keep(letter, "left out by --where", warn=False)
+            return False
+        address = letter.address
+        if address is None:
+            summary.skipped += 1
+            self._keep(letter, route.why)
+            return False
+        if self._refused and (why := self._refused.get(address.exchange)) is not None:
+            self._failed(letter, address, why)
+            return False
+        if summary.dry_run:
+            plan = summary.planned.setdefault(route.type or "(no type)", type(summary.by_queue)())
+            plan[str(address)] += 1
+            self._hold(letter)
+            return False
+        return True
+
+    async def _send(self, letters: list[Taken]) -> None:
+        if self._backup is not None:
+            await self._backup.write([self._letters.export(letter) for letter in letters])
+        crash_point("recover.before_publish")
+        for part in self._watch.paced(letters):
+            if part.delay_s:
+                await _wait(self._abandoned, part.delay_s)
+            if self._stop is not None:
+                return  # unsent and unacked: they go back with the rest
+            for letter in part.letters:
+                self._books.fly(letter)
+            self._letters.send(part.letters, self._on_outcome, timeout_s=self._watch.left_s())
+            crash_point("recover.after_publish")
+
+    # Settling.
+
+    def _on_outcome(self, letter: Taken, verdict: Verdict, code: int, text: str) -> None:
+        if not self._books.land(letter):
+            return
+        if verdict is Verdict.CONFIRMED:
+            letter.stored = True
+            self._stored.append(letter)
+            self._settle_soon()
+            return
+        address = letter.address or Address()
+        if verdict is Verdict.REFUSED and code in EXCHANGE_REFUSALS:
+            self._refused[address.exchange] = f"{verdict.value}: {code} {text}"
+        if verdict is Verdict.UNKNOWN:
+            self.summary.unknown += 1
+            self.summary.possible_duplicates += 1
+        self._failed(letter, address, f"{verdict.value}: {code} {text}".strip() if code else f"{verdict.value}: {text}")
+        self._watch.progressed()
+        self._room.set()
+
+    def _settle_soon(self) -> None:
+        if not self._settle_due:
+            self._settle_due = True
+            asyncio.get_running_loop().call_soon(self._settle)
+
+    def _settle(self) -> None:
+        """Write down that these are published, then ack them."""
+        self._settle_due = False
+        stored, self._stored = self._stored, []
+        if not stored:
+            return
+        crash_point("recover.after_confirm")
+        here = [letter for letter in stored if letter.in_hand]
+        if self._journal is not None:
+            crash_point("recover.before_journal")
+            self._journal.confirmed([letter.digest for letter in stored])
+            crash_point("recover.after_journal")
+            self._journal.acking([letter.digest for letter in here])
+        self._ack(here)
+        crash_point("recover.after_ack")
+        self._watch.progressed()
+        self._room.set()
+
+    def _ack(self, letters: Sequence[Taken]) -> None:
+        missed = set(self._letters.ack(letters))
+        for letter in missed:
+            if letter.in_hand:
+                self._books.miss(letter)
+        done = [letter for letter in letters if letter not in missed] if missed else letters
+        self._books.acked(done)
+        summary = self.summary
+        for letter in done:
+            summary.by_queue[address_text(letter.address)] += 1
+        before = summary.recovered
+        summary.recovered += len(done)
+        self._notices.progressed(summary, before)
+
+    def _failed(self, letter: Taken, address: Address, why: str) -> None:
+        self.summary.failed += 1
+        self.summary.failed_by_queue[address_text(address)] += 1
+        self._keep(letter, why, failed=True)
+
+    def _keep(self, letter: Taken, why: str, *, failed: bool = False, warn: bool = True) -> None:
+        reason = self.summary.reason(why)
+        reason.count += 1
+        if reason.sample is None:
+            reason.sample = sample(self._letters.read(letter), letter.route.type)
+        if warn:
+            self._notices.kept(self.summary, why, letter.route.type, count=reason.count, failed=failed)
+        self._hold(letter)
+
+    def _hold(self, letter: Taken) -> None:
+        letter.kept = True
+        if letter.in_hand:
+            self._books.hold(letter)
+            self._drop_body(letter)
+
+    def _drop_body(self, letter: Taken) -> None:
+        """Only what has to go back by a publish is needed whole."""
+        if self._findings is None or may_return(letter.returns or 0, self._findings.delivery_limit):
+            self._letters.forget(letter)
+
+    async def _widen(self) -> None:
+        """As many letters in hand as the window allows by their size so far, beside those that are held."""
+        count, size = self._sizes
+        limits = self._limits
+        fits = min(limits.window_count_max, max(1, limits.window_bytes_max * count // max(1, size)))
+        wanted = fits + len(self._books.held)
+        if self._limit is not None:
+            wanted = min(wanted, self._limit)
+        if wanted > self._capacity_count and (wanted - self._capacity_count) * 4 >= min(fits, wanted):
+            self._capacity_count = wanted
+            await self._letters.widen(wanted)
+
+    # Losing the connection, and the end.
+
+    async def _come_back(self, error: BrokerError) -> bool:
+        """Connect again; False when the run ends instead."""
+        summary, books = self.summary, self._books
+        summary.interruptions += 1
+        self._notices.interrupted(summary, error)
+        in_hand = [*books.flying, *books.held, *self._stored]
+        worst = max((letter.returns or 0 for letter in in_hand), default=0) + 1
+        books.lose(self._stored)
+        limit = self._findings.delivery_limit if self._findings else None
+        if not may_return(worst, limit):
+            summary.notes.append(
+                f"ended instead of reconnecting: a letter came back {worst} times, the delivery limit is {limit}"
+            )
+            return False
+        delay_s = RECONNECT_S_FIRST
+        while self._stop is None:
+            await _wait(self._abandoned, delay_s * (0.5 + random.random() / 2))  # noqa: S311
+            delay_s = min(delay_s * 2, RECONNECT_S_MAX)
+            if self._watch.left_s() <= 0:
+                self._stop = StoppedBy.TOTAL
+                return False
+            try:
+                await self._letters.reopen(capacity_count=self._capacity_count)
+            except BrokerRefused as refused:
+                summary.notes.append(f"the broker does not let us go on; {refused.message}")
+                return False
+            except BrokerError as again:
+                self._notices.waits(summary, str(again))
+                continue
+            self._watch.suspended()
+            self._notices.resumed(summary)
+            return True
+        return False
+
+    async def _end(self) -> None:
+        ending = Ending(self._letters, self._books, self.summary, self._limits, self._abandoned)
+        await ending.run(
+            self._findings.delivery_limit if self._findings else None, settle=self._settle, room=self._room
+        )
+        if self._findings is not None and self._findings.gives_back_at_tail and self.summary.returned:
+            self.summary.notes.append("letters that were given back are behind newer ones in this quorum queue")
+        self.summary.possible_duplicates += self._letters.sent_again_count
+        self._watch.end(self.summary)
+        self._notices.ended(self.summary)
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass

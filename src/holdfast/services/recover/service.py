@@ -1,0 +1,107 @@
+"""A recovery from its first look at the broker to its summary; what is refused is refused before anything is taken."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from holdfast.core.letter_filter import LetterFilter
+from holdfast.core.recovery import Limits, Summary
+from holdfast.core.routes import Mode, RouteTable
+from holdfast.errors import RecoveryRefused
+from holdfast.ports.clock import Clock
+from holdfast.ports.recovery import Backup, DeadLetters, Findings, Journal
+from holdfast.services.recover.notices import Notices
+from holdfast.services.recover.run import Recovery
+
+
+class Order(Struct, frozen=True, kw_only=True):
+    """What somebody asks for."""
+
+    dead_queue: str
+    table: RouteTable
+    limits: Limits = Limits()
+    where: tuple[str, ...] = ()
+    dry_run: bool = False
+    keep_unroutable: bool = False
+    strict: bool = False
+    run: str = ""
+
+
+def new_run() -> str:
+    """The name of a run."""
+    return uuid.uuid4().hex[:16]
+
+
+def check(order: Order, findings: Findings) -> None:
+    """Raises RecoveryRefused: nothing was taken."""
+    if findings.cycles:
+        raise RecoveryRefused(f"route is cyclic; {'; '.join(findings.cycles)}; nothing was taken")
+    if findings.missing and not order.keep_unroutable:
+        raise RecoveryRefused(
+            f"route leads nowhere; {'; '.join(findings.missing)}; nothing was taken, make it or use --keep-unroutable"
+        )
+    if order.strict and findings.delivery_limit is not None:
+        raise RecoveryRefused(
+            f"queue has a delivery limit; '{order.dead_queue}' deletes a letter that comes back "
+            f"{findings.delivery_limit} times, take it away first: {findings.cure}"
+        )
+
+
+def preflight_lines(order: Order, findings: Findings) -> list[str]:
+    """What was found, for people."""
+    limit = "none" if findings.delivery_limit is None else str(findings.delivery_limit)
+    assumed = " (assumed from the version)" if findings.limit_is_assumed else ""
+    kind = findings.queue_type or "unknown without the management API"
+    alarm = findings.alarm or ("none" if findings.has_management else "not asked")
+    depth = f"{findings.depth.ready} messages, {findings.depth.consumers} other consumers"
+    lines = [
+        f"Broker: {findings.broker}; alarms: {alarm}",
+        f"Queue '{order.dead_queue}': {depth}, type {kind}, delivery limit {limit}{assumed}",
+    ]
+    if findings.depth.consumers:
+        lines.append("Warning: other consumers take letters from this queue as well.")
+    if findings.delivery_limit is not None:
+        lines.append(f"Warning: letters that come back too often are deleted by the broker; cure: {findings.cure}")
+    lines += [f"Warning: {text}" for text in (*findings.missing, *findings.warnings)]
+    if order.table.mode is Mode.EXCHANGE or order.table.mode is Mode.ROUTES:
+        for address, queues in findings.copies.items():
+            if len(queues) > 1:
+                lines.append(f"Note: {address} copies to {len(queues)} queues: {', '.join(queues)}")
+    return lines
+
+
+async def recover(
+    letters: DeadLetters,
+    order: Order,
+    *,
+    clock: Clock,
+    journal: Journal | None = None,
+    backup: Backup | None = None,
+    notices: Notices | None = None,
+    on_begin: Callable[[Recovery], None] = lambda recovery: None,
+) -> Summary:
+    """Raises RecoveryRefused, RecoveryLocked or another BrokerError when it cannot begin."""
+    told = notices or Notices()
+    told.beginning()
+    findings = await letters.inspect(order.table)
+    for line in preflight_lines(order, findings):
+        told.say(line)
+    check(order, findings)
+    recovery = Recovery(
+        letters,
+        dead_queue=order.dead_queue,
+        run=order.run or new_run(),
+        table=order.table,
+        clock=clock,
+        limits=order.limits,
+        journal=journal,
+        backup=backup,
+        where=LetterFilter(order.where),
+        dry_run=order.dry_run,
+        notices=told,
+    )
+    on_begin(recovery)
+    return await recovery.run(findings)

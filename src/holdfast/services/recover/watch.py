@@ -1,0 +1,93 @@
+"""The clocks of a run: total, idle, empty, stall and hold, and the pace that was asked for. Every loop ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from msgspec import Struct
+
+from holdfast.core.recovery import Limits, StoppedBy, Summary
+from holdfast.ports.recovery import Taken
+
+DEPTH_STEP_S = 1.0
+PACE_STEP_S = 0.1
+
+
+class Part(Struct, frozen=True):
+    """Letters that may go after a wait."""
+
+    letters: Sequence[Taken]
+    delay_s: float
+
+
+class Watch:
+    """Knows when it is over. Time in which nothing could be published does not count as idle or stalled."""
+
+    def __init__(self, limits: Limits, now_s: Callable[[], float]) -> None:
+        self.now_s = now_s
+        self._limits = limits
+        self._began_s = self._arrived_s = self._progressed_s = self._asked_s = now_s()
+        self._pace_s = 0.0
+
+    def start(self) -> None:
+        """The first letter may come from now on."""
+        self._began_s = self._arrived_s = self._progressed_s = self.now_s()
+
+    def arrived(self) -> None:
+        """Letters came."""
+        self._arrived_s = self._progressed_s = self.now_s()
+
+    def progressed(self) -> None:
+        """A letter was settled."""
+        self._progressed_s = self._arrived_s = self.now_s()
+
+    suspended = progressed
+
+    def left_s(self) -> float:
+        """Until the total limit."""
+        return max(0.0, self._limits.total_timeout_s - (self.now_s() - self._began_s))
+
+    def is_held_too_long(self, since_s: float) -> bool:
+        """The broker would end a consumer that holds a letter for longer."""
+        return self.now_s() - since_s > self._limits.hold_timeout_s
+
+    def is_over(self, *, flying: int) -> StoppedBy | None:
+        """Whether a limit of time is reached."""
+        if self.left_s() <= 0:
+            return StoppedBy.TOTAL
+        if flying:
+            return StoppedBy.STALL if self.now_s() - self._progressed_s > self._limits.stall_timeout_s else None
+        return StoppedBy.IDLE if self.now_s() - self._arrived_s > self._limits.idle_timeout_s else None
+
+    def is_quiet(self) -> bool:
+        """Whether it is worth asking the broker how many letters are left; at most once a second."""
+        now_s = self.now_s()
+        step_s = min(DEPTH_STEP_S, self._limits.empty_timeout_s)
+        if now_s - self._arrived_s < self._limits.empty_timeout_s or now_s - self._asked_s < step_s:
+            return False
+        self._asked_s = now_s
+        return True
+
+    def is_empty(self, depth: int) -> bool:
+        """A depth of 0 alone means nothing (the queue may have no leader): nothing must have come for a while, too."""
+        return depth == 0 and self.now_s() - self._arrived_s >= self._limits.empty_timeout_s
+
+    def paced(self, letters: Sequence[Taken]) -> Iterator[Part]:
+        """The letters in parts, each with the time to wait before it."""
+        rate = self._limits.rate_per_s
+        if not rate:
+            yield Part(letters, 0.0)
+            return
+        size = max(1, int(rate * PACE_STEP_S))
+        for start in range(0, len(letters), size):
+            part = letters[start : start + size]
+            now_s = self.now_s()
+            self._pace_s = max(self._pace_s, now_s)
+            delay_s = self._pace_s - now_s
+            self._pace_s += len(part) / rate
+            yield Part(part, delay_s)
+
+    def end(self, summary: Summary) -> None:
+        """Write how long it took."""
+        summary.duration_s = round(self.now_s() - self._began_s, 3)
+        summary.rate_per_s = round(summary.recovered / summary.duration_s, 1) if summary.duration_s else 0.0
