@@ -22,6 +22,7 @@ from holdfast.errors import (
     TryAgain,
 )
 from holdfast.faces.app import App
+from holdfast.faces.collector import Collector
 from holdfast.services.consume_once import SqlMarks, once
 from holdfast.services.queue.consumer import Lease
 from holdfast.services.queue.methods import Queues
@@ -37,6 +38,7 @@ __all__ = [  # noqa: RUF022 - sorted without regard to case
     "BadIds",
     "CannotStart",
     "Client",
+    "Collector",
     "HoldfastError",
     "ImportedItem",
     "Invalid",

@@ -5,27 +5,43 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from holdfast.core.moments import format_duration, moment
 from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
 from holdfast.errors import CannotStart
+from holdfast.ports.blobs import Blobs
 from holdfast.ports.broker import Broker
 from holdfast.ports.clock import Clock, Timer
+from holdfast.ports.collect import CollectStore, Transport
 from holdfast.ports.queues import Storage
+from holdfast.services.collect.embedded import QueueTransport
+from holdfast.services.collect.limits import Limits
+from holdfast.services.collect.service import CollectService
+from holdfast.services.collect.work import Tools
 from holdfast.services.queue.broker import QueueBroker
 from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.methods import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.services.queue.sharing import keep_up
+from holdfast.settings.values import masked
 
 if TYPE_CHECKING:
+    from holdfast.core.redrive import Redrive
+    from holdfast.core.routes import RouteTable
+    from holdfast.engines.folder.backup import FileBackup
+    from holdfast.engines.folder.journal import FileJournal
+    from holdfast.ports.recovery import DeadLetters, Exported
     from holdfast.services.topology import Topologies
+
+#: Where a SQLite storage keeps what the collector knows.
+COLLECT_FOLDER = "collect"
 
 
 class SystemClock:
@@ -122,3 +138,156 @@ async def open_topology(url: str, *, management: str | None = None) -> AsyncIter
 
     async with RabbitTopology(url, management=management) as broker:
         yield Topologies(broker)
+
+
+def open_collect_store(url: str, *, clock: Clock) -> CollectStore:
+    """State and index of collected results: in the folder of a SQLite storage, in PostgreSQL, or in memory."""
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite" and not parts.netloc and parts.path.strip("/"):
+        from holdfast.engines.sqlite.collect import SqliteCollectStore
+
+        return SqliteCollectStore(Path(unquote(parts.path[1:])) / COLLECT_FOLDER, clock=clock)
+    if parts.scheme in {"postgresql", "postgres"}:
+        from holdfast.engines.postgres.collect import PostgresCollectStore
+
+        return PostgresCollectStore(url)
+    if parts.scheme == "memory":
+        from holdfast.engines.memory.collect import MemoryCollectStore
+
+        return MemoryCollectStore(clock=clock)
+    raise CannotStart(f"collector URL is invalid; '{masked(url)}' is not sqlite:///FOLDER, postgresql://… or memory://")
+
+
+@asynccontextmanager
+async def open_blobs(url: str) -> AsyncIterator[Blobs]:
+    """A folder (a path, or file:///…), or a bucket: s3://, az://, gs:// with an optional prefix. Raises CannotStart."""
+    scheme = urlsplit(url).scheme
+    if scheme in {"s3", "az", "gs"}:
+        from holdfast.engines.objects.blobs import open_object_blobs
+
+        async with open_object_blobs(url) as objects:
+            yield objects
+        return
+    if scheme not in {"", "file"}:
+        raise CannotStart(f"blob URL is invalid; '{scheme}' is not known here, use a folder, s3://, az:// or gs://")
+    from holdfast.engines.folder.blobs import open_folder_blobs
+
+    async with open_folder_blobs(Path(unquote(urlsplit(url).path) if scheme else url)) as folder:
+        yield folder
+
+
+def default_blobs(url: str) -> str | None:
+    """Beside the queues of a SQLite storage; elsewhere it has to be said."""
+    parts = urlsplit(url)
+    return str(Path(unquote(parts.path[1:])) / "blobs") if parts.scheme == "sqlite" else None
+
+
+def has_collector(url: str) -> bool:
+    """Whether a SQLite storage has collected before: then there may be something to resume."""
+    parts = urlsplit(url)
+    return parts.scheme == "sqlite" and (Path(unquote(parts.path[1:])) / COLLECT_FOLDER / "collect.db").exists()
+
+
+@asynccontextmanager
+async def open_collector(
+    url: str,
+    *,
+    blobs: str | None = None,
+    broker: str | None = None,
+    queues: Queues | None = None,
+    limits: Limits | None = None,
+    clock: Clock | None = None,
+) -> AsyncIterator[CollectService]:
+    """The collector: state in `url`, bytes in `blobs`, messages over `broker` (amqp://…) or the embedded queue.
+
+    `queues` are the queues of a service that is open already. Raises CannotStart.
+    """
+    place = blobs or default_blobs(url)
+    if place is None:
+        raise CannotStart(f"blobs are not configured; with '{masked(url)}' say where: a folder, s3://, az:// or gs://")
+    time_source, settings = clock or SystemClock(), limits or Limits()
+    async with AsyncExitStack() as stack:
+        if broker is not None:
+            from holdfast.engines.rabbitmq.collect import RabbitTransport
+
+            transport: Transport = await stack.enter_async_context(RabbitTransport(broker, clock=time_source))
+        else:
+            if queues is None:
+                queues = await stack.enter_async_context(open_queues(url, clock=time_source))
+            lease_timeout = format_duration(settings.lease_us)
+            transport = QueueTransport(queues, clock=time_source, lease_timeout=lease_timeout)
+        store = open_collect_store(url, clock=time_source)
+        await store.open()
+        stack.push_async_callback(store.close)
+        tools = Tools(store, transport, await stack.enter_async_context(open_blobs(place)), limits=settings)
+        yield await stack.enter_async_context(CollectService(tools).running())
+
+
+@asynccontextmanager
+async def open_dead_letters(
+    url: str,
+    redrive: Redrive,
+    table: RouteTable,
+    *,
+    clock: Clock | None = None,
+    management: str | None = None,
+    window_bytes_max: int,
+) -> AsyncIterator[DeadLetters]:
+    """A dead-letter queue of RabbitMQ, for a recovery. Raises BrokerError when the broker cannot be reached."""
+    from msgspec.structs import replace
+
+    from holdfast.engines.rabbitmq.address import Address
+    from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters, default_management
+    from holdfast.engines.rabbitmq.redriver import Redriver
+
+    time_source = clock or SystemClock()
+    address = Address.parse(url)
+    known = replace(redrive, user=address.login.user, is_wait_queue=table.is_wait_queue)
+    redriver = Redriver(known, table, now=lambda: moment(time_source.now_us()))
+    letters = RabbitDeadLetters(
+        address,
+        redrive.dead_queue,
+        redriver,
+        management=management or default_management(address),
+        window_bytes_max=window_bytes_max,
+    )
+    try:
+        await letters.connect()
+        yield letters
+    finally:
+        await letters.close()
+
+
+def recovery_source(url: str, dead_queue: str) -> str:
+    """A queue of a broker in words, without any login: what a journal belongs to."""
+    from holdfast.engines.rabbitmq.address import Address
+
+    address = Address.parse(url)
+    hosts = ",".join(f"{host}:{port}" for host, port in address.hosts)
+    return f"queue '{dead_queue}' in '{address.login.vhost}' at {hosts}"
+
+
+def open_journal(path: Path, *, source: str, run: str) -> FileJournal:
+    """The journal of a recovery. Raises CannotStart."""
+    from holdfast.engines.folder.journal import FileJournal
+
+    return FileJournal.open(path, source=source, run=run)
+
+
+@contextmanager
+def open_backup(path: Path) -> Iterator[FileBackup]:
+    """A backup to write letters to. Raises CannotStart."""
+    from holdfast.engines.folder.backup import FileBackup
+
+    backup = FileBackup(path)
+    try:
+        yield backup
+    finally:
+        backup.close()
+
+
+def backup_letters(path: Path) -> Iterator[Exported]:
+    """The letters of a backup. Raises CannotStart, and Invalid at a damaged line."""
+    from holdfast.engines.folder.backup import read_backup
+
+    return read_backup(path)

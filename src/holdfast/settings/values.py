@@ -94,6 +94,43 @@ class Settings(Struct, frozen=True, kw_only=True):
     open_files_max: Annotated[
         int, Meta(ge=1, le=100_000, description="How many SQLite queue files of a storage are open at a time")
     ] = 200
+    blobs: Annotated[
+        str | None,
+        Meta(
+            description="Where collected results are kept: a folder, s3://, az:// or gs://; beside a SQLite storage "
+            "when left out"
+        ),
+    ] = None
+    vault: Annotated[
+        str | None,
+        Meta(description="Where letters are kept: sqlite:///FOLDER or postgresql://…; with the queues when left out"),
+    ] = None
+    broker: Annotated[
+        Secret | None, Meta(description="amqp://… of the RabbitMQ whose dead-letter queues are looked after")
+    ] = None
+    management: Annotated[
+        Secret | None, Meta(description="http://user:password@host:15672, the management API of that RabbitMQ")
+    ] = None
+    dead_queues: Annotated[
+        str, Meta(description="Names or patterns of dead-letter queues that may be touched, separated by commas")
+    ] = "*.dlq"
+    capture: Annotated[
+        str, Meta(description="Dead-letter queues that a server captures all the time, separated by commas")
+    ] = ""
+    resolve_after: Annotated[
+        str, Meta(description="A redriven letter that has not come back for so long is resolved")
+    ] = "24h"
+    retention: Annotated[
+        str, Meta(description="How long settled letters are kept, as state=duration,…; for ever when left out")
+    ] = ""
+    ledger_key: Annotated[
+        Secret | None,
+        Meta(description="The key of the ledger's chain instead of a generated one; from the environment alone"),
+    ] = None
+    collect_broker: Annotated[
+        Secret | None,
+        Meta(description="amqp://… when results arrive over RabbitMQ and not over the queues of this server"),
+    ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="The least level that is logged")
     ] = "info"
@@ -106,6 +143,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     @property
     def address(self) -> Address:
         return parse_address(self.listen)
+
+    @property
+    def ledger_key_file(self) -> Path:
+        """Where a generated key of the ledger is kept, readable by its owner alone."""
+        return self.data_folder / "ledger-key"
 
     @property
     def admin_token_file(self) -> Path:

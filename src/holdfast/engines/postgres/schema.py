@@ -14,13 +14,12 @@ SERVER_VERSION_MIN = 15
 
 _LOCK = "SELECT pg_advisory_xact_lock(1212106564, -2)"
 _BEGINNING = (
-    "CREATE SCHEMA IF NOT EXISTS holdfast; "
-    "CREATE TABLE IF NOT EXISTS holdfast.schema_version (version integer NOT NULL)"
+    "CREATE SCHEMA IF NOT EXISTS holdfast; CREATE TABLE IF NOT EXISTS holdfast.{table} (version integer NOT NULL)"
 )
 
 
-async def migrate(url: str) -> None:
-    """Make or upgrade the tables. Raises CannotStart with what to do."""
+async def migrate(url: str, *, kind: str = "queue") -> None:
+    """Make or upgrade the tables of a kind. Raises CannotStart with what to do."""
     place = place_of(url)
     try:
         connection = await connect(url)
@@ -35,7 +34,7 @@ async def migrate(url: str) -> None:
             )
         async with connection.transaction():
             await connection.execute(_LOCK)
-            await _upgrade(connection, place)
+            await _upgrade(connection, place, kind)
     except psycopg.errors.InsufficientPrivilege as error:
         raise CannotStart(
             f"storage cannot be prepared; {place}: {error.diag.message_primary}, let the user create a schema "
@@ -48,22 +47,24 @@ async def migrate(url: str) -> None:
         await connection.close()
 
 
-async def _upgrade(connection: psycopg.AsyncConnection[tuple[object, ...]], place: str) -> None:
-    exists = await connection.execute("SELECT to_regclass('holdfast.schema_version') IS NOT NULL")
+async def _upgrade(connection: psycopg.AsyncConnection[tuple[object, ...]], place: str, kind: str) -> None:
+    steps = MIGRATIONS if kind == "queue" else migrations(PACKAGE, kind=kind)
+    table = "schema_version" if kind == "queue" else f"{kind}_schema_version"
+    exists = await connection.execute("SELECT to_regclass(%s) IS NOT NULL", (f"holdfast.{table}",))
     row = await exists.fetchone()
     if row is None or not row[0]:
-        await connection.execute(_BEGINNING)
-    found = await (await connection.execute("SELECT version FROM holdfast.schema_version")).fetchone()
+        await connection.execute(_BEGINNING.format(table=table).encode())
+    found = await (await connection.execute(f"SELECT version FROM holdfast.{table}".encode())).fetchone()  # noqa: S608 - our own name
     version = int(str(found[0])) if found else 0
-    newest = max(MIGRATIONS)
+    newest = max(steps)
     if version > newest:
         raise CannotStart(
             f"schema is too new; {place} has version {version} and this program knows {newest}, use a newer Holdfast"
         )
-    for number, step in MIGRATIONS.items():
+    for number, step in steps.items():
         if number > version:
             await connection.execute(step.encode())
     if version == 0:
-        await connection.execute("INSERT INTO holdfast.schema_version VALUES (%s)", (newest,))
+        await connection.execute(f"INSERT INTO holdfast.{table} VALUES (%s)".encode(), (newest,))  # noqa: S608
     elif version < newest:
-        await connection.execute("UPDATE holdfast.schema_version SET version = %s", (newest,))
+        await connection.execute(f"UPDATE holdfast.{table} SET version = %s".encode(), (newest,))  # noqa: S608

@@ -14,6 +14,8 @@ from starlette.types import ASGIApp
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.faces.api.door import Door
 from holdfast.faces.api.openapi import document
+from holdfast.faces.api.results import Opening
+from holdfast.faces.api.results import routes as result_routes
 from holdfast.faces.api.verbs import Verbs, error_body
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
@@ -28,6 +30,7 @@ def make_app(
     admin_token_hash: str | None,
     version: str,
     body_bytes_max: Mapping[str, int] = BODY_BYTES_MAX,
+    results: Opening | None = None,
 ) -> ASGIApp:
     """The application over a service; without a token's hash it lets everybody on this machine in."""
     manager, requests, door = service.manager, Requests(), Door(admin_token_hash)
@@ -55,6 +58,7 @@ def make_app(
     verbs = Verbs(service, door=door, body_bytes_max=body_bytes_max, requests=requests)
     return Starlette(
         routes=[
+            *(result_routes(results, door=door) if results is not None else ()),
             Mount("/v1", verbs),
             Route("/health", health),
             Route("/metrics", metrics),

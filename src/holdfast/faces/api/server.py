@@ -18,14 +18,17 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from holdfast.errors import CannotStart
+from holdfast.errors import CannotStart, HoldfastError
 from holdfast.faces.api.app import make_app
 from holdfast.faces.api.door import token_hash
+from holdfast.faces.api.results import Opening
 from holdfast.ports.queues import Catalog
+from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.service import QueueService
 from holdfast.settings import Address, Settings
 from holdfast.telemetry.events import emit
 from holdfast.telemetry.log import set_up_logging
-from holdfast.wiring import open_service
+from holdfast.wiring import has_collector, open_collector, open_service
 
 TOKEN_KEY = "admin_token_sha256"  # noqa: S105 - the name under which the hash is kept
 STOP_TIMEOUT_S = 30
@@ -70,6 +73,8 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
             admin_token_hash = None
             if settings.auth != "none":
                 admin_token_hash = await _admin_token(settings, service.manager.catalog, announce)
+            results = _results(settings, service)
+            await _resume(results, settings)
             app = make_app(
                 service,
                 admin_token_hash=admin_token_hash,
@@ -79,6 +84,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
                     "import": settings.import_body_bytes_max,
                     "other": settings.other_body_bytes_max,
                 },
+                results=results,
             )
             async with _serving(app, listener, settings):
                 address = _address(listener, tls=bool(settings.tls_cert))
@@ -86,10 +92,32 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
                 emit("server.started", address=address)
                 await stop.wait()
                 emit("server.stopping")
+                await results.close()
                 service.manager.stop()
     finally:
         listener.close()
     emit("server.stopped")
+
+
+def _results(settings: Settings, service: QueueService) -> Opening:
+    return Opening(
+        lambda: open_collector(
+            settings.storages[0].url,
+            blobs=settings.blobs,
+            broker=settings.collect_broker.reveal() if settings.collect_broker else None,
+            queues=Queues(service),
+        )
+    )
+
+
+async def _resume(results: Opening, settings: Settings) -> None:
+    """Open the collector now where transactions may be waiting for it."""
+    if settings.blobs or has_collector(settings.storages[0].url):
+        try:
+            await results.results()
+        except HoldfastError as error:
+            # Queues are served all the same; whoever asks for a result is told why there is none.
+            emit("collect.troubled", error=error.message)
 
 
 @asynccontextmanager

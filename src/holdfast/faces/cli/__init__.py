@@ -9,7 +9,20 @@ from collections.abc import Sequence
 import typer
 from typer.exceptions import TyperException
 
-from holdfast.faces.cli import config, items, leases, produce, queues, run, serve, topology, transfer, watch
+from holdfast.faces.cli import (
+    config,
+    items,
+    leases,
+    produce,
+    queues,
+    recover,
+    results,
+    run,
+    serve,
+    topology,
+    transfer,
+    watch,
+)
 from holdfast.faces.cli.app import app
 from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode, report
 from holdfast.faces.cli.output import forget_stdout
@@ -17,7 +30,7 @@ from holdfast.faces.cli.output import forget_stdout
 __all__ = ["app", "main", "modules"]
 
 #: Each module registers its commands in the tree of `app`.
-modules = (serve, run, queues, produce, leases, items, transfer, watch, topology, config)
+modules = (serve, run, recover, queues, produce, leases, items, transfer, watch, topology, results, config)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -32,9 +32,12 @@ items = _group("The items in a queue as they are stored: list, export, import, d
 config = _group("What Holdfast is configured with.")
 topology = _group("Exchanges, queues and bindings of a RabbitMQ broker: plan, apply, check, export, import, draw.")
 
+results = _group("Large results that arrive as numbered messages: start, list, show, gaps, cat, abandon.")
+
 queue.add_typer(items, name="items")
 app.add_typer(queue, name="queue")
 app.add_typer(topology, name="topology")
+app.add_typer(results, name="results")
 app.add_typer(config, name="config")
 
 

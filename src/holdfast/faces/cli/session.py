@@ -51,7 +51,7 @@ class Session:
         if urlsplit(url).scheme in {"http", "https"}:
             from holdfast.faces.client import Client
 
-            async with Client(url, self.token(url), tls=self._tls()) as client:
+            async with Client(url, self.token(url), tls=self.tls()) as client:
                 yield client
         else:
             from holdfast.wiring import open_service
@@ -79,7 +79,8 @@ class Session:
         is_here = Address(urlsplit(url).hostname or "", 0).is_loopback
         return _read_token(local) if is_here and os.access(local, os.R_OK) else ""
 
-    def _tls(self) -> ssl.SSLContext | None:
+    def tls(self) -> ssl.SSLContext | None:
+        """What --ca-file says about an https server's certificate. Raises CannotStart."""
         if self.ca_file is None:
             return None
         try:

@@ -1,0 +1,1 @@
+DELETE FROM holdfast.collect_series WHERE transaction_id = $1::text

@@ -1,0 +1,1 @@
+SELECT request FROM holdfast.collect_transactions WHERE id = $1::text

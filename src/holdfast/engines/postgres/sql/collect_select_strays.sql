@@ -1,0 +1,1 @@
+SELECT path FROM holdfast.collect_strays WHERE transaction_id = $1::text

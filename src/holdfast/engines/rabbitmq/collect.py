@@ -1,0 +1,177 @@
+"""The collector's queues on RabbitMQ: durable, acked after the work; requests, notices and parked messages confirmed.
+
+Queues are classic on a broker of one node. A quorum queue that is declared within a second before a single node is
+killed loses confirmed messages, and a transaction's queues are always young; so they are quorum queues only where the
+caller says that the cluster has three nodes or more. None has `x-expires`: it drops messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from pamqp import base
+
+from holdfast.core.collect import DEAD_QUEUE
+from holdfast.core.moments import moment
+from holdfast.core.policy import RetryPolicy
+from holdfast.core.topology import Place, Queue
+from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.broker import RabbitIntake
+from holdfast.engines.rabbitmq.broker_setup import Surroundings
+from holdfast.engines.rabbitmq.channel import Channel, Close
+from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.wire import methods, properties
+from holdfast.engines.rabbitmq.wire.confirms import Kind
+from holdfast.engines.rabbitmq.wire.events import Event
+from holdfast.errors import BrokerError, BrokerRefused, Invalid, QueueMissing
+from holdfast.ports.broker import Intake, Subscription
+from holdfast.ports.clock import Clock
+from holdfast.ports.collect import Refused
+
+NOT_FOUND = 404
+PRECONDITION_FAILED = 406
+
+
+class RabbitTransport:
+    """`async with RabbitTransport(url, clock=clock) as transport:`. An address is a queue, or `exchange/key`."""
+
+    def __init__(self, url: str, *, clock: Clock, quorum: bool = False) -> None:
+        self._address = Address.parse(url)
+        self._clock = clock
+        self._quorum = quorum
+        self._publisher = Publisher(self._address)
+        self._connection: Connection | None = None
+        self._channel: Channel | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._publisher.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+        await self._publisher.close()
+
+    async def check(self, address: str) -> None:
+        exchange, key = _place(address)
+        asked = (
+            methods.ExchangeDeclare(exchange=exchange, passive=True)
+            if exchange
+            else methods.QueueDeclare(queue=key, passive=True)
+        )
+        try:
+            await self._call(asked)
+        except BrokerRefused as error:
+            if error.reply_code == NOT_FOUND:
+                raise Invalid(f"address does not exist; there is no '{address}' on the broker, declare it") from error
+            raise
+
+    async def declare(self, queues: Sequence[str]) -> None:
+        for queue in (DEAD_QUEUE, *queues):
+            arguments: dict[str, Any] = {"x-queue-type": "quorum"} if self._quorum else {}
+            if not await self._is_there(queue):
+                await self._call(methods.QueueDeclare(queue=queue, durable=True, arguments=arguments))
+
+    async def _is_there(self, queue: str) -> bool:
+        try:
+            await self._call(methods.QueueDeclare(queue=queue, passive=True))
+        except BrokerRefused as error:
+            if error.reply_code == NOT_FOUND:
+                return False
+            raise
+        return True
+
+    @asynccontextmanager
+    async def open(self, queue: str, *, count_max: int) -> AsyncIterator[Intake]:
+        subscription = Subscription(queue=queue, policy=RetryPolicy(), prefetch=count_max, consumer="collector")
+        around = Surroundings(
+            main=Queue(name=queue),
+            waits=(),
+            dead=Place(queue=DEAD_QUEUE, exchange="", key=DEAD_QUEUE),
+            exchanges=(),
+            queues=(),
+            bindings=(),
+        )
+        consumer = Consumer(self._address, queue, prefetch=count_max)
+        try:
+            await consumer.__aenter__()
+        except BrokerRefused as error:
+            if error.reply_code == NOT_FOUND:
+                raise QueueMissing(queue) from error
+            raise
+        try:
+            user = self._address.login.user
+            yield RabbitIntake(consumer, self._publisher, around, subscription, user=user, clock=self._clock)
+        finally:
+            await consumer.close()
+
+    async def send(self, address: str, body: bytes, *, message_id: str, attributes: Mapping[str, object]) -> None:
+        exchange, key = _place(address)
+        await self._publish(exchange, key, body, message_id=message_id, headers=attributes)
+
+    async def park(self, body: bytes, *, attributes: Mapping[str, object], reason: str) -> None:
+        headers = {
+            **attributes,
+            "x-parked-reason": "contradiction",
+            "x-error-type": "Contradiction",
+            "x-error-message": reason,
+            "x-parked-by": "collector",
+            "x-parked-at": moment(self._clock.now_us()).isoformat(),
+        }
+        await self._publish("", DEAD_QUEUE, body, message_id="", headers=headers)
+
+    async def _publish(
+        self, exchange: str, key: str, body: bytes, *, message_id: str, headers: Mapping[str, object]
+    ) -> None:
+        values: dict[str, Any] = {"headers": dict(headers), **({"message_id": message_id} if message_id else {})}
+        outcome = await self._publisher.publish(Outgoing(exchange, key, properties.encode(values), body))
+        if outcome.stored:
+            return
+        text = f"publish to '{exchange or key}' is {outcome.kind.value}; {outcome.text or outcome.code}"
+        if outcome.kind is Kind.REFUSED and outcome.code == PRECONDITION_FAILED:
+            raise Refused(text)
+        raise BrokerError(text)
+
+    async def delete(self, queue: str) -> bool:
+        """On a classic queue the broker itself looks whether it is empty, in the moment in which it deletes it."""
+        try:
+            await self._call(methods.QueueDelete(queue=queue, if_empty=not self._quorum))
+        except BrokerRefused as error:
+            if error.reply_code == NOT_FOUND:
+                return True
+            if error.reply_code == PRECONDITION_FAILED:
+                return False
+            raise
+        return True
+
+    # What the channel calls: nothing comes unasked.
+
+    def on_events(self, events: list[Event]) -> None:
+        """Nobody consumes here."""
+
+    def on_closed(self, error: BrokerError, close: Close) -> None:
+        """Whoever waits for an answer is told by the channel."""
+
+    def on_writable(self) -> None:
+        """Questions are small."""
+
+    async def _call(self, method: base.Frame) -> base.Frame:
+        if self._connection is None or not self._connection.is_open:
+            self._connection = await Connection.open(self._address.named("holdfast collector"))
+            self._channel = None
+        if self._channel is None or not self._channel.is_open:
+            self._channel = await self._connection.channel(self)
+        return await self._channel.call(method)
+
+
+def _place(address: str) -> tuple[str, str]:
+    exchange, slash, key = address.partition("/")
+    return (exchange, key) if slash else ("", address)

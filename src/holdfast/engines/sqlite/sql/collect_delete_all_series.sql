@@ -1,0 +1,1 @@
+DELETE FROM series WHERE transaction_id = ?1

@@ -1,0 +1,1 @@
+DELETE FROM strays WHERE transaction_id = ?1

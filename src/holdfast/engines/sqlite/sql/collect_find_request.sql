@@ -1,0 +1,1 @@
+SELECT request FROM transactions WHERE id = ?1

@@ -1,0 +1,1 @@
+SELECT at, transaction_id, action, reason, detail FROM ledger ORDER BY number LIMIT ?2 OFFSET ?1

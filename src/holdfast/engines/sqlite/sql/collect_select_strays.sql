@@ -1,0 +1,1 @@
+SELECT path FROM strays WHERE transaction_id = ?1

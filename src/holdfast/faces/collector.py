@@ -1,0 +1,127 @@
+"""`holdfast.Collector`: gather a large result that arrives as numbered messages, in your own program.
+
+```python
+async with holdfast.Collector("sqlite:///work") as collector:
+    result = await collector.start(b"all orders of May", producer="reports", notify="done", series=["orders"])
+    await collector.wait(result.id)
+    async for part in collector.parts(result.id, "orders"): ...
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Self
+
+from holdfast.core.collect import SeriesStand, Transaction
+from holdfast.core.outcome import delay_us
+from holdfast.errors import Invalid
+from holdfast.ports.clock import Clock
+from holdfast.services.collect.limits import Limits
+from holdfast.services.collect.reading import Gaps, StoredPart
+from holdfast.services.collect.service import CollectService
+from holdfast.services.queue.methods import Queues
+from holdfast.wiring import open_collector
+
+UPLOADS_COUNT_MAX = 256
+
+
+class Collector:
+    """State in `url` (sqlite:///…, postgresql://…, memory://), bytes in `blobs` (a folder, s3://…, az://…, gs://…),
+    messages over `broker` (amqp://…) or over the embedded queue of `url`; `queues` is one that is open already.
+
+    Opening it resumes every transaction that was left unfinished. See docs/collector.md for the durations.
+    """
+
+    def __init__(
+        self,
+        url: str = "sqlite:///holdfast-data",
+        *,
+        blobs: str | None = None,
+        broker: str | None = None,
+        queues: Queues | None = None,
+        uploads_max: int = 16,
+        uploads_bytes_max: int = 64 * 2**20,
+        lease_timeout: str | float = "30s",
+        abandon_after: str | float = "24h",
+        gap_after: str | float = "5m",
+        keep_blobs: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        if not 1 <= uploads_max <= UPLOADS_COUNT_MAX:
+            raise Invalid(f"uploads_max is invalid; {uploads_max} is not from 1 to {UPLOADS_COUNT_MAX}")
+        abandon_after_us = delay_us(abandon_after, what="abandon_after")
+        limits = Limits(
+            uploads_max=uploads_max,
+            uploads_bytes_max=uploads_bytes_max,
+            lease_us=delay_us(lease_timeout, what="lease_timeout"),
+            abandon_after_us=abandon_after_us,
+            abandon_check_us=max(1, min(60_000_000, abandon_after_us // 4)),
+            gap_after_us=delay_us(gap_after, what="gap_after"),
+            keep_blobs=keep_blobs,
+        )
+        self._opening: AbstractAsyncContextManager[CollectService] = open_collector(
+            url, blobs=blobs, broker=broker, queues=queues, limits=limits, clock=clock
+        )
+        self._service: CollectService | None = None
+
+    @property
+    def service(self) -> CollectService:
+        """What runs inside. Raises Invalid while the collector is not open."""
+        if self._service is None:
+            raise Invalid("collector is not open; use it with 'async with'")
+        return self._service
+
+    async def __aenter__(self) -> Self:
+        self._service = await self._opening.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._service = None
+        await self._opening.__aexit__(kind, error, trace)
+
+    async def start(
+        self,
+        request: bytes,
+        *,
+        producer: str,
+        notify: str = "",
+        transaction_id: str | None = None,
+        series: Sequence[str] | None = None,
+    ) -> Transaction:
+        """Forward a request and collect its result; the same id again is the same transaction. Raises Invalid."""
+        return await self.service.start(
+            request, producer=producer, notify=notify, transaction_id=transaction_id, series=series
+        )
+
+    async def wait(self, transaction_id: str, *, timeout_s: float | None = None) -> Transaction:
+        """Wait until it is completed, failed or abandoned. Raises TryAgain when the time is up first."""
+        return await self.service.wait(transaction_id, timeout_s=timeout_s)
+
+    async def find(self, transaction_id: str) -> Transaction:
+        """One transaction as it stands. Raises Invalid when there is none."""
+        return await self.service.find(transaction_id)
+
+    async def progress(self, transaction_id: str) -> Sequence[SeriesStand]:
+        """How its series stand."""
+        return await self.service.stand(transaction_id)
+
+    async def gaps(self, transaction_id: str) -> Sequence[Gaps]:
+        """Which ordinals are missing, as ranges, series by series."""
+        return await self.service.gaps(transaction_id)
+
+    async def request_missing(self, transaction_id: str) -> int:
+        """Ask the producer for what is missing; returns how many ranges."""
+        return await self.service.request_missing(transaction_id)
+
+    def parts(self, transaction_id: str, series: str) -> AsyncIterator[StoredPart]:
+        """The parts of a series in order, digests verified, up to the first gap."""
+        return self.service.parts(transaction_id, series)
+
+    async def abandon(self, transaction_id: str, *, reason: str = "by hand") -> Transaction:
+        """Give it up; its queues and index rows go, its blobs too unless `keep_blobs`."""
+        return await self.service.abandon(transaction_id, reason=reason)

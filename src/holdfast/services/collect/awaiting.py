@@ -1,0 +1,152 @@
+"""State 1: headers and payloads are taken in until the index says that everything is there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from holdfast.core.collect import DEAD_QUEUE, is_complete, known_set
+from holdfast.services.collect.headers import Headers, park_excess
+from holdfast.services.collect.payloads import Payloads
+from holdfast.services.collect.reading import gaps_of
+from holdfast.services.collect.work import Work
+from holdfast.telemetry.events import emit
+
+GAP_LOOK_S_MAX = 5.0
+LOOK_S = 1.0
+
+
+async def await_results(work: Work) -> None:
+    """Return when the result is complete. Raises LeaseLost, QueueMissing, ConsumerLost."""
+    tools = work.tools
+    work.learn(await work.patience.until_done(lambda: tools.store.stand(work.id)))
+    changed = asyncio.Event()
+    if may_be_complete(work) and await judge(work):
+        return
+    async with AsyncExitStack() as stack:
+        headers_in = await stack.enter_async_context(tools.transport.open(work.header_queue, count_max=16))
+        payloads_in = await stack.enter_async_context(
+            tools.transport.open(work.payload_queue, count_max=tools.limits.uploads_max)
+        )
+        headers = Headers(work, headers_in, on_change=changed.set)
+        payloads = Payloads(work, payloads_in, on_change=changed.set)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(headers.run())
+                tasks.create_task(payloads.run())
+                watch = tasks.create_task(watch_gaps(work))
+                while True:
+                    await change(work, changed)
+                    if may_be_complete(work) and await judge(work):
+                        break
+                watch.cancel()
+                # What has been taken is settled before the state changes: it is stored, or parked, or given back.
+                await headers_in.stop()
+                await payloads_in.stop()
+        except BaseExceptionGroup as group:
+            raise first_of(group) from group
+
+
+async def change(work: Work, changed: asyncio.Event) -> None:
+    """Wait for news. Without any the store is asked: answers of two commits may have come in the wrong order."""
+    try:
+        async with asyncio.timeout(LOOK_S):
+            await changed.wait()
+            changed.clear()
+    except TimeoutError:
+        work.stand = await work.patience.until_done(lambda: work.tools.store.stand(work.id))
+
+
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error inside of a TaskGroup's."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def may_be_complete(work: Work) -> bool:
+    """Whether the last commit leaves nothing to wait for, as far as its counts can say."""
+    known = known_set(work.transaction.series, work.stand)
+    if known is None:
+        return False
+    for name in known:
+        series = work.stand.get(name)
+        if series is None or series.count is None or series.stored_count < series.count:
+            return False
+    return True
+
+
+async def judge(work: Work) -> bool:
+    """Count the index row by row, take out what does not belong to the result, and say whether it is complete."""
+    store = work.tools.store
+    counts = await work.patience.until_done(lambda: store.count(work.id))
+    known = known_set(work.transaction.series, work.stand) or frozenset()
+    for name, (_, _, highest) in counts.items():
+        limit = work.count_of(name)
+        if name not in known:
+            await park_excess(work, name, 0, reason=f"series is outside the known set; '{name}'")
+        elif limit is not None and highest >= limit:
+            await park_excess(work, name, limit)
+    for name, series in work.stand.items():
+        if name not in known and series.count is not None:
+            await park_header(work, name, series.count)
+    stand = await work.patience.until_done(lambda: store.stand(work.id))
+    work.stand = stand
+    counts = await work.patience.until_done(lambda: store.count(work.id))
+    exact = all(counts.get(name, (0, 0, 0))[0] == work.count_of(name) for name in known)
+    return exact and is_complete(work.transaction.series, stand)
+
+
+async def park_header(work: Work, series: str, count: int) -> None:
+    """A header of a series that does not belong to the result."""
+    attributes = {
+        "transaction-id": work.id,
+        "series": series,
+        "count": count,
+        "source-queue": work.header_queue,
+    }
+    reason = f"series is outside the known set; '{series}'"
+    tools = work.tools
+    await work.patience.until_done(lambda: tools.transport.park(b"", attributes=attributes, reason=reason))
+    await work.patience.until_done(lambda: tools.store.remove_header(work.id, series, fence=work.fence))
+    work.parked(reason)
+
+
+async def watch_gaps(work: Work) -> None:
+    """Ask the producer again when nothing came for too long."""
+    limit_s = work.tools.limits.gap_after_us / 1_000_000
+    while True:
+        await asyncio.sleep(min(GAP_LOOK_S_MAX, limit_s / 4))
+        if time.monotonic() - work.progress_s >= limit_s:
+            await request_missing(work)
+            work.progress_s = time.monotonic()
+
+
+async def request_missing(work: Work) -> int:
+    """Ask the producer for what is missing; returns how many ranges were asked for."""
+    tools = work.tools
+    missing = {
+        gap.series: gap.missing
+        for gap in await work.patience.until_done(lambda: gaps_of(tools.store, work.transaction))
+        if gap.missing or gap.is_open
+    }
+    body = msgspec.json.encode({"transaction-id": work.id, "missing": missing})
+    attributes = {
+        "transaction-id": work.id,
+        "kind": "missing",
+        "header-queue": work.header_queue,
+        "payload-queue": work.payload_queue,
+        "dead-queue": DEAD_QUEUE,
+    }
+    # An id of its own: by the transaction's the producer would take it for a repeated request.
+    message_id = f"{work.id}-missing-{time.time_ns()}"
+    await work.patience.until_done(
+        lambda: tools.transport.send(work.transaction.producer, body, message_id=message_id, attributes=attributes)
+    )
+    count = sum(len(found) for found in missing.values())
+    emit("collect.missing", transaction=work.id, count=count)
+    return count

@@ -1,0 +1,121 @@
+"""After the end: queues are drained and deleted, stray blobs removed; of a failed transaction the index as well.
+
+Draining loses nothing: a leftover is a known duplicate, or it is parked. A queue is deleted only when it is empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from holdfast.core.collect import Header, Payload, digest, header_contradiction, read_header, read_payload
+from holdfast.core.states import TransactionState
+from holdfast.errors import QueueMissing, TryAgain
+from holdfast.ports.broker import Incoming, Intake
+from holdfast.proof import crash_point
+from holdfast.services.collect.payloads import park
+from holdfast.services.collect.work import Work
+
+DRAIN_IDLE_S = 0.05
+DELETE_TRIES_MAX = 40
+FORGET_COUNT_MAX = 1_000
+
+
+async def clear(work: Work) -> None:
+    """Everything that follows an end. May be repeated from the beginning after a crash."""
+    tools = work.tools
+    for queue in (work.header_queue, work.payload_queue):
+        await delete_queue(work, queue)
+    await remove_strays(work)
+    if work.transaction.state is not TransactionState.COMPLETED:
+        if not tools.limits.keep_blobs:
+            await remove_blobs(work)
+        while await work.patience.until_done(
+            lambda: tools.store.forget(work.id, fence=work.fence, count_max=FORGET_COUNT_MAX)
+        ):
+            pass
+    crash_point("collect.before_clean")
+    await work.patience.until_done(lambda: tools.store.set_clean(work.id, fence=work.fence))
+    crash_point("collect.after_clean")
+
+
+async def delete_queue(work: Work, queue: str) -> None:
+    """Drain and delete, until a delete finds nothing left. Raises TryAgain when that never happens."""
+    for failures in range(DELETE_TRIES_MAX):
+        try:
+            await drain(work, queue)
+        except QueueMissing:
+            return
+        crash_point("collect.before_queue_delete")
+        if await work.patience.until_done(lambda: work.tools.transport.delete(queue)):
+            crash_point("collect.after_queue_delete")
+            return
+        await asyncio.sleep(min(1.0, work.tools.limits.backoff_s_first * 2 ** min(failures, 10)))
+    raise TryAgain(f"queue is still not empty; '{queue}' of transaction '{work.id}', messages keep coming")
+
+
+async def drain(work: Work, queue: str) -> None:
+    """Settle what is in the queue now."""
+    async with work.tools.transport.open(queue, count_max=work.tools.limits.uploads_max) as intake:
+        while True:
+            try:
+                async with asyncio.timeout(DRAIN_IDLE_S):
+                    batch: Sequence[Incoming] = await intake.take(work.tools.limits.uploads_max)
+            except TimeoutError:
+                return
+            for incoming in batch:
+                await settle(work, intake, incoming, queue)
+
+
+async def settle(work: Work, intake: Intake, incoming: Incoming, queue: str) -> None:
+    """A leftover: acked when the index has it, parked when not."""
+    why = await (judge_header if queue == work.header_queue else judge_payload)(work, incoming)
+    if why:
+        await park(work, intake, incoming, why)
+    else:
+        await work.patience.settle(lambda: intake.ack(incoming))
+
+
+async def judge_payload(work: Work, incoming: Incoming) -> str:
+    """Why a payload is not a duplicate; the empty text when it is."""
+    payload = read_payload(incoming.message, work.id)
+    if not isinstance(payload, Payload):
+        return payload
+    key = (payload.series, payload.ordinal)
+    known = (await work.patience.until_done(lambda: work.tools.store.find_parts(work.id, [key]))).get(key)
+    if known is not None and known.sha256 == digest(incoming.message.body):
+        return ""
+    return f"payload came after the end; the transaction is {work.transaction.state.value} and does not have it"
+
+
+async def judge_header(work: Work, incoming: Incoming) -> str:
+    """Why a header is not a duplicate; the empty text when it is."""
+    header = read_header(incoming.message, work.id)
+    if not isinstance(header, Header):
+        return header
+    stand = await work.patience.until_done(lambda: work.tools.store.stand(work.id))
+    if wrong := header_contradiction(header, work.transaction.series, stand):
+        return wrong
+    if header.series in stand and stand[header.series].count == header.count:
+        return ""
+    return f"header came after the end; the transaction is {work.transaction.state.value} and does not have it"
+
+
+async def remove_strays(work: Work) -> None:
+    """Blobs that lost against others, unless the index names them after all."""
+    store = work.tools.store
+    for path in await work.patience.until_done(lambda: store.strays(work.id)):
+        _, series, name = path.split("/")
+        key = (series, int(name.partition("-")[0]))
+        known = (await work.patience.until_done(partial(store.find_parts, work.id, [key]))).get(key)
+        if known is None or known.path != path:
+            await work.patience.until_done(partial(work.tools.blobs.delete, path))
+
+
+async def remove_blobs(work: Work) -> None:
+    """Everything under the transaction's name."""
+    blobs = work.tools.blobs
+    found = [stat.path async for stat in blobs.find(f"{work.id}/")]
+    for path in found:
+        await work.patience.until_done(partial(blobs.delete, path))

@@ -1,0 +1,276 @@
+"""The collector itself: starts transactions, resumes those that were left, keeps its leases, gives up on the dead.
+
+Several collectors may share one store: each owns what it works on by a lease with a heartbeat; what a dead one owned
+is taken over when its lease has run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from holdfast.core.collect import (
+    REQUEST_BYTES_MAX,
+    SERIES_COUNT_MAX,
+    SeriesStand,
+    Transaction,
+    check_move,
+    check_name,
+    check_series,
+)
+from holdfast.core.moments import format_duration
+from holdfast.core.states import TransactionState
+from holdfast.errors import HoldfastError, Invalid, StorageFailed, TryAgain
+from holdfast.ports.collect import LeaseLost, LedgerLine
+from holdfast.proof import crash_point
+from holdfast.services.collect.awaiting import request_missing
+from holdfast.services.collect.machine import REASON_CHARACTERS_MAX, Machine
+from holdfast.services.collect.reading import Gaps, StoredPart, gaps_of, parts_in_order
+from holdfast.services.collect.work import Tools, Work
+from holdfast.telemetry.events import emit
+
+PAGE_COUNT_MAX = 1_000
+LOOK_S = 0.5
+
+
+class CollectService:
+    """The verbs of the collector. Made by the wiring; `running` is its life."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._store = tools.store
+        self._owner = f"{os.uname().nodename}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._working: dict[str, tuple[Work, asyncio.Task[None]]] = {}
+        self._news = asyncio.Event()
+        self._stopping = False
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[CollectService]:
+        """Resume what was left, and look after everything until the end of the block."""
+        emit("collect.starting")
+        found = await self._take()
+        emit("collect.found", count=found)
+        emit("collect.ready")
+        keepers = [
+            asyncio.create_task(self._keep(), name="collector's leases"),
+            asyncio.create_task(self._clean_up(), name="collector's abandonment"),
+        ]
+        try:
+            yield self
+        finally:
+            self._stopping = True
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+            await self._let_go()
+
+    # --- verbs ------------------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        request: bytes,
+        *,
+        producer: str,
+        notify: str = "",
+        transaction_id: str | None = None,
+        series: Sequence[str] | None = None,
+    ) -> Transaction:
+        """Begin to collect, durably when it returns. An id that is known already is that transaction, as it stands."""
+        name = check_name(transaction_id or secrets.token_hex(16), what="transaction id")
+        names = None if series is None else tuple(check_series(each) for each in series)
+        if names is not None and (len(set(names)) < len(names) or len(names) > SERIES_COUNT_MAX):
+            raise Invalid(f"series is invalid; each is named once, and there are {SERIES_COUNT_MAX} at the most")
+        if len(request) > REQUEST_BYTES_MAX:
+            raise Invalid(f"request is too large; {len(request)} bytes, {REQUEST_BYTES_MAX} is the maximum")
+        if (known := await self._store.find(name)) is not None:
+            return known
+        await self._tools.transport.check(producer)
+        if notify:
+            await self._tools.transport.check(notify)
+        wanted = Transaction(
+            id=name,
+            state=TransactionState.FORWARDING,
+            producer=producer,
+            notify=notify,
+            series=names,
+            owner=self._owner,
+        )
+        crash_point("collect.before_create")
+        made = await self._store.create(wanted, request, lease_us=self._tools.limits.lease_us)
+        crash_point("collect.after_create")
+        if made.owner == self._owner and made.id not in self._working:
+            emit("collect.started", transaction=made.id)
+            self._begin(made)
+        return made
+
+    async def find(self, transaction: str) -> Transaction:
+        """One transaction. Raises Invalid when there is none."""
+        found = await self._store.find(check_name(transaction, what="transaction id"))
+        if found is None:
+            raise Invalid(f"transaction does not exist; there is no '{transaction}'")
+        return found
+
+    async def page(self, *, after: str = "", count_max: int = PAGE_COUNT_MAX) -> Sequence[Transaction]:
+        """Transactions by id, after the given one."""
+        if not 1 <= count_max <= PAGE_COUNT_MAX:
+            raise Invalid(f"limit is invalid; {count_max} is not from 1 to {PAGE_COUNT_MAX}")
+        return await self._store.page(after=after, count_max=count_max)
+
+    async def stand(self, transaction: str) -> Sequence[SeriesStand]:
+        """How the series of a transaction stand, by name."""
+        await self.find(transaction)
+        return [series for _, series in sorted((await self._store.stand(transaction)).items())]
+
+    async def gaps(self, transaction: str) -> Sequence[Gaps]:
+        """What is missing, series by series."""
+        return await gaps_of(self._store, await self.find(transaction))
+
+    async def parts(self, transaction: str, series: str) -> AsyncIterator[StoredPart]:
+        """The series in order, digests verified, up to the first gap. Raises Invalid, StorageFailed."""
+        await self.find(transaction)
+        async for part in parts_in_order(self._store, self._tools.blobs, transaction, check_series(series)):
+            yield part
+
+    async def wait(self, transaction: str, *, timeout_s: float | None = None) -> Transaction:
+        """Wait for the end. Raises TryAgain when it has not come in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (found := await self.find(transaction)).state.is_end:
+                    await self._pause()
+        except TimeoutError as error:
+            raise TryAgain(f"transaction is not complete; '{transaction}' after {timeout_s:g} s, wait on") from error
+        return found
+
+    async def wait_clean(self, transaction: str, *, timeout_s: float | None = None) -> Transaction:
+        """Wait until nothing is left to do: after its end also its queues are gone."""
+        await self.wait(transaction, timeout_s=timeout_s)
+        async with asyncio.timeout(timeout_s):
+            while not (found := await self.find(transaction)).is_clean:
+                await self._pause()
+        return found
+
+    async def request_missing(self, transaction: str) -> int:
+        """Ask the producer for what is missing; returns how many ranges were asked for."""
+        found = await self.find(transaction)
+        if found.state is not TransactionState.AWAITING:
+            raise Invalid(f"transaction is not awaiting; '{transaction}' is {found.state.value}")
+        return await request_missing(Work(self._tools, found))
+
+    async def abandon(self, transaction: str, *, reason: str = "by hand") -> Transaction:
+        """Give it up: whoever works on it is fenced out, then its queues and index rows go. Raises Invalid."""
+        found = await self.find(transaction)
+        if found.state is TransactionState.ABANDONED:
+            return found
+        check_move(found.state, TransactionState.ABANDONED)
+        return await self._end(transaction, TransactionState.ABANDONED, reason)
+
+    async def ledger(self, *, after: int = 0, count_max: int = PAGE_COUNT_MAX) -> Sequence[LedgerLine]:
+        """What ended, when and why."""
+        return await self._store.ledger(after=after, count_max=count_max)
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    async def _end(self, transaction: str, target: TransactionState, reason: str) -> Transaction:
+        await self._stop_working(transaction)
+        ours = await self._store.seize(transaction, owner=self._owner, lease_us=self._tools.limits.lease_us)
+        if ours is None:
+            raise Invalid(f"transaction does not exist; there is no '{transaction}'")
+        try:
+            check_move(ours.state, target)
+            ended = await self._store.move(
+                transaction,
+                fence=ours.fence,
+                source=ours.state,
+                target=target,
+                reason=reason[:REASON_CHARACTERS_MAX],
+            )
+        except HoldfastError:
+            self._begin(ours)  # it is ours now, and goes on
+            raise
+        emit("collect.moved", transaction=transaction, state=target.value, reason=reason)
+        self._begin(ended)
+        return ended
+
+    def _begin(self, transaction: Transaction) -> None:
+        work = Work(self._tools, transaction, on_move=self._tell)
+        task = asyncio.create_task(self._run(work), name=f"transaction {transaction.id}")
+        self._working[transaction.id] = (work, task)
+
+    async def _run(self, work: Work) -> None:
+        try:
+            await Machine(work).run()
+        finally:
+            if (known := self._working.get(work.id)) is not None and known[0] is work:
+                del self._working[work.id]
+            self._tell()
+
+    async def _stop_working(self, transaction: str) -> None:
+        known = self._working.pop(transaction, None)
+        if known is not None:
+            known[1].cancel()
+            await asyncio.gather(known[1], return_exceptions=True)
+
+    async def _take(self) -> int:
+        room = self._tools.limits.transactions_max - len(self._working)
+        if room < 1:
+            return 0
+        taken = await self._store.take(owner=self._owner, lease_us=self._tools.limits.lease_us, count_max=room)
+        for transaction in taken:
+            emit("collect.recovering", transaction=transaction.id)
+            emit("collect.recovered", transaction=transaction.id, state=transaction.state.value)
+            self._begin(transaction)
+        return len(taken)
+
+    async def _keep(self) -> None:
+        """The heartbeat: renew our leases, let go of what is lost, take over what nobody owns."""
+        every_s = self._tools.limits.lease_us / 3_000_000
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                fences = {name: work.fence for name, (work, _) in self._working.items()}
+                kept = set(await self._store.extend(fences, lease_us=self._tools.limits.lease_us)) if fences else set()
+                for name in fences.keys() - kept:
+                    known = self._working.get(name)
+                    if known is not None and known[0].fence == fences[name] and not known[1].done():
+                        emit("collect.lost", transaction=name, error="its lease has run out or was taken")
+                        await self._stop_working(name)
+                await self._take()
+            except StorageFailed as error:
+                emit("collect.troubled", error=error.message)
+
+    async def _clean_up(self) -> None:
+        """Transactions without progress for too long are failed, with the reason."""
+        limits = self._tools.limits
+        reason = f"abandoned; no progress for {format_duration(limits.abandon_after_us)}"
+        while True:
+            try:
+                for name in await self._store.idle(for_us=limits.abandon_after_us, count_max=PAGE_COUNT_MAX):
+                    await self._end(name, TransactionState.FAILED, reason)
+            except (StorageFailed, LeaseLost, Invalid) as error:
+                emit("collect.troubled", error=error.message)
+            await asyncio.sleep(limits.abandon_check_us / 1_000_000)
+
+    async def _let_go(self) -> None:
+        owned = list(self._working.values())
+        for _, task in owned:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in owned), return_exceptions=True)
+        for work, _ in owned:
+            try:
+                await self._store.give_back(work.id, fence=work.fence)
+            except StorageFailed as error:
+                emit("collect.troubled", error=error.message)
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await self._news.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,63 @@
+"""SIGKILL of the collector's process at every named crash point: it goes on where it was, and nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.proof.points import crash_points
+from holdfast.proof.process import child_process, python_argv
+from tests.collect.invariants import check_folder
+
+ROOT = Path(__file__).parents[2]
+POINTS = [
+    "collect.before_create",
+    "collect.after_create",
+    "collect.before_forward",
+    "collect.after_forward",
+    "collect.before_persist_awaiting",
+    "collect.after_persist_awaiting",
+    "collect.before_header",
+    "collect.after_header",
+    "collect.before_upload",
+    "collect.after_upload",
+    "collect.before_index",
+    "collect.after_index",
+    "collect.before_ack",
+    "collect.after_ack",
+    "collect.before_persist_sending",
+    "collect.after_persist_sending",
+    "collect.before_manifest",
+    "collect.after_manifest",
+    "collect.before_notice",
+    "collect.after_notice",
+    "collect.before_complete",
+    "collect.after_complete",
+    "collect.before_queue_delete",
+    "collect.after_queue_delete",
+    "collect.before_clean",
+    "collect.after_clean",
+]
+#: Passed once per transaction, or once per message: there the second kill is in the middle of the work.
+MANY = {"header": 2, "upload": 9, "index": 9, "ack": 12, "queue_delete": 2}
+
+
+def test_every_crash_point_of_the_collector_is_killed_at() -> None:
+    assert {name for name in crash_points() if name.startswith("collect.")} == set(POINTS)
+
+
+def passes_of(point: str) -> int:
+    kind = point.removeprefix("collect.").partition("_")[2]
+    return MANY.get(kind, 1)
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_killed_collector_goes_on_where_it_was(point: str, tmp_path: Path) -> None:
+    argv = python_argv("tests.collect.worker", str(tmp_path))
+    crash = {"HOLDFAST_CRASH_AT": f"{point}:{passes_of(point)}"}
+    async with child_process(argv, env=crash, cwd=ROOT) as child:
+        assert await child.wait(timeout_s=30) == -9, child.stderr.tail
+    async with child_process(argv, env={"HOLDFAST_CRASH_AT": ""}, cwd=ROOT) as child:
+        assert await child.wait(timeout_s=30) == 0, child.stderr.tail
+    await check_folder(tmp_path, kills=1)
