@@ -93,6 +93,26 @@ def _death(entry: object) -> Death | None:
     )
 
 
+def is_of_cycle(headers: Headers, queue: str, wait_queues: Collection[str]) -> bool:
+    """Whether x-death tells of nothing but rejections in this queue and waits: what the broker itself writes there.
+
+    RabbitMQ 3 believes what a stranger wrote into it, and drops a message over an entry that it cannot read, or that
+    says that the message has expired in this queue before.
+    """
+    if DEATH not in headers:
+        return True
+    entries = headers[DEATH]
+    found = deaths(headers)
+    return (
+        isinstance(entries, list)
+        and len(found) == len(entries)
+        and all(isinstance(entry.get("count"), int) for entry in entries if isinstance(entry, dict))
+        and all(
+            death.reason == "expired" if death.queue in wait_queues else _is_rejection(death, queue) for death in found
+        )
+    )
+
+
 def first_death(headers: Headers) -> Death | None:
     """The oldest death: the one that the broker names as the first, else the last of the list."""
     found = deaths(headers)
@@ -105,19 +125,25 @@ def first_death(headers: Headers) -> Death | None:
 
 def attempts_used(message: Message) -> int:
     """How often a handler of this queue has run this message: our count, and rejections since our last publish."""
-    rejected = sum(death.count for death in deaths(message.headers) if _is_rejection(death, message.queue))
-    return min(ATTEMPTS_MAX, _count(message.headers.get(RETRY_COUNT)) + rejected)
+    return min(ATTEMPTS_MAX, _count(message.headers.get(RETRY_COUNT)) + rejections(message))
 
 
-def returns(message: Message) -> int | None:
+def rejections(message: Message) -> int:
+    """How often it was rejected in this queue since our last publish."""
+    return sum(death.count for death in deaths(message.headers) if _is_rejection(death, message.queue))
+
+
+def returns(message: Message, *, with_rejections: bool = False) -> int | None:
     """How often a quorum queue had this message back; None where nobody counts.
 
-    On a first delivery the header, if any, is left over from another queue.
+    On a first delivery the header, if any, is left over from another queue. `with_rejections`: this broker counts
+    rejections there too, and carries the count round through the wait queue (4.0 to 4.2).
     """
     headers = message.headers
     if DELIVERY_COUNT not in headers and ACQUIRED_COUNT not in headers:
         return None
-    return _count(headers.get(DELIVERY_COUNT)) if message.redelivered else 0
+    count = _count(headers.get(DELIVERY_COUNT)) if message.redelivered else 0
+    return max(0, count - rejections(message)) if with_rejections else count
 
 
 def published(message: Message, *, user: str = "", wait_queues: Collection[str] = ()) -> Change:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.engines.rabbitmq import newborn
 from holdfast.ports.broker import Layout
 from tests.conformance.consume.stands import QueueStand, RabbitStand, Stand
 from tests.engines.rabbitmq.admin import Admin
@@ -18,6 +19,12 @@ from tests.support.rabbitmq import Node, running_node, versions, vhost_name
 #: Which layout the suite runs over on which version: each of both at least once.
 LAYOUTS: dict[str, Layout] = {"3.10": "per-consumer", "4.0": "quorum", "4.3": "quorum"}
 RABBITS = [pytest.param(version, marks=pytest.mark.rabbitmq, id=f"rabbitmq {version}") for version in versions()]
+
+
+@pytest.fixture(autouse=True)
+def _no_growing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No broker is killed right after a declaration here; the one test that does so sets it back."""
+    monkeypatch.setattr(newborn, "GROWN_S", 0.0)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from holdfast.core.death import Change, attempts_used, parked, retried, returns
+from holdfast.core.death import Change, attempts_used, is_of_cycle, parked, retried, returns
 from holdfast.core.message import Address as Destination
 from holdfast.core.message import Message
 from holdfast.core.moments import moment
@@ -35,6 +35,9 @@ from holdfast.proof import crash_point
 
 #: Left out when a message is too large with them: without its story it can still be kept.
 DISPENSABLE = ("x-error-stack", "x-error-message", "x-kept-death")
+
+#: From the one version on, a quorum queue's count of returns has its rejections in it; from the other on no longer.
+COUNTS_REJECTIONS, COUNTS_FAILURES = Version(4, 0), Version(4, 3)
 
 
 class RabbitBroker:
@@ -97,6 +100,7 @@ class RabbitIntake:
         self._subscription = subscription
         self._user = user
         self._clock = clock
+        self._counts_rejections = COUNTS_REJECTIONS <= Version.parse(publisher.version) < COUNTS_FAILURES
 
     @property
     def trouble(self) -> str:
@@ -124,12 +128,13 @@ class RabbitIntake:
 
     async def wait(self, incoming: Incoming, wait: Wait) -> None:
         delivery = self._ours(incoming)
-        if self._subscription.policy.by == "broker":
+        names = self._around.wait_names
+        message = incoming.message
+        if self._subscription.policy.by == "broker" and is_of_cycle(message.headers, message.queue, names):
             in_vain = self._consumer.counts["settled_in_vain"]
             self._consumer.dead_letter([delivery])
             self._check(in_vain)
             return
-        names = self._around.wait_names
         change = retried(incoming.message, wait.failure, user=self._user, wait_queues=names)
         place = self._around.waits[step_for(wait.delay_us, self._around.steps_us)]
         # Straight into the queue: an exchange on the way could lose its binding.
@@ -164,7 +169,7 @@ class RabbitIntake:
 
     def _incoming(self, delivery: Delivery) -> Incoming:
         message = read_message(delivery, self._subscription)
-        returned = returns(message)
+        returned = returns(message, with_rejections=self._counts_rejections)
         used = attempts_used(message) + (returned or 0)
         return Incoming(
             message=replace(message, attempt=used + 1),

@@ -13,6 +13,7 @@ from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.channel import Channel, Close
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.management import Management
+from holdfast.engines.rabbitmq.newborn import Newborn
 from holdfast.engines.rabbitmq.wire import methods
 from holdfast.engines.rabbitmq.wire.events import Event
 from holdfast.errors import BrokerError, BrokerRefused
@@ -69,6 +70,7 @@ class Setup:
     def __init__(self, address: Address, *, management: str | None) -> None:
         self._address = address.named("holdfast consumer set-up")
         self._management = management
+        self._newborn = Newborn()
         self._connection: Connection | None = None
         self._channel: Channel | None = None
 
@@ -106,10 +108,13 @@ class Setup:
         for queue in around.queues:
             if not await self._there(methods.QueueDeclare(queue=queue.name, passive=True)):
                 await self._call(_declared(queue))
+                if queue.type == "quorum":
+                    self._newborn.born()
         for binding in around.bindings:
             await self._call(
                 methods.QueueBind(queue=binding.destination, exchange=binding.source, routing_key=binding.key)
             )
+        await self._newborn.grown()
 
     async def close(self) -> None:
         """End the connection."""

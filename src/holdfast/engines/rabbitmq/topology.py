@@ -30,6 +30,7 @@ from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.channel import Channel, Close
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.management import BindingInfo, ExchangeInfo, Management, PolicyInfo, QueueInfo
+from holdfast.engines.rabbitmq.newborn import Newborn
 from holdfast.engines.rabbitmq.topology_probe import Prober
 from holdfast.engines.rabbitmq.wire import methods
 from holdfast.engines.rabbitmq.wire.events import Event
@@ -73,6 +74,7 @@ class RabbitTopology:
         self._channel: Channel | None = None
         self._turn = asyncio.Lock()
         self._prober = Prober(self._address)
+        self._newborn = Newborn()
         self._stack = AsyncExitStack()
 
     @property
@@ -91,6 +93,7 @@ class RabbitTopology:
         if self._connection is not None:
             await self._connection.close()
         await self._stack.aclose()
+        await self._newborn.grown()
 
     async def version(self) -> Version:
         """The broker's version. Raises BadAddress when the two addresses are not of the same broker."""
@@ -143,6 +146,8 @@ class RabbitTopology:
     async def create(self, thing: Thing) -> None:
         """Declare or bind. Raises BrokerRefused when something else of that name is there."""
         await self._call(_making(thing))
+        if isinstance(thing, Queue) and thing.type == "quorum":
+            self._newborn.born()
 
     async def delete(self, thing: Thing) -> None:
         """Delete or unbind. A classic queue and an exchange only if they are empty and unused at that moment."""
