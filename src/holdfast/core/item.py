@@ -11,7 +11,7 @@ from datetime import datetime
 from msgspec import Struct, field
 
 
-class NewItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NewItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """What a producer hands in."""
 
     payload: bytes = field(name="bytes", default=b"")
@@ -23,14 +23,14 @@ class NewItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     dedupe_key: str = ""
 
 
-class PlacedItem(Struct, frozen=True):
+class PlacedItem(Struct, frozen=True, gc=False):
     """Where a produced item is now: the answer to a producer."""
 
     id: str
     partition: int = 0
 
 
-class LeasedItem(Struct, frozen=True, omit_defaults=True):
+class LeasedItem(Struct, frozen=True, omit_defaults=True, gc=False):
     """An item with the exclusive right to work on it until `lease_deadline`."""
 
     id: str

@@ -256,12 +256,14 @@ class Shape(Struct, frozen=True):
 
     def due_us(self, mortality: Mortality) -> int:
         """The nearest moment at which something is to be done by these rules; 0 if there is none."""
-        moments = [self.next_due_us]
+        other_us = 0
         if not mortality.immortal:
-            moments.append(self.next_expiry_us)
+            other_us = self.next_expiry_us
         elif mortality.retention_us and self.oldest_death_us:
-            moments.append(self.oldest_death_us + mortality.retention_us)
-        return min((moment for moment in moments if moment), default=0)
+            other_us = self.oldest_death_us + mortality.retention_us
+        if self.next_due_us and other_us:
+            return min(self.next_due_us, other_us)
+        return self.next_due_us or other_us
 
 
 class Committed(Struct, frozen=True):

@@ -161,3 +161,18 @@ async def test_the_expiry_is_fixed_at_produce(house: House, queues: Queues) -> N
     assert after.expire_deadline == before.expire_deadline
     await queues.queue_produce("orders", [b"b"])
     assert (await house.items("orders"))[1].expire_deadline == moment(house.clock.now_us()) + timedelta(hours=2)
+
+
+@pytest.mark.parametrize("kinds", [("",), ("", "order", "")], ids=["plain", "mixed"])
+async def test_items_of_a_large_request_keep_their_order_and_their_fields(
+    queues: Queues, kinds: tuple[str, ...]
+) -> None:
+    items = [
+        NewItem(payload=b"%d" % n, kind=kinds[n % len(kinds)], reference=kinds[n % len(kinds)]) for n in range(889)
+    ]
+    reply = await queues.queue_produce("orders", items)
+    listed = await queues.storage_items_list("orders")
+    assert [placed.id for placed in reply.items] == [item.id for item in listed] == sorted(item.id for item in listed)
+    assert [(item.payload, item.kind, item.reference) for item in listed] == [
+        (item.payload, item.kind, item.reference) for item in items
+    ]

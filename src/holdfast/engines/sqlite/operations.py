@@ -19,6 +19,7 @@ from holdfast.core.verbs import ImportedItem
 from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one, json_list
 from holdfast.engines.sqlite.counts import NEVER_US, Moments, Partition
 from holdfast.engines.sqlite.deaths import Deaths
+from holdfast.engines.sqlite.inserting import insert_items
 from holdfast.ports.queues import (
     Arrive,
     Clear,
@@ -98,10 +99,7 @@ class Operations:
         if not items:
             return []
         row_ids = partition.next_row_ids(self._now_us, len(items))
-        self._db.executemany(
-            SQL["insert_item"],
-            [(row_id, i.kind, i.encoding, i.reference, i.payload) for row_id, i in zip(row_ids, items, strict=True)],
-        )
+        insert_items(self._db, row_ids[0], items)
         self._db.execute(SQL["insert_ready_range"], (row_ids[0], row_ids[-1], self._now_us, expire_at))
         self._moments.expiry_us = min(self._moments.expiry_us, expire_at)
         partition.queued += len(items)
@@ -258,6 +256,8 @@ class Operations:
         return row
 
     def _complete(self, operation: Complete, partition: Partition) -> Result:
+        if len(operation.ids) == 1:
+            return self._complete_one(operation.ids, partition)
         rows = json_list(partition.rows_of(operation.ids))
         self._db.execute("SAVEPOINT complete")
         self._db.execute(SQL["delete_leases"], (rows,))
@@ -269,6 +269,15 @@ class Operations:
         self._db.execute("RELEASE complete")
         partition.leased -= len(operation.ids)
         return Counted(len(operation.ids))
+
+    def _complete_one(self, ids: Sequence[str], partition: Partition) -> Result:
+        row = (partition.row_of(ids[0]),)
+        self._db.execute(SQL["delete_lease"], row)
+        if not self._db.changes():
+            return self._refused(ids, partition)
+        self._db.execute(SQL["delete_item"], row)
+        partition.leased -= 1
+        return Counted(1)
 
     def _refused(self, ids: Sequence[str], partition: Partition) -> Refused:
         missing: list[str] = []

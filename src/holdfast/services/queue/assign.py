@@ -101,8 +101,7 @@ def _take_leases(queue: LogicalQueue, lane: Lane, batch: Batch, gains: dict[int,
     if lane.abilities.shared:
         for partition in lane.hinted:
             counts[partition] = max(1, counts[partition])
-    # A partition that gave nothing, though it has items, gives nothing until something changes there.
-    available = {p: count for p, count in counts.items() if count > 0 and lane.dry.get(p) != count}
+    available = lane.available(counts)
     if not any(partition in lane.shapes for partition in available):
         return
     waiting = [lease for lease in queue.leases.values() if not lease.taken and not lease.future.done()]

@@ -32,3 +32,4 @@ class Activity:
 
     def __init__(self) -> None:
         self.count = 0
+        self.lone_count = 0  # requests in a row that had no company

@@ -7,7 +7,7 @@ back. It knows nothing of requests; `logical.py` decides what goes into a batch.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.ports.clock import Clock
@@ -63,21 +63,23 @@ class Lane:
 
     async def commit(self, operations: Sequence[Operation], *, alone: bool) -> Committed:
         """One commit; raises StorageFailed or QueueMissing."""
-        inline = alone and self.commits_inline()
         started_us = self.clock.now_us()
-        committed = await self.shelves.commit(operations, inline=inline)
-        took_us = max(0, self.clock.now_us() - started_us)
+        committed = await self.shelves.commit(operations, inline=alone and self.commits_inline())
+        took_us = self._take_over(committed, started_us)
         # A short memory: one slow sync sends the next requests to a thread, a few quick ones bring them back.
         self._commit_us = 0.7 * self._commit_us + 0.3 * took_us
-        self._take_over(committed, started_us)
         return committed
 
-    def _take_over(self, committed: Committed, started_us: int) -> None:
+    def _take_over(self, committed: Committed, started_us: int) -> int:
+        """How the partitions stand now; returns how long the store took."""
         self.shapes.update(committed.shapes)
+        now_us, store_us = self.clock.now_us(), committed.now_us
         # The store looked at its clock at some moment since we asked. Only what that cannot explain is a difference:
         # a commit that took a minute must not make every deadline a minute late.
-        least_us, most_us = committed.now_us - self.clock.now_us(), committed.now_us - started_us
-        self._clock_ahead_us = max(least_us, min(0, most_us))
+        self._clock_ahead_us = (
+            0 if started_us <= store_us <= now_us else max(store_us - now_us, min(0, store_us - started_us))
+        )
+        return max(0, now_us - started_us)
 
     def set_aside(self, error: HoldfastError) -> StorageFailed:
         """Use the lane no more until it has been loaded again; returns what its requests are answered with."""
@@ -100,6 +102,11 @@ class Lane:
         """Our moment of the next deadline of the lane; 0 if there is none."""
         moments = [due_us for shape in self.shapes.values() if (due_us := shape.due_us(mortality))]
         return min(moments) - self._clock_ahead_us if moments else 0
+
+    def available(self, counts: Mapping[int, int]) -> dict[int, int]:
+        """Partitions that may have something to lease. One that gave nothing, though it has items, gives nothing until
+        something changes there."""
+        return {p: count for p, count in counts.items() if count > 0 and self.dry.get(p) != count}
 
     def un_leased(self) -> dict[int, int]:
         """Un-leased items by partition."""

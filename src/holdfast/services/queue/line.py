@@ -19,7 +19,14 @@ from holdfast.ports.queues import Operation, Release, Result
 from holdfast.services.queue.alarm import Alarm
 from holdfast.services.queue.hooks import Activity
 from holdfast.services.queue.lane import Lane
-from holdfast.services.queue.waiting import LeaseAnswer, Waiting, WaitingLease, WaitingOperation, WaitingProduce
+from holdfast.services.queue.waiting import (
+    LeaseAnswer,
+    Waiting,
+    WaitingLease,
+    WaitingOperation,
+    WaitingProduce,
+    weight_of,
+)
 
 LEASES_WAITING_COUNT_MAX = 1_000
 PRODUCES_WAITING_COUNT_MAX = 10_000
@@ -27,6 +34,10 @@ PRODUCES_WAITING_BYTES_MAX = 256 * 2**20
 OPERATION_TIMEOUT_US = 60_000_000
 #: A batch of more items is not committed on the event loop's thread: it would hold up whoever comes next.
 INLINE_ITEMS_COUNT_MAX = 200
+#: After so many requests in a row that were alone, the next one no longer looks round first for company,
+LONE_COUNT_SURE = 16
+#: but every so many it does, so that whatever else runs in the process gets its turn.
+LONE_COUNT_YIELD = 8
 
 
 class Line(ABC):
@@ -45,8 +56,20 @@ class Line(ABC):
         self._alarm = Alarm(clock, self._on_alarm)
 
     @abstractmethod
-    async def _turn(self) -> bool:
-        """One turn of the loop, made by the only client; false when it has to be made by the loop itself."""
+    def _nobody_else(self, weight: int) -> bool:
+        """Whether a request of that weight is all there is to do, and can be carried out without being suspended."""
+
+    @abstractmethod
+    async def _produce_alone(self, items: Sequence[NewItem]) -> list[PlacedItem]:
+        """Store items at once, without the line and the loop."""
+
+    @abstractmethod
+    async def _lease_alone(self, batch_size: int) -> LeaseAnswer | None:
+        """Lease items at once; none when it has to wait."""
+
+    @abstractmethod
+    async def _operate_alone(self, operation: Operation) -> Result:
+        """Carry an operation out at once."""
 
     @abstractmethod
     def _on_alarm(self) -> None:
@@ -62,6 +85,9 @@ class Line(ABC):
             raise TryAgain("queue is overloaded; try again later")
         if not any(lane.healthy for lane in self.lanes):
             raise self._unavailable()
+        if self._nobody_else(len(items)) and (self._is_sure() or await self._look_round(len(items))):
+            return await self._produce_alone(items)
+        self._check_open()
         waiting = WaitingProduce(items, byte_count, self.clock.now_us() + timeout_us)
         self.produces.append(waiting)
         self._produce_bytes += byte_count
@@ -80,12 +106,21 @@ class Line(ABC):
         lane = self.lane_of(partition)
         if not lane.healthy:
             raise self._unavailable()
+        weight = weight_of(operation)
+        if self._nobody_else(weight) and (self._is_sure() or await self._look_round(weight)):
+            return await self._operate_alone(operation)
+        self._check_open()
         waiting = WaitingOperation(operation, self.clock.now_us() + timeout_us, settles=settles)
         lane.bound.append(waiting)
         return cast(Result, await self._served(waiting, lane))
 
     async def lease(self, client_id: str, batch_size: int, *, timeout_us: int) -> LeaseAnswer:
         """Wait for items. Raises NothingToLease when the time is up."""
+        self._check_open()
+        if self._nobody_else(batch_size) and (self._is_sure() or await self._look_round(batch_size)):
+            answer = await self._lease_alone(batch_size)
+            if answer is not None:
+                return answer
         self._check_open()
         if client_id in self.leases:
             raise Invalid("duplicate client id; a client cannot make multiple leased requests to the same queue")
@@ -94,7 +129,7 @@ class Line(ABC):
         waiting = WaitingLease(client_id, batch_size, self.clock.now_us() + timeout_us)
         self.leases[client_id] = waiting
         try:
-            await self._join_line(waiting, others=self.activity.count)
+            self._join_line(waiting)
             return cast(LeaseAnswer, await waiting.future)
         except asyncio.CancelledError:
             # The answer and the disconnection crossed: nobody will ever hear of these leases.
@@ -110,7 +145,7 @@ class Line(ABC):
     async def _served(self, waiting: Waiting, lane: Lane | None = None) -> object:
         self.activity.count += 1
         try:
-            await self._join_line(waiting, others=self.activity.count - 1, lane=lane)
+            self._join_line(waiting, lane)
             return await waiting.future
         except asyncio.CancelledError:
             waiting.future.cancel()  # nothing is done any more for a client that has gone
@@ -118,15 +153,27 @@ class Line(ABC):
         finally:
             self.activity.count -= 1
 
-    async def _join_line(self, waiting: Waiting, *, others: int, lane: Lane | None = None) -> None:
-        """Wake the loop; or, where nobody else is being served, carry the request out here and now."""
-        if not others and len(self.lanes) == 1 and waiting.weight <= INLINE_ITEMS_COUNT_MAX:
-            await asyncio.sleep(0)  # whoever is ready joins the same commit
-            free = self.activity.count <= 1 and not waiting.taken and not waiting.future.done()
-            if free and await self._turn() and waiting.future.done():
-                return  # else it may be a lease that got nothing: it waits, and its time runs out
+    def _join_line(self, waiting: Waiting, lane: Lane | None = None) -> None:
         self.wake(lane)
         self._alarm.ring_at(waiting.deadline_us)
+
+    def _is_sure(self) -> bool:
+        """Whether a request that seems to be alone need not look round: the last ones were alone too."""
+        activity = self.activity
+        activity.lone_count += 1
+        return activity.lone_count > LONE_COUNT_SURE and activity.lone_count % LONE_COUNT_YIELD != 0
+
+    async def _look_round(self, weight: int) -> bool:
+        """Let whoever is ready join the same commit; true when there is nobody."""
+        self.activity.count += 1
+        try:
+            await asyncio.sleep(0)
+        finally:
+            self.activity.count -= 1
+        if self._nobody_else(weight):
+            return True
+        self.activity.lone_count = 0
+        return False
 
     def _check_open(self) -> None:
         if self._closed_with is not None:

@@ -11,21 +11,18 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
+from holdfast.core.item import NewItem, PlacedItem
 from holdfast.core.queue import QueueRecord
 from holdfast.errors import HoldfastError, InternalError, NothingToLease, QueueMissing, ShuttingDown, TryAgain
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import Ended, Import, Leased, Produced, Result, Revive
+from holdfast.ports.queues import Ended, Import, Lease, Leased, Operation, Produce, Produced, Result, Revive
 from holdfast.proof import crash_point
 from holdfast.services.queue.assign import refuse_all, take
-from holdfast.services.queue.distribution import share
+from holdfast.services.queue.distribution import assign_leases, place_produce, share
 from holdfast.services.queue.hooks import Activity, Hooks
 from holdfast.services.queue.lane import Lane
 from holdfast.services.queue.line import INLINE_ITEMS_COUNT_MAX, Line
-from holdfast.services.queue.waiting import (
-    Batch,
-    LeaseAnswer,
-    WaitingLease,
-)
+from holdfast.services.queue.waiting import Batch, LeaseAnswer, WaitingLease, placed
 from holdfast.telemetry.events import emit
 
 
@@ -74,28 +71,10 @@ class LogicalQueue(Line):
                 await self._commit(lane, batch)
                 if not (self.produces or self.leases or lane.bound or lane.due_more):
                     break
-                await asyncio.sleep(0)
+                # A crowd that has come meanwhile is committed while those who are answered now read their answers.
+                if 2 * (len(self.produces) + len(lane.bound)) < len(batch.requests()):
+                    await asyncio.sleep(0)
             self._alarm.ring_at(self._next_us())
-
-    async def _turn(self) -> bool:
-        """One turn of the loop, made by the only client: no task, no event and no thread between it and its commit.
-
-        False when there is more to do than its request, or when the commit would suspend it: a client can be cancelled
-        while it is suspended, a commit cannot.
-        """
-        lane = self.lanes[0]
-        if lane.busy or not self._may_commit(lane) or not lane.commits_inline():
-            return False
-        mortality = self.hooks.mortality(self)
-        if len(self.produces) + len(lane.bound) + len(self.leases) > 1 or lane.due_partitions(mortality):
-            return False
-        batch = take(self, lane)
-        if batch.operations:
-            await self._commit(lane, batch, alone=True)
-            self._alarm.ring_at(lane.next_due_us(mortality))
-            if lane.due_more or lane.bound or not lane.healthy:
-                self.wake(lane)
-        return bool(batch.operations)
 
     def _may_commit(self, lane: Lane) -> bool:
         return lane.healthy and self._closed_with is None and not self.frozen
@@ -118,13 +97,13 @@ class LogicalQueue(Line):
             lane.busy = False
             self._thawed.set()
 
-    async def _commit(self, lane: Lane, batch: Batch, *, alone: bool = False) -> None:
+    async def _commit(self, lane: Lane, batch: Batch) -> None:
         requests = batch.requests()
         for waiting in requests:
             waiting.taken = True
         counted = len(batch.singles) + sum(map(len, batch.produces.values()))
         # Nobody else is being served: a thread would only add its own switches to the wait for the disk.
-        alone = alone or (self.activity.count <= counted and batch.weight <= INLINE_ITEMS_COUNT_MAX)
+        alone = self.activity.count <= counted and batch.weight <= INLINE_ITEMS_COUNT_MAX
         lane.busy = True
         self.in_flight += len(requests)
         try:
@@ -133,21 +112,26 @@ class LogicalQueue(Line):
             self._answer(lane, batch, committed.results)
             if lane.abilities.shared and any(shape.dying for shape in committed.shapes.values()):
                 self.hooks.loaded(self)  # a server that died may have left them
-        except QueueMissing as error:
-            self._fail(batch, error)
-            self.hooks.missing(self)
-        except HoldfastError as error:
-            emit("queue.storage_failed", queue=self.record.name, storage=lane.storage, error=error.message)
-            self._fail(batch, lane.set_aside(error))
-        except Exception as error:  # noqa: BLE001 - a bug: say so loudly, lose nothing, and read the truth from the store again
-            emit("queue.bug", queue=self.record.name, storage=lane.storage, error=repr(error), traceback=error)
-            self._fail(batch, lane.set_aside(TryAgain(f"storage failed; {error!r}")))
+        except Exception as error:  # noqa: BLE001 - see _failure
+            self._fail(batch, self._failure(lane, error))
         finally:
             lane.busy = False
             self.in_flight -= len(requests)
             self._thawed.set()
             if self._closed_with is not None:
                 self.close_requests(self._closed_with)  # a lease that this commit gave nothing hears it now
+
+    def _failure(self, lane: Lane, error: Exception) -> HoldfastError:
+        """A commit failed: what its requests hear. The lane is not used again before it has been loaded."""
+        if isinstance(error, QueueMissing):
+            self.hooks.missing(self)
+            return error
+        if isinstance(error, HoldfastError):
+            emit("queue.storage_failed", queue=self.record.name, storage=lane.storage, error=error.message)
+            return lane.set_aside(error)
+        # A bug: say so loudly, lose nothing, and read the truth from the store again.
+        emit("queue.bug", queue=self.record.name, storage=lane.storage, error=repr(error), traceback=error)
+        return lane.set_aside(TryAgain(f"storage failed; {error!r}"))
 
     def _fail(self, batch: Batch, error: HoldfastError) -> None:
         for waiting in batch.requests():
@@ -178,14 +162,18 @@ class LogicalQueue(Line):
                 self._answer_leases(lane, leases, batch.operations[index].partition, cast(Leased, result))
             elif (single := batch.singles.get(index)) is not None:
                 single.answer(result)
-                if isinstance(single.operation, Import | Revive):
-                    # They came with attempts of their own: what is used up dies now, nobody could lease it.
-                    lane.due_more.add(single.operation.partition)
-            if isinstance(result, Ended):
-                if result.more:
-                    lane.due_more.add(batch.operations[index].partition)
-                if result.dying or result.moved or result.deleted:
-                    self.hooks.ended(self, result)
+            self._learn(lane, batch.operations[index], result)
+
+    def _learn(self, lane: Lane, operation: Operation, result: Result) -> None:
+        """What a result means for everybody but the one who is answered with it."""
+        if isinstance(operation, Import | Revive):
+            # They came with attempts of their own: what is used up dies now, nobody could lease it.
+            lane.due_more.add(operation.partition)
+        if isinstance(result, Ended):
+            if result.more:
+                lane.due_more.add(operation.partition)
+            if result.dying or result.moved or result.deleted:
+                self.hooks.ended(self, result)
 
     def _answer_leases(self, lane: Lane, leases: list[WaitingLease], partition: int, leased: Leased) -> None:
         if not leased.items:
@@ -205,6 +193,60 @@ class LogicalQueue(Line):
             self._release(partition, [item.id for item in leased.items if item.id not in kept])
         elif lane.abilities.shared and given:
             lane.hinted.add(partition)  # there may be more
+
+    # --- a lone request ---------------------------------------------------------------------------------------
+
+    def _nobody_else(self, weight: int) -> bool:
+        lane = self.lanes[0]
+        if self.activity.count or len(self.lanes) > 1 or weight > INLINE_ITEMS_COUNT_MAX or lane.busy:
+            return False
+        if self.produces or self.leases or lane.bound or not self._may_commit(lane) or not lane.commits_inline():
+            return False
+        return not lane.due_partitions(self.hooks.mortality(self))
+
+    async def _produce_alone(self, items: Sequence[NewItem]) -> list[PlacedItem]:
+        partition = place_produce(self.lanes[0].un_leased())
+        produced = await self._operate_alone(Produce(partition, items, self.record.expire_timeout_us))
+        return placed(cast(Produced, produced).ids, items, partition)
+
+    async def _lease_alone(self, batch_size: int) -> LeaseAnswer | None:
+        lane = self.lanes[0]
+        available = lane.available(lane.un_leased())
+        if not available or self.record.paused:
+            return None
+        (partition,) = assign_leases([batch_size], available)
+        lease = Lease(partition, batch_size, self.record.lease_timeout_us, self.hooks.mortality(self))
+        try:
+            leased = cast(Leased, await self._operate_alone(lease))
+        except TryAgain:
+            return None  # it waits on, until the storage is back or its time is up
+        if not leased.items:
+            lane.dry[partition] = lane.shapes[partition].queued
+            return None
+        return LeaseAnswer(partition, list(leased.items))
+
+    async def _operate_alone(self, operation: Operation) -> Result:
+        """One commit for the only client: no task, no event, no thread between it and its commit, and nothing that
+        would suspend it: a client can be cancelled while it is suspended, a commit cannot."""
+        lane = self.lanes[0]
+        lane.busy = True
+        self.in_flight += 1
+        try:
+            committed = await lane.commit((operation,), alone=True)
+            crash_point("queue.before_reply")
+            result = committed.results[0]
+            self._learn(lane, operation, result)
+        except Exception as error:
+            failure = self._failure(lane, error)
+            self.wake(lane)
+            raise failure from error
+        finally:
+            lane.busy = False
+            self.in_flight -= 1
+        if lane.due_more:
+            self.wake(lane)
+        self._alarm.ring_at(lane.next_due_us(self.hooks.mortality(self)))
+        return result
 
     # --- time -----------------------------------------------------------------------------------------------
 

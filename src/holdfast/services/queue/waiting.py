@@ -62,8 +62,7 @@ class WaitingOperation(Waiting):
     __slots__ = ("operation", "settles")
 
     def __init__(self, operation: Operation, deadline_us: int, *, settles: bool) -> None:
-        things = getattr(operation, "ids", None) or getattr(operation, "items", None) or ()
-        super().__init__(deadline_us, len(things) or getattr(operation, "count_max", 0))
+        super().__init__(deadline_us, weight_of(operation))
         self.operation = operation
         self.settles = settles
 
@@ -96,12 +95,7 @@ class Batch:
         for waiting in self.produces[index]:
             ids = produced.ids[position : position + len(waiting.items)]
             position += len(waiting.items)
-            # A dedupe key that is there already may be in another partition: then the id says where.
-            placed = [
-                PlacedItem(item_id, partition_of(item_id) if item.dedupe_key else partition)
-                for item_id, item in zip(ids, waiting.items, strict=True)
-            ]
-            waiting.answer(placed)
+            waiting.answer(placed(ids, waiting.items, partition))
 
     def requests(self) -> list[Waiting]:
         """Everybody who waits for this commit."""
@@ -111,3 +105,17 @@ class Batch:
         for leases in self.leases.values():
             everybody.extend(leases)
         return everybody
+
+
+def weight_of(operation: Operation) -> int:
+    """About how many items an operation touches."""
+    things = getattr(operation, "ids", None) or getattr(operation, "items", None) or ()
+    return len(things) or getattr(operation, "count_max", 0)
+
+
+def placed(ids: Sequence[str], items: Sequence[NewItem], partition: int) -> list[PlacedItem]:
+    """Where produced items are. A dedupe key that is there already may be in another partition: the id says where."""
+    return [
+        PlacedItem(item_id, partition_of(item_id) if item.dedupe_key else partition)
+        for item_id, item in zip(ids, items, strict=True)
+    ]

@@ -1,0 +1,1 @@
+INSERT INTO items (id, kind, encoding, reference, payload) VALUES
