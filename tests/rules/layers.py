@@ -22,8 +22,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "engines": frozenset({"core", "ports", "telemetry", "proof"}),
     "services": frozenset({"core", "ports", "telemetry", "proof"}),
     "wiring": frozenset({"core", "ports", "engines", "services", "settings", "telemetry", "proof"}),
+    "wiring_custody": frozenset({"core", "ports", "engines", "services", "settings", "wiring", "telemetry", "proof"}),
     "testing": frozenset({"core", "ports", "engines", "services", "settings", "wiring", "telemetry", "proof"}),
-    "faces": frozenset({"core", "ports", "services", "settings", "wiring", "telemetry", "proof"}),
+    "faces": frozenset({"core", "ports", "services", "settings", "wiring", "wiring_custody", "telemetry", "proof"}),
     "": frozenset({"core", "ports", "services", "settings", "wiring", "faces"}),
     "__main__": frozenset({"faces"}),
 }

@@ -60,12 +60,15 @@ async def test_an_unacked_row_is_used_up_once_and_only_by_a_redelivery(vault: Va
 
 async def test_an_acked_row_is_never_matched(vault: Vault) -> None:
     ids = await stored(vault, b"one")
-    await vault.letters.acked(ids)
+    await vault.letters.acking(ids)
     (result,) = await vault.letters.put([letter(b"one", redelivered=True)], ACT)
     assert not result.matched
     (other,) = await vault.letters.put([letter(b"one", queue="other.dlq", redelivered=True)], ACT)
     assert not other.matched
     assert (await vault.letters.count(Selection())).count == 3
+    await vault.letters.acking(ids, sent=False)
+    (again,) = await vault.letters.put([letter(b"one", redelivered=True)], ACT)
+    assert (again.letter, again.matched) == (ids[0], True)
 
 
 async def test_what_cannot_be_a_letter_is_kept_apart(vault: Vault) -> None:

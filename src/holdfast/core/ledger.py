@@ -88,6 +88,15 @@ def ranges(ids: Sequence[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
+def expand(text: str) -> list[int]:
+    """The ids of the ranges, in order."""
+    ids: list[int] = []
+    for part in text.split(",") if text else ():
+        first, _, last = part.partition("-")
+        ids += range(int(first), int(last or first) + 1)
+    return ids
+
+
 def covers(text: str, number: int) -> bool:
     """Whether an id is among the ranges."""
     for part in text.split(",") if text else ():

@@ -75,8 +75,9 @@ class Letters(Protocol):
         digest; each row is used up once. A letter that carries the redrive id of another makes that one *came_back*.
         """
 
-    async def acked(self, ids: Sequence[int]) -> None:
-        """The acks of these were written."""
+    async def acking(self, ids: Sequence[int], *, sent: bool = True) -> None:
+        """The acks of these are about to be sent: from now on no delivery is taken for one of them. Not `sent`: they
+        were not, for certain, and the messages come again."""
 
     async def put_failed(self, queue: str, *, body: bytes, properties: bytes, reason: str, act: Act) -> int:
         """Keep what cannot be a letter."""
@@ -93,11 +94,17 @@ class Letters(Protocol):
     async def count(self, selection: Selection) -> Count:
         """How many there are."""
 
+    async def oldest(self, selection: Selection) -> Letter | None:
+        """The one with the smallest id."""
+
     async def get(self, letter: int) -> Letter | None:
         """One letter."""
 
     async def content(self, letter: int, *, revision: int | None = None) -> Content | None:
         """What would be published of it: its newest revision, or the given one; 0 is the original."""
+
+    async def load(self, ids: Sequence[int]) -> list[tuple[Letter, Content]]:
+        """Letters with what would be published of each."""
 
     async def move(
         self, ids: Sequence[int], *, source: LetterState, target: LetterState, act: Act, expected: int
@@ -154,6 +161,9 @@ class Redrives(Protocol):
 
     async def find(self, redrive: int) -> Redrive | None:
         """One task."""
+
+    async def by_operation(self, operation: str) -> Redrive | None:
+        """The task that an operation id started."""
 
     async def page(self, *, before: int, count_max: int) -> list[Redrive]:
         """Newest first."""

@@ -25,7 +25,7 @@ NEAR_ENOUGH = 0.8
 
 #: What a file may have; the environment has the same in capitals after the prefix, but for lists.
 KEYS = ("url", *HINTS)
-_SECRETS = frozenset({"admin_token"})
+_SECRETS = frozenset({"admin_token", "ledger_key"})
 _FILE_KEYS = tuple(key for key in KEYS if key not in _SECRETS)
 _ENVIRONMENT_KEYS = tuple(key for key in KEYS if key != "storages")
 _STORAGE_KEYS = tuple(StorageSettings.__struct_fields__)

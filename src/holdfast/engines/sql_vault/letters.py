@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from holdfast.core.ledger import Act
-from holdfast.core.letter import Content, JsonValue, NewLetter, Revision, clip, searched_text
+from holdfast.core.letter import Content, JsonValue, Letter, NewLetter, Revision, clip, searched_text
 from holdfast.core.moments import microseconds, moment
 from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.engines.sql_vault.books import Books, Moved
-from holdfast.engines.sql_vault.database import Work, statement
-from holdfast.engines.sql_vault.reading import Reading
+from holdfast.engines.sql_vault.database import SQL, Row, Work, statement
+from holdfast.engines.sql_vault.reading import Reading, letter_of
 from holdfast.errors import Conflict, Invalid
 from holdfast.ports.vault import FailedImport, Stored
 from holdfast.proof import crash_point
@@ -38,8 +38,10 @@ class SqlLetters(Reading):
         crash_point("vault.after_put")
         return stored
 
-    async def acked(self, ids: Sequence[int]) -> None:
-        await self._books.database.write(lambda work: self._run(work, "ack_letters", ids=work.dialect.ids(ids)))
+    async def acking(self, ids: Sequence[int], *, sent: bool = True) -> None:
+        await self._books.database.write(
+            lambda work: self._run(work, "ack_letters", ids=work.dialect.ids(ids), acked=int(sent))
+        )
 
     async def put_failed(self, queue: str, *, body: bytes, properties: bytes, reason: str, act: Act) -> int:
         def work(work: Work) -> int:
@@ -98,21 +100,34 @@ class SqlLetters(Reading):
 
     async def content(self, letter: int, *, revision: int | None = None) -> Content | None:
         def work(work: Work) -> Content | None:
-            rows = self._run(work, "select_content", letter=letter)
-            if not rows:
-                return None
-            body, properties, blob = bytes(rows[0][0]), bytes(rows[0][1]), rows[0][2]
-            put: dict[str, JsonValue] = {}
-            drop: tuple[str, ...] = ()
-            for row in self._run(work, "select_revisions", letter=letter):
-                if revision is not None and row[0] > revision:
-                    break
-                put, drop = _decode(row[2]), tuple(_decode(row[3]))
-                if row[1] is not None:
-                    body, blob = bytes(row[1]), ""
-            return Content(body=body, properties=properties, blob=blob, put=put, drop=drop)
+            rows = self._run(work, "select_contents", ids=work.dialect.ids([letter]))
+            return self._content(work, rows[0], revision) if rows else None
 
         return await self._books.database.read(work)
+
+    async def load(self, ids: Sequence[int]) -> list[tuple[Letter, Content]]:
+        def work(work: Work) -> list[tuple[Letter, Content]]:
+            wanted = work.dialect.ids(ids)
+            found = work.rows(f"{SQL['select_letter']} WHERE l.id {work.dialect.in_ids} ORDER BY l.id", ids=wanted)
+            contents = {row[0]: row for row in self._run(work, "select_contents", ids=wanted)}
+            letters = [letter_of(row) for row in found]
+            return [(one, self._content(work, contents[one.id], None if one.revision else 0)) for one in letters]
+
+        return await self._books.database.read(work)
+
+    def _content(self, work: Work, row: Row, revision: int | None) -> Content:
+        letter, body, properties, blob = row[0], bytes(row[1]), bytes(row[2]), row[3]
+        put: dict[str, JsonValue] = {}
+        drop: tuple[str, ...] = ()
+        for number, changed, headers, dropped, *_ in (
+            self._run(work, "select_revisions", letter=letter) if revision != 0 else ()
+        ):
+            if revision is not None and number > revision:
+                break
+            put, drop = _decode(headers), tuple(_decode(dropped))
+            if changed is not None:
+                body, blob = bytes(changed), ""
+        return Content(body=body, properties=properties, blob=blob, put=put, drop=drop)
 
     async def revise(
         self,
@@ -218,7 +233,7 @@ class _Taking:
             if rows:
                 # At once: of two equal deliveries in one batch, each needs a row of its own.
                 used.append(rows[0][0])
-                books.run(work, "ack_letters", ids=work.dialect.ids([rows[0][0]]))
+                books.run(work, "ack_letters", ids=work.dialect.ids([rows[0][0]]), acked=1)
                 stored.append(Stored(rows[0][0], matched=True))
             else:
                 stored.append(None)

@@ -95,6 +95,17 @@ class Reading:
 
         return await self._books.database.read(work)
 
+    async def oldest(self, selection: Selection) -> Letter | None:
+        check_selection(selection)
+
+        def work(work: Work) -> list[Row]:
+            where, values = condition(selection, work.dialect)
+            join = work.dialect.text_join if selection.text else ""
+            return work.rows(f"{SQL['select_letter']} {join} WHERE 1 = 1 {where} ORDER BY l.id LIMIT 1", **values)
+
+        rows = await self._books.database.read(work)
+        return letter_of(rows[0]) if rows else None
+
     async def get(self, letter: int) -> Letter | None:
         rows = await self._books.database.read(
             lambda work: work.rows(f"{SQL['select_letter']} WHERE l.id = :letter", letter=letter)

@@ -80,6 +80,13 @@ class SqlRedrives:
 
         return await self._books.database.read(work)
 
+    async def by_operation(self, operation: str) -> Redrive | None:
+        def work(work: Work) -> Redrive | None:
+            rows = self._books.run(work, "find_redrive_by_operation", operation=operation)
+            return self._found(work, rows[0][0]) if rows else None
+
+        return await self._books.database.read(work)
+
     async def page(self, *, before: int, count_max: int) -> list[Redrive]:
         return await self._books.database.read(
             lambda work: self._read(

@@ -66,6 +66,9 @@ class SqliteDatabase:
 
     def open(self) -> None:
         in_memory = self._path == MEMORY
+        if not in_memory:
+            with translated(self._path):
+                self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         create = in_memory or not self._path.exists()
         self._writer = open_writer(self._path, kind="vault", create=create)
         if in_memory:

@@ -1,1 +1,1 @@
-UPDATE letters SET acked = 1 WHERE id IN_IDS
+UPDATE letters SET acked = :acked WHERE id IN_IDS

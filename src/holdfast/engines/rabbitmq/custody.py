@@ -1,0 +1,378 @@
+"""RabbitMQ, for custody: deliveries become letters with all their bytes, and letters become publishes again."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from math import isfinite
+from types import TracebackType
+from typing import Self
+
+from msgspec.structs import replace
+from pamqp import commands as amqp
+
+from holdfast.core.death import Change, deaths, first_death
+from holdfast.core.groups import Fingerprinter, fingerprint
+from holdfast.core.letter import (
+    ERROR_CHARACTERS_MAX,
+    NAME_CHARACTERS_MAX,
+    REASON_CHARACTERS_MAX,
+    Content,
+    DeathStory,
+    JsonValue,
+    Letter,
+    NewLetter,
+    Origin,
+    clip,
+)
+from holdfast.core.message import Address as Destination
+from holdfast.core.message import Message
+from holdfast.core.moments import microseconds, moment
+from holdfast.core.redrive import REDRIVE_ID, Redrive, redriven_count, redriven_headers
+from holdfast.core.redrive_task import Target
+from holdfast.core.routes import Mode, RouteTable, find_route
+from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.channel import Channel, Close
+from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.digest import digest
+from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.rabbitmq.management import Management, QueueInfo
+from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.wire import methods, properties
+from holdfast.engines.rabbitmq.wire.confirms import Kind, Outcome
+from holdfast.engines.rabbitmq.wire.events import Delivery, Event
+from holdfast.engines.rabbitmq.wire.table import Undecodable, Value
+from holdfast.errors import BrokerError, BrokerRefused
+from holdfast.ports.clock import Clock
+from holdfast.ports.custody import Caught, DeadQueue, Parcel, Posted
+
+LETTER_BYTES_MAX = 64 * 1024 * 1024
+PREFETCH = 4_000
+PEEK_TIMEOUT_S = 5.0
+PATTERNS = ("*.dlq",)
+MODES = {"queue": Mode.SOURCE, "wait": Mode.WAIT, "original": Mode.EXCHANGE, "address": Mode.PLACE}
+
+
+class _Silent:
+    """Listens to a channel that only answers what it is asked."""
+
+    def on_events(self, events: list[Event]) -> None:
+        pass
+
+    def on_closed(self, error: BrokerError, close: Close) -> None:
+        pass
+
+    def on_writable(self) -> None:
+        pass
+
+
+class RabbitCustody:
+    """`async with RabbitCustody(url, clock=clock) as post:`; known are the queues named, and those of the patterns."""
+
+    origin: Origin = "rabbitmq"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Clock,
+        management: str | None = None,
+        known: Sequence[str] = (),
+        patterns: Sequence[str] = PATTERNS,
+        grouped: Fingerprinter = fingerprint,
+    ) -> None:
+        self._address = Address.parse(url)
+        self._clock = clock
+        self._management = management
+        self._known = tuple(known)
+        self._patterns = tuple(patterns)
+        self._grouped = grouped
+        self._publisher = Publisher(self._address)
+
+    async def __aenter__(self) -> Self:
+        await self._publisher.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._publisher.close()
+
+    @asynccontextmanager
+    async def source(self, queue: str) -> AsyncIterator[RabbitSource]:
+        async with Consumer(self._address, queue, prefetch=PREFETCH) as consumer:
+            yield RabbitSource(consumer, self._grouped)
+
+    async def queues(self) -> list[DeadQueue]:
+        if self._management is None:
+            found = [await self.queue(name) for name in self._known]
+            return [one for one in found if one is not None]
+        async with Management(self._management) as api:
+            infos = await api.queues(self._address.login.vhost)
+        return [_dead_queue(info) for info in infos if self._knows(info.name)]
+
+    async def queue(self, name: str) -> DeadQueue | None:
+        if not self._knows(name):
+            return None
+        try:
+            if self._management is not None:
+                async with Management(self._management) as api:
+                    return _dead_queue(await api.queue(self._address.login.vhost, name))
+            async with self._channel() as channel:
+                answer = await channel.call(methods.QueueDeclare(queue=name, passive=True))
+        except BrokerRefused as error:
+            if error.reply_code == 404:
+                return None
+            raise
+        ready = answer.message_count or 0 if isinstance(answer, amqp.Queue.DeclareOk) else 0
+        return DeadQueue(queue=name, source_queue=_source(name), ready=ready, note="its delivery limit is not known")
+
+    def _knows(self, name: str) -> bool:
+        return name in self._known or any(fnmatchcase(name, pattern) for pattern in self._patterns)
+
+    @asynccontextmanager
+    async def _channel(self) -> AsyncIterator[Channel]:
+        async with await Connection.open(self._address.named("holdfast custody")) as connection:
+            yield await connection.channel(_Silent())
+
+    def route(self, letter: Letter, target: Target) -> tuple[Destination | None, str]:
+        routes = RouteTable(
+            mode=MODES[target.kind], place=Destination(exchange=target.exchange, routing_key=target.routing_key)
+        )
+        headers = {"x-original-queue": letter.death.queue} if letter.death.queue else {}
+        for name in ("x-original-exchange", "x-original-routing-key"):
+            value = letter.headers.get(name)
+            if isinstance(value, str):
+                headers[name] = value
+        found = find_route(
+            {**letter.headers, **headers} if target.kind == "original" else headers, routes, dead_queue=letter.queue
+        )
+        return found.address, found.why
+
+    async def check(self, addresses: Sequence[Destination]) -> dict[Destination, str]:
+        bad: dict[Destination, str] = {}
+        for address in dict.fromkeys(addresses):
+            method = (
+                methods.ExchangeDeclare(exchange=address.exchange, passive=True)
+                if address.exchange
+                else methods.QueueDeclare(queue=address.routing_key, passive=True)
+            )
+            try:
+                async with self._channel() as channel:
+                    await channel.call(method)
+            except BrokerRefused as error:
+                bad[address] = error.message
+        return bad
+
+    async def publish(self, parcels: Sequence[Parcel]) -> list[Posted]:
+        outgoing: list[Outgoing] = []
+        refused: dict[int, Posted] = {}
+        for place, parcel in enumerate(parcels):
+            try:
+                outgoing.append(self._outgoing(parcel))
+            except (properties.Unreadable, ValueError, TypeError) as error:
+                refused[place] = Posted("failed", f"it cannot be written: {error}")
+        outcomes = iter(await self._publisher.publish_all(outgoing))
+        return [refused.get(place) or _posted(next(outcomes)) for place in range(len(parcels))]
+
+    def _outgoing(self, parcel: Parcel) -> Outgoing:
+        message = _message(parcel.content, parcel.letter)
+        redrive = Redrive(run=parcel.run, by=parcel.by, dead_queue=parcel.letter.queue, user=self._address.login.user)
+        change = redriven_headers(message, redrive, at=moment(self._clock.now_us()), digest=parcel.letter.digest)
+        # The vault's own id, made when the task was: whoever publishes this letter again does so under it.
+        change = replace(change, put=change.put | {REDRIVE_ID: parcel.redrive_id})
+        raw = apply(parcel.content, change)
+        return Outgoing(parcel.address.exchange, parcel.address.routing_key, raw, parcel.content.body)
+
+    async def peek(self, queue: str, *, count_max: int) -> list[NewLetter]:
+        found: list[NewLetter] = []
+        async with Consumer(self._address, queue, prefetch=count_max) as consumer:
+            source = RabbitSource(consumer, self._grouped)
+            while len(found) < count_max:
+                batch = await source.take(count_max=count_max - len(found), timeout_s=0.3 if found else PEEK_TIMEOUT_S)
+                if not batch:
+                    break
+                found += [one.letter for one in batch if one.letter is not None]
+        return found
+
+
+class RabbitSource:
+    """Deliveries of one queue, as letters."""
+
+    def __init__(self, consumer: Consumer, grouped: Fingerprinter) -> None:
+        self._consumer = consumer
+        self._grouped = grouped
+
+    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Caught]:
+        batch = await self._consumer.batch(count_max=count_max, timeout_s=timeout_s)
+        return [self._caught(delivery) for delivery in batch]
+
+    async def ack(self, caught: Sequence[Caught]) -> list[bool]:
+        deliveries = [one.tag for one in caught if isinstance(one.tag, Delivery)]
+        ours = [delivery.channel == self._consumer._generation for delivery in deliveries]
+        self._consumer.ack([delivery for delivery, is_ours in zip(deliveries, ours, strict=True) if is_ours])
+        self._consumer.flush()
+        return ours
+
+    def _caught(self, delivery: Delivery) -> Caught:
+        body, raw = delivery.body, delivery.properties
+        letter: NewLetter | None = None
+        failure = ""
+        if len(body) > LETTER_BYTES_MAX:
+            failure = f"its body has {len(body)} bytes, {LETTER_BYTES_MAX} is the most that a letter may have"
+        else:
+            try:
+                properties.split(raw)
+                letter = new_letter(delivery, self._consumer.queue, self._grouped)
+            except properties.Unreadable as error:
+                failure = f"its properties cannot be read: {error}"
+        return Caught(letter=letter, body=body, properties=raw, failure=failure, tag=delivery)
+
+
+def new_letter(delivery: Delivery, queue: str, grouped: Fingerprinter) -> NewLetter:
+    """A delivery with everything that its headers tell."""
+    decoded = delivery.decoded()
+    headers = decoded.pop("headers", None)
+    headers = headers if isinstance(headers, dict) else {}
+    death = _death(headers)
+    kind = _text(decoded.get("type")) or _text(headers.get("MessageType"))
+    group = grouped(kind, death)
+    return NewLetter(
+        queue=clip(queue, NAME_CHARACTERS_MAX),
+        origin="rabbitmq",
+        body=delivery.body,
+        properties=delivery.properties,
+        digest=digest(delivery.properties, delivery.body),
+        death=death,
+        message_id=clip(_text(decoded.get("message_id")), NAME_CHARACTERS_MAX),
+        type=clip(kind, NAME_CHARACTERS_MAX),
+        exchange=clip(delivery.exchange, NAME_CHARACTERS_MAX),
+        routing_key=clip(delivery.routing_key, NAME_CHARACTERS_MAX),
+        shown={name: plain(value) for name, value in decoded.items()},
+        headers={clip(name, NAME_CHARACTERS_MAX): plain(value) for name, value in headers.items()},
+        redelivered=delivery.redelivered,
+        redrive_id=clip(_text(headers.get(REDRIVE_ID)), NAME_CHARACTERS_MAX),
+        redriven_count=redriven_count(Message(body=b"", headers=headers)),
+        group=group.key,
+        group_title=group.title,
+    )
+
+
+def _death(headers: Mapping[str, Value]) -> DeathStory:
+    found, first = deaths(headers), first_death(headers)
+    died = [microseconds(death.at) for death in found if death.at]
+    parked = _moment_us(headers.get("x-parked-at"))
+    last = parked or max(died, default=0)
+    queue = _text(headers.get("x-original-queue")) or (first.queue if first else "")
+    reason = _text(headers.get("x-parked-reason")) or (found[0].reason if found else "")
+    retries = headers.get("x-retry-count")
+    count = retries if isinstance(retries, int) and not isinstance(retries, bool) else 0
+    return DeathStory(
+        queue=clip(queue, NAME_CHARACTERS_MAX),
+        reason=clip(reason, REASON_CHARACTERS_MAX),
+        count=min(max(0, count + sum(death.count for death in found)), 2**31),
+        first_at_us=min([*died, last] if last else died, default=0),
+        last_at_us=last,
+        error_type=clip(_text(headers.get("x-error-type")), REASON_CHARACTERS_MAX),
+        error_message=clip(_text(headers.get("x-error-message")), ERROR_CHARACTERS_MAX),
+        error_stack=clip(_text(headers.get("x-error-stack")), ERROR_CHARACTERS_MAX),
+    )
+
+
+def _moment_us(value: object) -> int:
+    try:
+        return microseconds(datetime.fromisoformat(value)) if isinstance(value, str) else 0
+    except (ValueError, OverflowError):
+        return 0
+
+
+def plain(value: Value) -> JsonValue:
+    """A header value as JSON, for people and filters: what JSON has no word for is named by its kind."""
+    match value:
+        case None | bool():
+            return value
+        case int():
+            return value if -(2**63) <= value < 2**64 else str(value)
+        case str():
+            return clip(value, len(value))
+        case float():
+            return value if isfinite(value) else {"double": str(value)}
+        case bytes():
+            return {"bytes": base64.b64encode(value).decode()}
+        case datetime():
+            return {"timestamp": value.isoformat()}
+        case Decimal():
+            return {"decimal": str(value)}
+        case list():
+            return [plain(one) for one in value]
+        case dict():
+            return {clip(name, NAME_CHARACTERS_MAX): plain(one) for name, one in value.items()}
+        case Undecodable():
+            return {"undecodable": base64.b64encode(value.raw).decode()}
+
+
+def _message(content: Content, letter: Letter) -> Message:
+    decoded = properties.decode(content.properties)
+    headers = decoded.get("headers")
+    return Message(
+        body=b"",
+        queue=letter.queue,
+        exchange=letter.exchange,
+        routing_key=letter.routing_key,
+        expiration=_text(decoded.get("expiration")),
+        user_id=_text(decoded.get("user_id")),
+        headers=headers if isinstance(headers, dict) else {},
+    )
+
+
+def apply(content: Content, change: Change) -> bytes:
+    """The raw properties of a letter with its edits, then with what a redrive changes."""
+    raw = properties.splice(content.properties, drop=change.drop_properties)
+    edits: dict[str, Value] = {name: _wire(value) for name, value in content.put.items()}
+    raw = properties.splice_headers(raw, put=edits, drop=content.drop)
+    put: dict[str, Value] = {name: _wire(value) for name, value in change.put.items()}
+    return properties.splice_headers(raw, put=put, drop=change.drop)
+
+
+def _wire(value: JsonValue | list[str]) -> Value:
+    if isinstance(value, list):
+        return [_wire(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _wire(one) for name, one in value.items()}
+    return value
+
+
+def _posted(outcome: Outcome) -> Posted:
+    match outcome.kind:
+        case Kind.CONFIRMED:
+            return Posted("stored")
+        case Kind.RETURNED | Kind.REFUSED:
+            return Posted("failed", f"{outcome.kind.value}: {outcome.text or outcome.code}")
+    # A nack may come from one queue of several: another may have it.
+    return Posted("unknown", f"{outcome.kind.value}: {outcome.text or outcome.code}")
+
+
+def _dead_queue(info: QueueInfo) -> DeadQueue:
+    limit = info.effective_policy.get("delivery-limit", info.arguments.get("x-delivery-limit"))
+    free = info.type != "quorum" or limit == -1
+    return DeadQueue(
+        queue=info.name,
+        source_queue=_source(info.name),
+        ready=info.messages_ready or 0,
+        consumers=info.consumers or 0,
+        peek_is_free=free,
+        note="" if free else "a quorum queue with a delivery limit: each look counts, and the last one deletes",
+    )
+
+
+def _source(name: str) -> str:
+    return name.removesuffix(".dlq") if name.endswith(".dlq") else ""
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,1 +1,0 @@
-SELECT body, properties, blob FROM contents WHERE letter = :letter

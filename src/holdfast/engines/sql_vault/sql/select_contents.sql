@@ -1,0 +1,1 @@
+SELECT letter, body, properties, blob FROM contents WHERE letter IN_IDS

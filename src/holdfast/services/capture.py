@@ -1,0 +1,172 @@
+"""Capture: a dead-letter queue is emptied into the vault. Put, commit, note that the ack is about to go, then ack.
+
+One commit for many letters. A crash before the note leaves un-acked rows, and each redelivered letter uses one up;
+anything else is a new letter, whatever its message id. The note comes before the ack, not after: a row whose ack went
+out unnoted would be taken for an equal twin that was never stored, and that twin would be lost. So a crash between note
+and ack makes duplicates instead. What the vault cannot take goes to its list of failed imports, with its body, and is
+acked: it never comes round again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.core.ledger import Act
+from holdfast.core.letter import BLOB_BYTES_MIN, NewLetter
+from holdfast.errors import BrokerError, HoldfastError, StorageFailed, TryAgain
+from holdfast.ports.blobs import Blobs
+from holdfast.ports.custody import Caught, Post, Source
+from holdfast.ports.vault import Stored, Vault
+from holdfast.proof import crash_point
+from holdfast.telemetry.events import emit
+
+BATCH_COUNT_MAX = 1_000
+BATCH_BYTES_MAX = 16 * 1024 * 1024
+IDLE_S = 1.0
+TRIES_MAX = 8
+WAIT_S_FIRST = 0.1
+WAIT_S_MAX = 10.0
+COUNT_MAX = 10_000_000
+
+
+class CaptureReport(Struct, kw_only=True):
+    """What a capture did."""
+
+    queue: str
+    captured: int = 0
+    matched: int = 0
+    failed_imports: int = 0
+    #: Stored, and the ack could not be written: they come again and are recognised.
+    not_acked: int = 0
+    state: str = "running"
+    why: str = ""
+
+
+class Capture:
+    """One dead-letter queue. `run` ends when nothing came for `idle_s`, or goes on until it is stopped."""
+
+    def __init__(self, vault: Vault, post: Post, queue: str, *, actor: str, blobs: Blobs | None = None) -> None:
+        self._vault = vault
+        self._post = post
+        self._blobs = blobs
+        self._stopping = False
+        self._act = Act(actor=actor, action="capture", origin="capture")
+        self.report = CaptureReport(queue=queue)
+
+    def stop(self) -> None:
+        """End after the batch that is in hand."""
+        self._stopping = True
+
+    async def run(
+        self, *, count_max: int = COUNT_MAX, idle_s: float = IDLE_S, continuous: bool = False
+    ) -> CaptureReport:
+        """Raises BrokerError when the queue cannot be consumed, StorageFailed when the vault does not come back."""
+        try:
+            async with self._post.source(self.report.queue) as source:
+                left = count_max
+                while left > 0 and not self._stopping:
+                    caught = await source.take(count_max=min(left, BATCH_COUNT_MAX), timeout_s=idle_s)
+                    if not caught and not continuous:
+                        break
+                    for batch in _in_batches(caught):
+                        await self._take_in(source, batch)
+                    left -= 0 if continuous else len(caught)
+        except HoldfastError as error:
+            self.report.state, self.report.why = "failed", error.message
+            raise
+        self.report.state = "done"
+        return self.report
+
+    async def keep_on(self) -> None:
+        """Capture until stopped; trouble with the broker or the vault is waited for, and told."""
+        wait_s = WAIT_S_FIRST
+        while not self._stopping:
+            try:
+                await self.run(continuous=True)
+                return
+            except (BrokerError, TryAgain) as error:
+                emit("capture.failed", queue=self.report.queue, error=error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, WAIT_S_MAX)
+                self.report.state = "running"
+
+    async def _take_in(self, source: Source, caught: Sequence[Caught]) -> None:
+        good = [(one, letter) for one in caught if (letter := one.letter) is not None]
+        bad = [(one, one.failure) for one in caught if one.letter is None]
+        crash_point("capture.before_put")
+        stored = await self._stored([letter for _, letter in good]) if good else []
+        if stored is None:
+            stored, refused = await self._one_by_one([letter for _, letter in good])
+            bad += [(one, why) for (one, _), why in zip(good, refused, strict=True) if why]
+            good = [pair for pair, why in zip(good, refused, strict=True) if not why]
+        for one, why in bad:
+            await self._vault.letters.put_failed(
+                self.report.queue, body=one.body, properties=one.properties, reason=why, act=self._act
+            )
+            self.report.failed_imports += 1
+        fresh = [place.letter for place in stored if not place.matched]
+        if fresh:
+            await self._vault.letters.acking(fresh)
+        crash_point("capture.before_ack")
+        written = await source.ack([one for one, _ in good])
+        await source.ack([one for one, _ in bad])
+        crash_point("capture.after_ack")
+        unsent = [place.letter for place, is_written in zip(stored, written, strict=True) if not is_written]
+        if unsent:
+            await self._vault.letters.acking(unsent, sent=False)
+        self.report.matched += len(stored) - len(fresh)
+        self.report.captured += len(fresh)
+        self.report.not_acked += len(unsent)
+
+    async def _stored(self, letters: Sequence[NewLetter]) -> list[Stored] | None:
+        """None when the vault refuses this batch for good: then one of them may be the reason."""
+        prepared = [await self._lightened(letter) for letter in letters]
+        wait_s = WAIT_S_FIRST
+        for attempt in range(TRIES_MAX):
+            try:
+                return await self._vault.letters.put(prepared, self._act)
+            except StorageFailed as error:
+                if attempt == TRIES_MAX - 1 or "too big" in error.message:
+                    if len(letters) == 1 or "too big" in error.message:
+                        return None
+                    raise
+                emit("capture.failed", queue=self.report.queue, error=error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, WAIT_S_MAX)
+        return None
+
+    async def _one_by_one(self, letters: Sequence[NewLetter]) -> tuple[list[Stored], list[str]]:
+        stored: list[Stored] = []
+        refused: list[str] = []
+        for letter in letters:
+            try:
+                stored += await self._vault.letters.put([await self._lightened(letter)], self._act)
+                refused.append("")
+            except StorageFailed as error:
+                refused.append(error.message)
+        return stored, refused
+
+    async def _lightened(self, letter: NewLetter) -> NewLetter:
+        """A large body goes to the blob store, under its own hash: the same bytes are there once."""
+        if self._blobs is None or len(letter.body) <= BLOB_BYTES_MIN:
+            return letter
+        name = hashlib.sha256(letter.body).hexdigest()
+        blob = await self._blobs.put(f"letters/{name[:2]}/{name}", letter.body)
+        return replace(letter, blob=blob.path, body_bytes=len(letter.body))
+
+
+def _in_batches(caught: Sequence[Caught]) -> list[list[Caught]]:
+    batches: list[list[Caught]] = [[]]
+    size = 0
+    for one in caught:
+        if batches[-1] and size + len(one.body) > BATCH_BYTES_MAX:
+            batches.append([])
+            size = 0
+        batches[-1].append(one)
+        size += len(one.body)
+    return [batch for batch in batches if batch]

@@ -1,0 +1,86 @@
+"""API tokens: made, shown once, kept as a hash, told apart by role, expiry and queues."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Sequence
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from holdfast.core.ledger import Act
+from holdfast.core.letter import NAME_CHARACTERS_MAX
+from holdfast.core.moments import moment
+from holdfast.core.roles import Caller, Role, Token
+from holdfast.errors import Conflict, Invalid, NotFound
+from holdfast.ports.clock import Clock
+from holdfast.ports.vault import Vault
+
+PREFIX = "hft_"
+PATTERNS_COUNT_MAX = 100
+
+
+class TokenBook:
+    """All tokens, in memory for every request and in the vault for ever."""
+
+    def __init__(self, vault: Vault, *, clock: Clock) -> None:
+        self._vault = vault
+        self._clock = clock
+        self._by_hash: dict[str, Token] = {}
+
+    async def load(self) -> None:
+        """Read them (again): another server may have changed them."""
+        self._by_hash = {token.hash: token for token in await self._vault.tokens.all()}
+
+    def caller(self, token: bytes) -> Caller | None:
+        """Whose token this is; None for one that is unknown, revoked or past its time."""
+        digest = hashlib.sha256(token).hexdigest()
+        found = self._by_hash.get(digest)
+        if found is None or not hmac.compare_digest(found.hash, digest) or found.revoked_at is not None:
+            return None
+        if found.expires_at is not None and found.expires_at <= moment(self._clock.now_us()):
+            return None
+        return Caller(name=f"token:{found.name}", role=found.role, queues=found.queues)
+
+    async def create(
+        self,
+        name: str,
+        role: Role,
+        act: Act,
+        *,
+        expires_at: datetime | None = None,
+        queues: Sequence[str] = (),
+    ) -> str:
+        """A new token, told this once. Raises Invalid, or Conflict when the name is taken."""
+        if not name or len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
+            raise Invalid("token name is invalid; use 1 to 512 printable characters")
+        if len(queues) > PATTERNS_COUNT_MAX or any(not one or len(one) > NAME_CHARACTERS_MAX for one in queues):
+            raise Invalid(f"token queues are invalid; at most {PATTERNS_COUNT_MAX} patterns of 1 to 512 characters")
+        secret = PREFIX + secrets.token_urlsafe(32)
+        token = Token(
+            name=name,
+            role=role,
+            hash=hashlib.sha256(secret.encode()).hexdigest(),
+            made_at=moment(self._clock.now_us()),
+            made_by=act.actor,
+            expires_at=expires_at,
+            queues=tuple(queues),
+        )
+        if not await self._vault.tokens.put(token, act):
+            raise Conflict(f"token name is taken; there is or was a token '{name}', use another name")
+        self._by_hash[token.hash] = token
+        return secret
+
+    async def all(self) -> list[Token]:
+        """All of them, without their hashes."""
+        await self.load()
+        return [replace(token, hash="") for token in self._by_hash.values()]
+
+    async def revoke(self, name: str, act: Act) -> None:
+        """It is never let in again, from now on. Raises NotFound."""
+        done = await self._vault.tokens.revoke(name, act)
+        await self.load()
+        if not done:
+            raise NotFound(f"token does not exist; no valid token is named '{name}'")

@@ -1,0 +1,236 @@
+"""Custody: dead-letter queues, captures, and what operators do to letters. The faces call this and decide nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from msgspec import Struct
+
+from holdfast.core.ledger import Act
+from holdfast.core.letter import LOCKED_HEADERS, SENSITIVE_HEADERS, Content, JsonValue, Letter, NewLetter
+from holdfast.core.letter_selection import Selection, check_selection
+from holdfast.core.moments import moment, moment_or_none
+from holdfast.core.redrive_task import PLAN_COUNT_MAX
+from holdfast.core.roles import Caller
+from holdfast.core.states import LetterState
+from holdfast.errors import Conflict, Forbidden, Invalid, NotFound
+from holdfast.ports.blobs import Blobs
+from holdfast.ports.clock import Clock
+from holdfast.ports.custody import DeadQueue, Post
+from holdfast.ports.vault import Vault
+from holdfast.services.capture import COUNT_MAX, IDLE_S, Capture, CaptureReport
+
+HEADERS_COUNT_MAX = 200
+BODY_BYTES_MAX = 64 * 1024 * 1024
+RETENTION_COUNT_MAX = 1_000
+PEEK_COUNT_MAX = 1_000
+
+#: What an operator may do to letters by name: from which state into which.
+ACTIONS: Mapping[str, tuple[LetterState, LetterState]] = {
+    "archive": (LetterState.CAPTURED, LetterState.ARCHIVED),
+    "restore": (LetterState.ARCHIVED, LetterState.CAPTURED),
+    "discard": (LetterState.CAPTURED, LetterState.DISCARDED),
+    "resolve": (LetterState.REDRIVEN, LetterState.RESOLVED),
+}
+
+
+class QueueView(Struct, frozen=True, kw_only=True):
+    """A dead-letter queue: what the broker has, and what the vault has of it."""
+
+    queue: str
+    source_queue: str
+    ready: int
+    captured: int
+    oldest_at: datetime | None
+    consumers: int
+
+
+class Custody:
+    """One vault, and the brokers that letters come from and go back to. The first that knows a queue has it."""
+
+    def __init__(
+        self, vault: Vault, posts: Sequence[Post], *, clock: Clock, blobs: Blobs | None = None, actor: str = "holdfast"
+    ) -> None:
+        self.vault = vault
+        self.posts = tuple(posts)
+        self.clock = clock
+        self.actor = actor
+        self._blobs = blobs
+        self._captures: dict[str, Capture] = {}
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    # --- queues -----------------------------------------------------------------------------------------------
+
+    async def dead_queues(self, caller: Caller) -> list[QueueView]:
+        """The ones that are known, and those that letters were captured from."""
+        found = {one.queue: one for post in self.posts for one in await post.queues()}
+        for tally in await self.vault.ledger.tallies(counted=False):
+            found.setdefault(tally.queue, DeadQueue(queue=tally.queue))
+        return [await self._view(one) for _, one in sorted(found.items()) if caller.may_touch(one.queue)]
+
+    async def _view(self, found: DeadQueue) -> QueueView:
+        selection = Selection(queue=found.queue, state=LetterState.CAPTURED)
+        ids = await self.vault.letters.count(selection)
+        oldest = await self.vault.letters.oldest(selection) if ids.count else None
+        return QueueView(
+            queue=found.queue,
+            source_queue=found.source_queue,
+            ready=found.ready,
+            captured=ids.count,
+            oldest_at=moment_or_none(oldest.death.last_at_us or oldest.captured_at_us) if oldest else None,
+            consumers=found.consumers,
+        )
+
+    async def known(self, queue: str, caller: Caller) -> tuple[Post, DeadQueue]:
+        """Raises NotFound for a queue that is neither configured nor discovered."""
+        check_queue(caller, queue)
+        for post in self.posts:
+            if (found := await post.queue(queue)) is not None:
+                return post, found
+        raise NotFound(f"queue is unknown; '{queue}' is no dead-letter queue that is configured or was discovered")
+
+    async def peek(self, queue: str, caller: Caller, *, count_max: int, live: bool) -> list[NewLetter]:
+        """Look at a queue itself. Raises Conflict where that costs something and was not asked for."""
+        post, found = await self.known(queue, caller)
+        if not found.peek_is_free and not live:
+            raise Conflict(
+                f"looking costs letters; '{queue}': {found.note or 'its delivery limit is not known'}; capture it "
+                f"with POST /admin/captures, or ask for it with ?live=1"
+            )
+        return await post.peek(queue, count_max=min(count_max, PEEK_COUNT_MAX))
+
+    # --- captures ---------------------------------------------------------------------------------------------
+
+    def captures(self) -> list[CaptureReport]:
+        """The captures of this process since it started, one for each queue."""
+        return [capture.report for capture in self._captures.values()]
+
+    def is_capturing(self, queue: str) -> bool:
+        """Whether what dies into a queue is captured now."""
+        return queue in self._captures and self._captures[queue].report.state == "running"
+
+    async def capture(
+        self, queue: str, caller: Caller, *, count_max: int = COUNT_MAX, idle_s: float = IDLE_S
+    ) -> CaptureReport:
+        """Capture what is there, and return when nothing more comes."""
+        capture = await self._new_capture(queue, caller)
+        return await capture.run(count_max=count_max, idle_s=idle_s)
+
+    async def start_capture(self, queue: str, caller: Caller) -> CaptureReport:
+        """Capture from now on, until `close`. One that runs already is left to it."""
+        if self.is_capturing(queue):
+            return self._captures[queue].report
+        capture = await self._new_capture(queue, caller)
+        task = asyncio.create_task(capture.keep_on(), name=f"capture of {queue}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return capture.report
+
+    async def _new_capture(self, queue: str, caller: Caller) -> Capture:
+        if self.is_capturing(queue):
+            raise Conflict(f"capture runs already; '{queue}' is being captured by this server")
+        post, _ = await self.known(queue, caller)
+        capture = Capture(self.vault, post, queue, actor=caller.name, blobs=self._blobs)
+        self._captures[queue] = capture
+        return capture
+
+    async def close(self) -> None:
+        """End all captures after the batch that each has in hand."""
+        for capture in self._captures.values():
+            capture.stop()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=10)
+        for task in self._tasks:
+            task.cancel()
+
+    # --- letters ----------------------------------------------------------------------------------------------
+
+    async def letter(self, number: int, caller: Caller) -> Letter:
+        """Raises NotFound."""
+        found = await self.vault.letters.get(number)
+        if found is None or not caller.may_touch(found.queue):
+            raise NotFound(f"letter does not exist; there is no letter {number}")
+        return found
+
+    async def content(self, letter: Letter, *, revision: int | None = None) -> Content:
+        """What would be published of it, with its body. Raises NotFound when retention was faster."""
+        found = await self.vault.letters.content(letter.id, revision=revision)
+        if found is None:
+            raise NotFound(f"letter does not exist; there is no letter {letter.id}")
+        return await self._with_body(found)
+
+    async def load(self, ids: Sequence[int]) -> list[tuple[Letter, Content]]:
+        """Letters with what would be published of each."""
+        return [(letter, await self._with_body(content)) for letter, content in await self.vault.letters.load(ids)]
+
+    async def _with_body(self, content: Content) -> Content:
+        if not content.blob or self._blobs is None:
+            return content
+        body = b"".join([chunk async for chunk in self._blobs.get(content.blob)])
+        return Content(body=body, properties=content.properties, put=content.put, drop=content.drop)
+
+    async def act(self, action: str, selection: Selection, *, expected: int, act: Act, caller: Caller) -> int:
+        """Archive, restore, discard or resolve a selection: exactly as many as the caller saw, or none."""
+        source, target = ACTIONS[action]
+        if selection == Selection():
+            raise Invalid("selection is invalid; it is empty, name ids, a group or a filter")
+        check_selection(selection)
+        check_queue(caller, selection.queue)
+        found = await self.vault.letters.ids(selection, count_max=PLAN_COUNT_MAX)
+        if len(found) != expected:
+            raise Conflict(f"letters have changed; {expected} were expected and {len(found)} fit; nothing was done")
+        if not found:
+            return 0
+        ids = [number for number, _ in found]
+        return await self.vault.letters.move(ids, source=source, target=target, act=act, expected=expected)
+
+    async def edit(
+        self,
+        number: int,
+        caller: Caller,
+        act: Act,
+        *,
+        revision: int,
+        body: bytes | None,
+        put: dict[str, JsonValue],
+        drop: Sequence[str],
+        sensitive: bool = False,
+    ) -> int:
+        """A new revision. Locked headers are refused, sensitive ones need to be said."""
+        letter = await self.letter(number, caller)
+        names = [*put, *drop]
+        locked = sorted(set(names) & set(LOCKED_HEADERS))
+        if locked:
+            raise Invalid(f"header is locked; '{locked[0]}' says who the message is or where it has been")
+        if not sensitive and (meant := sorted(set(names) & set(SENSITIVE_HEADERS))):
+            raise Invalid(f"header is sensitive; '{meant[0]}' decides where the message goes, say sensitive = true")
+        if len(names) > HEADERS_COUNT_MAX or any(not name or len(name.encode()) > 255 for name in names):
+            raise Invalid(f"headers are invalid; at most {HEADERS_COUNT_MAX} with names of 1 to 255 bytes")
+        if body is not None and len(body) > BODY_BYTES_MAX:
+            raise Invalid(f"body is too large; {BODY_BYTES_MAX} bytes is the maximum")
+        return await self.vault.letters.revise(
+            letter.id, revision=revision, body=body, put=put, drop=list(drop), act=act
+        )
+
+    # --- upkeep -----------------------------------------------------------------------------------------------
+
+    async def upkeep(self, *, resolve_after_s: float, retention_s: Mapping[LetterState, float]) -> int:
+        """Resolve what has not come back, and delete what retention says; returns how many letters changed."""
+        now = moment(self.clock.now_us())
+        resolving = Act(actor=self.actor, action="letters.resolved", reason="not back in time")
+        before = now - timedelta(seconds=resolve_after_s)
+        changed = await self.vault.letters.resolve_due(before=before, count_max=RETENTION_COUNT_MAX, act=resolving)
+        for state, age_s in retention_s.items():
+            deleting = Act(actor=self.actor, action="letters.deleted", reason="retention")
+            changed += await self.vault.letters.expire(
+                state, before=now - timedelta(seconds=age_s), count_max=RETENTION_COUNT_MAX, act=deleting
+            )
+        return changed
+
+
+def check_queue(caller: Caller, queue: str) -> None:
+    """A caller who is held to some queues names one of them. Raises Forbidden."""
+    if caller.queues and (not queue or not caller.may_touch(queue)):
+        raise Forbidden(f"forbidden; this token is for the queues {', '.join(caller.queues)} alone, name one of them")

@@ -1,0 +1,68 @@
+"""A RabbitMQ with a dead-letter queue, and an office over a vault, for the tests of custody."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from holdfast.core.letter_selection import Selection
+from holdfast.core.roles import Caller, Role
+from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.settings import Secret, Settings, StorageSettings
+from holdfast.wiring_custody import Office, open_office
+from tests.engines.rabbitmq.admin import Admin
+
+DLQ, MAIN = "orders.dlq", "orders"
+ADMIN = Caller(name="tester", role=Role.ADMIN, origin="tests")
+
+
+def settings_for(admin: Admin, folder: Path, **more: object) -> Settings:
+    """Settings of an office on this broker, with its vault in a folder."""
+    values: dict[str, object] = {
+        "storages": (StorageSettings(name="default", url=f"sqlite:///{folder}/data"),),
+        "data_folder": folder,
+        "broker": Secret(admin.node.url(admin.vhost)),
+        "management": Secret(admin.node.management_url),
+        **more,
+    }
+    return Settings(**values)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def office_on(admin: Admin, folder: Path, **more: object) -> AsyncIterator[Office]:
+    """An office without embedded queues."""
+    async with open_office(settings_for(admin, folder, **more), None) as office:
+        yield office
+
+
+def dead(body: bytes, *, message_id: str = "m", queue: str = DLQ, **headers: object) -> Outgoing:
+    """A letter as a consumer of ours parks it."""
+    story = {
+        "x-original-queue": MAIN,
+        "x-original-exchange": "",
+        "x-original-routing-key": MAIN,
+        "x-error-type": "ValueError",
+        "x-error-message": "no",
+        "x-parked-reason": "attempts",
+        "x-parked-at": "2026-01-02T03:04:05+00:00",
+        "x-retry-count": 3,
+        **headers,
+    }
+    raw = properties.encode({"message_id": message_id, "type": "order", "headers": story})  # type: ignore[dict-item]
+    return Outgoing("", queue, raw, body)
+
+
+async def send(admin: Admin, letters: Sequence[Outgoing]) -> None:
+    """Put letters where they belong."""
+    async with Publisher(admin.address()) as publisher:
+        assert all(outcome.stored for outcome in await publisher.publish_all(letters))
+
+
+async def bodies(office: Office, selection: Selection | None = None) -> list[bytes]:
+    """The bodies of letters in the vault, oldest first."""
+    page = await office.vault.letters.find(selection or Selection(), count_max=1000)
+    found = [await office.custody.content(one) for one in reversed(page.letters)]
+    return [one.body for one in found]

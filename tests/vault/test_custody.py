@@ -1,0 +1,240 @@
+"""Capture from RabbitMQ and redrive back to it, on a real broker: nothing is lost, nothing changes on its way."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.core.ledger import Act
+from holdfast.core.letter_selection import Selection
+from holdfast.core.moments import moment
+from holdfast.core.redrive_task import Canary, Redrive, RedriveState, Target, Wish
+from holdfast.core.states import LetterState
+from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.engines.rabbitmq.wire.events import Delivery
+from holdfast.errors import Conflict, NotFound
+from holdfast.settings import Settings, StorageSettings
+from holdfast.wiring_custody import Office, open_office
+from tests.engines.rabbitmq.admin import Admin
+from tests.support.eventually import eventually
+from tests.support.rabbitmq import Node, running_node, vhost_name
+from tests.vault.brokers import ADMIN, DLQ, MAIN, bodies, dead, office_on, send
+
+pytestmark = pytest.mark.rabbitmq
+S = LetterState
+ACT = Act(actor="tester", action="redrives.start", reason="mended")
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    with running_node("3.10") as node:
+        yield node
+
+
+@pytest.fixture
+async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Admin]:
+    async with Admin.open(node, vhost_name(request.node.name)) as admin:
+        await admin.queue(DLQ)
+        await admin.queue(MAIN)
+        yield admin
+
+
+async def captured(office: Office) -> int:
+    return (await office.custody.capture(DLQ, ADMIN, idle_s=0.3)).captured
+
+
+async def finished(office: Office, wish: Wish) -> Redrive:
+    plan = await office.planner.plan(wish, ADMIN)
+    redrive, _ = await office.planner.execute(plan.hash, ADMIN, ACT)
+    office.redrives.begin(redrive)
+
+    async def is_over() -> bool:
+        return (await office.redrives.find(redrive.id)).state is not RedriveState.RUNNING
+
+    await eventually(is_over, timeout_s=20)
+    return await office.redrives.find(redrive.id)
+
+
+async def check(office: Office) -> None:
+    assert all(row.agrees for row in await office.ledgers.balance())
+    assert not (await office.ledgers.verify()).why
+
+
+async def test_letters_go_into_the_vault_and_back_byte_for_byte(admin: Admin, tmp_path: Path) -> None:
+    sizes = [b"", b"\x00\xff" * 50, b"text", bytes(2**21)]
+    await send(admin, [dead(body, message_id=f"m{number}", extra=1.5) for number, body in enumerate(sizes)])
+    async with office_on(admin, tmp_path) as office:
+        assert await captured(office) == 4
+        assert await admin.count(DLQ) == 0
+        assert await bodies(office) == sizes
+        (first, *_) = (await office.vault.letters.find(Selection(), count_max=10)).letters
+        assert (first.death.queue, first.death.reason, first.death.error_type) == (MAIN, "attempts", "ValueError")
+        assert (first.acked, first.headers["extra"]) == (True, 1.5)
+        redrive = await finished(office, Wish(selection=Selection(queue=DLQ)))
+        assert (redrive.state, redrive.redriven, redrive.failed) == (RedriveState.DONE, 4, 0)
+        assert (await office.vault.letters.count(Selection(state=S.REDRIVEN))).count == 4
+        await check(office)
+    found = await admin.drain(MAIN, 4)
+    assert [delivery.body for delivery in found] == sizes
+    headers = properties.decode(found[0].properties)["headers"]
+    assert isinstance(headers, dict)
+    assert "x-retry-count" not in headers
+    assert (headers["x-redriven-count"], headers["x-redriven-from"], headers["extra"]) == (1, DLQ, 1.5)
+    assert headers["x-redrive-run"] == f"task-{redrive.id}"
+
+
+async def test_equal_twins_and_one_id_for_two_bodies_are_all_in_the_vault(admin: Admin, tmp_path: Path) -> None:
+    await send(admin, [dead(b"twin"), dead(b"twin"), dead(b"other")])
+    async with office_on(admin, tmp_path) as office:
+        assert await captured(office) == 3
+        assert await bodies(office) == [b"twin", b"twin", b"other"]
+        await check(office)
+
+
+async def test_a_redriven_letter_that_dies_again_is_a_new_one_and_the_old_came_back(
+    admin: Admin, tmp_path: Path
+) -> None:
+    await send(admin, [dead(b"x"), dead(b"y")])
+    async with office_on(admin, tmp_path) as office:
+        await captured(office)
+        await finished(office, Wish(selection=Selection(ids=(1,))))
+        (again,) = await admin.drain(MAIN, 1)
+        await send(admin, [died_again(again)])
+        assert await captured(office) == 1
+        old, new = [await office.custody.letter(number, ADMIN) for number in (1, 3)]
+        assert (old.state, new.state, new.came_from) == (S.CAME_BACK, S.CAPTURED, 1)
+        assert (new.redriven_count, new.message_id) == (1, old.message_id)
+        guarded = await office.planner.plan(Wish(selection=Selection(ids=(3,)), redrives_max=1), ADMIN)
+        assert (guarded.count, guarded.left_out_count) == (0, 1)
+        assert (await office.planner.plan(Wish(selection=Selection(ids=(3,)), redrives_max=1, force=True), ADMIN)).count
+        await check(office)
+
+
+def died_again(delivery: Delivery) -> Outgoing:
+    return Outgoing("", DLQ, delivery.properties, delivery.body)
+
+
+async def test_what_does_not_route_is_left_out_and_said(admin: Admin, tmp_path: Path) -> None:
+    names = {b"good": MAIN, b"bad": "nowhere", b"none": ""}
+    await send(admin, [dead(body, **{"x-original-queue": name}) for body, name in names.items()])
+    async with office_on(admin, tmp_path) as office:
+        await captured(office)
+        plan = await office.planner.plan(Wish(selection=Selection(queue=DLQ)), ADMIN)
+        assert (plan.count, plan.targets, plan.left_out_count) == (1, {MAIN: 1}, 2)
+        assert any("nowhere" in note for note in plan.notes)
+        elsewhere = Wish(selection=Selection(queue=DLQ), target=Target(kind="address", routing_key=MAIN))
+        assert (await office.planner.plan(elsewhere, ADMIN)).count == 3
+
+
+async def test_a_changed_world_is_reported_and_two_clicks_make_one_task(admin: Admin, tmp_path: Path) -> None:
+    await send(admin, [dead(b"1"), dead(b"2")])
+    async with office_on(admin, tmp_path) as office:
+        await captured(office)
+        wish = Wish(selection=Selection(queue=DLQ))
+        plan = await office.planner.plan(wish, ADMIN)
+        await office.vault.letters.revise(1, revision=0, body=b"edited", put={}, drop=[], act=ACT)
+        with pytest.raises(Conflict, match="letters have changed"):
+            await office.planner.execute(plan.hash, ADMIN, ACT)
+        plan = await office.planner.plan(wish, ADMIN)
+        await send(admin, [dead(b"arrived since")])
+        await captured(office)
+        first, made = await office.planner.execute(plan.hash, ADMIN, ACT, operation="click")
+        second, again = await office.planner.execute(plan.hash, ADMIN, ACT, operation="click")
+        assert (first.id, made, again) == (second.id, True, False)
+        with pytest.raises(NotFound):
+            await office.planner.execute("none", ADMIN, ACT)
+        paused = await office.redrives.change(first.id, "pause", ACT)
+        assert paused.state is RedriveState.PAUSED
+        await office.redrives.change(first.id, "resume", ACT)
+
+        async def is_done() -> bool:
+            return (await office.redrives.find(first.id)).state is RedriveState.DONE
+
+        await eventually(is_done)
+        with pytest.raises(Conflict, match="is done"):
+            await office.redrives.change(first.id, "cancel", ACT)
+        await check(office)
+    assert [one.body for one in await admin.drain(MAIN, 2)] == [b"edited", b"2"]
+
+
+async def test_a_letter_that_is_being_redriven_cannot_be_touched(admin: Admin, tmp_path: Path) -> None:
+    await send(admin, [dead(b"1")])
+    async with office_on(admin, tmp_path) as office:
+        await captured(office)
+        plan = await office.planner.plan(Wish(selection=Selection(queue=DLQ)), ADMIN)
+        redrive, _ = await office.planner.execute(plan.hash, ADMIN, ACT)
+        until = moment(office.custody.clock.now_us() + 1_000_000_000)
+        await office.vault.redrives.lease(redrive.id, count_max=10, until=until, act=ACT)
+        with pytest.raises(Conflict, match="redriving"):
+            await office.vault.letters.revise(1, revision=0, body=b"", put={}, drop=[], act=ACT)
+        with pytest.raises(Conflict):
+            await office.custody.act("discard", Selection(ids=(1,)), expected=1, act=ACT, caller=ADMIN)
+
+
+async def test_a_canary_stops_when_its_letters_come_back(admin: Admin, tmp_path: Path) -> None:
+    await send(admin, [dead(f"{number}".encode()) for number in range(10)])
+    async with office_on(admin, tmp_path) as office:
+        canary = Canary(first=2, wait="3s", widen=2, stop_above=0.1)
+        await captured(office)
+        wish = Wish(selection=Selection(queue=DLQ, state=S.CAPTURED), canary=canary)
+        with pytest.raises(Conflict, match="canary is blind"):
+            await office.planner.plan(wish, ADMIN)
+        await office.custody.start_capture(DLQ, ADMIN)
+        plan = await office.planner.plan(wish, ADMIN)
+        redrive, _ = await office.planner.execute(plan.hash, ADMIN, ACT)
+        office.redrives.begin(redrive)
+        for delivery in await admin.drain(MAIN, 2):
+            await send(admin, [died_again(delivery)])
+
+        async def is_stopped() -> bool:
+            return (await office.redrives.find(redrive.id)).state is RedriveState.STOPPED
+
+        await eventually(is_stopped)
+        found = await office.redrives.find(redrive.id)
+        assert (found.redriven, "came back" in found.why) == (2, True)
+    assert await admin.count(MAIN) == 0
+
+
+async def test_only_known_queues_are_touched(admin: Admin, tmp_path: Path) -> None:
+    async with office_on(admin, tmp_path) as office:
+        for name in (MAIN, "missing.dlq"):
+            with pytest.raises(NotFound):
+                await office.custody.capture(name, ADMIN)
+        views = await office.custody.dead_queues(ADMIN)
+        assert [(view.queue, view.source_queue) for view in views] == [(DLQ, MAIN)]
+
+
+async def test_looking_at_a_queue_leaves_it_as_it_was(admin: Admin, tmp_path: Path) -> None:
+    await send(admin, [dead(b"1"), dead(b"2")])
+    await admin.quorum_queue("quorum.dlq")
+    async with office_on(admin, tmp_path) as office:
+        found = await office.custody.peek(DLQ, ADMIN, count_max=1, live=False)
+        assert [one.body for one in found] == [b"1"]
+        with pytest.raises(Conflict, match="capture it"):
+            await office.custody.peek("quorum.dlq", ADMIN, count_max=1, live=False)
+    assert [one.body for one in await admin.drain(DLQ, 2)] == [b"1", b"2"]
+
+
+async def test_an_embedded_dead_queue_is_captured_and_redriven(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/data"
+    settings = Settings(storages=(StorageSettings(name="default", url=url),), data_folder=tmp_path)
+    async with holdfast.open(url) as queues, open_office(settings, queues) as office:
+        await queues.queues_create(DLQ)
+        await queues.queues_create(MAIN, dead_queue=DLQ)
+        await queues.queue_produce(MAIN, [holdfast.NewItem(payload=b"\xff1", kind="order", reference="r")])
+        leased = await queues.queue_lease(MAIN)
+        retry = [holdfast.RetryItem(id=item.id, dead=True, reason="ValueError: no") for item in leased.items]
+        await queues.queue_retry(MAIN, retry)
+        assert await captured(office) == 1
+        (letter,) = (await office.vault.letters.find(Selection(), count_max=5)).letters
+        assert (letter.origin, letter.type, letter.death.queue, letter.acked) == ("queue", "order", MAIN, True)
+        assert (await office.custody.dead_queues(ADMIN))[0].ready == 0
+        redrive = await finished(office, Wish(selection=Selection(ids=(1,))))
+        assert redrive.redriven == 1
+        (item,) = (await queues.queue_lease(MAIN)).items
+        assert (item.payload, item.kind, item.reference) == (b"\xff1", "order", "r")
+        await check(office)

@@ -1,0 +1,118 @@
+"""SIGKILL of the real process around capture and redrive, on both stores: no letter is in no place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from holdfast.core.letter_selection import Selection
+from holdfast.core.states import LetterState
+from holdfast.engines.postgres.vault import SCHEMA
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.proof.process import child_process, python_argv
+from holdfast.settings import load_settings
+from holdfast.wiring_custody import Office, open_office
+from tests.engines.rabbitmq.admin import Admin
+from tests.support.rabbitmq import Node, running_node, vhost_name
+from tests.vault.brokers import DLQ, MAIN, bodies, dead, send
+
+pytestmark = [pytest.mark.rabbitmq, pytest.mark.postgres]
+ROOT = Path(__file__).parents[2]
+CAPTURE = ["capture.before_put", "vault.after_put", "capture.before_ack", "capture.after_ack"]
+REDRIVE = ["vault.after_lease", "redrive.before_publish", "redrive.after_confirm", "vault.after_settle"]
+#: Equal twins among them, and one id for all.
+BODIES = [f"{number // 2}".encode() for number in range(20)]
+
+
+def both(points: list[str], *shared: str) -> list[tuple[str, str]]:
+    """Every point on SQLite; on PostgreSQL, whose commit is another, those around the commit. The soak has all."""
+    return [("sqlite", point) for point in points] + [("postgres", point) for point in shared]
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    with running_node("3.10") as node:
+        yield node
+
+
+@pytest.fixture
+async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Admin]:
+    async with Admin.open(node, vhost_name(request.node.name)) as admin:
+        await admin.queue(DLQ)
+        await admin.queue(MAIN)
+        yield admin
+
+
+@pytest.fixture
+def environment(request: pytest.FixtureRequest, admin: Admin, tmp_path: Path, store: str) -> dict[str, str]:
+    """Where the vault is, and the broker."""
+    vault = f"sqlite:///{tmp_path}/data"
+    if store == "postgres":
+        vault = request.getfixturevalue("postgres_url")
+        with psycopg.connect(vault, autocommit=True) as connection:
+            connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+    return {
+        "HOLDFAST_VAULT": vault,
+        "HOLDFAST_DATA_FOLDER": str(tmp_path),
+        "HOLDFAST_BROKER": admin.node.url(admin.vhost),
+        "HOLDFAST_DEAD_QUEUES": DLQ,
+    }
+
+
+async def work(kind: str, environment: dict[str, str], crash_at: str = "") -> int:
+    env = {**environment, "HOLDFAST_CRASH_AT": crash_at}
+    async with child_process(python_argv("tests.vault.worker", kind), env=env, cwd=ROOT) as child:
+        code = await child.wait()
+        assert code in (0, -9), child.stderr.tail
+        return code
+
+
+async def check_books(office: Office) -> None:
+    assert all(row.agrees for row in await office.ledgers.balance())
+    assert not (await office.ledgers.verify()).why
+
+
+@pytest.mark.parametrize(("store", "point"), both(CAPTURE, "vault.after_put", "capture.before_ack"))
+async def test_a_kill_of_a_capture_loses_no_letter_and_stores_none_twice(
+    point: str, environment: dict[str, str], admin: Admin
+) -> None:
+    await send(admin, [dead(body) for body in BODIES])
+    assert await work("capture", environment, f"{point}:1") == -9
+    assert await work("capture", environment) == 0
+    assert await admin.count(DLQ) == 0
+    async with open_office(load_settings(environment=environment, serving=False), None) as office:
+        found = Counter(await bodies(office))
+        assert found >= Counter(BODIES)
+        # Noted as acked and then killed before the ack: nobody can tell a redelivery from a twin that was never stored.
+        assert point == "capture.before_ack" or found == Counter(BODIES)
+        await check_books(office)
+
+
+@pytest.mark.parametrize(("store", "point"), both(REDRIVE, "vault.after_lease", "redrive.after_confirm"))
+async def test_a_kill_of_a_redrive_loses_no_letter_and_its_copies_can_be_told(
+    point: str, environment: dict[str, str], admin: Admin
+) -> None:
+    await send(admin, [dead(body) for body in BODIES])
+    await work("capture", environment)
+    assert await work("redrive", environment, f"{point}:1") == -9
+    environment = {**environment, "HOLDFAST_CLOCK_OFFSET_S": "1000"}  # the leases of the killed one have run out
+    assert await work("redrive", environment) == 0
+    found = await admin.drain(MAIN, await admin.count(MAIN))
+    ids = Counter(_redrive_id(delivery.properties) for delivery in found)
+    by_id = {_redrive_id(delivery.properties): delivery.body for delivery in found}
+    assert Counter(by_id.values()) == Counter(BODIES)
+    assert len(found) - len(ids) <= len(BODIES) if point == "redrive.after_confirm" else len(found) == len(ids)
+    async with open_office(load_settings(environment=environment, serving=False), None) as office:
+        redriven = await office.vault.letters.count(Selection(state=LetterState.REDRIVEN))
+        assert redriven.count == len(BODIES)
+        await check_books(office)
+
+
+def _redrive_id(raw: bytes) -> str:
+    headers = properties.decode(raw)["headers"]
+    assert isinstance(headers, dict)
+    return str(headers["x-redrive-id"])

@@ -1,0 +1,46 @@
+"""A process that captures or redrives and can be killed: `python -m tests.vault.worker capture|redrive`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+
+from holdfast.core.ledger import Act
+from holdfast.core.letter_selection import Selection
+from holdfast.core.redrive_task import RedriveState, Wish
+from holdfast.core.states import LetterState
+from holdfast.settings import Settings, load_settings
+from holdfast.wiring_custody import Office, open_office
+from tests.vault.brokers import ADMIN, DLQ
+
+ACT = Act(actor="worker", action="redrives.start")
+
+
+async def capture(office: Office) -> None:
+    """Empty the queue."""
+    report = await office.custody.capture(DLQ, ADMIN, idle_s=0.3)
+    print(json.dumps({"captured": report.captured, "matched": report.matched}))  # noqa: T201
+
+
+async def redrive(office: Office) -> None:
+    """Go on with what was begun, or begin with everything that is captured."""
+    found = await office.vault.redrives.page(before=2**62, count_max=10)
+    if not found:
+        wish = Wish(selection=Selection(queue=DLQ, state=LetterState.CAPTURED))
+        plan = await office.planner.plan(wish, ADMIN)
+        await office.planner.execute(plan.hash, ADMIN, ACT, operation="once")
+    for task in await office.vault.redrives.page(before=2**62, count_max=10):
+        if task.state is RedriveState.RUNNING:
+            await office.redrives.run(task.id)
+
+
+async def main() -> None:
+    settings: Settings = load_settings(serving=False)
+    async with open_office(settings, None) as office:
+        await {"capture": capture, "redrive": redrive}[sys.argv[1]](office)
+
+
+if __name__ == "__main__" and os.environ.get("HOLDFAST_BROKER"):
+    asyncio.run(main())
