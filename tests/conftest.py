@@ -9,7 +9,10 @@ import pytest
 
 from tests.support.postgres import Cluster, running_cluster
 from tests.support.rabbitmq_cluster import RabbitCluster, cluster_versions, running_rabbitmq_cluster
+from tests.support.rabbitmq_fixtures import admin, every_admin, every_node, node, nodes
 from tests.support.servers import skip_left_out
+
+__all__ = ["admin", "every_admin", "every_node", "node", "nodes"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import hashlib
+import logging
 import os
 import re
 import signal
@@ -93,6 +94,8 @@ async def recover_command(
     held, and given back at the end. Ctrl-C stops cleanly. Exit codes: 0 all recovered, 3 some kept or remaining,
     1 failed, 2 bad usage.
     """
+    # Everything worth a warning is said by the run itself, in sentences.
+    logging.getLogger("holdfast").handlers = [logging.NullHandler()]
     limits = Limits(
         limit=limit,
         window_count_max=1 if one_at_a_time else window,

@@ -262,11 +262,11 @@ class Recovery:
             return
         address = letter.address or Address()
         if verdict is Verdict.REFUSED and code in EXCHANGE_REFUSALS:
-            self._refused[address.exchange] = f"{verdict.value}: {code} {text}"
+            self._refused[address.exchange] = _why(verdict, code, text)
         if verdict is Verdict.UNKNOWN:
             self.summary.unknown += 1
             self.summary.possible_duplicates += 1
-        self._failed(letter, address, f"{verdict.value}: {code} {text}".strip() if code else f"{verdict.value}: {text}")
+        self._failed(letter, address, _why(verdict, code, text))
         self._watch.progressed()
         self._room.set()
 
@@ -390,6 +390,12 @@ class Recovery:
         self.summary.possible_duplicates += self._letters.sent_again_count
         self._watch.end(self.summary)
         self._notices.ended(self.summary)
+
+
+def _why(verdict: Verdict, code: int, text: str) -> str:
+    if verdict is Verdict.NACKED:
+        return "nacked: the target does not take it (it is full, or has no leader)"
+    return f"{verdict.value}: {code} {text}" if code else f"{verdict.value}: {text}"
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Brokers for these tests: one node per run and version, one virtual host per test."""
+"""Brokers for tests: one node per run and version, one virtual host per test. Imported by the root `conftest`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,345 @@
+"""`holdfast recover` against a real broker: what it moves, what it keeps, and what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.rabbitmq.wire import properties, table
+from tests.engines.rabbitmq.raw import HEADERS, header_table
+from tests.recover.world import EXCHANGE, World, essence, header, ids, letter, summary
+from tests.support.command import Ended
+from tests.support.eventually import eventually
+
+pytestmark = pytest.mark.rabbitmq
+
+
+async def test_all_go_back_to_their_queues(any_world: World) -> None:
+    world = any_world
+    await world.fill(letter(n, kind=("CollectionScan", "CacheGeneration")[n % 2]) for n in range(100))
+    ended = await world.recover()
+    assert ended.code == 0, ended
+    told = summary(ended)
+    assert told["recovered"] == 100
+    assert told["by_queue"] == {"collection.scan": 50, "cache.generation": 50}
+    assert (told["failed"], told["skipped"], told["possible_duplicates"], told["remaining"]) == (0, 0, 0, 0)
+    assert told["stopped_by"] == "all_taken"
+    seen = await world.found()
+    world.books.check()
+    assert [header(one, "x-redriven-count") for one in seen["collection.scan"]] == [1] * 50
+    assert ids(seen["cache.generation"]) == ids(seen["cache.generation"])
+    numbers = [str(one.decoded()["message_id"]) for one in seen["collection.scan"]]
+    assert numbers == sorted(numbers), "the order is kept per target"
+
+
+async def test_the_shape_of_119_762(world: World) -> None:
+    """Most are good, the target of some refuses, some are unknown: each is counted, and those kept stay in order."""
+    await world.fill([letter(9_999, kind="Refused", key="refusing.queue")], counted=False)  # now it is full
+    kinds = ["CollectionScan"] * 95 + ["Refused"] * 4 + ["Strange"]
+    await world.fill(letter(n, kind=kinds[n % 100]) for n in range(2_000))
+    ended = await world.recover()
+    told = summary(ended)
+    assert ended.code == 3
+    assert (told["recovered"], told["failed"], told["skipped"], told["remaining"]) == (1_900, 80, 20, 100)
+    assert told["failed_by_queue"] == {"refusing.queue": 80}
+    assert sum(reason["count"] for reason in told["reasons"].values()) == 100
+    assert all(reason["sample"]["message_id"] for reason in told["reasons"].values())
+    await world.admin.drain("refusing.queue", 1)
+    seen = await world.found()
+    world.books.check()
+    kept = [str(one.decoded()["message_id"]) for one in seen[world.dlq]]
+    assert kept == sorted(kept)
+
+
+async def test_people_see_the_lines_that_they_know(world: World) -> None:
+    await world.fill(letter(n) for n in range(1_000))
+    await world.fill([letter(5_000, kind="Strange")])
+    ended = await _text(world)
+    assert ended.code == 3
+    for line in (
+        "Starting DLQ Recovery Service...",
+        "Found 1001 messages in DLQ. Starting recovery...",
+        "Started DLQ consumer with tag: amq.ctag-",
+        "Recovered 1000 messages so far...",
+        "Message has no MessageType or routing key. Keeping in DLQ for manual review.",
+        "DLQ RECOVERY SUMMARY",
+        "Total Recovered: 1000 messages",
+        "Total Failed: 0 messages (kept in DLQ for retry)",
+        "Skipped Messages: 1 (unknown type, kept in DLQ for manual review)",
+        "Successfully Recovered By Queue:\n   collection.scan: 1000",
+        "1 messages still in DLQ (will retry on next startup)",
+    ):
+        assert line in ended.text, line
+
+
+async def test_every_header_and_property_survives_byte_by_byte(any_world: World) -> None:
+    world = any_world
+    told = {**HEADERS, "MessageType": table.encode_value("CollectionScan"), "x-retry-count": table.encode_value(3)}
+    raw = properties.encode(
+        {"content_type": "x/y", "content_encoding": "br", "priority": 3, "reply_to": "r", "app_id": "app"}
+    )
+    raw = properties.splice(raw, put={"headers": header_table(told)})
+    await world.fill([Outgoing("", "", raw, bytes(range(256)))])
+    assert (await world.recover()).code == 0
+    seen = await world.found()
+    world.books.check()
+    [arrived] = seen["collection.scan"]
+    headers = properties.split(arrived.properties)["headers"]
+    for name, value in HEADERS.items():
+        assert table.find(headers, name) == value, name
+    assert table.find(headers, "x-retry-count") is None
+    assert header(arrived, "x-redriven-from") == world.dlq
+    assert arrived.decoded()["delivery_mode"] == 2
+
+
+async def test_what_would_make_the_publish_unsafe_is_taken_off_and_kept(world: World) -> None:
+    raw = properties.encode(
+        {
+            "headers": {"MessageType": "CollectionScan", "CC": ["cache.generation"], "x-delay": 5},
+            "expiration": "600000",
+            "delivery_mode": 1,
+        }
+    )
+    await world.fill([Outgoing("", "", raw, b"1")], counted=False)
+    assert (await world.recover()).code == 0
+    seen = await world.found()
+    # CC sent one copy to the other queue when it was put here; the redrive must not send another.
+    assert {place: len(found) for place, found in seen.items() if found} == {
+        "collection.scan": 1,
+        "cache.generation": 1,
+    }
+    [arrived] = seen["collection.scan"]
+    decoded = arrived.decoded()
+    assert "expiration" not in decoded
+    assert decoded["delivery_mode"] == 2
+    assert header(arrived, "x-kept-expiration") == "600000"
+    assert header(arrived, "x-kept-cc") == ["cache.generation"]
+    assert header(arrived, "CC") is None
+
+
+async def test_a_letter_without_a_type_goes_where_it_came_from(world: World) -> None:
+    own = {"x-original-exchange": EXCHANGE, "x-original-routing-key": "cache.generation"}
+    wait = {"count": 1, "reason": "expired", "queue": "q.retry", "exchange": "", "routing-keys": ["q.retry"]}
+    died = {
+        "count": 1,
+        "reason": "rejected",
+        "queue": "q",
+        "exchange": EXCHANGE,
+        "routing-keys": ["library_scan_queue"],
+    }
+    await world.fill(
+        [
+            letter(1, kind=None, **own),
+            letter(2, kind=None, **{"x-death": [wait, died]}),
+            letter(3, kind="Strange"),  # its x-death would lead somewhere, but somebody wrote a table
+            letter(4, kind=None, **{"x-death": "nonsense"}),
+        ]
+    )
+    told = summary(await world.recover())
+    assert told["by_queue"] == {"cache.generation": 1, "library_scan_queue": 1}
+    assert told["skipped"] == 2
+    await world.check()
+
+
+async def test_to_source_to_exchange_through_wait_and_to_one_place(world: World) -> None:
+    for way, place in (
+        (["--to-source"], "collection.scan"),
+        (["--to-exchange"], "collection.scan"),
+        (["--through-wait"], "waiting"),
+        (["--to", "library_scan_queue"], "library_scan_queue"),
+        (["--to", f"exchange={EXCHANGE},key=cache.generation"], "cache.generation"),
+    ):
+        if place == "waiting":
+            await world.queue(place)
+            await world.admin.exchange("retry.collection.scan")
+            await world.admin.bind(place, "retry.collection.scan", "retry")
+        await world.fill([letter(1, kind="Strange")], counted=False)
+        ended = await world.recover(*way, routes=False)
+        assert ended.code == 0, ended
+        assert len(await world.admin.drain(place, 1)) == 1
+
+
+async def test_an_unroutable_letter_is_kept(world: World) -> None:
+    await world.fill([letter(1, kind=None, **{"x-original-exchange": EXCHANGE, "x-original-routing-key": "nowhere"})])
+    await world.fill(letter(n) for n in range(2, 50))
+    told = summary(await world.recover())
+    assert (told["recovered"], told["failed"], told["remaining"]) == (48, 1, 1)
+    assert told["failed_by_queue"] == {"nowhere": 1}
+    await world.check()
+
+
+async def test_a_publish_that_is_refused_harms_no_neighbour(any_world: World) -> None:
+    world = any_world
+    bad = letter(1, kind=None, **{"x-original-exchange": "missing", "x-original-routing-key": "k"})
+    await world.fill([*(letter(n) for n in range(2, 300)), bad, *(letter(n) for n in range(300, 600))])
+    told = summary(await world.recover())
+    assert (told["recovered"], told["failed"], told["remaining"]) == (598, 1, 1)
+    await world.check(duplicates_max=told["possible_duplicates"])
+
+
+async def test_twins_are_never_taken_for_one(any_world: World) -> None:
+    world = any_world
+    await world.fill([letter(7)] * 20, counted=False)
+    told = summary(await world.recover())
+    assert (told["recovered"], told["possible_duplicates"]) == (20, 0)
+    assert await world.admin.count("collection.scan") == 20
+
+
+async def test_a_letter_that_dies_again_is_not_chased(world: World) -> None:
+    """The target dead-letters at once into the same queue: the run takes what was there, and no more."""
+    await world.admin.delete("collection.scan")
+    back: dict[str, int | str] = {
+        "x-message-ttl": 0,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": world.dlq,
+    }
+    await world.queue("collection.scan", **back)
+    await world.admin.bind("collection.scan", EXCHANGE, "collection.scan")
+    await world.fill((letter(n) for n in range(300)), counted=False)
+    told = summary(await world.recover())
+    assert told["recovered"] == 300
+    assert told["stopped_by"] == "all_taken"
+    await eventually(lambda: _has(world, 300))
+    again = summary(await world.recover())
+    assert again["recovered"] == 300
+    letters = await world.admin.drain(world.dlq, 300)
+    assert {header(one, "x-redriven-count") for one in letters} == {2}
+
+
+async def test_a_dry_run_takes_nothing_away(any_world: World) -> None:
+    world = any_world
+    await world.fill(letter(n, kind=("CollectionScan", "Strange")[n % 2]) for n in range(500))
+    ended = await world.recover("--dry-run")
+    told = summary(ended)
+    assert ended.code == 3
+    assert told["dry_run"]
+    assert told["planned"] == {"CollectionScan": {f"exchange '{EXCHANGE}' with key 'collection.scan'": 250}}
+    assert (told["recovered"], told["skipped"], told["remaining"], told["returned"]) == (0, 250, 500, 500)
+    seen = await world.found()
+    world.books.check()
+    kept = [str(one.decoded()["message_id"]) for one in seen[world.dlq]]
+    assert world.kind == "quorum" or kept == sorted(kept)
+
+
+async def test_only_what_fits_the_filter_goes(world: World) -> None:
+    await world.fill(letter(n, tenant=("acme", "zeta")[n % 2]) for n in range(20))
+    told = summary(await world.recover("--where", "header.tenant=zeta", "--where", 'body~"n": 1'))
+    assert (told["recovered"], told["filtered"], told["remaining"]) == (6, 14, 14)
+    await world.check()
+
+
+async def test_a_limit_counts_letters(any_world: World) -> None:
+    world = any_world
+    await world.fill(letter(n) for n in range(50))
+    ended = await world.recover("--limit", "10")
+    told = summary(ended)
+    assert ended.code == 3
+    assert (told["recovered"], told["remaining"], told["stopped_by"]) == (10, 40, "all_taken")
+    await world.check()
+
+
+async def test_one_at_a_time(world: World) -> None:
+    await world.fill(letter(n) for n in range(30))
+    told = summary(await world.recover("--one-at-a-time"))
+    assert told["recovered"] == 30
+    await world.check()
+
+
+async def test_a_rate_is_kept(world: World) -> None:
+    await world.fill(letter(n) for n in range(40))
+    told = summary(await world.recover("--rate", "40/s"))
+    assert told["recovered"] == 40
+    assert told["duration_s"] > 0.8
+    await world.check()
+
+
+async def test_more_held_than_the_window(world: World) -> None:
+    """Held letters use up the prefetch: those behind them come all the same."""
+    kinds = ["Strange"] * 9 + ["CollectionScan"]
+    await world.fill(letter(n, kind=kinds[n % 10]) for n in range(1_000))
+    told = summary(await world.recover("--window", "50"))
+    assert (told["recovered"], told["skipped"], told["remaining"]) == (100, 900, 900)
+    seen = await world.found()
+    world.books.check()
+    kept = [str(one.decoded()["message_id"]) for one in seen[world.dlq]]
+    assert kept == sorted(kept)
+
+
+async def test_a_backup_is_byte_exact_and_can_be_published(world: World) -> None:
+    await world.fill(letter(n) for n in range(25))
+    file = world.folder / "letters.jsonl"
+    assert (await world.recover("--backup", file)).code == 0
+    first = await world.admin.drain("collection.scan", 25)
+    assert len(file.read_bytes().splitlines()) == 25
+    ended = await world.recover("--from-backup", file)
+    assert ended.code == 0, ended
+    again = await world.admin.drain("collection.scan", 25)
+    assert [essence(one) for one in again] == [essence(one) for one in first]
+    # The same letter of the same queue, redriven a second time: its copies can be told.
+    assert [header(one, "x-redrive-id") for one in again] == [header(one, "x-redrive-id") for one in first]
+
+
+async def test_an_empty_queue_is_consumed_before_it_is_believed(world: World) -> None:
+    ended = await world.recover("--empty-timeout", "300ms")
+    assert ended.code == 0
+    assert summary(ended)["stopped_by"] == "empty"
+
+
+async def test_a_signal_stops_cleanly(any_world: World) -> None:
+    world = any_world
+    await world.fill(letter(n) for n in range(3_000))
+    with world.start("--rate", "500/s") as process:
+        await eventually(lambda: _some(world))
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == 3
+    told = json.loads(out.splitlines()[-1])
+    assert told["stopped_by"] == "signal"
+    assert told["recovered"] + told["remaining"] == 3_000
+    await world.check()
+
+
+async def test_two_recoveries_at_once(any_world: World) -> None:
+    world = any_world
+    await world.fill(letter(n) for n in range(2_000))
+    with world.start("--rate", "500/s") as process:
+        await eventually(lambda: _some(world))
+        second = await world.recover("--journal", world.folder / "second.journal")
+        assert second.code == 1
+        assert "another recovery" in second.stderr
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 3
+    await world.check()
+
+
+async def test_large_letters_within_bounds(world: World) -> None:
+    """Sixteen MiB each: the window in bytes rules, not the one in letters."""
+    size = 16 * 2**20 - 4096
+    big = [Outgoing("", "", letter(n).properties, os.urandom(16) + bytes(size)) for n in range(12)]
+    await world.fill(big)
+    del big
+    ended = await world.recover("--report", world.folder / "report.json", "--window-bytes", str(32 * 2**20))
+    assert ended.code == 0, ended
+    assert (world.folder / "report.json").exists()
+    await world.check()
+
+
+async def _has(world: World, count: int) -> bool:
+    return await world.admin.count(world.dlq) == count
+
+
+async def _some(world: World) -> bool:
+    return await world.admin.count("collection.scan") > 100
+
+
+async def _text(world: World, *more: str | Path) -> Ended:
+    return await asyncio.to_thread(
+        world.command(), "recover", world.url, world.dlq, "--routes", str(world.routes), *map(str, more)
+    )

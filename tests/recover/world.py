@@ -1,0 +1,198 @@
+"""A dead-letter queue full of letters that are all known, and the books that count them afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.wire import properties, table
+from holdfast.engines.rabbitmq.wire.events import Delivery
+from holdfast.proof.conservation import Conservation, Report
+from tests.engines.rabbitmq.admin import Admin
+from tests.support.command import Command, Ended
+
+EXCHANGE = "imageviewer"
+KEYS = {"CollectionScan": "collection.scan", "CacheGeneration": "cache.generation"}
+ROUTES = """exchange = "imageviewer"
+type_header = "MessageType"
+
+[routes]
+CollectionScan = "collection.scan"
+CacheGeneration = "cache.generation"
+Refused = "refusing.queue"
+LibraryScan = { exchange = "", key = "library_scan_queue" }
+"""
+TARGETS = ("collection.scan", "cache.generation", "refusing.queue", "library_scan_queue")
+CHANGED = (
+    "x-redriven-at",
+    "x-redriven-by",
+    "x-redriven-from",
+    "x-redriven-count",
+    "x-redrive-id",
+    "x-redrive-run",
+    "x-original-exchange",
+    "x-original-routing-key",
+    "x-original-queue",
+    "x-kept-death",
+    "x-delivery-count",
+    "x-acquired-count",
+    "x-death",
+    "x-first-death-queue",
+    "x-first-death-reason",
+    "x-first-death-exchange",
+    "x-last-death-queue",
+    "x-last-death-reason",
+    "x-last-death-exchange",
+    "x-retry-count",
+)
+
+
+def letter(number: int, *, kind: str | None = "CollectionScan", key: str = "", **headers: Any) -> Outgoing:
+    """A letter as it lies in a dead-letter queue; `key` is the queue to publish it to."""
+    death = {
+        "count": 1,
+        "reason": "rejected",
+        "queue": "collection.scan",
+        "exchange": EXCHANGE,
+        "routing-keys": ["collection.scan"],
+    }
+    told: dict[str, Any] = {"tenant": "acme", "x-death": [death], **headers}
+    if kind is not None:
+        told["MessageType"] = kind
+    raw = properties.encode(
+        {"content_type": "application/json", "headers": told, "delivery_mode": 2, "message_id": f"m-{number:06}"}
+    )
+    return Outgoing("", key, raw, json.dumps({"n": number, "pad": "x" * 100}).encode())
+
+
+def essence(delivery: Delivery | Outgoing) -> bytes:
+    """Everything of a message that a redrive may not change, in bytes."""
+    pieces = properties.split(delivery.properties)
+    headers = pieces.pop("headers", table.EMPTY)
+    entries = [
+        headers[start:end]
+        for name, start, end in table.scan(headers).entries
+        if name.decode("utf-8", "replace") not in CHANGED
+    ]
+    pieces.pop("delivery_mode", None)
+    return b"\0".join([properties.join(pieces), *sorted(entries), delivery.body])
+
+
+@dataclass
+class World:
+    """A virtual host with a dead-letter queue, targets, and a routes file."""
+
+    admin: Admin
+    folder: Path
+    kind: str = "classic"
+    dlq: str = "imageviewer.dlq"
+    books: Conservation = field(default_factory=Conservation)
+    routes: Path = Path()
+    #: digest of a message's essence → its message id, to tell messages that share an id or have none
+    names: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return self.admin.node.url(self.admin.vhost)
+
+    async def make(self, targets: Sequence[str] = TARGETS) -> World:
+        """Declare everything. `refusing.queue` takes one message and refuses the rest."""
+        self.routes = self.folder / "routes.toml"
+        self.routes.write_text(ROUTES)
+        await self.admin.exchange(EXCHANGE)
+        await self.queue(self.dlq, self.kind)
+        for target in targets:
+            full: dict[str, int | str] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+            await self.queue(target, "classic", **(full if target == "refusing.queue" else {}))
+            await self.admin.bind(target, EXCHANGE, target)
+        return self
+
+    async def queue(self, name: str, kind: str = "classic", **arguments: int | str) -> str:
+        make = self.admin.quorum_queue if kind == "quorum" else self.admin.queue
+        return await make(name, **arguments)
+
+    async def fill(self, letters: Iterable[Outgoing], *, counted: bool = True) -> None:
+        """Publish into the dead-letter queue, confirmed, and enter each into the books."""
+        batch = list(letters)
+        async with Publisher(self.admin.address()) as publisher:
+            for start in range(0, len(batch), 5000):
+                part = batch[start : start + 5000]
+                for one in part:
+                    one.routing_key = one.routing_key or self.dlq
+                outcomes = await publisher.publish_all(part)
+                assert all(outcome.stored for outcome in outcomes)
+        if counted:
+            for one in batch:
+                self.put(one)
+
+    def put(self, one: Outgoing) -> None:
+        """It is in the queue."""
+        body = essence(one)
+        name = hashlib.sha256(body).hexdigest()
+        self.books.put(name, body)
+
+    async def found(self, places: Sequence[str] | None = None) -> dict[str, list[Delivery]]:
+        """Everything that is in the targets and the dead-letter queue, taken out and entered into the books."""
+        seen: dict[str, list[Delivery]] = {}
+        for place in (self.dlq, *(TARGETS if places is None else places)):
+            count = await self.admin.count(place)
+            seen[place] = await self.admin.drain(place, count) if count else []
+            for one in seen[place]:
+                body = essence(one)
+                self.books.found(place, hashlib.sha256(body).hexdigest(), body)
+        return seen
+
+    async def check(self, *, duplicates_max: int | None = 0, places: Sequence[str] | None = None) -> Report:
+        """Nothing lost, nothing altered, and no more duplicates than the summary counted."""
+        await self.found(places)
+        return self.books.check(duplicates_max=duplicates_max)
+
+    # The command.
+
+    def command(self) -> Command:
+        return Command(self.folder, "memory://")
+
+    def arguments(self, *more: str | Path) -> list[str]:
+        return ["recover", self.url, self.dlq, "--json", *map(str, more)]
+
+    async def recover(self, *more: str | Path, routes: bool = True, **variables: str) -> Ended:
+        """Run `holdfast recover` to its end, in a process of its own."""
+        given = ("--routes", self.routes) if routes else ()
+        return await asyncio.to_thread(self.command(), *self.arguments(*given, *more), **variables)
+
+    def start(self, *more: str | Path, **variables: str) -> subprocess.Popen[bytes]:
+        """Start it."""
+        return self.command().start(*self.arguments("--routes", self.routes, *more), **variables)
+
+
+def summary(ended: Ended) -> dict[str, Any]:
+    """What it printed last on stdout."""
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def header(delivery: Delivery, name: str) -> object:
+    """A decoded header."""
+    headers = delivery.decoded().get("headers")
+    assert isinstance(headers, dict)
+    return headers.get(name)
+
+
+def ended_by_kill(process: subprocess.Popen[bytes], timeout_s: float = 60.0) -> bool:
+    """Whether it was ended by SIGKILL."""
+    return process.wait(timeout_s) == -signal.SIGKILL
+
+
+def ids(deliveries: Iterable[Delivery]) -> Counter[str]:
+    """Message ids, counted."""
+    return Counter(str(one.decoded().get("message_id")) for one in deliveries)
