@@ -17,7 +17,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
 from holdfast.core.outcome import delay_us
@@ -84,7 +84,7 @@ class App:
         self,
         queue: str,
         *,
-        retry: RetryPolicy | None = None,
+        retry: RetryPolicy | Literal["publish", "broker"] | None = None,
         concurrency: int = 10,
         timeout: str | float | None = None,
         permanent: Sequence[type[BaseException]] = (),
@@ -94,6 +94,7 @@ class App:
     ) -> Callable[[H], H]:
         """Register a handler, async or not. It runs at most `concurrency` times at once, each within `timeout`.
 
+        `retry="broker"` is `Retry(by="broker")`: the usual attempts and delay; the broker carries to the wait queue.
         `permanent` names exception types that park at once, as Permanent does. On RabbitMQ, `layout` says how wait
         queues and dead queue are called and made (docs/topology.md), and `prefetch` how many messages are held.
         Raises Invalid.
@@ -104,6 +105,7 @@ class App:
             raise Invalid(f"prefetch is invalid; {prefetch} is not from 0 to {PREFETCH_MAX}")
         if not 1 <= concurrency <= CONCURRENCY_MAX:
             raise Invalid(f"concurrency is invalid; {concurrency} is not from 1 to {CONCURRENCY_MAX}")
+        policy = RetryPolicy(by=retry) if isinstance(retry, str) else retry or RetryPolicy()
         timeout_s = None if timeout is None else _seconds(timeout, what="timeout")
 
         def register(handler: H) -> H:
@@ -112,7 +114,7 @@ class App:
             plan = ConsumerPlan(
                 queue=queue,
                 handler=handler,
-                policy=retry or RetryPolicy(),
+                policy=policy,
                 concurrency=concurrency,
                 timeout_s=timeout_s,
                 permanent=tuple(permanent),

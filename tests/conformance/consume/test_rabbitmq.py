@@ -13,7 +13,7 @@ from holdfast.engines.rabbitmq.consumer import Consumer
 from holdfast.engines.rabbitmq.lane import Outgoing
 from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.wire import properties, table
-from holdfast.errors import CannotStart
+from holdfast.errors import CannotStart, Invalid
 from holdfast.proof.process import child_process
 from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.conformance.consume.killed_app import make_app
@@ -84,6 +84,14 @@ async def test_the_broker_can_carry_to_the_wait_queue(rabbit: RabbitStand) -> No
     found = headers_of(letter)
     assert found["x-retry-count"] == 2
     assert found["x-original-queue"] == QUEUE
+
+
+def test_that_the_broker_carries_can_be_said_in_a_word(rabbit: RabbitStand) -> None:
+    app = rabbit.app()
+    app.consumer(QUEUE, retry="broker")(print)
+    assert app.consumers[0].policy == Retry(by="broker")
+    with pytest.raises(Invalid, match="by is invalid; 'sometimes'"):
+        app.consumer("other", retry="sometimes")  # type: ignore[arg-type]
 
 
 async def test_a_queue_that_would_not_give_back_is_refused(rabbit: RabbitStand) -> None:

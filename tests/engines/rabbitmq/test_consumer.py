@@ -217,6 +217,20 @@ async def crash_and_pause(node: Node) -> None:
                 consumer.ack(batch)
 
 
+@pytest.mark.parametrize("turns", range(3))
+async def test_a_stop_that_is_cancelled_does_not_hold_up_the_close(every_admin: Admin, turns: int) -> None:
+    await every_admin.queue("q")
+    await fill(every_admin, "q", [b"x"])
+    async with asyncio.timeout(5), Consumer(every_admin.address(), "q", prefetch=10) as consumer:
+        await one(consumer)
+        stopping = asyncio.create_task(consumer.stop())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        stopping.cancel()
+        await asyncio.gather(stopping, return_exceptions=True)
+    assert await every_admin.count("q") == 1
+
+
 @pytest.mark.parametrize("version", ["3.10"])
 async def test_a_hanging_and_a_crashed_broker_are_survived(version: str) -> None:
     with running_node(version) as node:

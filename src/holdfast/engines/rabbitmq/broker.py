@@ -181,7 +181,7 @@ class RabbitIntake:
     def _ours(self, incoming: Incoming) -> Delivery:
         """The delivery, while it can be settled. After that it is delivered again, and a copy would be one more."""
         delivery = incoming.tag
-        if not isinstance(delivery, Delivery) or delivery.channel != self._consumer._generation:
+        if not isinstance(delivery, Delivery) or not self._consumer.holds(delivery):
             raise NotOurs(f"the channel has ended; the message is in queue '{self._subscription.queue}' again")
         return delivery
 

@@ -47,7 +47,7 @@ class Channel:
         self._listener = listener
         self._write = write
         self._release = release
-        self._questions: deque[asyncio.Future[base.Frame]] = deque()
+        self._questions: deque[tuple[str, asyncio.Future[base.Frame]]] = deque()
 
     @property
     def is_open(self) -> bool:
@@ -69,7 +69,7 @@ class Channel:
         if self.error is not None:
             raise self.error
         future: asyncio.Future[base.Frame] = asyncio.get_running_loop().create_future()
-        self._questions.append(future)
+        self._questions.append((question, future))
         try:
             async with asyncio.timeout(timeout_s):
                 return await future
@@ -99,11 +99,11 @@ class Channel:
             return
         self.error = error
         while self._questions:
-            question = self._questions.popleft()
-            if not question.done():
-                question.set_exception(error)
+            _, waiting = self._questions.popleft()
+            if not waiting.done():
+                waiting.set_exception(error)
                 # Nobody may be waiting any more; asyncio would complain about an error that was never looked at.
-                question.exception()
+                waiting.exception()
         self._listener.on_closed(error, close)
 
     def writable(self) -> None:
@@ -113,11 +113,14 @@ class Channel:
     def _answered(self, method: base.Frame) -> None:
         if method.name == "Channel.CloseOk":
             self._release(self.number)
-        # The broker answers in the order of the questions; one that was given up is answered all the same.
-        if self._questions:
-            question = self._questions.popleft()
-            if not question.done():
-                question.set_result(method)
+        # The broker answers in the order of the questions. One that was given up is answered all the same, as a rule.
+        while self._questions:
+            question, waiting = self._questions.popleft()
+            if not waiting.done():
+                waiting.set_result(method)
+                return
+            if method.name.startswith(question):
+                return
 
 
 def refusal(close: ChannelClosedByBroker | ConnectionClosedByBroker) -> BrokerError:

@@ -104,6 +104,10 @@ class Consumer:
         """Messages of ours that are neither acked nor given back."""
         return len(self._books)
 
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether it came on the channel that we consume on now; else the broker has it again, and settling is in vain."""
+        return delivery.channel == self._generation
+
     async def batch(self, *, count_max: int = 1000, timeout_s: float | None = None) -> list[Delivery]:
         """Wait for messages and take at most `count_max`; an empty list when none came in time, or after `stop`.
 
