@@ -98,8 +98,6 @@ class World:
     dlq: str = "imageviewer.dlq"
     books: Conservation = field(default_factory=Conservation)
     routes: Path = Path()
-    #: digest of a message's essence → its message id, to tell messages that share an id or have none
-    names: dict[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -137,9 +135,11 @@ class World:
 
     def put(self, one: Outgoing) -> None:
         """It is in the queue."""
-        body = essence(one)
-        name = hashlib.sha256(body).hexdigest()
-        self.books.put(name, body)
+        self.books.put(self.name(one), essence(one))
+
+    def name(self, one: Delivery | Outgoing) -> str:
+        """What a message is called in the books: by its bytes, since ids may repeat."""
+        return hashlib.sha256(essence(one)).hexdigest()
 
     async def found(self, places: Sequence[str] | None = None) -> dict[str, list[Delivery]]:
         """Everything that is in the targets and the dead-letter queue, taken out and entered into the books."""
@@ -148,8 +148,7 @@ class World:
             count = await self.admin.count(place)
             seen[place] = await self.admin.drain(place, count) if count else []
             for one in seen[place]:
-                body = essence(one)
-                self.books.found(place, hashlib.sha256(body).hexdigest(), body)
+                self.books.found(place, self.name(one), essence(one))
         return seen
 
     async def check(self, *, duplicates_max: int | None = 0, places: Sequence[str] | None = None) -> Report:
