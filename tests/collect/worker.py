@@ -10,6 +10,7 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import holdfast
 from tests.collect.producing import NOTIFY, PRODUCER, answer, make_queues
@@ -48,16 +49,21 @@ async def produce_once(queues: holdfast.Queues, folder: Path) -> None:
 def note_uploads(folder: Path) -> None:
     """One line per blob that is put, so that re-uploads can be counted after the process is gone."""
     from holdfast.engines.folder.blobs import FolderBlobs
+    from holdfast.engines.objects.blobs import ObjectBlobs
 
-    real = FolderBlobs.put
+    def noting(kind: Any) -> None:
+        real = kind.put
 
-    async def put(self: FolderBlobs, path: str, content: bytes) -> object:
-        file = os.open(folder / "uploads", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(file, path.encode() + b"\n")
-        os.close(file)
-        return await real(self, path, content)
+        async def put(self: Any, path: str, content: Any) -> object:
+            file = os.open(folder / "uploads", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(file, path.encode() + b"\n")
+            os.close(file)
+            return await real(self, path, content)
 
-    FolderBlobs.put = put  # type: ignore[assignment,method-assign]
+        kind.put = put
+
+    noting(FolderBlobs)
+    noting(ObjectBlobs)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ so on. A put whose answer was lost is found there by the next one, and compared.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
@@ -37,7 +38,12 @@ async def open_object_blobs(url: str) -> AsyncIterator[ObjectBlobs]:
         store = from_url(
             url,
             retry_config={"max_retries": RETRIES_COUNT_MAX, "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S)},
-            client_options={"timeout": REQUEST_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT},
+            client_options={
+                "timeout": REQUEST_TIMEOUT,
+                "connect_timeout": CONNECT_TIMEOUT,
+                # Options given here hide what the environment says.
+                "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"},
+            },
         )
     except (obstore.exceptions.BaseError, ValueError) as error:
         raise CannotStart(f"blob URL is invalid; {place}: {_first_line(error)}") from error
