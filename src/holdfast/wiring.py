@@ -35,6 +35,7 @@ from holdfast.settings.values import masked
 if TYPE_CHECKING:
     from holdfast.core.redrive import Redrive
     from holdfast.core.routes import RouteTable
+    from holdfast.core.topology_file import TopologyFile
     from holdfast.engines.folder.backup import FileBackup
     from holdfast.engines.folder.journal import FileJournal
     from holdfast.ports.recovery import DeadLetters, Exported
@@ -122,11 +123,13 @@ async def open_queue_broker(url: str, *, clock: Clock | None = None) -> AsyncIte
 
 
 @asynccontextmanager
-async def open_rabbit_broker(url: str, *, clock: Clock, management: str | None) -> AsyncIterator[Broker]:
+async def open_rabbit_broker(
+    url: str, *, clock: Clock, management: str | None, topology: TopologyFile | None = None
+) -> AsyncIterator[Broker]:
     """RabbitMQ, for consumers. Raises BrokerError when it cannot be reached."""
     from holdfast.engines.rabbitmq.broker import RabbitBroker
 
-    async with RabbitBroker(url, clock=clock, management=management) as broker:
+    async with RabbitBroker(url, clock=clock, management=management, topology=topology) as broker:
         yield broker
 
 

@@ -17,11 +17,17 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 from holdfast.core.outcome import delay_us
 from holdfast.core.policy import RetryPolicy
+from holdfast.core.topology import Version
+from holdfast.core.topology_file import TopologyFile, parse_file
+from holdfast.core.topology_layouts import design
 from holdfast.errors import CannotStart, Invalid
 from holdfast.ports.broker import Broker, Layout
 from holdfast.ports.clock import Clock
@@ -39,7 +45,8 @@ H = TypeVar("H", bound=Handler)
 
 class App:
     """Consumers on one broker: RabbitMQ (amqp://…), an embedded queue (sqlite:///…, postgresql://…, memory://), or a
-    server of ours (http://…, with its `token`). `management` is RabbitMQ's API, for what AMQP cannot tell at the start.
+    server of ours (http://…, with its `token`). `management` is RabbitMQ's API, for what AMQP cannot tell at the start;
+    `topology` a topology file that says how wait queues and dead queues are called and how long the delays are.
 
     `stop_timeout` is how long running handlers may go on after a stop; what is not done then goes back to its queue.
     """
@@ -50,12 +57,14 @@ class App:
         *,
         token: str = "",
         management: str | None = None,
+        topology: str | Path | None = None,
         stop_timeout: str | float = STOP_TIMEOUT,
         clock: Clock | None = None,
     ) -> None:
         self.url = url
         self._token = token
         self._management = management
+        self._topology = Path(topology) if topology else None
         self._clock = clock or SystemClock()
         self._stop_timeout_s = _seconds(stop_timeout, what="stop_timeout")
         self._plans: list[ConsumerPlan] = []
@@ -144,10 +153,12 @@ class App:
         """Consume while the block runs; leaving it is a stop, and raises what ended a consumer before."""
         if self._broker is not None:
             raise Invalid("app runs already; one at a time")
-        plans = self._chosen(only)
+        path = self._topology
+        file = parse_file(path.read_bytes(), source=str(path)) if path else None
+        plans = [_with_delays(plan, file) if file else plan for plan in self._chosen(only)]
         self._ends = asyncio.Event()
         try:
-            async with self._open() as self._broker:
+            async with self._open(file) as self._broker:
                 await check_all(self._broker, plans, declare=declare)
                 self._workers = [Worker(plan, self._broker, stop_timeout_s=self._stop_timeout_s) for plan in plans]
                 async with self._at_work(self._workers):
@@ -181,7 +192,7 @@ class App:
         return [plan for plan in self._plans if not only or plan.queue in only]
 
     @asynccontextmanager
-    async def _open(self) -> AsyncIterator[Broker]:
+    async def _open(self, file: TopologyFile | None) -> AsyncIterator[Broker]:
         scheme = urlsplit(self.url).scheme
         async with AsyncExitStack() as stack:
             if scheme in {"http", "https"}:
@@ -191,10 +202,19 @@ class App:
                 yield QueueBroker(client, clock=self._clock)
             elif scheme in {"amqp", "amqps"}:
                 yield await stack.enter_async_context(
-                    open_rabbit_broker(self.url, clock=self._clock, management=self._management)
+                    open_rabbit_broker(self.url, clock=self._clock, management=self._management, topology=file)
                 )
             else:
                 yield await stack.enter_async_context(open_queue_broker(self.url, clock=self._clock))
+
+
+def _with_delays(plan: ConsumerPlan, file: TopologyFile) -> ConsumerPlan:
+    """The plan with the delays that the wait queues of the file have. They are the same on every version."""
+    for family in design(file, Version(4, 0)).families:
+        if family.queue == plan.queue and family.waits:
+            delays = [(wait.delay_ms or 0) / 1000 for wait in family.waits]
+            return replace(plan, policy=replace(plan.policy, delay=delays))
+    return plan  # the broker says what is missing
 
 
 def _seconds(duration: str | float, *, what: str) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 from msgspec import Struct
@@ -20,6 +21,7 @@ from holdfast.ports.broker import Broker, Incoming, Intake, Layout, Subscription
 from holdfast.proof import crash_point
 from holdfast.services.consume_handler import Handler, is_async, run_async, run_in_thread
 from holdfast.telemetry.events import emit
+from holdfast.telemetry.metrics import handler_seconds
 
 CONCURRENCY_MAX = 1_000
 BACKOFF_S_FIRST = 0.1
@@ -172,7 +174,9 @@ class Worker:
 
     async def _attempt(self, intake: Intake, incoming: Incoming) -> Decision:
         crash_point("consume.before_handler")
+        began_s = perf_counter()
         error = await self._handle(intake, incoming)
+        handler_seconds.count(self.plan.queue, perf_counter() - began_s)
         crash_point("consume.after_handler")
         outcome = outcome_of(error, permanent=self.plan.permanent)
         attempt = incoming.message.attempt

@@ -30,6 +30,26 @@ class Requests:
         buckets[bisect_left(BUCKETS_S, seconds)] += 1
 
 
+class Durations:
+    """How long something took, by queue. The number of queues bounds it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.buckets: dict[str, list[int]] = {}
+
+    def count(self, queue: str, seconds: float) -> None:
+        """It took so long once more."""
+        buckets = self.buckets.get(queue)
+        if buckets is None:
+            buckets = self.buckets[queue] = [0] * (len(BUCKETS_S) + 1)
+        buckets[bisect_left(BUCKETS_S, seconds)] += 1
+        self.seconds[queue] = self.seconds.get(queue, 0.0) + seconds
+
+
+#: How long handlers ran in this process.
+handler_seconds = Durations()
+
+
 class QueueGauge(NamedTuple):
     """How one queue stands."""
 
@@ -40,7 +60,7 @@ class QueueGauge(NamedTuple):
 
 def render(requests: Requests, gauges: Iterable[QueueGauge]) -> str:
     """The whole page."""
-    return "\n".join([*_requests(requests), *_gauges(gauges), *_events()]) + "\n"
+    return "\n".join([*_requests(requests), *_gauges(gauges), *_handlers(), *_events()]) + "\n"
 
 
 def _requests(requests: Requests) -> Iterator[str]:
@@ -64,6 +84,18 @@ def _gauges(gauges: Iterable[QueueGauge]) -> Iterator[str]:
     yield "# TYPE holdfast_queue_items gauge"
     for gauge in gauges:
         yield f'holdfast_queue_items{{queue="{_quoted(gauge.queue)}",state="{gauge.state}"}} {gauge.value:g}'
+
+
+def _handlers() -> Iterator[str]:
+    yield "# HELP holdfast_handler_seconds How long handlers ran, by queue."
+    yield "# TYPE holdfast_handler_seconds histogram"
+    for queue, buckets in sorted(handler_seconds.buckets.items()):
+        label, total = f'queue="{_quoted(queue)}"', 0
+        for limit_s, count in zip((*map(str, BUCKETS_S), "+Inf"), buckets, strict=True):
+            total += count
+            yield f'holdfast_handler_seconds_bucket{{{label},le="{limit_s}"}} {total}'
+        yield f"holdfast_handler_seconds_sum{{{label}}} {handler_seconds.seconds[queue]:.6f}"
+        yield f"holdfast_handler_seconds_count{{{label}}} {total}"
 
 
 def _events() -> Iterator[str]:

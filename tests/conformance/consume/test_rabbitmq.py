@@ -116,6 +116,59 @@ async def test_a_dead_queue_that_nothing_leads_to_is_refused(rabbit: RabbitStand
         assert app.health
 
 
+async def test_without_the_management_api_a_probe_shows_whether_the_dead_queue_is_led_to(
+    rabbit: RabbitStand, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = holdfast.App(rabbit.url)
+    app.consumer(QUEUE, retry=Retry(attempts=2, delay="100ms"))(print)
+    await declare(rabbit, app)
+    async with app.running():
+        assert await rabbit.admin.count(f"{QUEUE}.dlq") == 0, "the probe was taken out again"
+    await rabbit.admin.delete(f"{QUEUE}.dlq")
+    await rabbit.admin.queue(f"{QUEUE}.dlq")
+    with pytest.raises(CannotStart, match=r"'dlq.work' does not lead to dead queue 'work.dlq'.*returned"):
+        await app.run()
+    async with app.running(declare=True):
+        await rabbit.send(b"letter", queue=f"{QUEUE}.dlq")
+    assert "could not be checked" not in caplog.text
+    async with app.running():
+        assert "it is in use" in caplog.text
+        assert await rabbit.admin.count(f"{QUEUE}.dlq") == 1
+
+
+TOPOLOGY = """
+[defaults]
+layout = "quorum"
+
+[queues."work"]
+retry_delay = ["100ms", "300ms"]
+names = { wait_queue = "later-{queue}", dead_queue = "graves.{queue}", dead_exchange = "x.{queue}" }
+"""
+
+
+async def test_a_topology_file_names_the_queues_of_a_consumer(rabbit: RabbitStand, tmp_path: Path) -> None:
+    file = tmp_path / "topology.toml"
+    file.write_text(TOPOLOGY)
+    app, attempts, waits = holdfast.App(rabbit.url, topology=file), list[int](), list[object]()
+
+    @app.consumer(QUEUE, retry=Retry(attempts=3))
+    async def handle(message: Message) -> None:
+        attempts.append(message.attempt)
+        waits.append(message.headers.get("x-first-death-queue"))
+        raise ValueError("no")
+
+    async with app.running(declare=True):
+        await rabbit.send(b"x")
+        (letter,) = await rabbit.admin.drain(f"graves.{QUEUE}", 1)
+    assert attempts == [1, 2, 3]
+    assert waits == [None, f"later-{QUEUE}.1", f"later-{QUEUE}.2"]
+    assert headers_of(letter)["x-original-queue"] == QUEUE
+    other = holdfast.App(rabbit.url, topology=file)
+    other.consumer("stranger")(print)
+    with pytest.raises(Invalid, match="topology has no such queue; 'stranger'"):
+        await other.run()
+
+
 async def test_what_cannot_be_parked_is_held_and_goes_on_when_it_can(rabbit: RabbitStand) -> None:
     app, seen = failing_app(rabbit, retry=Retry(attempts=2, delay="100ms"))
     async with app.running(declare=True):

@@ -20,6 +20,7 @@ from holdfast.core.message import Message
 from holdfast.core.moments import moment
 from holdfast.core.policy import Park, Wait, step_for
 from holdfast.core.topology import Version
+from holdfast.core.topology_file import TopologyFile
 from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.broker_setup import Setup, Surroundings, surroundings
 from holdfast.engines.rabbitmq.consumer import Consumer
@@ -43,8 +44,12 @@ COUNTS_REJECTIONS, COUNTS_FAILURES = Version(4, 0), Version(4, 3)
 class RabbitBroker:
     """`async with RabbitBroker(url, clock=clock) as broker:`; all consumers publish on one connection."""
 
-    def __init__(self, url: str, *, clock: Clock, management: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, clock: Clock, management: str | None = None, topology: TopologyFile | None = None
+    ) -> None:
+        """`topology` names the wait queues and dead queues; without it the layouts do."""
         self._address = Address.parse(url)
+        self._topology = topology
         self._clock = clock
         self._setup = Setup(self._address, management=management)
         self._publisher = Publisher(self._address)
@@ -78,7 +83,7 @@ class RabbitBroker:
             )
 
     def _around(self, subscription: Subscription) -> Surroundings:
-        return surroundings(subscription, Version.parse(self._publisher.version))
+        return surroundings(subscription, Version.parse(self._publisher.version), self._topology)
 
 
 class RabbitIntake:

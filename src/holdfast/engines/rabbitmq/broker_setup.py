@@ -6,7 +6,7 @@ from msgspec import Struct
 from pamqp import base
 
 from holdfast.core.moments import format_duration
-from holdfast.core.topology import Binding, Exchange, Family, Place, Queue, Version
+from holdfast.core.topology import Binding, Design, Exchange, Family, Place, Queue, Version
 from holdfast.core.topology_file import QueueEntry, TopologyFile, UnroutableEntry
 from holdfast.core.topology_layouts import design
 from holdfast.engines.rabbitmq.address import Address
@@ -14,13 +14,16 @@ from holdfast.engines.rabbitmq.channel import Channel, Close
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.management import Management
 from holdfast.engines.rabbitmq.newborn import Newborn
+from holdfast.engines.rabbitmq.topology_probe import Prober
 from holdfast.engines.rabbitmq.wire import methods
 from holdfast.engines.rabbitmq.wire.events import Event
-from holdfast.errors import BrokerError, BrokerRefused
+from holdfast.errors import BrokerError, BrokerRefused, Invalid
 from holdfast.ports.broker import Subscription
+from holdfast.ports.topology import Probe
 from holdfast.telemetry.events import emit
 
 NOT_FOUND = 404
+UNCHECKED = "whether"
 
 
 class Surroundings(Struct, frozen=True, kw_only=True):
@@ -44,23 +47,35 @@ class Surroundings(Struct, frozen=True, kw_only=True):
         return tuple((wait.delay_ms or 0) * 1000 for wait in self.waits)
 
 
-def surroundings(subscription: Subscription, version: Version) -> Surroundings:
-    """What the subscription's layout asks for on a broker of this version. Raises Invalid."""
+def surroundings(subscription: Subscription, version: Version, file: TopologyFile | None = None) -> Surroundings:
+    """What the topology file says of the queue, else what the subscription's layout asks for. Raises Invalid."""
     name = subscription.queue
-    delays = [format_duration(step_us) for step_us in dict.fromkeys(subscription.policy.steps_us)]
-    entry = QueueEntry(layout=subscription.layout, retry_delay=delays)
-    made = design(TopologyFile(queues={name: entry}, unroutable=UnroutableEntry(enabled=False)), version)
-    family: Family = made.families[0]
-    queues = {queue.name: queue for queue in made.topology.queues}
-    if family.dead is None or not family.waits:
-        raise BrokerError(f"layout has no place for retries; '{subscription.layout}' of queue '{name}'")
+    if file is None:
+        delays = [format_duration(step_us) for step_us in dict.fromkeys(subscription.policy.steps_us)]
+        entry = QueueEntry(layout=subscription.layout, retry_delay=delays)
+        file = TopologyFile(queues={name: entry}, unroutable=UnroutableEntry(enabled=False))
+    elif name not in file.queues:
+        raise Invalid(f"topology has no such queue; '{name}' of a consumer is none of its queues")
+    made = design(file, version)
+    family = next((family for family in made.families if family.queue == name), None)
+    if family is None or family.dead is None or not family.waits:
+        raise Invalid(f"layout has no place for retries; queue '{name}' has no wait queue or no dead queue")
+    return _family_of(made, family, family.dead)
+
+
+def _family_of(made: Design, family: Family, dead: Place) -> Surroundings:
+    """The part of a topology that one consumer needs."""
+    names = {family.queue, dead.queue, *(wait.queue for wait in family.waits)}
+    queues = {queue.name: queue for queue in made.topology.queues if queue.name in names}
+    bindings = tuple(binding for binding in made.topology.bindings if binding.destination in names)
+    exchanges = {dead.exchange, *(binding.source for binding in bindings), *(q.dead_exchange for q in queues.values())}
     return Surroundings(
-        main=queues[name],
+        main=queues[family.queue],
         waits=family.waits,
-        dead=family.dead,
-        exchanges=tuple(made.topology.exchanges),
+        dead=dead,
+        exchanges=tuple(exchange for exchange in made.topology.exchanges if exchange.name in exchanges),
         queues=tuple(queues.values()),
-        bindings=tuple(made.topology.bindings),
+        bindings=bindings,
     )
 
 
@@ -153,19 +168,38 @@ class Setup:
         return ""
 
     async def _unrouted(self, subscription: Subscription, around: Surroundings) -> list[str]:
-        """Whether the dead exchange leads to the dead queue: only the management API can say."""
+        """Whether the dead exchange leads to the dead queue: by the management API, else by a probe."""
         dead = around.dead
         if not dead.exchange:
             return []
         if self._management is None:
-            why = f"whether exchange '{dead.exchange}' leads to '{dead.queue}': no management address was given"
+            why = await self._unproved(dead)
+        else:
+            async with Management(self._management) as management:
+                bindings = await management.bindings(self._address.login.vhost)
+            leads = any(each.source == dead.exchange and each.destination == dead.queue for each in bindings)
+            why = "" if leads else "it has no binding"
+        if not why:
+            return []
+        if why.startswith(UNCHECKED):
             emit("consumer.unchecked", queue=subscription.queue, error=why)
             return []
-        async with Management(self._management) as management:
-            bindings = await management.bindings(self._address.login.vhost)
-        if any(each.source == dead.exchange and each.destination == dead.queue for each in bindings):
-            return []
-        return [f"exchange '{dead.exchange}' does not lead to dead queue '{dead.queue}', bind it or use --declare"]
+        text = f"exchange '{dead.exchange}' does not lead to dead queue '{dead.queue}', bind it or use --declare"
+        return [f"{text} ({why})"]
+
+    async def _unproved(self, dead: Place) -> str:
+        """Why a marked message that was sent to an empty dead queue did not arrive; letters are left alone."""
+        way = f"{UNCHECKED} exchange '{dead.exchange}' leads to '{dead.queue}'"
+        answer = await self._call(methods.QueueDeclare(queue=dead.queue, passive=True))
+        if getattr(answer, "message_count", 1) or getattr(answer, "consumer_count", 1):
+            return f"{way}: it is in use, and no management address was given"
+        prober = Prober(self._address)
+        try:
+            probe = Probe(name="dead letters", exchange=dead.exchange, key=dead.key, arrives_in=dead.queue)
+            result = await prober.send(probe, {dead.queue: 0})
+        finally:
+            await prober.close()
+        return {"arrived": "", "lost": result.reason}.get(result.outcome, f"{way}: {result.reason}")
 
     async def _call(self, method: base.Frame) -> base.Frame:
         if self._connection is None or not self._connection.is_open:

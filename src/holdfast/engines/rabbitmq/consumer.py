@@ -105,7 +105,7 @@ class Consumer:
         return len(self._books)
 
     def holds(self, delivery: Delivery) -> bool:
-        """Whether it came on the channel that we consume on now; else the broker has it again, and settling is in vain."""
+        """Whether it came on the channel that we consume on now; if not, the broker has it again."""
         return delivery.channel == self._generation
 
     async def batch(self, *, count_max: int = 1000, timeout_s: float | None = None) -> list[Delivery]:
