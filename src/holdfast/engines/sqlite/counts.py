@@ -21,6 +21,8 @@ from holdfast.ports.queues import Shape
 NEVER_US = 1 << 62
 #: Ids are given out ahead of what is written for so long; after a crash they go on behind it.
 RESERVE_US = 60_000_000
+_LOW_BITS = 12
+_LOWS = [f"{low:03x}" for low in range(1 << _LOW_BITS)]
 
 
 class Partition:
@@ -64,6 +66,18 @@ class Partition:
     def id_of(self, row_id: int) -> str:
         """The text of an id."""
         return format_id(row_id & SEQUENCE_MAX, self.suffix)
+
+    def ids_of(self, row_ids: range) -> list[str]:
+        """The texts of ids in a row, which differ in their last digits alone."""
+        if len(row_ids) == 1:
+            return [self.id_of(row_ids[0])]
+        suffix, texts = self.suffix, []
+        first, last = row_ids[0] & SEQUENCE_MAX, row_ids[-1] & SEQUENCE_MAX
+        for high in range(first >> _LOW_BITS, (last >> _LOW_BITS) + 1):
+            start = max(first - (high << _LOW_BITS), 0)
+            beginning = format(high, "011x")
+            texts += [beginning + low + suffix for low in _LOWS[start : last - (high << _LOW_BITS) + 1]]
+        return texts
 
     def row_of(self, text: str) -> int:
         """The row id of an id; -1, which no row has, when it cannot be one of ours."""

@@ -38,6 +38,8 @@ from holdfast.ports.queues import (
     Operation,
     Produce,
     Produced,
+    Redrive,
+    Redriven,
     Refused,
     Release,
     Remove,
@@ -71,6 +73,7 @@ class Operations:
             Remove: self._remove,
             Revive: self._revive,
             Forget: self._forget,
+            Redrive: self._redrive,
         }
 
     def carry_out(self, operations: Sequence[Operation], now_us: int) -> list[Result]:
@@ -85,6 +88,8 @@ class Operations:
         expire_at = self._now_us + operation.expire_timeout_us
         ids: list[str] = []
         plain: list[NewItem] = []
+        if not any([item.dedupe_key or item.enqueue_at for item in operation.items]):  # noqa: C419 - a list is quicker
+            return Produced(self._append(partition, operation.items, expire_at))
         for item in operation.items:
             if not item.dedupe_key and item.enqueue_at is None:
                 plain.append(item)
@@ -95,7 +100,7 @@ class Operations:
             ids.append(self._produce_one(item, partition, expire_at))
         return Produced(ids + self._append(partition, plain, expire_at))
 
-    def _append(self, partition: Partition, items: list[NewItem], expire_at: int) -> list[str]:
+    def _append(self, partition: Partition, items: Sequence[NewItem], expire_at: int) -> list[str]:
         if not items:
             return []
         row_ids = partition.next_row_ids(self._now_us, len(items))
@@ -103,8 +108,7 @@ class Operations:
         self._db.execute(SQL["insert_ready_range"], (row_ids[0], row_ids[-1], self._now_us, expire_at))
         self._moments.expiry_us = min(self._moments.expiry_us, expire_at)
         partition.queued += len(items)
-        suffix = partition.suffix
-        return [f"{row_id & SEQUENCE_MAX:014x}{suffix}" for row_id in row_ids]
+        return partition.ids_of(row_ids)
 
     def _produce_one(self, item: NewItem, partition: Partition, expire_at: int) -> str:
         known = self._known(item.dedupe_key)
@@ -197,21 +201,16 @@ class Operations:
             if not self._db.changes() or self._is_source_here(corpse.source_id):
                 continue
             row_id = partition.next_row_id(self._now_us)
-            story = (None, corpse.source_id, corpse.source_queue, corpse.death_reason, corpse.death_attempts)
+            story: tuple[str | int | None, ...] = (None, corpse.source_id, None, None, None, None)
+            if not corpse.is_redrive:
+                death = (corpse.death_reason, corpse.death_attempts, corpse.died_at_us)
+                story = (None, corpse.source_id, corpse.source_queue, *death)
+                self._moments.death_us = min(self._moments.death_us, corpse.died_at_us)
             self._db.execute(
                 SQL["insert_item_with_story"],
-                (
-                    row_id,
-                    corpse.kind,
-                    corpse.encoding,
-                    corpse.reference,
-                    *story,
-                    corpse.died_at_us,
-                    corpse.payload,
-                ),
+                (row_id, corpse.kind, corpse.encoding, corpse.reference, *story, corpse.payload),
             )
             self._place(partition, row_id, 0, (self._now_us, self._now_us + operation.expire_timeout_us, 0))
-            self._moments.death_us = min(self._moments.death_us, corpse.died_at_us)
             count += 1
         return Counted(count)
 
@@ -342,6 +341,9 @@ class Operations:
     def _forget(self, operation: Forget, partition: Partition) -> Counted:
         self._db.executemany(SQL["delete_arrival"], [(source_id,) for source_id in operation.source_ids])
         return Counted(len(operation.source_ids))
+
+    def _redrive(self, operation: Redrive, partition: Partition) -> Redriven:
+        return self._deaths.redrive(operation, partition)
 
     def _delete(self, operation: Delete, partition: Partition) -> Counted:
         return self._deaths.delete(operation.ids, partition)

@@ -13,6 +13,7 @@ import apsw
 from holdfast.core.item import Item
 from holdfast.core.moments import moment, moment_or_none
 from holdfast.core.queue import QueueRecord
+from holdfast.engines.sqlite.checkpoints import BESIDE_PAGES_COUNT, Checkpoints
 from holdfast.engines.sqlite.connection import (
     SQL,
     fetch_all,
@@ -47,6 +48,7 @@ class SqliteShelves:
         self.path = path
         self._writer: apsw.Connection | None = None
         self._operations: Operations | None = None
+        self._checkpoints: Checkpoints | None = None
         self._reader: apsw.Connection | None = None
         self._partitions: dict[int, Partition] = {}
         self._moments: Moments
@@ -75,10 +77,10 @@ class SqliteShelves:
         return asyncio.get_running_loop().run_in_executor(self._storage.threads, work)
 
     def _commit(self, operations: Sequence[Operation]) -> Committed:
-        if self._writer is None or self._operations is None:
+        if self._writer is None:
             self._open()
-        writer, carry_out = self._writer, self._operations
-        assert writer is not None and carry_out is not None  # noqa: S101, PT018 - _open has set both
+        writer, carry_out, checkpoints = self._writer, self._operations, self._checkpoints
+        assert writer and carry_out and checkpoints  # noqa: S101, PT018 - _open has set all of them
         now_us = self._storage.clock.now_us()
         try:
             # Written out instead of `transaction`: this is the hot path, and a context manager costs as much as a row.
@@ -98,6 +100,8 @@ class SqliteShelves:
                 raise translation(error, self.path) from error
             raise
         crash_point("sqlite.after_commit")
+        if checkpoints.pages_count >= BESIDE_PAGES_COUNT:
+            checkpoints.after_commit()
         return Committed(results, {p.number: self._moments.shape(p) for p in touched}, now_us)
 
     def _load(self) -> Committed:
@@ -124,12 +128,15 @@ class SqliteShelves:
             self._moments = Moments(writer)
         self._storage.note_made(self._generation)
         self._writer = writer
+        self._checkpoints = Checkpoints(self.path, writer, self._storage.checkpointer)
         self._operations = Operations(writer, self._partitions, self._moments)
 
     def _let_go_of_writer(self) -> None:
         writer, self._writer, self._operations = self._writer, None, None
         if writer is not None:
             with translated(self.path):
+                if self._checkpoints is not None:
+                    self._checkpoints.close()
                 writer.close()
 
     # --- reading ----------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ class SqliteStorage:
     def __init__(self, folder: Path, *, clock: Clock, open_files_max: int = OPEN_FILES_COUNT_MAX) -> None:
         self.clock = clock
         self.threads = ThreadPoolExecutor(COMMIT_THREADS_COUNT_MAX, thread_name_prefix="sqlite")
+        self.checkpointer = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._folder = folder
         self._lock = FolderLock(folder)
         self._catalog = SqliteCatalog(folder / "catalog.db", clock=clock, threads=self.threads)
@@ -54,6 +55,7 @@ class SqliteStorage:
             await shelves.close()
         self._catalog.close()
         self.threads.shutdown(wait=True)
+        self.checkpointer.shutdown(wait=True)
         self._lock.let_go()
 
     def catalog(self) -> SqliteCatalog:

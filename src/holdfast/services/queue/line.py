@@ -25,6 +25,7 @@ from holdfast.services.queue.waiting import (
     WaitingLease,
     WaitingOperation,
     WaitingProduce,
+    placed,
     weight_of,
 )
 
@@ -91,7 +92,8 @@ class Line(ABC):
         waiting = WaitingProduce(items, byte_count, self.clock.now_us() + timeout_us)
         self.produces.append(waiting)
         self._produce_bytes += byte_count
-        return cast(list[PlacedItem], await self._served(waiting))
+        ids, partition = cast(tuple[Sequence[str], int], await self._served(waiting))
+        return placed(ids, items, partition)
 
     async def operate(
         self,

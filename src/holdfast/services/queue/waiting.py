@@ -95,7 +95,7 @@ class Batch:
         for waiting in self.produces[index]:
             ids = produced.ids[position : position + len(waiting.items)]
             position += len(waiting.items)
-            waiting.answer(placed(ids, waiting.items, partition))
+            waiting.answer((ids, partition))
 
     def requests(self) -> list[Waiting]:
         """Everybody who waits for this commit."""

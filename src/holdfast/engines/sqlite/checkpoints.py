@@ -1,0 +1,70 @@
+"""The write-ahead log of a queue's file is folded into the file beside the commits, not within one of them.
+
+SQLite's own way is to do it at the end of whichever commit fills the log, which then takes several times as long.
+Here another thread does it through a connection of its own. A log that is written without a pause can only start over
+when all of it has been folded; so one that has grown to its limit is folded by its writer, which has little left to do.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Executor
+from contextlib import suppress
+from pathlib import Path
+
+import apsw
+
+#: A log of so many pages is folded beside the commits,
+BESIDE_PAGES_COUNT = 1_000
+#: and one of so many pages by the commit that finds it so.
+WITHIN_PAGES_COUNT = 8_000
+
+
+class Checkpoints:
+    """Folds the log of one file while its writer is open."""
+
+    def __init__(self, path: Path, writer: apsw.Connection, threads: Executor) -> None:
+        self._path = path
+        self._writer = writer
+        self._threads = threads
+        self._beside: apsw.Connection | None = None
+        self._lock = threading.Lock()
+        self._open = True
+        self._asked = False
+        self.pages_count = 0
+        writer.set_wal_hook(self._note)  # also turns SQLite's own way off
+
+    def _note(self, connection: apsw.Connection, name: str, pages_count: int) -> int:
+        self.pages_count = pages_count
+        return apsw.SQLITE_OK
+
+    def after_commit(self) -> None:
+        """Called after a commit that left `BESIDE_PAGES_COUNT` pages or more in the log.
+
+        Never raises: the commit stands, and what was not folded now is folded later.
+        """
+        if self.pages_count >= WITHIN_PAGES_COUNT:
+            with suppress(apsw.Error):
+                self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        elif not self._asked:
+            self._asked = True
+            with suppress(RuntimeError):  # the storage is being closed
+                self._threads.submit(self._fold)
+
+    def _fold(self) -> None:
+        self._asked = False
+        with self._lock, suppress(apsw.Error):
+            if not self._open:
+                return
+            if self._beside is None:
+                self._beside = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE)
+                self._beside.execute("PRAGMA synchronous = FULL")
+            self._beside.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def close(self) -> None:
+        """Let go of the file; waits for a folding that is under way."""
+        with self._lock:
+            self._open = False
+            beside, self._beside = self._beside, None
+            if beside is not None:
+                beside.close()
