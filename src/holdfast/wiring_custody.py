@@ -62,10 +62,10 @@ async def open_office(
 ) -> AsyncIterator[Office]:
     """The vault and the brokers of these settings. Raises CannotStart, or BrokerError when RabbitMQ is not there."""
     time_source = clock or SystemClock()
-    url = settings.vault or settings.storages[0].url
+    url = settings.vault.reveal() if settings.vault else settings.storages[0].url
     async with AsyncExitStack() as stack:
         database, blobs_folder = _database(url)
-        key = await asyncio.to_thread(_key, settings, in_memory=url.startswith("memory:"))
+        key = await asyncio.to_thread(_key, settings, url)
         vault = SqlVault(database, key=key, clock=time_source)
         await _open(vault)
         stack.push_async_callback(vault.close)
@@ -110,7 +110,7 @@ async def _upkeep(office: Office, resolve_after_s: float, retention: Mapping[Let
         await asyncio.sleep(UPKEEP_S)
 
 
-def parse_retention(text: str) -> dict[LetterState, float]:
+def parse_retention(text: str | None) -> dict[LetterState, float]:
     """`discarded=720h,resolved=24h`. Raises CannotStart."""
     found: dict[LetterState, float] = {}
     for part in listed(text):
@@ -126,9 +126,9 @@ def parse_retention(text: str) -> dict[LetterState, float]:
     return found
 
 
-def listed(text: str) -> list[str]:
+def listed(text: str | None) -> list[str]:
     """The parts of a list with commas."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
 def _database(url: str) -> tuple[Database, Path | None]:
@@ -169,13 +169,15 @@ async def _rabbit(settings: Settings, clock: Clock) -> AsyncIterator[Post]:
         yield post
 
 
-def _key(settings: Settings, *, in_memory: bool) -> bytes:
+def _key(settings: Settings, url: str) -> bytes:
     """The key of the chain: given, or made once and kept in a file that only we read."""
     if settings.ledger_key is not None:
         return settings.ledger_key.reveal().encode()
-    if in_memory:
+    parts = urlsplit(url)
+    if parts.scheme == "memory":
         return secrets.token_bytes(KEY_BYTES)
-    path = settings.ledger_key_file
+    folder = Path(unquote(parts.path[1:])) if parts.scheme == "sqlite" else settings.data_folder
+    path = folder / "ledger-key"
     try:
         with suppress(FileExistsError):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -50,6 +50,8 @@ class Token(Struct, frozen=True, kw_only=True):
 
 _VIEWER, _OPERATOR, _ADMIN = Role.VIEWER, Role.OPERATOR, Role.ADMIN
 
+#: Paths of /v1 that are no verbs, and whatever nobody has placed.
+ELSEWHERE = _ADMIN
 #: What each verb of the queue service and each endpoint needs.
 NEEDS: Mapping[str, Role] = {
     "queue.produce": _OPERATOR,
@@ -60,15 +62,18 @@ NEEDS: Mapping[str, Role] = {
     "queue.stats": _VIEWER,
     "queue.clear": _ADMIN,
     "queue.pause": _ADMIN,
+    "queue.resume": _ADMIN,
     "queue.reload": _ADMIN,
+    "queue.redrive": _OPERATOR,
     "queues.create": _ADMIN,
     "queues.update": _ADMIN,
     "queues.delete": _ADMIN,
     "queues.list": _VIEWER,
     "queues.info": _VIEWER,
-    "storage.items.list": _OPERATOR,
-    "storage.items.import": _ADMIN,
-    "storage.items.delete": _ADMIN,
+    "storage/items.list": _OPERATOR,
+    "storage/scheduled.list": _OPERATOR,
+    "storage/items.import": _ADMIN,
+    "storage/items.delete": _ADMIN,
     "dlq.queues": _VIEWER,
     "dlq.messages": _OPERATOR,
     "dlq.redrive": _OPERATOR,

@@ -91,6 +91,9 @@ class Letters(Protocol):
     async def ids(self, selection: Selection, *, count_max: int) -> list[tuple[int, int]]:
         """Id and revision of all of them, oldest first. Raises Invalid when there are more than `count_max`."""
 
+    async def oldest_ids(self, selection: Selection, *, count_max: int) -> list[tuple[int, int]]:
+        """Id and revision of the oldest ones."""
+
     async def count(self, selection: Selection) -> Count:
         """How many there are."""
 

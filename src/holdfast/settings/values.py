@@ -102,7 +102,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     vault: Annotated[
-        str | None,
+        Secret | None,
         Meta(description="Where letters are kept: sqlite:///FOLDER or postgresql://…; with the queues when left out"),
     ] = None
     broker: Annotated[
@@ -115,14 +115,14 @@ class Settings(Struct, frozen=True, kw_only=True):
         str, Meta(description="Names or patterns of dead-letter queues that may be touched, separated by commas")
     ] = "*.dlq"
     capture: Annotated[
-        str, Meta(description="Dead-letter queues that a server captures all the time, separated by commas")
-    ] = ""
+        str | None, Meta(description="Dead-letter queues that a server captures all the time, separated by commas")
+    ] = None
     resolve_after: Annotated[
         str, Meta(description="A redriven letter that has not come back for so long is resolved")
     ] = "24h"
     retention: Annotated[
-        str, Meta(description="How long settled letters are kept, as state=duration,…; for ever when left out")
-    ] = ""
+        str | None, Meta(description="How long settled letters are kept, as state=duration,…; for ever when left out")
+    ] = None
     ledger_key: Annotated[
         Secret | None,
         Meta(description="The key of the ledger's chain instead of a generated one; from the environment alone"),
@@ -143,11 +143,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     @property
     def address(self) -> Address:
         return parse_address(self.listen)
-
-    @property
-    def ledger_key_file(self) -> Path:
-        """Where a generated key of the ledger is kept, readable by its owner alone."""
-        return self.data_folder / "ledger-key"
 
     @property
     def admin_token_file(self) -> Path:

@@ -54,20 +54,21 @@ class Reading:
         return await self._books.database.read(work)
 
     async def ids(self, selection: Selection, *, count_max: int) -> list[tuple[int, int]]:
+        found = await self.oldest_ids(selection, count_max=count_max + 1)
+        if len(found) > count_max:
+            raise Invalid(f"selection is too large; more than {count_max} letters fit, narrow it")
+        return found
+
+    async def oldest_ids(self, selection: Selection, *, count_max: int) -> list[tuple[int, int]]:
         check_selection(selection)
 
         def work(work: Work) -> list[tuple[int, int]]:
             where, values = condition(selection, work.dialect)
             sql = _from("l.id, l.revision", selection, work.dialect)
-            rows = work.rows(
-                f"{sql} WHERE 1 = 1 {where} ORDER BY l.id LIMIT :count_max", **values, count_max=count_max + 1
-            )
+            rows = work.rows(f"{sql} WHERE 1 = 1 {where} ORDER BY l.id LIMIT :count_max", **values, count_max=count_max)
             return [(row[0], row[1]) for row in rows]
 
-        found = await self._books.database.read(work)
-        if len(found) > count_max:
-            raise Invalid(f"selection is too large; more than {count_max} letters fit, narrow it")
-        return found
+        return await self._books.database.read(work)
 
     async def count(self, selection: Selection) -> Count:
         check_selection(selection)

@@ -12,6 +12,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from holdfast.errors import HoldfastError, Invalid
+from holdfast.faces.api.admin.routes import admin_routes
 from holdfast.faces.api.door import Door
 from holdfast.faces.api.openapi import document
 from holdfast.faces.api.results import Opening
@@ -20,6 +21,7 @@ from holdfast.faces.api.verbs import Verbs, error_body
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
 from holdfast.telemetry.metrics import QueueGauge, Requests, render
+from holdfast.wiring_custody import Office
 
 BODY_BYTES_MAX: Mapping[str, int] = {"produce": 5_000_000, "import": 64_000_000, "other": 512_000}
 
@@ -31,9 +33,11 @@ def make_app(
     version: str,
     body_bytes_max: Mapping[str, int] = BODY_BYTES_MAX,
     results: Opening | None = None,
+    office: Office | None = None,
 ) -> ASGIApp:
     """The application over a service; without a token's hash it lets everybody on this machine in."""
-    manager, requests, door = service.manager, Requests(), Door(admin_token_hash)
+    manager, requests = service.manager, Requests()
+    door = Door(admin_token_hash, tokens=office.tokens if office else None)
 
     async def health(request: Request) -> Response:
         door.check_page(request.scope)
@@ -45,7 +49,7 @@ def make_app(
         return Response(render(requests, gauges(manager)), media_type="text/plain; version=0.0.4")
 
     async def openapi(request: Request) -> Response:
-        door.check(request.scope)
+        door.caller(request.scope)
         return Response(document(version), media_type="application/json")
 
     async def elsewhere(request: Request) -> Response:
@@ -58,6 +62,7 @@ def make_app(
     verbs = Verbs(service, door=door, body_bytes_max=body_bytes_max, requests=requests)
     return Starlette(
         routes=[
+            *(admin_routes(office, door) if office is not None else ()),
             *(result_routes(results, door=door) if results is not None else ()),
             Mount("/v1", verbs),
             Route("/health", health),

@@ -1,4 +1,4 @@
-"""Who may come in: one admin token, or on loopback, when the settings say so, everybody on this machine.
+"""Who may come in: the admin token, tokens with a role, or on loopback, when the settings say so, everybody here.
 
 Without a token a web page could reach the server through its visitor's browser: then only requests that name a loopback
 host and come from no foreign page are let in.
@@ -13,7 +13,11 @@ from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
+from holdfast.core.roles import ELSEWHERE, NEEDS, Caller, Role
 from holdfast.errors import Forbidden, Unauthorized
+from holdfast.services.tokens import TokenBook
 
 Scope = MutableMapping[str, Any]
 
@@ -37,20 +41,34 @@ def is_loopback(host: str) -> bool:
 class Door:
     """Lets a request in, or raises Unauthorized or Forbidden."""
 
-    def __init__(self, admin_token_hash: str | None) -> None:
+    def __init__(self, admin_token_hash: str | None, *, tokens: TokenBook | None = None) -> None:
         self._hash = admin_token_hash
+        self._tokens = tokens
 
-    def check(self, scope: Scope) -> None:
-        """Check one request."""
+    def check(self, scope: Scope, need: str = "") -> Caller:
+        """Check one request; `need` is its line in the table of roles. Without one it takes an admin."""
+        caller = self.caller(scope)
+        role = NEEDS.get(need, ELSEWHERE)
+        if caller.role < role:
+            raise Forbidden(f"forbidden; this needs the role {role.word}, you are {caller.role.word}")
+        return caller
+
+    def caller(self, scope: Scope) -> Caller:
+        """Who asks. Raises Unauthorized, or Forbidden for a foreign page where no token is needed."""
         headers = scope["headers"]
+        origin = str((scope.get("client") or ("",))[0])
         if self._hash is None:
             _check_local(headers)
-            return
+            return Caller(name="anybody here", role=Role.ADMIN, origin=origin)
         for name, value in headers:
             if name == b"authorization":
                 scheme, _, token = value.partition(b" ")
-                if scheme.lower() == b"bearer" and self._is_admin(token.strip()):
-                    return
+                if scheme.lower() != b"bearer":
+                    continue
+                if self._is_admin(token.strip()):
+                    return Caller(name="admin", role=Role.ADMIN, origin=origin)
+                if self._tokens is not None and (found := self._tokens.caller(token.strip())) is not None:
+                    return replace(found, origin=origin)
         raise Unauthorized
 
     def check_page(self, scope: Scope) -> None:

@@ -29,6 +29,7 @@ from holdfast.settings import Address, Settings
 from holdfast.telemetry.events import emit
 from holdfast.telemetry.log import set_up_logging
 from holdfast.wiring import has_collector, open_collector, open_service
+from holdfast.wiring_custody import Office, office_at_work, open_office
 
 TOKEN_KEY = "admin_token_sha256"  # noqa: S105 - the name under which the hash is kept
 STOP_TIMEOUT_S = 30
@@ -65,38 +66,55 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
         loop.add_signal_handler(number, stop.set)
     listener = _listen(settings.address)
     try:
-        async with open_service(
-            {storage.name: storage.url for storage in settings.storages},
-            affinities={storage.name: storage.affinity for storage in settings.storages},
-            open_files_max=settings.open_files_max,
-        ) as service:
-            admin_token_hash = None
-            if settings.auth != "none":
-                admin_token_hash = await _admin_token(settings, service.manager.catalog, announce)
-            results = _results(settings, service)
-            await _resume(results, settings)
-            app = make_app(
-                service,
-                admin_token_hash=admin_token_hash,
-                version=version("holdfast"),
-                body_bytes_max={
-                    "produce": settings.produce_body_bytes_max,
-                    "import": settings.import_body_bytes_max,
-                    "other": settings.other_body_bytes_max,
-                },
-                results=results,
-            )
-            async with _serving(app, listener, settings):
-                address = _address(listener, tls=bool(settings.tls_cert))
-                announce(f"Holdfast serves on {address}")
-                emit("server.started", address=address)
-                await stop.wait()
-                emit("server.stopping")
-                await results.close()
-                service.manager.stop()
+        async with (
+            open_service(
+                {storage.name: storage.url for storage in settings.storages},
+                affinities={storage.name: storage.affinity for storage in settings.storages},
+                open_files_max=settings.open_files_max,
+            ) as service,
+            open_office(settings, Queues(service)) as office,
+        ):
+            await _serve(settings, service, office, listener, stop, announce=announce)
     finally:
         listener.close()
     emit("server.stopped")
+
+
+async def _serve(
+    settings: Settings,
+    service: QueueService,
+    office: Office,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    *,
+    announce: Callable[[str], None],
+) -> None:
+    admin_token_hash = None
+    if settings.auth != "none":
+        admin_token_hash = await _admin_token(settings, service.manager.catalog, announce)
+    results = _results(settings, service)
+    await _resume(results, settings)
+    app = make_app(
+        service,
+        admin_token_hash=admin_token_hash,
+        version=version("holdfast"),
+        body_bytes_max={
+            "produce": settings.produce_body_bytes_max,
+            "import": settings.import_body_bytes_max,
+            "other": settings.other_body_bytes_max,
+        },
+        results=results,
+        office=office,
+    )
+    async with office_at_work(office, settings), _serving(app, listener, settings):
+        address = _address(listener, tls=bool(settings.tls_cert))
+        announce(f"Holdfast serves on {address}")
+        emit("server.started", address=address)
+        await stop.wait()
+        emit("server.stopping")
+        await results.close()
+        await office.close()
+        service.manager.stop()
 
 
 def _results(settings: Settings, service: QueueService) -> Opening:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.verbs import VERBS, ErrorReply, Request
-from holdfast.errors import BadBody, HoldfastError, InternalError, Invalid, UnknownMethod
+from holdfast.errors import BadBody, Forbidden, HoldfastError, InternalError, Invalid, UnknownMethod
 from holdfast.faces.api.door import Door
 from holdfast.services.queue.service import QueueService
 from holdfast.telemetry.events import emit
@@ -63,13 +63,15 @@ class Verbs:
         self._requests.count(known, 200, time.perf_counter() - started_s)
 
     async def _reply(self, verb: str, scope: Scope, receive: Receive) -> bytes:
-        self._door.check(scope)
+        caller = self._door.check(scope, verb)
         body = await _read(receive, self._limits.get(verb, self._default_limit))
         if scope["method"] != "POST":
             raise Invalid(f"method is invalid; use POST, not {scope['method']}")
         if (decoder := self._decoders.get(verb)) is None:
             raise UnknownMethod(f"method is unknown; there is no '{verb}'")
         request = _decode(decoder, body)
+        if caller.queues and not caller.may_touch(getattr(request, "queue_name", "")):
+            raise Forbidden(f"forbidden; this token is for the queues {', '.join(caller.queues)} alone")
         try:
             if verb == "queue.lease":
                 return _encode(await _unless_disconnected(self._service.call(verb, request), receive))

@@ -1,0 +1,163 @@
+"""/admin/dlq and /admin/captures: dead-letter queues, what is in them, and bringing it into custody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from msgspec import Struct
+
+from holdfast.core.letter_selection import Selection, decode_cursor, encode_cursor
+from holdfast.core.redrive_task import RedriveState, Wish
+from holdfast.core.states import LetterState
+from holdfast.errors import HoldfastError
+from holdfast.faces.api.admin.desk import Desk, Endpoint
+from holdfast.faces.api.admin.views import (
+    CaptureRequest,
+    FailedReply,
+    FailedView,
+    Limit,
+    MessagesReply,
+    MessageView,
+    PageQuery,
+    RedriveReply,
+    RedriveRequest,
+)
+from holdfast.services.capture import CaptureReport
+from holdfast.services.vault.custody import QueueView, check_queue
+
+REDRIVE_TIMEOUT_S = 60.0
+REDRIVE_STEP_S = 0.05
+CAPTURE_IDLE_S = 0.5
+
+
+class MessagesQuery(Struct, frozen=True, kw_only=True):
+    """How many, and whether the queue itself may be read where that costs something."""
+
+    limit: Limit = 20
+    live: bool = False
+
+
+async def queues(desk: Desk) -> list[QueueView]:
+    return await desk.custody.dead_queues(desk.caller)
+
+
+async def messages(desk: Desk) -> MessagesReply:
+    queue, query = desk.text("queue"), desk.query(MessagesQuery)
+    check_queue(desk.caller, queue)
+    selection = Selection(queue=queue, state=LetterState.CAPTURED)
+    if not query.live and (await desk.vault.letters.count(selection)).count:
+        page = await desk.vault.letters.find(selection, count_max=query.limit)
+        found = [MessageView.of(one, (await desk.custody.content(one)).body) for one in page.letters]
+        return MessagesReply(source="vault", messages=found, cost="none: read from the vault")
+    letters = await desk.custody.peek(queue, desk.caller, count_max=query.limit, live=query.live)
+    cost = "each letter was delivered once and given back; where the queue counts that, it counted"
+    return MessagesReply(source="live", messages=[MessageView.of(one, one.body) for one in letters], cost=cost)
+
+
+async def redrive(desk: Desk) -> RedriveReply:
+    """Into the vault, then out of it: committed, then acked; confirmed, then settled."""
+    queue, limit = desk.text("queue"), desk.body(RedriveRequest).limit
+    await desk.custody.known(queue, desk.caller)
+    selection = Selection(queue=queue, state=LetterState.CAPTURED)
+    ids = await _oldest(desk, selection, limit)
+    if len(ids) < limit and not desk.custody.is_capturing(queue):
+        await desk.custody.capture(queue, desk.caller, count_max=limit - len(ids), idle_s=CAPTURE_IDLE_S)
+        ids = await _oldest(desk, selection, limit)
+    if not ids:
+        return RedriveReply(redriven=0, kept=0, possible_duplicates=0, reasons={})
+    plan = await desk.office.planner.plan(Wish(selection=Selection(ids=tuple(ids), queue=queue)), desk.caller)
+    reasons = Counter(one.why for one in plan.left_out)
+    if not plan.count:
+        return RedriveReply(redriven=0, kept=len(ids), possible_duplicates=0, reasons=dict(reasons))
+    act = desk.act(reason="re-drive")
+    task, _ = await desk.office.planner.execute(plan.hash, desk.caller, act, name=f"re-drive of {queue}"[:200])
+    desk.office.redrives.begin(task)
+    deadline = asyncio.get_running_loop().time() + REDRIVE_TIMEOUT_S
+    while (task := await desk.office.redrives.find(task.id)).state is RedriveState.RUNNING:
+        if asyncio.get_running_loop().time() > deadline:
+            reasons[f"still under way, see /admin/redrives/{task.id}"] += task.total - task.redriven
+            break
+        await asyncio.sleep(REDRIVE_STEP_S)
+    if task.failed:
+        reasons["the broker did not take it"] += task.failed
+    return RedriveReply(
+        redriven=task.redriven,
+        kept=len(ids) - task.redriven,
+        possible_duplicates=task.unknown,
+        reasons=dict(reasons),
+    )
+
+
+async def _oldest(desk: Desk, selection: Selection, limit: int) -> list[int]:
+    return [one for one, _ in await desk.vault.letters.oldest_ids(selection, count_max=limit)]
+
+
+async def captures(desk: Desk) -> list[CaptureReport]:
+    return [one for one in desk.custody.captures() if desk.caller.may_touch(one.queue)]
+
+
+async def start_capture(desk: Desk) -> CaptureReport:
+    wanted = desk.body(CaptureRequest)
+    if wanted.continuous:
+        return await desk.custody.start_capture(wanted.queue, desk.caller)
+    try:
+        return await desk.custody.capture(wanted.queue, desk.caller, count_max=wanted.limit, idle_s=CAPTURE_IDLE_S)
+    except HoldfastError:
+        raise
+
+
+async def failed(desk: Desk) -> FailedReply:
+    query = desk.query(PageQuery)
+    check_queue(desk.caller, "")
+    after = decode_cursor("failed", query.cursor) if query.cursor else 0
+    found = await desk.vault.letters.failed(after=after, count_max=query.limit)
+    views = [
+        FailedView(id=one.id, queue=one.queue, reason=one.reason, at=one.at, body=one.body, properties=one.properties)
+        for one in found
+    ]
+    return FailedReply(failed=views, next=encode_cursor("failed", found[-1].id) if len(found) == query.limit else "")
+
+
+ENDPOINTS = (
+    Endpoint("dlq.queues", "GET", "/admin/dlq/queues", queues, list[QueueView], "Dead-letter queues and their letters"),
+    Endpoint(
+        "dlq.messages",
+        "GET",
+        "/admin/dlq/queues/{queue}/messages",
+        messages,
+        MessagesReply,
+        "Letters of a queue, from the vault, or from the queue itself where that costs nothing",
+        query=(MessagesQuery,),
+    ),
+    Endpoint(
+        "dlq.redrive",
+        "POST",
+        "/admin/dlq/queues/{queue}/re-drive",
+        redrive,
+        RedriveReply,
+        "Send letters of a queue back to where they died",
+        request=RedriveRequest,
+        is_change=True,
+    ),
+    Endpoint("captures.list", "GET", "/admin/captures", captures, list[CaptureReport], "Captures of this server"),
+    Endpoint(
+        "captures.start",
+        "POST",
+        "/admin/captures",
+        start_capture,
+        CaptureReport,
+        "Take the letters of a queue into custody",
+        request=CaptureRequest,
+        is_change=True,
+    ),
+    Endpoint(
+        "imports.failed",
+        "GET",
+        "/admin/imports/failed",
+        failed,
+        FailedReply,
+        "What could not become a letter",
+        query=(PageQuery,),
+    ),
+)

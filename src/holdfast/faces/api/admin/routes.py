@@ -1,0 +1,143 @@
+"""/admin: every endpoint behind the same door, answering problems by RFC 9457. Roles come from one table."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from holdfast.core.ledger import Act
+from holdfast.core.roles import NEEDS, Caller
+from holdfast.errors import (
+    BadBody,
+    BrokerError,
+    Forbidden,
+    HoldfastError,
+    InternalError,
+    Invalid,
+    NotFound,
+    ShuttingDown,
+    TryAgain,
+)
+from holdfast.faces.api.admin import books, letters, queues, redrives
+from holdfast.faces.api.admin.desk import Desk, Endpoint
+from holdfast.faces.api.admin.views import Problem
+from holdfast.faces.api.door import Door
+from holdfast.telemetry.events import emit
+from holdfast.wiring_custody import Office
+
+BODY_BYTES_MAX = 96 * 1024 * 1024
+PROBLEM = "application/problem+json"
+ENDPOINTS: tuple[Endpoint, ...] = (
+    *queues.ENDPOINTS,
+    *letters.ENDPOINTS,
+    *redrives.ENDPOINTS,
+    *books.ENDPOINTS,
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+def admin_routes(office: Office, door: Door) -> list[Route]:
+    """The routes of all endpoints; one path takes all of its methods."""
+    paths: dict[str, dict[str, Endpoint]] = {}
+    for endpoint in ENDPOINTS:
+        paths.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+    routes = [
+        Route(_matching(path), _answering(office, door, methods), methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+        for path, methods in paths.items()
+    ]
+    elsewhere = _answering(office, door, {})
+    return [*routes, Route("/admin/{path:path}", elsewhere, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])]
+
+
+def _matching(path: str) -> str:
+    """Names may hold a slash; ids and hashes may not."""
+    return path.replace("{queue}", "{queue:path}").replace("{name}", "{name:path}").replace("{key}", "{key:path}")
+
+
+def _answering(office: Office, door: Door, methods: dict[str, Endpoint]) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        try:
+            return await _answered(office, door, methods, request)
+        except HoldfastError as error:
+            return problem(error)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:  # noqa: BLE001 - no stack trace leaves the server; the log has it
+            emit("server.bug", method=request.url.path, error=repr(error), traceback=error)
+            return problem(InternalError("internal error; the server's log has the details"))
+
+    return answer
+
+
+async def _answered(office: Office, door: Door, methods: dict[str, Endpoint], request: Request) -> Response:
+    caller = door.caller(request.scope)
+    endpoint = methods.get("GET" if request.method == "HEAD" else request.method)
+    if endpoint is None:
+        if not methods:
+            raise NotFound(f"there is nothing here; '{request.url.path[:200]}' is no path of /admin")
+        body = Problem(
+            type="about:blank", title="Method Not Allowed", status=405, detail=f"use {', '.join(sorted(methods))}"
+        )
+        return Response(_encode(body), 405, media_type=PROBLEM, headers={"allow": ", ".join(sorted(methods))})
+    try:
+        if caller.role < NEEDS[endpoint.name]:
+            raise Forbidden(
+                f"forbidden; '{endpoint.name}' needs the role {NEEDS[endpoint.name].word}, you are {caller.role.word}"
+            )
+        desk = Desk(request, office, caller, endpoint.name, await _body(request))
+        reply = await endpoint.handler(desk)
+    except Forbidden as error:
+        if endpoint.is_change:
+            await _note_denied(office, caller, endpoint, error)
+        raise
+    if isinstance(reply, Response):
+        return reply
+    return Response(_encode(reply), media_type="application/json")
+
+
+async def _note_denied(office: Office, caller: Caller, endpoint: Endpoint, error: Forbidden) -> None:
+    act = Act(actor=caller.name, action=endpoint.name, origin=caller.origin, detail=error.message)
+    await office.vault.ledger.append(act, outcome="denied")
+
+
+async def _body(request: Request) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > BODY_BYTES_MAX:
+            raise Invalid(f"body is too large; more than {BODY_BYTES_MAX} bytes were sent")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def problem(error: HoldfastError) -> Response:
+    """An error as RFC 9457 has it; its type is the constant part of its text."""
+    status = _status(error)
+    constant, _, _ = error.message.partition(";")
+    body = Problem(
+        type=f"urn:holdfast:{constant.strip().lower().replace(' ', '-')[:80]}",
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=error.message,
+        ids=list(error.ids),
+    )
+    headers = {"www-authenticate": "Bearer"} if status == 401 else {}
+    return Response(_encode(body), status, media_type=PROBLEM, headers=headers)
+
+
+def _status(error: HoldfastError) -> int:
+    match error:
+        case BrokerError():
+            return 502
+        case BadBody():
+            return 400
+        case ShuttingDown() | TryAgain():
+            return 503
+    return error.code if 400 <= error.code < 600 and error.code in HTTPStatus.__members__.values() else 500

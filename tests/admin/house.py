@@ -1,0 +1,49 @@
+"""A server's application over an embedded queue and a vault, in this process, for the tests of /admin."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from holdfast.faces.api.app import make_app
+from holdfast.faces.api.door import token_hash
+from holdfast.services.queue.methods import Queues
+from holdfast.settings import Settings, StorageSettings
+from holdfast.wiring import open_service
+from holdfast.wiring_custody import Office, open_office
+from tests.vault.letters import ACT, letter
+
+TOKEN = "the-admin-token"
+
+
+class House:
+    """The application, with a client for each role."""
+
+    def __init__(self, app: Any, office: Office, queues: Queues) -> None:
+        self.app = app
+        self.office = office
+        self.queues = queues
+
+    def client(self, token: str = TOKEN) -> httpx2.AsyncClient:
+        """A client with a token; the empty one sends none."""
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        transport = httpx2.ASGITransport(app=self.app)
+        return httpx2.AsyncClient(transport=transport, base_url="http://localhost", headers=headers)
+
+    async def put(self, *bodies: bytes) -> list[int]:
+        """Letters, straight into the vault."""
+        return [one.letter for one in await self.office.vault.letters.put([letter(body) for body in bodies], ACT)]
+
+
+@asynccontextmanager
+async def open_house(folder: Path) -> AsyncIterator[House]:
+    """A house with its data in a folder."""
+    url = f"sqlite:///{folder}/data"
+    settings = Settings(storages=(StorageSettings(name="default", url=url),), data_folder=folder)
+    async with open_service({"default": url}) as service, open_office(settings, Queues(service)) as office:
+        app = make_app(service, admin_token_hash=token_hash(TOKEN), version="0", office=office)
+        yield House(app, office, Queues(service))
