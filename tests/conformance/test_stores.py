@@ -44,6 +44,8 @@ from holdfast.ports.queues import (
     Operation,
     Produce,
     Produced,
+    Redrive,
+    Redriven,
     Refused,
     Release,
     Remove,
@@ -436,6 +438,46 @@ class StoreSuite:
         (again,) = await lease(source)
         assert (again.payload, again.attempts) == (b"a", 2)
         assert again.id != held.id
+
+    async def test_a_redrive_takes_what_died_there_and_leaves_the_rest(self, shop: Shop) -> None:
+        record, source = await shop.queue()
+        _, dead = await shop.queue()
+        story = ImportedItem(payload=b"a", source_id="s", source_queue=record.name, attempts=3, death_reason="why")
+        letters = [story, replace(story, payload=b"b", source_id="t"), ImportedItem(payload=b"c", source_queue="x")]
+        stored = (await one(dead, Import(0, letters, HOUR), Imported)).items
+        first, second, other = [item.id for item in stored]
+        await lease(dead, 1)
+        back = Redrive(0, [first, second, second, other, "nonsense"], target(record, "elsewhere"))
+        committed = await dead.commit([back])
+        assert committed.results == [Redriven([second])]
+        assert counts(committed.shapes[0]) == (1, 1, 0, 1)
+        corpses = await dead.corpses(0, count_max=10)
+        assert [(corpse.source_id, corpse.is_redrive, corpse.payload) for corpse in corpses] == [(second, True, b"b")]
+        assert await one(source, Arrive(0, corpses, HOUR), Counted) == Counted(1)
+        assert await one(source, Arrive(0, corpses, HOUR), Counted) == Counted(0)
+        (item,) = await listed(source)
+        assert (item.source_id, item.payload, item.attempts) == (second, b"b", 0)
+        assert (item.source_queue, item.death_reason, item.death_attempts, item.died_at) == ("", "", 0, None)
+        assert await one(dead, Remove(0, [second]), Counted) == Counted(1)
+        assert counts((await dead.load()).shapes[0]) == (1, 1, 0, 0)
+        assert [entry.action for entry in await dead.ledger(after=0, count_max=10)] == ["redriven"]
+
+    async def test_a_redrive_that_cannot_arrive_keeps_its_story(self, shop: Shop) -> None:
+        record, _ = await shop.queue()
+        _, dead = await shop.queue()
+        story = ImportedItem(payload=b"a", source_id="s", source_queue=record.name, attempts=3, death_reason="why")
+        (letter,) = (await one(dead, Import(0, [story], HOUR), Imported)).items
+        await one(dead, Redrive(0, [letter.id], target(record, "elsewhere")), Redriven)
+        assert await listed(dead) == []
+        await one(dead, Revive(0, [letter.id]), Counted)
+        (again,) = await listed(dead)
+        assert again.id != letter.id
+        assert (again.source_id, again.source_queue, again.death_reason, again.attempts) == (
+            "s",
+            record.name,
+            "why",
+            3,
+        )
 
     # --- import, delete, clear --------------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ changes nothing and leaves its neighbours alone.
 Stores read their own clock, so that several processes on one database agree about deadlines. Ids come from the store.
 """
 
+# ruff: noqa: PLC0414 - the moves are part of this port
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +21,14 @@ from msgspec import Struct
 from holdfast.core.item import ExtendedItem, Item, LeasedItem, NewItem, RetryItem
 from holdfast.core.queue import QueueRecord
 from holdfast.core.verbs import ImportedItem
+from holdfast.ports.moves import Arrive as Arrive
+from holdfast.ports.moves import Corpse as Corpse
+from holdfast.ports.moves import DeadTarget as DeadTarget
+from holdfast.ports.moves import Forget as Forget
+from holdfast.ports.moves import Redrive as Redrive
+from holdfast.ports.moves import Redriven as Redriven
+from holdfast.ports.moves import Remove as Remove
+from holdfast.ports.moves import Revive as Revive
 
 
 class Abilities(Struct, frozen=True, kw_only=True):
@@ -27,16 +37,6 @@ class Abilities(Struct, frozen=True, kw_only=True):
     shared: bool  # other processes may change the same queues: poll, and expect a queue to be gone
     moves_in_one_commit: bool  # a death whose target is in the same storage needs no second commit
     inline: bool  # a commit is so short that a lone request is served without a thread
-
-
-class DeadTarget(Struct, frozen=True, kw_only=True):
-    """Where the dead of a queue go: one partition, chosen when the item dies and never changed."""
-
-    queue_name: str
-    generation: int
-    partition: int
-    storage: str
-    expire_timeout_us: int
 
 
 class Mortality(Struct, frozen=True, kw_only=True):
@@ -132,35 +132,6 @@ class Clear(Struct, frozen=True):
     count_max: int
 
 
-class Arrive(Struct, frozen=True):
-    """Second commit of a death: insert what is neither here by `source_id` nor remembered as arrived."""
-
-    partition: int
-    items: Sequence[Corpse]
-    expire_timeout_us: int
-
-
-class Remove(Struct, frozen=True):
-    """Third commit of a death: the marked items have arrived, remove them."""
-
-    partition: int
-    ids: Sequence[str]
-
-
-class Revive(Struct, frozen=True):
-    """The target of these deaths is gone for good: back to the tail, to live or to die again by today's rules."""
-
-    partition: int
-    ids: Sequence[str]
-
-
-class Forget(Struct, frozen=True):
-    """The third commit of these deaths is known: their arrivals need no memory any more."""
-
-    partition: int
-    source_ids: Sequence[str]
-
-
 Operation: TypeAlias = (
     Produce
     | Lease
@@ -176,6 +147,7 @@ Operation: TypeAlias = (
     | Remove
     | Revive
     | Forget
+    | Redrive
 )
 
 
@@ -221,22 +193,7 @@ class Counted(Struct, frozen=True):
     more: bool = False
 
 
-Result: TypeAlias = Refused | Produced | Leased | Extended | Ended | Imported | Counted
-
-
-class Corpse(Struct, frozen=True, kw_only=True):
-    """An item marked as dying: what its target stores. `source_id` is its old id."""
-
-    source_id: str
-    source_queue: str
-    target: DeadTarget
-    kind: str
-    encoding: str
-    reference: str
-    payload: bytes
-    death_reason: str
-    death_attempts: int
-    died_at_us: int
+Result: TypeAlias = Refused | Produced | Leased | Extended | Ended | Imported | Counted | Redriven
 
 
 class Shape(Struct, frozen=True):

@@ -40,6 +40,7 @@ EVENTS: dict[str, Event] = {
     "catalog.failed": Event(logging.ERROR, "the catalog or its hints cannot be read; {error}"),
     "queue.bug": Event(logging.ERROR, "queue '{queue}' met a bug; {error}"),
     "item.dead": Event(logging.INFO, "{count} items of queue '{queue}' died and go to '{dead_queue}'"),
+    "item.redriven": Event(logging.INFO, "{count} items of '{queue}' go back to '{source_queue}'"),
     "item.deleted": Event(logging.WARNING, "item '{item}' exceeded max_attempts, deleting (no dead_queue configured)"),
     "item.expired": Event(logging.WARNING, "item '{item}' expired, deleting (no dead_queue configured)"),
     "item.rejected": Event(logging.WARNING, "item '{item}' was rejected, deleting (no dead_queue configured)"),

@@ -28,6 +28,7 @@ class Entry:
         "encoding",
         "enqueue_at_us",
         "expire_at_us",
+        "is_redriven",
         "kind",
         "lease_deadline_us",
         "leased_at_us",
@@ -50,6 +51,7 @@ class Entry:
         self.dedupe_key = self.source_id = self.source_queue = self.death_reason = ""
         self.death_attempts = self.died_at_us = 0
         self.target: DeadTarget | None = None
+        self.is_redriven = False  # on its way back to the queue that it died in
 
 
 class Partition:
@@ -90,7 +92,7 @@ class Partition:
         """To the tail, with a new id."""
         self.number_anew(entry, now_us)
         entry.enqueue_at_us = entry.leased_at_us = entry.lease_deadline_us = 0
-        entry.target = None
+        entry.target, entry.is_redriven = None, False
         self.queued[entry.sequence] = entry
         heapq.heappush(self._expiries, (entry.expire_at_us, entry.sequence))
 
@@ -129,6 +131,12 @@ class Partition:
         """Keep it, out of everybody's sight, until it has arrived."""
         entry.target = target
         entry.death_reason, entry.death_attempts, entry.died_at_us = reason, entry.attempts, now_us
+        self.dying[entry.sequence] = entry
+
+    def mark_redriven(self, entry: Entry, target: DeadTarget) -> None:
+        """The same, on its way back. Its story stays: it is needed if there is no way."""
+        del self.queued[entry.sequence]
+        entry.target, entry.is_redriven = target, True
         self.dying[entry.sequence] = entry
 
     def remove(self, sequence: int) -> Entry | None:

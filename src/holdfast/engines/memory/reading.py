@@ -51,7 +51,7 @@ class Reading:
                 encoding=entry.encoding,
                 reference=entry.reference,
                 payload=entry.payload,
-                death_reason=entry.death_reason,
+                death_reason="" if entry.is_redriven else entry.death_reason,
                 death_attempts=entry.death_attempts,
                 died_at_us=entry.died_at_us,
             )

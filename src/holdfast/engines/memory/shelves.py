@@ -17,8 +17,9 @@ from holdfast.core.lifecycle import (
 )
 from holdfast.core.moments import microseconds, moment
 from holdfast.core.verbs import ImportedItem
+from holdfast.engines.memory.moves import Moves
 from holdfast.engines.memory.partition import Entry, Partition
-from holdfast.engines.memory.reading import QueueMemory, Reading
+from holdfast.engines.memory.reading import QueueMemory
 from holdfast.ports.clock import Clock
 from holdfast.ports.queues import (
     Arrive,
@@ -36,11 +37,11 @@ from holdfast.ports.queues import (
     Imported,
     Lease,
     Leased,
-    LedgerEntry,
     Mortality,
     Operation,
     Produce,
     Produced,
+    Redrive,
     Refused,
     Release,
     Remove,
@@ -50,13 +51,12 @@ from holdfast.ports.queues import (
 )
 
 
-class MemoryShelves(Reading):
+class MemoryShelves(Moves):
     """The reference store."""
 
     def __init__(self, memory: QueueMemory, partitions: Sequence[int], clock: Clock) -> None:
         super().__init__(memory, clock)
         self._numbers = tuple(partitions)
-        self._now_us = 0
         self._carry_out: dict[type, Callable[[Any], Result]] = {
             Produce: self._produce,
             Lease: self._lease,
@@ -72,6 +72,7 @@ class MemoryShelves(Reading):
             Remove: self._remove,
             Revive: self._revive,
             Forget: self._forget,
+            Redrive: self._redrive,
         }
 
     async def commit(self, operations: Sequence[Operation], *, inline: bool = False) -> Committed:
@@ -94,7 +95,7 @@ class MemoryShelves(Reading):
     async def close(self) -> None:
         """Nothing to let go of."""
 
-    # --- produce, import, arrive --------------------------------------------------------------------------------
+    # --- produce, import --------------------------------------------------------------------------------
 
     def _produce(self, operation: Produce) -> Produced:
         partition = self._partition(operation.partition)
@@ -114,18 +115,6 @@ class MemoryShelves(Reading):
         entry.dedupe_key = item.dedupe_key
         self._place(partition, entry, microseconds(item.enqueue_at) if item.enqueue_at else 0)
         return partition.id_of(entry)
-
-    def _place(self, partition: Partition, entry: Entry, at_us: int) -> None:
-        if entry.dedupe_key:
-            self._memory.dedupe[entry.dedupe_key] = (partition, entry)
-        if entry.source_id:
-            self._memory.sources.add(entry.source_id)
-        if entry.died_at_us:
-            partition.holds_dead = True
-        if is_scheduled(at_us, self._now_us):
-            partition.schedule(entry, at_us, self._now_us)
-        else:
-            partition.enqueue(entry, self._now_us)
 
     def _import(self, operation: Import) -> Imported:
         partition = self._partition(operation.partition)
@@ -156,31 +145,6 @@ class MemoryShelves(Reading):
         entry.death_reason, entry.death_attempts = item.death_reason, item.death_attempts
         entry.died_at_us = microseconds(item.died_at) if item.died_at else 0
         return entry
-
-    def _arrive(self, operation: Arrive) -> Counted:
-        partition = self._partition(operation.partition)
-        count = 0
-        for corpse in operation.items:
-            if corpse.source_id in self._memory.arrivals:
-                continue
-            # Remembered also when it was imported before: that copy may be completed before the third commit.
-            self._memory.arrivals[corpse.source_id] = corpse.source_queue
-            if corpse.source_id in self._memory.sources:
-                continue
-            entry = Entry(
-                payload=corpse.payload,
-                kind=corpse.kind,
-                encoding=corpse.encoding,
-                reference=corpse.reference,
-                created_at_us=self._now_us,
-            )
-            entry.expire_at_us = self._now_us + operation.expire_timeout_us
-            entry.source_id, entry.source_queue = corpse.source_id, corpse.source_queue
-            entry.death_reason, entry.death_attempts = corpse.death_reason, corpse.death_attempts
-            entry.died_at_us = corpse.died_at_us
-            self._place(partition, entry, 0)
-            count += 1
-        return Counted(count)
 
     # --- lease and settle ---------------------------------------------------------------------------------------
 
@@ -291,19 +255,6 @@ class MemoryShelves(Reading):
         self._note("dead_lettered", item_id, reason, detail=mortality.target.queue_name)
         return 1, []
 
-    def _note(self, action: str, item_id: str, reason: str, *, count: int = 1, detail: str = "") -> None:
-        self._memory.ledger.append(
-            LedgerEntry(
-                at_us=self._now_us,
-                action=action,
-                queue_name=self._memory.name,
-                item_id=item_id,
-                reason=reason,
-                count=count,
-                detail=detail,
-            )
-        )
-
     def _due(self, operation: Due) -> Ended:
         partition, rules = self._partition(operation.partition), operation.mortality
         requeued = enqueued = dying = 0
@@ -354,24 +305,6 @@ class MemoryShelves(Reading):
                 if len(expired) < count_max and is_used_up(entry.attempts, rules.max_attempts):
                     expired.setdefault(entry.sequence, (entry, REASON_MAX_ATTEMPTS))
         return list(expired.values())
-
-    def _remove(self, operation: Remove) -> Counted:
-        partition = self._partition(operation.partition)
-        removed = [partition.dying.pop(partition.sequence_of(text), None) for text in operation.ids]
-        return Counted(sum(entry is not None for entry in removed))
-
-    def _revive(self, operation: Revive) -> Counted:
-        partition = self._partition(operation.partition)
-        for text in operation.ids:
-            if (entry := partition.dying.pop(partition.sequence_of(text), None)) is not None:
-                entry.death_reason, entry.death_attempts, entry.died_at_us = "", 0, 0
-                self._place(partition, entry, 0)
-        return Counted(len(operation.ids))
-
-    def _forget(self, operation: Forget) -> Counted:
-        for source_id in operation.source_ids:
-            self._memory.arrivals.pop(source_id, None)
-        return Counted(len(operation.source_ids))
 
     # --- delete and clear -----------------------------------------------------------------------------------------
 

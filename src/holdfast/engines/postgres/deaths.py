@@ -21,6 +21,8 @@ from holdfast.ports.queues import (
     Ended,
     Forget,
     Mortality,
+    Redrive,
+    Redriven,
     Remove,
     Revive,
 )
@@ -101,6 +103,11 @@ async def die(batch: Batch, partition: int, states: Sequence[State], reason: str
         _move(batch, states, ids, reason, target)
         return Ended(moved=len(ids))
     batch.work.put("free_keys", bigints(numbers))
+    _mark(batch, partition, states, reason, target)
+    return Ended(dying=len(ids))
+
+
+def _mark(batch: Batch, partition: int, states: Sequence[State], reason: str, target: DeadTarget) -> None:
     batch.put(
         "insert_dying",
         partition,
@@ -109,8 +116,37 @@ async def die(batch: Batch, partition: int, states: Sequence[State], reason: str
         reason,
         *(target.queue_name, target.storage, target.generation, target.partition, target.expire_timeout_us),
     )
-    batch.change(partition).dying += len(ids)
-    return Ended(dying=len(ids))
+    batch.change(partition).dying += len(states)
+
+
+async def redrive(batch: Batch, operation: Redrive) -> Finish:
+    """Back to the queue that they died in, or marked for it: without a reason, and with their story, in case they have
+    to stay."""
+    partition, target = operation.partition, operation.target
+    stand = batch.stand(partition)
+    states = _states(
+        await batch.ask("take_redrivable", partition, bigints(stand.numbers_of(operation.ids)), target.queue_name)
+    )
+    ids = [stand.id_of(state[0]) for state in states]
+    if not states:
+        return lambda: Redriven(ids)
+    batch.change(partition).queued -= len(states)
+    batch.note("redriven", ids, "", detail=target.queue_name)
+    if target.storage == batch.storage and await _is_there(batch, target):
+        _move_back(batch, states, ids, target)
+        return lambda: Redriven(ids, moved=True)
+    _mark(batch, partition, states, "", target)
+    return lambda: Redriven(ids)
+
+
+def _move_back(batch: Batch, states: Sequence[State], ids: Sequence[str], target: DeadTarget) -> None:
+    numbers = bigints([state[0] for state in states])
+    place = (target.generation, target.partition, batch.work.now_us, target.expire_timeout_us)
+    batch.work.put("move_to_source_queue", *place, numbers, texts(ids))
+    batch.work.put("delete_items", numbers)  # as for a death: what was there already
+    change = batch.work.change(target.generation, target.partition)
+    change.queue(len(states), expire_at_us=batch.now_us + target.expire_timeout_us)
+    batch.work.available.add(target.queue_name)
 
 
 async def _is_there(batch: Batch, target: DeadTarget) -> bool:

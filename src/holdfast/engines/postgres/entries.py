@@ -184,14 +184,14 @@ async def arrive(batch: Batch, operation: Arrive) -> Finish:
     letters = [
         ImportedItem(
             source_id=corpse.source_id,
-            source_queue=corpse.source_queue,
+            source_queue="" if corpse.is_redrive else corpse.source_queue,
             kind=corpse.kind,
             encoding=corpse.encoding,
             reference=corpse.reference,
             payload=corpse.payload,
             death_reason=corpse.death_reason,
-            death_attempts=corpse.death_attempts,
-            died_at=moment(corpse.died_at_us),
+            death_attempts=0 if corpse.is_redrive else corpse.death_attempts,
+            died_at=None if corpse.is_redrive else moment(corpse.died_at_us),
         )
         for corpse in corpses.values()
         if corpse.source_id in fresh
@@ -200,6 +200,6 @@ async def arrive(batch: Batch, operation: Arrive) -> Finish:
     if stored:
         change = batch.change(operation.partition)
         change.queue(len(stored), expire_at_us=min(row[4] for row in stored))
-        change.death_us = min(corpse.died_at_us for corpse in operation.items)
+        change.death_us = min((corpse.died_at_us for corpse in operation.items if not corpse.is_redrive), default=0)
         batch.made_available()
     return lambda: Counted(len(stored))

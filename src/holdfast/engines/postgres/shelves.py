@@ -39,6 +39,7 @@ from holdfast.ports.queues import (
     Mortality,
     Operation,
     Produce,
+    Redrive,
     Release,
     Remove,
     Result,
@@ -66,6 +67,7 @@ _VERBS: dict[type, Callable[[Batch, Any], Awaitable[Finish]]] = {
     Remove: deaths.remove,
     Revive: deaths.revive,
     Forget: deaths.forget,
+    Redrive: deaths.redrive,
     Delete: deaths.delete,
     Clear: deaths.clear,
 }

@@ -9,7 +9,7 @@ import apsw
 from holdfast.core.lifecycle import REASON_EXPIRED, REASON_MAX_ATTEMPTS, REASON_RETENTION, is_used_up
 from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one
 from holdfast.engines.sqlite.counts import Moments, Partition
-from holdfast.ports.queues import Clear, Counted, Due, Ended, Mortality
+from holdfast.ports.queues import Clear, Counted, DeadTarget, Due, Ended, Mortality, Redrive, Redriven
 
 State = tuple[int, int, int, int]  # row id, created_at, expire_at, attempts
 
@@ -93,17 +93,31 @@ class Deaths:
             self._note([("deleted", item_id, reason, 1, "") for item_id, reason in deleted])
             return Ended(deleted=deleted)
         self._db.executemany(SQL["free_keys"], ids)
-        place = (
-            target.queue_name,
-            target.generation,
-            target.partition,
-            target.storage,
-            target.expire_timeout_us,
-        )
-        self._db.executemany(SQL["insert_dying"], [(*row, reason, self.now_us, *place) for row in rows])
+        self._mark(partition, rows, reason, target)
         self._note([("dead_lettered", partition.id_of(row[0]), reason, 1, target.queue_name) for row in rows])
-        partition.dying += len(rows)
         return Ended(dying=len(rows))
+
+    def _mark(self, partition: Partition, rows: Sequence[State], reason: str, target: DeadTarget) -> None:
+        name, generation, number = target.queue_name, target.generation, target.partition
+        place = (name, generation, number, target.storage, target.expire_timeout_us)
+        self._db.executemany(SQL["insert_dying"], [(*row, reason, self.now_us, *place) for row in rows])
+        partition.dying += len(rows)
+
+    def redrive(self, operation: Redrive, partition: Partition) -> Redriven:
+        """Mark what may go back: without a reason, and with its story, in case it has to stay."""
+        rows: list[State] = []
+        marked: list[str] = []
+        for text in operation.ids:
+            row_id = partition.row_of(text)
+            found = fetch_one(self._db, "find_redrivable", (row_id, operation.target.queue_name))
+            if found is not None:
+                self._db.execute(SQL["delete_ready"], (row_id,))
+                rows.append((row_id, *found))
+                marked.append(text)
+        partition.queued -= len(rows)
+        self._mark(partition, rows, "", operation.target)
+        self._note([("redriven", text, "", 1, operation.target.queue_name) for text in marked])
+        return Redriven(marked)
 
     def _note(self, entries: Sequence[tuple[str, str, str, int, str]]) -> None:
         self._db.executemany(SQL["insert_ledger"], [(self.now_us, *entry) for entry in entries])

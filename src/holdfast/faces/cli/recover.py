@@ -112,9 +112,12 @@ async def recover_command(
         raise BadUsage("Missing argument 'DLQ'. See 'holdfast recover --help'")
     _check_filter(where or [])
     if urlsplit(url).scheme not in BROKERS:
-        from holdfast.faces.cli.recover_embedded import recover_embedded
+        from holdfast.faces.cli.recover_embedded import recover_embedded, refuse
 
-        return await recover_embedded(session, url, dead_queue, limits=limits, dry_run=dry_run, report=report)
+        refuse(routes, to, to_exchange, through_wait, journal, backup, from_backup, management)
+        return await recover_embedded(
+            session, url, dead_queue, limits=limits, where=where or (), dry_run=dry_run, report=report
+        )
     table = _table(routes, to_source=to_source, to_exchange=to_exchange, through_wait=through_wait, to=to)
     order = Order(
         dead_queue=dead_queue,

@@ -2,15 +2,90 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from holdfast.core.recovery import Limits
-from holdfast.faces.cli.failures import CommandFailed, ExitCode
+import msgspec
+
+from holdfast.core.recovery import Limits, Summary
+from holdfast.core.recovery_text import summary_lines
+from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
+from holdfast.faces.cli.recover_progress import bar
 from holdfast.faces.cli.session import Session
+from holdfast.services.recover.embedded import EmbeddedRecovery
+from holdfast.services.recover.notices import Notices
+from holdfast.services.recover.service import new_run
+
+SCHEMES = frozenset(("sqlite", "postgresql", "postgres", "memory", "http", "https"))
 
 
 async def recover_embedded(
-    session: Session, url: str, dead_queue: str, *, limits: Limits, dry_run: bool, report: Path | None
+    session: Session,
+    url: str,
+    dead_queue: str,
+    *,
+    limits: Limits,
+    dry_run: bool,
+    report: Path | None,
+    where: Sequence[str] = (),
 ) -> ExitCode:
-    """Not built yet."""
-    raise CommandFailed("embedded recovery is not there yet")
+    """Over the queues of a storage, opened in this process, or of a server."""
+    if urlsplit(url).scheme not in SCHEMES:
+        raise BadUsage("URL is invalid; use amqp://…, sqlite:///FOLDER, postgresql://…, memory:// or http://…")
+    from holdfast.wiring import SystemClock
+
+    with bar(session.as_json) as (say, on_progress):
+        async with replace(session, url=url).open() as queues:
+            recovery = EmbeddedRecovery(
+                queues,
+                dead_queue=dead_queue,
+                run=new_run(),
+                clock=SystemClock(),
+                limits=limits,
+                where=where,
+                dry_run=dry_run,
+                notices=Notices(say, on_progress),
+            )
+            with _signals(recovery):
+                summary = await recovery.run()
+    return _finish(session, summary, report)
+
+
+def refuse(*broker_options: object) -> None:
+    """What would be left out in silence is refused."""
+    if any(broker_options):
+        raise BadUsage(
+            "option is for a broker (amqp://…); an embedded dead queue gives each item back to the queue it died in, "
+            "with --limit, --rate, --where, --dry-run, --report and the limits of time"
+        )
+
+
+@contextmanager
+def _signals(recovery: EmbeddedRecovery) -> Iterator[None]:
+    """The first signal stops cleanly, the second at once."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, lambda: recovery.abandon() if recovery.is_stopping else recovery.stop())
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _finish(session: Session, summary: Summary, report: Path | None) -> ExitCode:
+    if report is not None:
+        try:
+            report.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+        except OSError as error:
+            raise CommandFailed(f"report cannot be written; '{report}': {error.strerror or error}") from error
+    for line in summary_lines(summary):
+        session.out.say(line)
+    session.out.document(summary)
+    return ExitCode.DONE if summary.is_complete else ExitCode.PARTLY_DONE

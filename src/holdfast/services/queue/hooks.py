@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.ports.queues import Ended, Mortality
+from holdfast.ports.queues import DeadTarget, Ended, Mortality, Redriven
 
 if TYPE_CHECKING:
     from holdfast.services.queue.logical import LogicalQueue
@@ -19,6 +19,9 @@ class Hooks:
 
     def ended(self, queue: LogicalQueue, ended: Ended) -> None:
         """Items were marked as dying, moved or deleted."""
+
+    def redriven(self, queue: LogicalQueue, target: DeadTarget, redriven: Redriven) -> None:
+        """Items go back to the queue that they died in."""
 
     def loaded(self, queue: LogicalQueue) -> None:
         """A storage was read anew: items may be dying of which nobody was told."""

@@ -15,7 +15,19 @@ from holdfast.core.item import NewItem, PlacedItem
 from holdfast.core.queue import QueueRecord
 from holdfast.errors import HoldfastError, InternalError, NothingToLease, QueueMissing, ShuttingDown, TryAgain
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import Ended, Import, Lease, Leased, Operation, Produce, Produced, Result, Revive
+from holdfast.ports.queues import (
+    Ended,
+    Import,
+    Lease,
+    Leased,
+    Operation,
+    Produce,
+    Produced,
+    Redrive,
+    Redriven,
+    Result,
+    Revive,
+)
 from holdfast.proof import crash_point
 from holdfast.services.queue.assign import refuse_all, take
 from holdfast.services.queue.distribution import assign_leases, place_produce, share
@@ -169,6 +181,8 @@ class LogicalQueue(Line):
         if isinstance(operation, Import | Revive):
             # They came with attempts of their own: what is used up dies now, nobody could lease it.
             lane.due_more.add(operation.partition)
+        if isinstance(operation, Redrive) and isinstance(result, Redriven) and result.ids:
+            self.hooks.redriven(self, operation.target, result)
         if isinstance(result, Ended):
             if result.more:
                 lane.due_more.add(operation.partition)

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from holdfast.core.queue import QueueRecord
 from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDown, StorageFailed
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import Catalog, DeadTarget, Ended, Forget, Mortality, Storage
+from holdfast.ports.queues import Catalog, DeadTarget, Ended, Forget, Mortality, Redriven, Storage
 from holdfast.services.queue.distribution import place_produce
 from holdfast.services.queue.hooks import Activity, Hooks
 from holdfast.services.queue.lane import Lane
@@ -173,17 +173,16 @@ class QueueManager(Hooks):
 
     async def _forget_old_arrivals(self) -> None:
         """Arrivals are remembered until their source has removed the item; a crash may leave some that are done."""
-        for name, sources in self._source_queues.items():
-            target = self._queues.get(name)
-            for source in sources if target else ():
-                idle = all(
-                    lane.healthy and not any(s.dying for s in lane.shapes.values())
-                    for lane in self._queues[source].lanes
-                )
-                if idle and target is not None:
-                    # What cannot be forgotten now is forgotten at the next start; the others do not wait for it.
-                    with suppress(HoldfastError):
-                        await self._forget_arrivals(target, source)
+        pairs = [(dead, source) for dead, sources in self._source_queues.items() for source in sources]
+        for target_name, source in (*pairs, *((source, dead) for dead, source in pairs)):  # deaths, and redrives
+            target, queue = self._queues.get(target_name), self._queues.get(source)
+            if target is None or queue is None:
+                continue
+            idle = all(lane.healthy and not any(s.dying for s in lane.shapes.values()) for lane in queue.lanes)
+            if idle:
+                # What cannot be forgotten now is forgotten at the next start; the others do not wait for it.
+                with suppress(HoldfastError):
+                    await self._forget_arrivals(target, source)
 
     async def _forget_arrivals(self, target: LogicalQueue, source_queue: str) -> None:
         for lane in target.lanes:
@@ -263,6 +262,13 @@ class QueueManager(Hooks):
             self._mortalities[record.name] = rules
         return rules
 
+    def source_target(self, source_queue: str) -> DeadTarget:
+        """Where what died in a queue goes back to; raises QueueMissing."""
+        target = self._dead_target(source_queue)
+        if target is None:
+            raise QueueMissing(source_queue)
+        return target
+
     def _dead_target(self, dead_queue: str) -> DeadTarget | None:
         target = self._queues.get(dead_queue) if dead_queue else None
         if target is None:
@@ -289,6 +295,14 @@ class QueueManager(Hooks):
             dead_queue.look_again()
         for item, reason in ended.deleted:
             emit(_DELETED_EVENTS.get(reason, "item.rejected"), queue=record.name, item=item)
+
+    def redriven(self, queue: LogicalQueue, target: DeadTarget, redriven: Redriven) -> None:
+        """Carry what is marked, or wake who waits where it is."""
+        emit("item.redriven", queue=queue.record.name, source_queue=target.queue_name, count=len(redriven.ids))
+        if not redriven.moved:
+            self._movers[queue.record.name].wake()
+        elif (source := self._queues.get(target.queue_name)) is not None:
+            source.look_again()
 
     def loaded(self, queue: LogicalQueue) -> None:
         """A commit whose answer was lost may have marked items as dying: carry them."""

@@ -30,6 +30,8 @@ from holdfast.core.verbs import (
     ProduceRequest,
     QueueNameRequest,
     QueuesReply,
+    RedriveReply,
+    RedriveRequest,
     Request,
     RetryRequest,
     StatsReply,
@@ -138,6 +140,14 @@ class Queues:
     async def queue_resume(self, queue_name: str) -> None:
         """Give items out again."""
         await self._call("queue.resume", QueueNameRequest(queue_name=queue_name), Struct)
+
+    async def queue_redrive(
+        self, queue_name: str, ids: Sequence[str], *, source_queue: str, partition: int = 0
+    ) -> list[str]:
+        """Move items back to the queue that they died in; returns those that go. Left alone is what is leased, is not
+        there, or died elsewhere. Raises QueueMissing when a queue is gone."""
+        request = RedriveRequest(queue_name=queue_name, partition=partition, source_queue=source_queue, ids=list(ids))
+        return (await self._call("queue.redrive", request, RedriveReply)).ids
 
     async def queue_reload(self, queue_name: str) -> None:
         """Read the queue's state from its store again."""

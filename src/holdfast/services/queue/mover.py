@@ -1,4 +1,5 @@
-"""Dead-lettering: an item that died goes to its dead queue in three commits, never lost and never there twice.
+"""Dead-lettering: an item that died goes to its dead queue in three commits, never lost and never there twice. A
+redrive is the same move, back to the queue that it died in.
 
 1. The source marks it as dying, with its target partition (this has happened when the mover hears of it).
 2. That partition, never another, inserts it under its `source_id`; a repeat is a no-op, also when the copy has been
@@ -36,6 +37,7 @@ class Mover:
         self._task: asyncio.Task[None] | None = None
         self._timer: Timer | None = None
         self._failures = 0
+        self._failing = ""  # the queue that could not take its items
         self._again = False
         self._closed = False
 
@@ -83,7 +85,7 @@ class Mover:
             except ShuttingDown:
                 raise
             except HoldfastError as error:
-                failed = error
+                failed, self._failing = error, target.queue_name
         if failed is not None:
             raise failed
         return len(corpses)
@@ -117,7 +119,7 @@ class Mover:
         emit(
             "dead.failed",
             queue=self.queue.record.name,
-            dead_queue=self.queue.record.dead_queue,
+            dead_queue=self._failing or self.queue.record.dead_queue,
             error=error.message,
         )
         delay_us = min(BACKOFF_US_MAX, BACKOFF_US_FIRST * 2 ** min(self._failures - 1, 16))

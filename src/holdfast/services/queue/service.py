@@ -33,6 +33,8 @@ from holdfast.core.verbs import (
     ProduceRequest,
     QueueNameRequest,
     QueuesReply,
+    RedriveReply,
+    RedriveRequest,
     Request,
     RetryRequest,
     StatsReply,
@@ -49,6 +51,8 @@ from holdfast.ports.queues import (
     Import,
     Imported,
     Operation,
+    Redrive,
+    Redriven,
     Refused,
     Result,
     Retry,
@@ -80,6 +84,7 @@ class QueueService:
             "queue.pause": self.pause,
             "queue.resume": self.resume,
             "queue.reload": self.reload,
+            "queue.redrive": self.redrive,
             "queues.create": self.create,
             "queues.update": self.update,
             "queues.list": self.list,
@@ -226,6 +231,17 @@ class QueueService:
             decide = changes.paused(name, pause=pause)
             await self.manager.put(await catalog.change(name, dead_queue="", decide=decide))
         return OK
+
+    async def redrive(self, request: RedriveRequest) -> RedriveReply:
+        queue = self._queue(request.queue_name)
+        queue.lane_of(request.partition)
+        checks.ids(request.ids)
+        if request.source_queue == request.queue_name:
+            raise Invalid(f"source queue is invalid; '{request.queue_name}' cannot be redriven into itself")
+        target = self.manager.source_target(request.source_queue)
+        operation = Redrive(request.partition, _unique(request.ids), target)
+        redriven = cast(Redriven, await queue.operate(operation, partition=request.partition))
+        return RedriveReply(list(redriven.ids))
 
     async def reload(self, request: QueueNameRequest) -> CodeReply:
         queue = self._queue(request.queue_name)

@@ -1,0 +1,299 @@
+"""A recovery of an embedded dead queue: each item goes back to the queue it died in, by the move of three commits.
+
+Nothing is leased: an item is either marked in one commit, or left as it was. So a run that is killed anywhere leaves
+each item in exactly one place, and what was marked arrives by itself when the queues are opened again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from holdfast.core.item import Item
+from holdfast.core.letter_filter import LetterFilter
+from holdfast.core.message import Message
+from holdfast.core.recovery import SAMPLE_CHARACTERS_MAX, Limits, Sample, StoppedBy, Summary
+from holdfast.errors import QueueMissing, ShuttingDown, TryAgain, Unreachable
+from holdfast.ports.clock import Clock
+from holdfast.services.queue.methods import Queues
+from holdfast.services.recover.notices import Notices
+from holdfast.telemetry.events import emit
+
+PAGE_COUNT_FIRST = 16
+PAGE_COUNT_MAX = 1_000
+BACKOFF_S_FIRST = 0.1
+BACKOFF_S_MAX = 5.0
+ARRIVAL_STEP_S = 0.05
+PACE_STEP_S = 0.1
+NO_SOURCE = "nothing says in which queue it died"
+LEASED = "leased by somebody, left alone"
+GONE = "leased or taken by somebody meanwhile, left alone"
+LOST_ANSWER = "a storage error left open whether it was moved"
+TROUBLE = (TryAgain, ShuttingDown, Unreachable)
+
+R = TypeVar("R")
+
+
+class EmbeddedRecovery:
+    """One run over the queues of this process or of a server."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        *,
+        dead_queue: str,
+        run: str,
+        clock: Clock,
+        limits: Limits | None = None,
+        where: Sequence[str] = (),
+        dry_run: bool = False,
+        notices: Notices | None = None,
+    ) -> None:
+        self.summary = Summary(dead_queue=dead_queue, run=run, dry_run=dry_run)
+        self._queues = queues
+        self._clock = clock
+        self._limits = limits or Limits()
+        self._where = LetterFilter(where)
+        self._notices = notices or Notices()
+        self._now_s = asyncio.get_running_loop().time
+        self._began_s = self._now_s()
+        self._stopped = asyncio.Event()
+        self._stop: StoppedBy | None = None
+        self._abandoned = False
+        self._page_count = min(PAGE_COUNT_FIRST, self._limits.window_count_max)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether somebody has asked for the end."""
+        return self._stop is not None
+
+    def stop(self) -> None:
+        """Move nothing more; what is marked arrives."""
+        self._end_by(StoppedBy.SIGNAL)
+
+    def abandon(self) -> None:
+        """End now: what is marked arrives later."""
+        self._abandoned = True
+        self.stop()
+
+    def _end_by(self, reason: StoppedBy) -> None:
+        self._stop = self._stop or reason
+        self._stopped.set()
+
+    async def run(self) -> Summary:
+        """Raises QueueMissing when there is no such dead queue; after that, the summary says all."""
+        summary, name = self.summary, self.summary.dead_queue
+        self._notices.beginning()
+        self._began_s = self._now_s()
+        counts = await self._counts()
+        summary.found = sum(counts.values())
+        emit("recovery.started", queue=name, found=summary.found)
+        found = f"Found {summary.found} messages in DLQ. Starting recovery..." if summary.found else "DLQ Empty"
+        self._notices.say(found)
+        left = summary.found if self._limits.limit is None else min(self._limits.limit, summary.found)
+        for partition, count in counts.items():
+            left -= await self._partition(partition, min(count, left))
+        summary.stopped_by = self._stop or (StoppedBy.EMPTY if left else StoppedBy.ALL_TAKEN)
+        await self._arrived()
+        summary.duration_s = round(self._now_s() - self._began_s, 3)
+        summary.rate_per_s = round(summary.recovered / summary.duration_s, 1) if summary.duration_s else 0.0
+        self._notices.ended(summary)
+        return summary
+
+    async def _counts(self) -> dict[int, int]:
+        """How many items each partition has, leased ones too. Raises QueueMissing."""
+        stats = await self._queues.queue_stats(self.summary.dead_queue)
+        partitions = [one for logical in stats.logical_queues for one in logical.partitions]
+        for one in partitions:
+            if one.failures:
+                self.summary.notes.append(f"partition {one.partition} cannot be read at present, its items stay")
+        return {one.partition: one.total for one in partitions}
+
+    # --- taking -----------------------------------------------------------------------------------------------
+
+    async def _partition(self, partition: int, count: int) -> int:
+        """Look at so many items from the first one on, which are those that were there at the start; returns how many
+        there were. Ids rise: one that comes back during the run is behind them."""
+        seen, last = 0, ""
+        while seen < count and not self._is_over():
+            page = await self._page(partition, last, min(self._page_count, count - seen))
+            if not page:
+                break
+            seen, last = seen + len(page), page[-1].id
+            await self._page_of(partition, page)
+        return seen
+
+    async def _page(self, partition: int, last: str, count: int) -> list[Item]:
+        name = self.summary.dead_queue
+
+        async def read() -> list[Item]:
+            # The one that the last page ended with may still be there: it comes first again.
+            return await self._queues.storage_items_list(name, partition=partition, pivot=last, limit=count + 1)
+
+        items = await self._patiently(read) or []
+        page = [item for item in items if item.id != last][:count]
+        if page:
+            size = max(1, sum(len(item.payload) for item in page) // len(page))
+            fits = max(1, self._limits.window_bytes_max // size)
+            most = min(PAGE_COUNT_MAX, self._limits.window_count_max, fits)
+            self._page_count = max(1, min(most, self._page_count * 2))
+        return page
+
+    async def _page_of(self, partition: int, page: Sequence[Item]) -> None:
+        groups: dict[str, list[Item]] = {}
+        for item in page:
+            if self._where and not self._where.fits(_message(item), item.kind, self._clock.now_us()):
+                self.summary.filtered += 1
+            elif not item.source_queue:
+                self._keep(item, NO_SOURCE)
+            elif item.is_leased:
+                self._keep(item, LEASED)
+            else:
+                groups.setdefault(item.source_queue, []).append(item)
+        for source_queue, items in groups.items():
+            if reason := await self._refusal(source_queue):
+                for item in items:
+                    self._keep(item, reason, failed=True)
+            elif self.summary.dry_run:
+                for item in items:
+                    self.summary.planned.setdefault(item.kind, Counter())[source_queue] += 1
+            else:
+                await self._redrive(partition, source_queue, items)
+
+    async def _refusal(self, source_queue: str) -> str:
+        """Why nothing can go back to a queue; empty when it can."""
+        if source_queue == self.summary.dead_queue:
+            return f"its source queue is '{source_queue}' itself"
+        try:
+            await self._patiently(lambda: self._queues.queues_info(source_queue))
+        except QueueMissing as error:
+            return error.message
+        return ""
+
+    async def _redrive(self, partition: int, source_queue: str, items: Sequence[Item]) -> None:
+        rate = self._limits.rate_per_s
+        size = max(1, int(rate * PACE_STEP_S)) if rate else len(items)
+        for start in range(0, len(items), size):
+            if self._is_over():
+                return  # these are untouched, and counted as remaining
+            part = items[start : start + size]
+            await self._redrive_part(partition, source_queue, part)
+            if rate:
+                await self._pause(len(part) / rate)
+
+    async def _redrive_part(self, partition: int, source_queue: str, items: Sequence[Item]) -> None:
+        summary, tries = self.summary, 0
+
+        async def redrive() -> list[str]:
+            nonlocal tries
+            tries += 1
+            return await self._queues.queue_redrive(
+                summary.dead_queue, [item.id for item in items], source_queue=source_queue, partition=partition
+            )
+
+        try:
+            ids = await self._patiently(redrive)
+        except QueueMissing as error:
+            await self._queues.queues_info(summary.dead_queue)  # if it is this one that is gone, so is the run
+            for item in items:
+                self._keep(item, error.message, failed=True)
+            return
+        lost = ids is None or tries > 1
+        gone = {item.id for item in items}.difference(ids or ())
+        before = summary.recovered
+        summary.recovered += len(items) - len(gone)
+        summary.by_queue[source_queue] += len(items) - len(gone)
+        self._notices.progressed(summary, before)
+        for item in items:
+            if item.id in gone and lost:
+                summary.unknown += 1
+                self._keep(item, LOST_ANSWER, failed=True)
+            elif item.id in gone:
+                self._keep(item, GONE)
+
+    def _keep(self, item: Item, why: str, *, failed: bool = False) -> None:
+        summary, reason = self.summary, self.summary.reason(why)
+        reason.count += 1
+        reason.sample = reason.sample or _sample(item)
+        if failed:
+            summary.failed += 1
+            summary.failed_by_queue[item.source_queue] += 1
+        else:
+            summary.skipped += 1
+        self._notices.kept(summary, why, item.kind, count=reason.count, failed=failed)
+
+    # --- time -------------------------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        if self._now_s() - self._began_s >= self._limits.total_timeout_s:
+            self._end_by(StoppedBy.TOTAL)
+        return self._stop is not None
+
+    async def _patiently(self, call: Callable[[], Awaitable[R]]) -> R | None:
+        """Try again while the storage or the server has trouble, up to the stall limit; None when the run is over."""
+        began_s, delay_s = self._now_s(), BACKOFF_S_FIRST
+        while True:
+            try:
+                return await call()
+            except TROUBLE as error:
+                self._notices.waits(self.summary, error.message)
+                if self._now_s() - began_s >= self._limits.stall_timeout_s:
+                    self.summary.notes.append(f"the storage cannot be used; {error.message}")
+                    self._end_by(StoppedBy.STALL)
+            await self._pause(delay_s)
+            if self._is_over():
+                return None
+            delay_s = min(delay_s * 2, BACKOFF_S_MAX)
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
+        except TimeoutError:
+            return
+
+    async def _arrived(self) -> None:
+        """Wait until what is marked has arrived, for as long as that goes on; then count what is left."""
+        summary, moved_s, before = self.summary, self._now_s(), -1
+        while True:
+            try:
+                stats = await self._queues.queue_stats(summary.dead_queue)
+            except (*TROUBLE, QueueMissing) as error:
+                summary.notes.append(f"what is left could not be counted; {error.message}")
+                summary.remaining = max(1, summary.found - summary.recovered)
+                return
+            partitions = [one for logical in stats.logical_queues for one in logical.partitions]
+            dying = sum(one.dying for one in partitions)
+            summary.remaining = sum(one.total + one.scheduled for one in partitions) + dying
+            if dying != before:
+                before, moved_s = dying, self._now_s()
+            if not dying or self._abandoned or self._now_s() - moved_s >= self._limits.stop_timeout_s:
+                break
+            await asyncio.sleep(ARRIVAL_STEP_S)
+        if dying:
+            summary.recovered -= min(dying, summary.recovered)
+            summary.notes.append(f"{dying} are marked and on their way; they arrive as soon as their queue takes them")
+
+
+def _message(item: Item) -> Message:
+    """An item as the filter knows letters."""
+    death = {
+        "queue": item.source_queue,
+        "reason": item.death_reason,
+        "count": item.death_attempts,
+        "time": item.died_at,
+    }
+    headers = {"x-death": [death]} if item.source_queue else {}
+    return Message(body=item.payload, id=item.id, type=item.kind, reference=item.reference, headers=headers)
+
+
+def _sample(item: Item) -> Sample:
+    return Sample(
+        message_id=item.id,
+        type=item.kind[:SAMPLE_CHARACTERS_MAX],
+        died_in=item.source_queue,
+        body_bytes=len(item.payload),
+        body=item.payload[: SAMPLE_CHARACTERS_MAX * 4].decode("utf-8", "replace")[:SAMPLE_CHARACTERS_MAX],
+    )
