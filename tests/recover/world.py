@@ -103,12 +103,13 @@ class World:
     def url(self) -> str:
         return self.admin.node.url(self.admin.vhost)
 
-    async def make(self, targets: Sequence[str] = TARGETS) -> World:
+    async def make(self, targets: Sequence[str] = TARGETS, *, declare_dlq: bool = True) -> World:
         """Declare everything. `refusing.queue` takes one message and refuses the rest."""
         self.routes = self.folder / "routes.toml"
         self.routes.write_text(ROUTES)
         await self.admin.exchange(EXCHANGE)
-        await self.queue(self.dlq, self.kind)
+        if declare_dlq:
+            await self.queue(self.dlq, self.kind)
         for target in targets:
             full: dict[str, int | str] = {"x-max-length": 1, "x-overflow": "reject-publish"}
             await self.queue(target, "classic", **(full if target == "refusing.queue" else {}))

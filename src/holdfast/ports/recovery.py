@@ -96,6 +96,10 @@ class DeadLetters(Protocol):
         """Why nothing can be published at the moment (an alarm, no connection); the empty text while it can."""
 
     @property
+    def warnings(self) -> Sequence[str]:
+        """What could not be made as safe as it should be."""
+
+    @property
     def sent_again_count(self) -> int:
         """How many publishes were repeated because the outcome of the first was unknown."""
 

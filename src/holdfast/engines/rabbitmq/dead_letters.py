@@ -94,7 +94,7 @@ class RabbitDeadLetters:
         self, address: Address, queue: str, redriver: Redriver, *, management: str | None, window_bytes_max: int
     ) -> None:
         self.queue = queue
-        self.lock_warning = ""
+        self.warnings: list[str] = []
         self._address = address.named(f"holdfast recovery of {queue}")
         self._management = management
         self._redriver = redriver
@@ -316,7 +316,9 @@ class RabbitDeadLetters:
                 await channel.call(methods.QueueDeclare(queue=lock_name(self.queue), exclusive=True, durable=False))
             except BrokerRefused as error:
                 if error.reply_code == ACCESS_REFUSED:
-                    self.lock_warning = f"no lock could be taken; {error.message}"
+                    self.warnings.append(
+                        f"no lock could be taken, another recovery may run beside this; {error.message}"
+                    )
                     emit("recovery.unlocked", queue=self.queue, error=error.message)
                     return
                 if error.reply_code != RESOURCE_LOCKED:

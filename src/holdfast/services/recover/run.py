@@ -25,6 +25,7 @@ from holdfast.services.recover.notices import Notices, sample
 from holdfast.services.recover.watch import Watch
 
 TICK_S = 0.25
+PUBLISH_SPARE_S = 60.0
 BATCH_COUNT_MAX = 1_000
 #: At first the sizes of the letters are not known: the prefetch is widened when they are.
 CAPACITY_COUNT_FIRST = 100
@@ -104,6 +105,9 @@ class Recovery:
         self._capacity_count = min(CAPACITY_COUNT_FIRST, limits.window_count_max, self._limit or CAPACITY_COUNT_FIRST)
         tag = await self._letters.open(capacity_count=max(1, self._capacity_count))
         self._notices.started(summary, tag)
+        for warning in self._letters.warnings:
+            summary.notes.append(warning)
+            self._notices.say(f"Warning: {warning}")
         self._watch.start()
         try:
             summary.stopped_by = await self._take_all()
@@ -247,7 +251,9 @@ class Recovery:
                 return  # unsent and unacked: they go back with the rest
             for letter in part.letters:
                 self._books.fly(letter)
-            self._letters.send(part.letters, self._on_outcome, timeout_s=self._watch.left_s())
+            # Longer than the run itself: its own clocks decide when it is over.
+            timeout_s = self._watch.left_s() + self._limits.stop_timeout_s + PUBLISH_SPARE_S
+            self._letters.send(part.letters, self._on_outcome, timeout_s=timeout_s)
             crash_point("recover.after_publish")
 
     # Settling.

@@ -1,0 +1,170 @@
+"""The broker is killed, cut off, full, alarmed or unwilling in the middle of a recovery: every letter is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.proof.proxy import Proxy
+from tests.engines.rabbitmq.admin import Admin
+from tests.recover.world import EXCHANGE, World, letter, summary
+from tests.support.eventually import eventually
+from tests.support.rabbitmq import Node, running_node
+
+pytestmark = pytest.mark.rabbitmq
+
+QUORUM_AGE_S = 2.5  # a quorum queue that is younger is forgotten by a single node that is killed
+
+
+@pytest.fixture(scope="module")
+def private_node() -> Iterator[Node]:
+    """A node that these tests kill and alarm."""
+    with running_node() as node:
+        yield node
+
+
+async def ended(process: subprocess.Popen[bytes], timeout_s: float = 90.0) -> dict[str, Any]:
+    """Its summary."""
+    out, err = await asyncio.to_thread(process.communicate, timeout=timeout_s)
+    assert process.returncode in (0, 3), err
+    told: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return told
+
+
+async def moved(world: World, count: int) -> bool:
+    """Whether so many have arrived."""
+    return await world.admin.count("collection.scan") >= count
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+async def test_the_broker_is_killed_in_the_middle(kind: str, private_node: Node, tmp_path: Path) -> None:
+    node, vhost = private_node, f"killed-{kind}"
+    async with Admin.open(node, vhost, keep=True) as admin:
+        world = await World(admin, tmp_path, kind=kind).make()
+        await world.fill(letter(n) for n in range(4_000))
+        await asyncio.sleep(QUORUM_AGE_S if kind == "quorum" else 0)
+        process = world.start("--rate", "2000/s", "--window", "500")
+        await eventually(lambda: moved(world, 800), timeout_s=30.0)
+        node.kill()
+    await asyncio.to_thread(node.start)
+    told = await ended(process)
+    assert told["interruptions"] >= 1
+    async with Admin.open(node, vhost) as admin:
+        world.admin = admin
+        again = summary(await world.recover("--empty-timeout", "500ms"))
+        await world.check(duplicates_max=told["possible_duplicates"] + again["possible_duplicates"])
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+async def test_the_connections_are_cut_again_and_again(kind: str, every_admin: Admin, tmp_path: Path) -> None:
+    """On 4.0 with its default delivery limit of 20: whatever comes back too often is not lost."""
+    world = await World(every_admin, tmp_path, kind=kind).make()
+    await world.fill(letter(n, kind=("CollectionScan", "Strange")[n % 20 == 19]) for n in range(3_000))
+    node = every_admin.node
+    async with Proxy("127.0.0.1", node.port) as proxy:
+        url = node.url(every_admin.vhost, port=proxy.port, more="?heartbeat=5")
+        process = world.command().start(
+            "recover", url, world.dlq, "--json", "--routes", str(world.routes), "--rate", "1500/s", "--window", "300"
+        )
+        for cut in range(1, 4):
+            await eventually(lambda at=cut * 400: moved(world, at), timeout_s=30.0)  # type: ignore[misc]
+            await proxy.cut()
+        told = await ended(process)
+    again = summary(await world.recover())
+    assert again["skipped"] == 150
+    await world.check(duplicates_max=told["possible_duplicates"] + again["possible_duplicates"])
+
+
+async def test_an_alarm_is_waited_out(private_node: Node, tmp_path: Path) -> None:
+    async with Admin.open(private_node, "alarm") as admin:
+        world = await World(admin, tmp_path).make()
+        await world.fill(letter(n) for n in range(200))
+        with private_node.memory_alarm():
+            process = world.start("--stall-timeout", "500ms")
+            ears = asyncio.create_task(_says(process, b"takes no publishes"))
+            await asyncio.wait_for(ears, 30.0)
+        told = await ended(process)
+        assert (told["recovered"], told["stopped_by"]) == (200, "all_taken")
+        await world.check(duplicates_max=told["possible_duplicates"])
+
+
+async def test_an_alarm_that_does_not_end(private_node: Node, tmp_path: Path) -> None:
+    async with Admin.open(private_node, "alarm-without-end") as admin:
+        world = await World(admin, tmp_path).make()
+        await world.fill(letter(n) for n in range(50))
+        with private_node.memory_alarm():
+            ended_at_last = await world.recover("--total-timeout", "3s", "--stop-timeout", "500ms")
+            told = summary(ended_at_last)
+            assert (told["recovered"], told["stopped_by"], told["remaining"]) == (0, "total", 50)
+        await world.check(duplicates_max=told["possible_duplicates"])
+
+
+async def test_a_user_who_may_not_publish_there(world: World) -> None:
+    _user(world.admin.node, world.admin.vhost, configure=".*", write=f"^(?!{EXCHANGE}$).*", read=".*")
+    await world.fill(letter(n) for n in range(30))
+    url = world.admin.node.url(world.admin.vhost, user="weak:weak")
+    got = await asyncio.to_thread(world.command(), "recover", url, world.dlq, "--json", "--routes", str(world.routes))
+    told = summary(got)
+    assert (got.code, told["recovered"], told["failed"], told["remaining"]) == (3, 0, 30, 30)
+    assert any("403" in reason for reason in told["reasons"])
+    await world.check()
+
+
+async def test_a_user_who_may_not_take_the_lock_is_warned(world: World) -> None:
+    _user(world.admin.node, world.admin.vhost, configure="^$", write=".*", read=".*")
+    await world.fill(letter(n) for n in range(5))
+    url = world.admin.node.url(world.admin.vhost, user="weak:weak")
+    got = await asyncio.to_thread(world.command(), "recover", url, world.dlq, "--json", "--routes", str(world.routes))
+    assert got.code == 0, got
+    assert any("no lock" in note for note in summary(got)["notes"])
+    await world.check()
+
+
+async def test_a_letter_near_its_delivery_limit_is_put_back_by_a_publish(
+    nodes: dict[str, Node], tmp_path: Path
+) -> None:
+    """A quorum queue deletes what comes back too often, and unknown letters come back at every run."""
+    async with Admin.open(nodes["4.0"], "limits") as admin:
+        world = World(admin, tmp_path, dlq="limited.dlq")
+        await admin.quorum_queue("limited.dlq", **{"x-delivery-limit": 7})
+        await world.make(declare_dlq=False)
+        await world.fill(letter(n, kind="Strange") for n in range(5))
+        put_back = []
+        for _ in range(8):
+            told = summary(await world.recover("--management", admin.node.management_url))
+            assert (told["skipped"], told["remaining"]) == (5, 5)
+            put_back.append(told["put_back"])
+        assert put_back == [0, 0, 5, 0, 0, 5, 0, 0]
+        await world.check()
+
+
+async def test_strict_refuses_a_queue_with_a_delivery_limit(nodes: dict[str, Node], tmp_path: Path) -> None:
+    async with Admin.open(nodes["4.0"], "strict") as admin:
+        world = await World(admin, tmp_path, kind="quorum").make()
+        await world.fill(letter(n) for n in range(5))
+        management = ("--management", admin.node.management_url)
+        got = await world.recover("--strict", *management)
+        assert got.code == 1
+        assert "delivery limit" in got.stderr
+        assert "set_policy" in got.stderr
+        assert await admin.count(world.dlq) == 5
+
+
+async def _says(process: subprocess.Popen[bytes], words: bytes) -> None:
+    assert process.stderr is not None
+    while True:
+        line = await asyncio.to_thread(process.stderr.readline)
+        assert line, "it ended without saying so"
+        if words in line:
+            return
+
+
+def _user(node: Node, vhost: str, **permissions: str) -> None:
+    node.api("PUT", "/users/weak", {"password": "weak", "tags": ""})
+    node.api("PUT", f"/permissions/{vhost}/weak", permissions)
