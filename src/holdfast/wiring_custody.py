@@ -22,7 +22,7 @@ from holdfast.errors import CannotStart, HoldfastError, Invalid
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.clock import Clock
 from holdfast.ports.custody import Post
-from holdfast.ports.vault import Vault
+from holdfast.ports.vault import Ledger, Vault
 from holdfast.services.ledger import Ledgers
 from holdfast.services.queue.methods import Queues
 from holdfast.services.tokens import TokenBook
@@ -85,12 +85,29 @@ async def open_office(
 
 
 @asynccontextmanager
+async def open_ledger(settings: Settings, url: str, *, clock: Clock) -> AsyncIterator[Ledger]:
+    """The ledger of the vault at a URL, for a row that goes with no letter. Raises CannotStart."""
+    database, _ = _database(url)
+    key = await asyncio.to_thread(_key, settings, url)
+    vault = SqlVault(database, key=key, clock=clock)
+    await _open(vault)
+    try:
+        await _check_key(vault, key)
+        yield vault.ledger
+    finally:
+        await vault.close()
+
+
+@asynccontextmanager
 async def office_at_work(office: Office, settings: Settings) -> AsyncIterator[None]:
     """What a server does by itself: captures, tasks that go on, letters that are resolved or past their retention."""
     retention = parse_retention(settings.retention)
     resolve_after_s = parse_duration(settings.resolve_after, what="resolve_after") / 1_000_000
     for queue in listed(settings.capture):
-        await office.custody.start_capture(queue, SERVER)
+        try:
+            await office.custody.start_capture(queue, SERVER)
+        except HoldfastError as error:
+            emit("capture.failed", queue=queue, error=error)  # the rest is served all the same
     await office.redrives.resume_all()
     upkeep = asyncio.create_task(_upkeep(office, resolve_after_s, retention), name="upkeep of the vault")
     try:

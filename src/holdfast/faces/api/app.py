@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.faces.api.admin.routes import admin_routes
-from holdfast.faces.api.door import Door
+from holdfast.faces.api.door import NAME_HERE, Door
 from holdfast.faces.api.openapi import document
 from holdfast.faces.api.results import Opening
 from holdfast.faces.api.results import routes as result_routes
@@ -34,10 +34,11 @@ def make_app(
     body_bytes_max: Mapping[str, int] = BODY_BYTES_MAX,
     results: Opening | None = None,
     office: Office | None = None,
+    name_here: str = NAME_HERE,
 ) -> ASGIApp:
     """The application over a service; without a token's hash it lets everybody on this machine in."""
     manager, requests = service.manager, Requests()
-    door = Door(admin_token_hash, tokens=office.tokens if office else None)
+    door = Door(admin_token_hash, tokens=office.tokens if office else None, name_here=name_here)
 
     async def health(request: Request) -> Response:
         door.check_page(request.scope)

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from holdfast.faces.api.app import make_app
 from holdfast.faces.api.door import token_hash
 from holdfast.faces.api.results import Opening
 from holdfast.ports.queues import Catalog
+from holdfast.ports.vault import Ledger
 from holdfast.services.queue.methods import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.settings import Address, Settings
@@ -30,6 +31,7 @@ from holdfast.telemetry.events import emit
 from holdfast.telemetry.log import set_up_logging
 from holdfast.wiring import has_collector, open_collector, open_service
 from holdfast.wiring_custody import Office, office_at_work, open_office
+from holdfast.wiring_recover import Scheduled
 
 TOKEN_KEY = "admin_token_sha256"  # noqa: S105 - the name under which the hash is kept
 STOP_TIMEOUT_S = 30
@@ -106,15 +108,27 @@ async def _serve(
         results=results,
         office=office,
     )
-    async with office_at_work(office, settings), _serving(app, listener, settings):
+    recoveries = _recoveries(settings, service, office).schedule()
+    async with office_at_work(office, settings), _serving(app, listener, settings), AsyncExitStack() as stack:
         address = _address(listener, tls=bool(settings.tls_cert))
         announce(f"Holdfast serves on {address}")
         emit("server.started", address=address)
+        await stack.enter_async_context(recoveries.at_work())
         await stop.wait()
         emit("server.stopping")
+        await stack.aclose()
         await results.close()
         await office.close()
         service.manager.stop()
+
+
+def _recoveries(settings: Settings, service: QueueService, office: Office) -> Scheduled:
+    @asynccontextmanager
+    async def ledger() -> AsyncIterator[Ledger]:
+        yield office.vault.ledger
+
+    broker = settings.broker.reveal() if settings.broker else None
+    return Scheduled(settings, queues=lambda: Queues(service), broker=broker, ledger=ledger)
 
 
 def _results(settings: Settings, service: QueueService) -> Opening:

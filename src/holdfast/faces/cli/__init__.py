@@ -11,11 +11,14 @@ from typer.exceptions import TyperException
 
 from holdfast.faces.cli import (
     config,
+    custody,
     items,
     leases,
+    letters,
     produce,
     queues,
     recover,
+    redrive,
     results,
     run,
     serve,
@@ -30,7 +33,23 @@ from holdfast.faces.cli.output import forget_stdout
 __all__ = ["app", "main", "modules"]
 
 #: Each module registers its commands in the tree of `app`.
-modules = (serve, run, recover, queues, produce, leases, items, transfer, watch, topology, results, config)
+modules = (
+    serve,
+    run,
+    recover,
+    queues,
+    produce,
+    leases,
+    items,
+    transfer,
+    watch,
+    topology,
+    results,
+    letters,
+    custody,
+    redrive,
+    config,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

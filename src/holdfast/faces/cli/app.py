@@ -34,10 +34,21 @@ topology = _group("Exchanges, queues and bindings of a RabbitMQ broker: plan, ap
 
 results = _group("Large results that arrive as numbered messages: start, list, show, gaps, cat, abandon.")
 
+letters = _group("Letters in custody: list, search, show, edit, diff, archive, restore, discard, resolve, export.")
+groups = _group("Letters that died of one cause: list, change.")
+redrive = _group("Tasks that send letters back: start, list, watch, pause, resume, cancel.")
+tokens = _group("API tokens: create, list, revoke.")
+ledger = _group("Who did what to which letter: show, head, verify.")
+
 queue.add_typer(items, name="items")
 app.add_typer(queue, name="queue")
 app.add_typer(topology, name="topology")
 app.add_typer(results, name="results")
+app.add_typer(letters, name="letters")
+app.add_typer(groups, name="groups")
+app.add_typer(redrive, name="redrive")
+app.add_typer(tokens, name="token")
+app.add_typer(ledger, name="ledger")
 app.add_typer(config, name="config")
 
 

@@ -1,0 +1,156 @@
+"""`holdfast plan` and `holdfast redrive`: what would be done, then exactly that; Ctrl-C pauses cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.faces.cli.admin import LIST_COUNT_DEFAULT, Admin, as_selection, filtered, open_admin
+from holdfast.faces.cli.app import app
+from holdfast.faces.cli.app import redrive as group
+from holdfast.faces.cli.command import command
+from holdfast.faces.cli.failures import ExitCode
+from holdfast.faces.cli.output import filled_table, plural
+from holdfast.faces.cli.progress import meter
+from holdfast.faces.cli.session import Session
+
+STEP_S = 0.2
+STEPS_MAX = 5 * 86_400 * 7
+
+Limit = Annotated[int, typer.Option(help="At most so many.", min=1, max=1_000)]
+Id = Annotated[int, typer.Argument(metavar="ID", help="The id of the task.", min=1, show_default=False)]
+
+
+@command(app, "plan", example="holdfast plan --queue orders.dlq --error Timeout --max-per-s 100")
+@filtered
+async def plan(
+    session: Session,
+    filters: dict[str, str],
+    target: Annotated[str, typer.Option(help="queue (it died in), wait, original, or address.")] = "queue",
+    exchange: Annotated[str, typer.Option(help="With --target address.", show_default=False)] = "",
+    routing_key: Annotated[str, typer.Option(help="With --target address.", show_default=False)] = "",
+    max_per_s: Annotated[int, typer.Option(help="At most so many letters a second; 0 is no limit.", min=0)] = 0,
+    redrives_max: Annotated[int, typer.Option(help="Leave out what was redriven so often.", min=1)] = 5,
+    force: Annotated[bool, typer.Option("--force", help="Do not leave it out.")] = False,
+    canary: Annotated[int, typer.Option(help="Send so many first and see whether they come back.", min=0)] = 0,
+    canary_wait: Annotated[str, typer.Option(help="For how long: a duration, or auto.")] = "auto",
+) -> ExitCode:
+    """Show what a redrive would do: how many letters go where, what is left out and why. Changes nothing."""
+    request: dict[str, object] = {
+        "selection": as_selection(filters),
+        "target": {"kind": target, "exchange": exchange, "routing_key": routing_key},
+        "max_per_s": max_per_s,
+        "redrives_max": redrives_max,
+        "force": force,
+    }
+    if canary:
+        request["canary"] = {"first": canary, "wait": canary_wait}
+    async with open_admin(session) as admin:
+        made = await admin.post("/admin/plans", request)
+    session.out.document(made)
+    rows = [[address, count] for address, count in made["targets"].items()]
+    session.out.show(filled_table(("to", "#letters"), rows, title=f"{plural(made['count'], 'letter')} can go"))
+    for note in made["notes"]:
+        session.out.say(note)
+    for one in made["left_out"]:
+        session.out.say(f"letter {one['letter']} is left out: {one['why']}")
+    session.out.say(f"execute it: holdfast redrive start {made['hash']}")
+    return ExitCode.DONE if made["count"] else ExitCode.FAILED
+
+
+@command(group, "start", example="holdfast redrive start 5d4d242a… --reason 'fixed in 1.4'")
+async def start(
+    session: Session,
+    plan_hash: Annotated[str, typer.Argument(metavar="PLAN", help="The hash of a plan.", show_default=False)],
+    name: Annotated[str, typer.Option(help="What the task is called.", show_default=False)] = "",
+    reason: Annotated[str, typer.Option(help="Why, for the ledger.", show_default=False)] = "",
+    operation: Annotated[str, typer.Option(help="Two starts with one of these make one task.")] = "",
+) -> ExitCode:
+    """Execute a plan and watch it; Ctrl-C pauses the task and leaves it to be resumed."""
+    async with open_admin(session) as admin:
+        request = {"plan": plan_hash, "name": name, "reason": reason, "operation": operation}
+        task = await admin.post("/admin/redrives", request)
+        return await _watched(session, admin, task)
+
+
+@command(group, "resume", example="holdfast redrive resume 7")
+async def resume(session: Session, number: Id) -> ExitCode:
+    """Go on with a task that was paused or stopped, and watch it."""
+    async with open_admin(session) as admin:
+        return await _watched(session, admin, await admin.post(f"/admin/redrives/{number}/resume"))
+
+
+@command(group, "watch", example="holdfast redrive watch 7")
+async def watch(session: Session, number: Id) -> ExitCode:
+    """Watch a task of a server until it ends."""
+    async with open_admin(session) as admin:
+        return await _watched(session, admin, await admin.get(f"/admin/redrives/{number}"), pauses=False)
+
+
+@command(group, "pause", example="holdfast redrive pause 7")
+async def pause(session: Session, number: Id) -> None:
+    """Pause a task, after the letters that are in flight."""
+    async with open_admin(session) as admin:
+        _told(session, await admin.post(f"/admin/redrives/{number}/pause"))
+
+
+@command(group, "cancel", example="holdfast redrive cancel 7")
+async def cancel(session: Session, number: Id) -> None:
+    """End a task for good; what was not redriven stays captured."""
+    async with open_admin(session) as admin:
+        _told(session, await admin.post(f"/admin/redrives/{number}/cancel"))
+
+
+@command(group, "list", example="holdfast redrive list")
+async def list_redrives(
+    session: Session,
+    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=1_000)] = LIST_COUNT_DEFAULT,
+) -> None:
+    """List tasks, newest first."""
+    async with open_admin(session) as admin:
+        found = (await admin.get("/admin/redrives", limit=limit))["redrives"]
+    session.out.documents(found)
+    names = ("id", "state", "total", "redriven", "failed", "skipped", "came_back", "name", "started_by", "why")
+    rows = [[one[name] for name in names] for one in found]
+    columns = ("#id", "state", "#letters", "#redriven", "#failed", "#skipped", "#back", "name", "who", "why")
+    session.out.show(filled_table(columns, rows, wraps=("why",)))
+
+
+async def _watched(session: Session, admin: Admin, task: dict[str, Any], *, pauses: bool = True) -> ExitCode:
+    interrupted = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, interrupted.set)
+    try:
+        with meter(f"redrive {task['id']}", total=task["total"], quiet=session.as_json) as bar:
+            done = 0
+            for _ in range(STEPS_MAX):
+                now = task["redriven"] + task["failed"] + task["skipped"]
+                bar.add(now - done)
+                bar.advance(now - done)
+                done = now
+                if task["state"] != "running":
+                    break
+                try:
+                    await asyncio.wait_for(interrupted.wait(), STEP_S)
+                    if not pauses:
+                        break
+                    task = await admin.post(f"/admin/redrives/{task['id']}/pause")
+                except TimeoutError:
+                    task = await admin.get(f"/admin/redrives/{task['id']}")
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+    _told(session, task)
+    if task["state"] == "done" and not task["failed"] and not task["skipped"]:
+        return ExitCode.DONE
+    return ExitCode.PARTLY_DONE if task["redriven"] else ExitCode.FAILED
+
+
+def _told(session: Session, task: dict[str, Any]) -> None:
+    session.out.document(task)
+    text = f"redrive {task['id']} is {task['state']}: {task['redriven']} of {task['total']} redriven"
+    if task["failed"] or task["skipped"]:
+        text += f", {task['failed']} failed, {task['skipped']} skipped"
+    session.out.say(f"{text}; {task['why']}" if task["why"] else text)

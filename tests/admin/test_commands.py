@@ -1,0 +1,104 @@
+"""Custody from a shell: the commands on an embedded vault, and their exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from tests.support.command import Inside
+from tests.vault.letters import QUEUE
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Inside:
+    """A folder with two items that died in `orders`."""
+    url = f"sqlite:///{tmp_path}/data"
+    asyncio.run(_prepare(url))
+    return Inside(tmp_path, url)
+
+
+async def _prepare(url: str) -> None:
+    async with holdfast.open(url) as queues:
+        await queues.queues_create(QUEUE)
+        await queues.queues_create("orders", dead_queue=QUEUE)
+        await queues.queue_produce("orders", [b"one apple", b"two"])
+        leased = await queues.queue_lease("orders", batch_size=2)
+        dead = [holdfast.RetryItem(id=item.id, dead=True, reason="ValueError: no") for item in leased.items]
+        await queues.queue_retry("orders", dead)
+        from holdfast.testing import assert_dead
+        from tests.support.eventually import eventually
+
+        async def arrived() -> bool:
+            return len(await assert_dead(queues, QUEUE, source_queue="orders")) == 2
+
+        await eventually(arrived)
+
+
+def test_letters_are_captured_found_edited_and_redriven(run: Inside) -> None:
+    assert run.done("capture", QUEUE, "--json").document["captured"] == 2
+    assert [one["id"] for one in run.done("letters", "list", "--queue", QUEUE, "--json").documents] == [2, 1]
+    assert [one["id"] for one in run.done("letters", "search", "apple", "--json").documents] == [1]
+    assert run.done("letters", "show", "1", "--body").stdout == b"one apple"
+    assert "orders.dlq" in run.done("letters", "show", "1").text
+    body = run.folder / "body"
+    body.write_bytes(b"one pear")
+    edit = ("letters", "edit", "1", "--revision", "0", "--body-file", body, "--set", "tenant=7", "--json")
+    assert run.done(*edit).document == {"revision": 1}
+    assert run(*edit).code == 1
+    changed = run.done("letters", "diff", "1", "--json").document
+    assert changed["put"] == {"tenant": 7}
+    assert "+one pear" in changed["body"]
+    exported = run.done("letters", "export", "--queue", QUEUE).documents
+    assert [one["id"] for one in exported] == [2, 1]
+    plan = run.done("plan", "--queue", QUEUE, "--json").document
+    assert (plan["count"], plan["targets"]) == (2, {"orders": 2})
+    task = run.done("redrive", "start", plan["hash"], "--reason", "mended", "--json").document
+    assert (task["state"], task["redriven"]) == ("done", 2)
+    assert run("redrive", "pause", "1").code == 1
+    assert len(run.done("redrive", "list", "--json").documents) == 1
+    items = run.done("queue", "items", "list", "orders", "--json").documents
+    assert len(items) == 2
+    assert run.done("balance", "--json").document[0]["ledger"] == {"redriven": 2}
+
+
+def test_actions_name_their_count_and_the_ledger_tells_of_them(run: Inside) -> None:
+    run.done("capture", QUEUE)
+    assert run("letters", "archive", "--count", "2").code == 2, "no selection"
+    asked = run("letters", "archive", "--queue", QUEUE, "--json")
+    assert (asked.code, asked.document["count"], asked.document["done"]) == (2, 2, False)
+    assert run("letters", "archive", "--queue", QUEUE, "--count", "1").code == 1
+    assert run.done("letters", "archive", "--queue", QUEUE, "--count", "2", "--json").document == {"count": 2}
+    assert run.done("letters", "restore", "--ids", "1", "--count", "1", "--json").document == {"count": 1}
+    assert run.done("letters", "discard", "--ids", "1", "--count", "1", "--json").document == {"count": 1}
+    (group,) = run.done("groups", "list", "--json").documents
+    assert run.done("groups", "change", group["key"], "--status", "ignored", "--json").document["status"] == "ignored"
+    head = run.done("ledger", "head", "--json").document["head"]
+    assert run.done("ledger", "verify", "--anchor", head).code == 0
+    assert run("ledger", "verify", "--anchor", "9999:00").code == 1
+    rows = run.done("ledger", "show", "--json").document["rows"]
+    assert {row["actor"].partition(":")[0] for row in rows} == {"cli"}
+
+
+def test_tokens_are_made_listed_and_revoked(run: Inside) -> None:
+    token = run.done("token", "create", "ci", "--role", "operator", "--json").document["token"]
+    assert token not in json.dumps(run.done("token", "list", "--json").documents)
+    assert run("token", "create", "ci").code == 1
+    run.done("token", "revoke", "ci")
+    assert run("token", "revoke", "ci").code == 1
+
+
+def test_a_changed_ledger_is_found(run: Inside) -> None:
+    import apsw
+
+    run.done("capture", QUEUE)
+    run.done("token", "create", "ci")
+    database = apsw.Connection(str(run.folder / "data" / "vault.db"))
+    database.execute("DROP TRIGGER ledger_is_not_changed")
+    database.execute("UPDATE ledger SET actor = 'somebody else' WHERE number = 2")
+    database.close()
+    broken = run("ledger", "verify", "--json")
+    assert (broken.code, broken.document["broken_at"]) == (1, 2)
