@@ -53,6 +53,14 @@ class Bucket:
     def make(self) -> None:
         assert httpx2.put(f"{self.address}/{BUCKET}", trust_env=False).status_code == 200
 
+    def stop(self) -> None:
+        """It refuses connections, until `start`; what it has, it keeps."""
+        self._server.stop()
+
+    def start(self) -> None:
+        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
+        self._server.start()
+
     def close(self) -> None:
         self._server.stop()
 

@@ -224,8 +224,8 @@ def test_gaps_are_ranges() -> None:
 def test_the_set_of_series_is_never_inferred() -> None:
     stand = {"a": SeriesStand(series="a", count=1, stored_count=1)}
     assert known_set(None, stand) is None
-    assert known_set(["b"], stand) == {"b"}
-    assert known_set(None, {"a": SeriesStand(series="a", count=1, series_count=1)}) == {"a"}
+    assert known_set(["b"], stand) == frozenset({"b"})
+    assert known_set(None, {"a": SeriesStand(series="a", count=1, series_count=1)}) == frozenset({"a"})
 
 
 def test_a_header_that_disagrees_about_the_number_of_series_contradicts() -> None:

@@ -54,11 +54,11 @@ def note_uploads(folder: Path) -> None:
     def noting(kind: Any) -> None:
         real = kind.put
 
-        async def put(self: Any, path: str, content: Any) -> object:
+        async def put(self: Any, path: str, content: Any, **more: Any) -> object:
             file = os.open(folder / "uploads", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             os.write(file, path.encode() + b"\n")
             os.close(file)
-            return await real(self, path, content)
+            return await real(self, path, content, **more)
 
         kind.put = put
 

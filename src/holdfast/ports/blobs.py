@@ -45,8 +45,8 @@ class BlobStat:
 class Blobs(Protocol):
     """A store of blobs. Every method raises Invalid for a path that `check_path` refuses; nothing changed."""
 
-    async def put(self, path: str, content: bytes | AsyncIterable[bytes]) -> Blob:
-        """Store the bytes under the path, once.
+    async def put(self, path: str, content: bytes | AsyncIterable[bytes], *, sha256: str | None = None) -> Blob:
+        """Store the bytes under the path, once. `sha256` is their digest when the caller knows it for sure.
 
         The same bytes again are no error: `created` is false then, and they are durable. Of concurrent puts
         exactly one creates. Raises BlobExists when something else is there. Raises StorageFailed when the store

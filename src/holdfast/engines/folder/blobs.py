@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
@@ -12,6 +13,7 @@ from holdfast.engines.folder.partial import Partial, remove_leftovers
 from holdfast.engines.folder.reader import Reader
 from holdfast.engines.folder.threads import in_thread
 from holdfast.engines.folder.tree import Tree, is_file
+from holdfast.engines.folder.unnamed import Unnamed
 from holdfast.errors import CannotStart, Invalid, StorageFailed
 from holdfast.ports.blobs import Blob, BlobExists, BlobMissing, BlobStat, check_path
 
@@ -42,8 +44,12 @@ class FolderBlobs:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
 
-    async def put(self, path: str, content: bytes | AsyncIterable[bytes]) -> Blob:
+    async def put(self, path: str, content: bytes | AsyncIterable[bytes], *, sha256: str | None = None) -> Blob:
         segments = check_path(path)
+        if isinstance(content, bytes):
+            digest = sha256 or hashlib.sha256(content).hexdigest()
+            with _translated("putting", path):
+                return await in_thread(self._put_whole, path, segments, content, digest)
         partial = Partial(self._tree)
         try:
             with _translated("putting", path):
@@ -101,19 +107,50 @@ class FolderBlobs:
 
     # What follows blocks, and runs in a thread.
 
+    def _put_whole(self, path: str, segments: tuple[str, ...], content: bytes, sha256: str) -> Blob:
+        """All of it in one go: each change of threads costs as much as a small write."""
+        created = self._put_unnamed(segments, content, sha256)
+        if created is None:
+            partial = Partial(self._tree)
+            try:
+                partial.open()
+                partial.write(content)
+                created = self._publish(partial, segments)
+            finally:
+                partial.close()
+        return Blob(path=path, size_bytes=len(content), sha256=sha256, created=created)
+
+    def _put_unnamed(self, segments: tuple[str, ...], content: bytes, sha256: str) -> bool | None:
+        """Without a temporary name; None where the system cannot do that."""
+        blob = Unnamed(self._tree, sha256)
+        try:
+            with self._tree.directory(segments[:-1], create=True) as folder:
+                if not blob.open(folder):
+                    return None
+                blob.write(content)
+                return True if blob.publish(segments, folder) else None
+        except (FileExistsError, NotADirectoryError) as error:
+            return self._taken(error, segments, sha256)
+        finally:
+            blob.close()
+
     def _publish(self, partial: Partial, segments: tuple[str, ...]) -> bool:
-        path = "/".join(segments)
         try:
             partial.publish(segments)
-            return True
-        except NotADirectoryError as error:
+        except (FileExistsError, NotADirectoryError) as error:
+            return self._taken(error, segments, partial.sha256)
+        return True
+
+    def _taken(self, error: OSError, segments: tuple[str, ...], sha256: str) -> bool:
+        """The path is taken: by the same bytes, which is no error, or by something else."""
+        path = "/".join(segments)
+        if isinstance(error, NotADirectoryError):
             raise Invalid(f"blob path is invalid; a part of {path!r} is not a folder") from error
-        except FileExistsError as error:
-            found = self._sha256(segments)
-            if found is None and not self._is_taken(segments):
-                raise FileNotFoundError(errno.ENOENT, "it was deleted meanwhile") from error
-            if found != partial.sha256:
-                raise BlobExists(f"blob path is taken; {path!r} holds something else") from error
+        found = self._sha256(segments)
+        if found is None and not self._is_taken(segments):
+            raise FileNotFoundError(errno.ENOENT, "it was deleted meanwhile") from error
+        if found != sha256:
+            raise BlobExists(f"blob path is taken; {path!r} holds something else") from error
         # Whoever created it may have died between the link and the fsync.
         with self._tree.directory(segments[:-1], create=True) as folder:
             os.fsync(folder)
@@ -160,11 +197,8 @@ class FolderBlobs:
         return found
 
 
-async def _sized(content: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+async def _sized(content: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
     """The content in pieces worth a thread, however small the given ones are."""
-    if isinstance(content, bytes):
-        yield content
-        return
     waiting = bytearray()
     async for chunk in content:
         waiting += chunk

@@ -71,7 +71,7 @@ class Partial:
         ):
             os.link(self._name, segments[-1], src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
             crash_point("blobs.after_rename")
-            os.fsync(target)
+            self._tree.sync(segments[:-1], target)
 
     def close(self) -> None:
         """Remove the temporary name; a published blob keeps its own. May be called when `open` failed."""

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+#: Threads that mostly wait for the disk: more than processors, and not those that others wait for.
+THREADS_COUNT_MAX = 32
+_threads = ThreadPoolExecutor(THREADS_COUNT_MAX, thread_name_prefix="folder")
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -16,7 +22,7 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     A thread cannot be stopped. If the caller went on at once, it would close a descriptor under the thread,
     and the thread's next write could go to whichever file got that number.
     """
-    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    running = asyncio.get_running_loop().run_in_executor(_threads, partial(work, *args, **kwargs))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

@@ -16,6 +16,16 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 DURABLE_COUNT_MAX = 10_000
 
 
+class _Sync:
+    """The fsyncs of one directory: who has asked, and up to whom it is done."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+        self.asked = 0
+        self.done = 0
+
+
 class Tree:
     """A root directory, held open. Paths are walked from it one segment at a time, never through a link."""
 
@@ -24,6 +34,7 @@ class Tree:
         self._root = -1
         self._durable: set[tuple[str, ...]] = set()
         self._lock = threading.Lock()
+        self._syncs: dict[tuple[str, ...], _Sync] = {}
 
     def open(self) -> None:
         """Make the root where it is missing, and hold on to it. Raises OSError."""
@@ -57,6 +68,25 @@ class Tree:
         finally:
             os.close(current)
 
+    def sync(self, segments: Sequence[str], descriptor: int) -> None:
+        """Put what was linked into a directory on the disk. Those who ask at the same time share one fsync."""
+        with self._lock:
+            sync = self._syncs.setdefault(tuple(segments), _Sync())
+            sync.users += 1
+            sync.asked += 1
+            ticket = sync.asked
+        try:
+            with sync.lock:
+                if sync.done < ticket:
+                    upto = sync.asked  # everybody up to here has linked before this fsync begins
+                    os.fsync(descriptor)
+                    sync.done = upto
+        finally:
+            with self._lock:
+                sync.users -= 1
+                if not sync.users:
+                    self._syncs.pop(tuple(segments), None)
+
     def entries(self, segments: Sequence[str]) -> tuple[list[str], list[tuple[str, int]]]:
         """The directories, and the files with their sizes; links and other things are left out."""
         directories: list[str] = []
@@ -79,11 +109,10 @@ class Tree:
 
         That it exists is not enough: whoever made it may have died before the fsync.
         """
-        try:
+        if segments in self._durable:
+            return  # directories are never removed
+        with suppress(FileExistsError):
             os.mkdir(segments[-1], mode=0o700, dir_fd=parent)
-        except FileExistsError:
-            if segments in self._durable:
-                return
         os.fsync(parent)
         with self._lock:
             if len(self._durable) >= DURABLE_COUNT_MAX:

@@ -57,12 +57,12 @@ class ObjectBlobs:
         self._store = store
         self._place = place
 
-    async def put(self, path: str, content: bytes | AsyncIterable[bytes]) -> Blob:
+    async def put(self, path: str, content: bytes | AsyncIterable[bytes], *, sha256: str | None = None) -> Blob:
         import obstore
 
         check_path(path)
         body = content if isinstance(content, bytes) else await _gathered(path, content)
-        sha256 = hashlib.sha256(body).hexdigest()
+        sha256 = sha256 or hashlib.sha256(body).hexdigest()
         created = True
         with self._translated("putting", path):
             try:

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.core.collect import DEAD_QUEUE, is_complete, known_set
 from holdfast.services.collect.headers import Headers, park_excess
-from holdfast.services.collect.payloads import Payloads
+from holdfast.services.collect.payloads import Payloads, held_max
 from holdfast.services.collect.reading import gaps_of
 from holdfast.services.collect.work import Work
 from holdfast.telemetry.events import emit
@@ -29,7 +29,7 @@ async def await_results(work: Work) -> None:
     async with AsyncExitStack() as stack:
         headers_in = await stack.enter_async_context(tools.transport.open(work.header_queue, count_max=16))
         payloads_in = await stack.enter_async_context(
-            tools.transport.open(work.payload_queue, count_max=tools.limits.uploads_max)
+            tools.transport.open(work.payload_queue, count_max=held_max(work))
         )
         headers = Headers(work, headers_in, on_change=changed.set)
         payloads = Payloads(work, payloads_in, on_change=changed.set)

@@ -1,7 +1,7 @@
 """Payload messages: each is stored as a blob, written to the index, and acked, in this order.
 
-Memory is bounded by what is taken: at most `uploads_max` messages of a transaction are here at a time, and fewer when
-they are large. Whatever fails for now is tried again with the message still held.
+Memory is bounded by what is taken: at most twice `uploads_max` messages of a transaction are here at a time, and fewer
+when they are large. Whatever fails for now is tried again with the message still held.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ from holdfast.services.collect.writer import IndexWriter
 from holdfast.telemetry.events import emit
 
 REASON = "contradiction"
+
+
+def held_max(work: Work) -> int:
+    """How many messages may be here: those that are uploaded, and as many that wait for their turn."""
+    return 2 * work.tools.limits.uploads_max
 
 
 async def park(work: Work, intake: Intake, incoming: Incoming, reason: str) -> None:
@@ -47,18 +52,24 @@ class Payloads:
         self._running_bytes = 0
         self._largest_bytes = 1
         self._freed = asyncio.Event()
+        self._held_max = held_max(work)
 
     async def run(self) -> None:
         """Work until the intake is stopped and everything taken is settled. Raises what ended it."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                while (room := self._room()) < 1:
+                while (room := self._room()) < self._worth:
                     self._freed.clear()
                     await self._freed.wait()
                 batch = await self._intake.take(room)
                 if not batch:
                     return
                 await self._begin(batch, tasks)
+
+    @property
+    def _worth(self) -> int:
+        """How many messages are worth a round trip: half of what may be here, or whatever fits when it is idle."""
+        return 1 if len(self._running) < self._work.tools.limits.uploads_max // 2 else self._held_max // 2
 
     def _room(self) -> int:
         limits = self._work.tools.limits
@@ -69,7 +80,7 @@ class Payloads:
             if room_bytes < self._largest_bytes:
                 return 0
         by_size = max(1, room_bytes // self._largest_bytes)
-        return min(limits.uploads_max - len(self._running), by_size)
+        return min(self._held_max - len(self._running), by_size)
 
     async def _begin(self, batch: Sequence[Incoming], tasks: asyncio.TaskGroup) -> None:
         read = [read_payload(incoming.message, self._work.id) for incoming in batch]
@@ -115,12 +126,13 @@ class Payloads:
         part = Part(series=payload.series, ordinal=payload.ordinal, path=path, size_bytes=len(body), sha256=sha256)
         async with work.tools.uploads:
             crash_point("collect.before_upload")
-            await work.patience.until_done(lambda: work.tools.blobs.put(path, body))
+            await work.patience.until_done(lambda: work.tools.blobs.put(path, body, sha256=sha256))
             crash_point("collect.after_upload")
-        emit("collect.uploaded", ordinal=payload.ordinal, path=path)
-        crash_point("collect.before_index")
-        winner, put = await work.patience.until_done(lambda: self._writer.put(part))
-        crash_point("collect.after_index")
+            emit("collect.uploaded", ordinal=payload.ordinal, path=path)
+            # Still counted as an upload: what a kill makes us upload again is what is not in the index yet.
+            crash_point("collect.before_index")
+            winner, put = await work.patience.until_done(lambda: self._writer.put(part))
+            crash_point("collect.after_index")
         work.learn(put.stand)
         return None if winner.path == path and not self._is_beyond(payload) else winner
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -263,17 +265,43 @@ async def test_every_new_name_is_put_on_the_disk(blobs: FolderBlobs, root: Path)
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         real(descriptor)
 
-    await blobs.put("warm", b"")
+    async def stream() -> AsyncIterator[bytes]:
+        yield b"x"
+
+    await blobs.put("warm", stream())
     with patch("os.fsync", fsync):
-        await blobs.put("a/b/c", b"x")
+        await blobs.put("a/b/c", stream())
     file, *folders = synced
     assert Path(file).parent == root / ".partial"
     assert folders == [str(root), str(root / "a"), str(root / "a" / "b")]
+    synced.clear()
+    with patch("os.fsync", fsync):
+        await blobs.put("d/e/f", b"x")
+    *made, file, folder = synced
+    assert made == [str(root), str(root / "d")]
+    assert file.endswith("(deleted)"), "it has no name until its bytes are on the disk"
+    assert folder == str(root / "d" / "e")
+
+
+@pytest.mark.parametrize("refuses", ["open", "link"])
+async def test_where_a_file_must_have_a_name_it_has_one(blobs: FolderBlobs, root: Path, refuses: str) -> None:
+    real = getattr(os, refuses)
+
+    def refuse(path: Any, *rest: Any, **more: Any) -> Any:
+        if path == "." or str(path).startswith("/proc/self/fd/"):
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+        return real(path, *rest, **more)
+
+    with patch(f"os.{refuses}", refuse):
+        assert (await blobs.put("a/b", b"x")).created
+    assert (root / "a/b").read_bytes() == b"x"
+    assert leftovers(root) == []
 
 
 async def test_opening_removes_what_the_dead_left_and_nothing_of_the_living(root: Path) -> None:
     async with open_folder_blobs(root) as blobs:
         await blobs.put("a", b"kept")
+        (root / ".partial").mkdir()
         (root / ".partial" / "of-the-dead").write_bytes(b"half")
         living = Partial(tree := Tree(root))
         tree.open()

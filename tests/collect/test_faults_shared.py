@@ -1,0 +1,114 @@
+"""PostgreSQL + RabbitMQ + S3 with everything breaking in turn, and an owner that falls asleep."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.core.states import TransactionState
+from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.proof.process import child_process, python_argv
+from tests.collect.producing import NOTIFY, PRODUCER, body_of
+from tests.collect.shared import BUCKET, Bucket, Place, check_place, outgoing, rows_of
+from tests.collect.test_crash_points import ROOT
+from tests.collect.worker import SHAPE, TRANSACTION
+from tests.engines.rabbitmq.admin import Admin
+from tests.support.eventually import eventually
+from tests.support.postgres import running_cluster
+from tests.support.rabbitmq import running_node
+
+pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq]
+
+
+async def publish(publisher: Publisher, transaction: str, payloads: Mapping[str, range], **counts: int) -> None:
+    """Payloads, then headers of the series that are named."""
+    messages = [
+        outgoing(
+            f"transaction-{transaction}-payload",
+            body_of(name, number),
+            {"transaction-id": transaction, "series": name, "ordinal": number},
+        )
+        for name, numbers in payloads.items()
+        for number in numbers
+    ]
+    messages += [
+        outgoing(
+            f"transaction-{transaction}-header",
+            b"",
+            {"transaction-id": transaction, "series": name, "count": count},
+        )
+        for name, count in counts.items()
+    ]
+    outcomes = await publisher.publish_all(messages, timeout_s=60)
+    assert all(outcome.stored for outcome in outcomes)
+
+
+async def test_an_owner_that_falls_asleep_is_taken_over_and_changes_nothing_when_it_wakes(
+    tmp_path: Path, postgres_url: str, admin: Admin, bucket: Bucket
+) -> None:
+    # A sleeper keeps its connections: what the broker gave it comes back when its heartbeats are missed.
+    broker = admin.node.url(admin.vhost, more="?heartbeat=1")
+    place = Place(postgres_url, broker, f"s3://{BUCKET}/asleep")
+    env = {**place.env, **bucket.env, "TEST_FOLDER": str(tmp_path)}
+    argv = python_argv("tests.collect.shared_worker")
+    for queue in (PRODUCER, NOTIFY):
+        await admin.queue(queue)
+    async with Publisher(admin.address()) as publisher, child_process(argv, env=env, cwd=ROOT) as sleeper:
+        await admin.drain(PRODUCER, 1)
+        await publish(publisher, TRANSACTION, {"rows": range(12)})
+        await eventually(lambda: rows_of(postgres_url, TRANSACTION) == 12)
+        sleeper.stop()
+        async with child_process(argv, env=env, cwd=ROOT) as other:
+            await publish(publisher, TRANSACTION, {"rows": range(12, 30), "lines": range(7)}, rows=30, lines=7, none=0)
+            assert await other.wait(timeout_s=40) == 0, other.stderr.tail
+        sleeper.resume()
+        assert await sleeper.wait(timeout_s=40) == 0, sleeper.stderr.tail
+    await check_place(place, admin)
+    assert rows_of(postgres_url, TRANSACTION) == sum(SHAPE.values())
+
+
+async def test_broker_database_and_blob_store_break_in_the_middle_and_nothing_is_lost(bucket: Bucket) -> None:
+    count = 300
+    with running_node() as node, running_cluster() as cluster:
+        url = cluster.create_database("collect")
+        async with Admin.open(node, "faults", keep=True) as admin:
+            for queue in (PRODUCER, NOTIFY):
+                await admin.queue(queue)
+        broker = node.url("faults")
+        address = admin.address()
+        async with (
+            Publisher(address) as publisher,
+            holdfast.Collector(url, blobs=f"s3://{BUCKET}/faults", broker=broker, lease_timeout="30s") as collector,
+        ):
+            await collector.start(b"all", producer=PRODUCER, notify=NOTIFY, transaction_id="f", series=["a"])
+
+            async def is_awaiting() -> bool:
+                return (await collector.find("f")).state is TransactionState.AWAITING
+
+            async def has(wanted: int) -> bool:
+                try:
+                    return [each.stored_count for each in await collector.progress("f")] >= [wanted]
+                except holdfast.StorageFailed:
+                    return False
+
+            await eventually(is_awaiting)
+            sending = asyncio.create_task(publish(publisher, "f", {"a": range(count)}, a=count))
+            await eventually(partial(has, 30), timeout_s=30)
+            await asyncio.to_thread(node.kill)
+            await asyncio.to_thread(node.start)
+            await sending
+            await eventually(partial(has, 100), timeout_s=60)
+            await asyncio.to_thread(cluster.stop)
+            await asyncio.to_thread(cluster.start)
+            await eventually(partial(has, 170), timeout_s=60)
+            await asyncio.to_thread(bucket.stop)
+            await asyncio.to_thread(bucket.start)
+            assert (await collector.wait("f", timeout_s=90)).state is TransactionState.COMPLETED
+            parts = [part.body async for part in collector.parts("f", "a")]
+            assert parts == [body_of("a", number) for number in range(count)]
+        assert rows_of(url, "f") == count

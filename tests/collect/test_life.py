@@ -1,0 +1,176 @@
+"""Gaps, asking again, abandonment, streams, and leases between two collectors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import holdfast
+from holdfast.core.states import TransactionState
+from holdfast.errors import Invalid, StorageFailed, TryAgain
+from tests.collect.producing import (
+    NOTIFY,
+    PRODUCER,
+    answer,
+    body_of,
+    header,
+    make_queues,
+    parked,
+    payload,
+    produce,
+    take_request,
+)
+from tests.support.eventually import eventually
+
+
+@pytest.fixture
+async def queues() -> AsyncIterator[holdfast.Queues]:
+    async with holdfast.open("memory://") as opened:
+        await make_queues(opened)
+        yield opened
+
+
+async def test_what_is_missing_is_asked_for_again_after_a_while_without_progress(
+    queues: holdfast.Queues, tmp_path: Path
+) -> None:
+    async with holdfast.Collector("memory://", blobs=str(tmp_path), queues=queues, gap_after="300ms") as collector:
+        await collector.start(b"all", producer=PRODUCER, transaction_id="t", series=["a", "b"])
+        await take_request(queues)
+        await produce(queues, "t", "payload", [payload("t", "a", number) for number in (0, 3)])
+        await produce(queues, "t", "header", [header("t", "a", 5)])
+        body, attributes = await take_request(queues)
+        assert attributes["kind"] == "missing"
+        assert attributes["message-id"] != "t", "by that the producer would take it for a repeated request"
+        asked = msgspec.json.decode(body)
+        assert asked["missing"] == {"a": [[1, 2], [4, 4]], "b": []}
+        assert [part.body async for part in collector.parts("t", "a")] == [body_of("a", 0)], "up to the first gap"
+        gaps = {gap.series: gap for gap in await collector.gaps("t")}
+        assert (list(gaps["a"].missing), gaps["b"].is_open) == ([(1, 2), (4, 4)], True)
+        assert await collector.request_missing("t") == 2
+        for series, found in asked["missing"].items():
+            again = [payload("t", series, number) for first, last in found for number in range(first, last + 1)]
+            await produce(queues, "t", "payload", again)
+        await produce(queues, "t", "header", [header("t", "b", 0)])
+        assert (await collector.wait("t", timeout_s=10)).state is TransactionState.COMPLETED
+        with pytest.raises(Invalid, match="is not awaiting"):
+            await collector.request_missing("t")
+
+
+async def is_clean(collector: holdfast.Collector) -> bool:
+    return (await collector.find("t")).is_clean
+
+
+@pytest.mark.parametrize("keep_blobs", [False, True])
+async def test_without_progress_a_transaction_is_failed_with_the_reason(
+    queues: holdfast.Queues, tmp_path: Path, keep_blobs: bool
+) -> None:
+    async with holdfast.Collector(
+        "memory://", blobs=str(tmp_path), queues=queues, abandon_after="400ms", keep_blobs=keep_blobs
+    ) as collector:
+        await collector.start(b"all", producer=PRODUCER, transaction_id="t", series=["a"])
+        await take_request(queues)
+        await produce(queues, "t", "payload", [payload("t", "a", 0)])
+        ended = await collector.wait("t", timeout_s=10)
+        assert (ended.state, ended.reason) == (TransactionState.FAILED, "abandoned; no progress for 400ms")
+        await eventually(lambda: is_clean(collector))
+        names = {queue.queue_name for queue in await queues.queues_list()}
+        assert names == {"collector.dlq", PRODUCER, NOTIFY}
+        assert await collector.progress("t") == []
+        assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == (1 if keep_blobs else 0)
+        (line,) = await collector.service.ledger()
+        assert (line.action, line.transaction, line.detail) == ("failed", "t", "awaiting")
+
+
+async def test_messages_of_an_abandoned_transaction_are_parked_not_dropped(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/data"
+    async with holdfast.open(url) as queues:
+        await make_queues(queues)
+        async with holdfast.Collector(url, queues=queues) as collector:
+            await collector.start(b"all", producer=PRODUCER, transaction_id="t", series=["a"])
+            await take_request(queues)
+        # No collector runs: what comes now is found by the one that is told to give up.
+        await queues.queue_pause("transaction-t-payload")
+        await produce(queues, "t", "payload", [payload("t", "a", number) for number in range(3)])
+        async with holdfast.Collector(url, queues=queues) as collector:
+            ended = await collector.abandon("t", reason="a mistake")
+            assert (ended.state, ended.reason) == (TransactionState.ABANDONED, "a mistake")
+            await queues.queue_resume("transaction-t-payload")
+            await eventually(lambda: is_clean(collector))
+            reasons = await parked(queues)
+            assert len(reasons) == 3
+            assert all("after the end" in reason for reason in reasons)
+            with pytest.raises(Invalid, match="does not exist"):
+                await collector.abandon("other")
+
+
+async def test_waiting_has_a_limit(queues: holdfast.Queues, tmp_path: Path) -> None:
+    async with holdfast.Collector("memory://", blobs=str(tmp_path), queues=queues) as collector:
+        await collector.start(b"all", producer=PRODUCER, transaction_id="t", series=["a"])
+        with pytest.raises(TryAgain, match="is not complete"):
+            await collector.wait("t", timeout_s=0.05)
+
+
+async def test_a_damaged_blob_is_never_given_out(queues: holdfast.Queues, tmp_path: Path) -> None:
+    async with holdfast.Collector("memory://", blobs=str(tmp_path), queues=queues) as collector:
+        await collector.start(b"all", producer=PRODUCER, transaction_id="t", series=["a"])
+        await take_request(queues)
+        await answer(queues, "t", {"a": 2})
+        await collector.wait("t", timeout_s=10)
+        (file,) = tmp_path.glob("t/a/1-*")
+        file.write_bytes(b"damaged")
+        parts = collector.parts("t", "a")
+        assert (await anext(parts)).ordinal == 0
+        with pytest.raises(StorageFailed, match="blob is damaged"):
+            await anext(parts)
+
+
+async def test_a_blob_store_that_refuses_for_a_while_delays_and_loses_nothing(
+    queues: holdfast.Queues, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.engines.folder import tree
+
+    refused = asyncio.Event()
+    is_down = True
+    real = tree.Tree.sync
+
+    def sync(self: tree.Tree, segments: tuple[str, ...], descriptor: int) -> None:
+        if is_down:
+            loop.call_soon_threadsafe(refused.set)
+            raise OSError(28, "No space left on device")
+        real(self, segments, descriptor)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(tree.Tree, "sync", sync)
+    async with holdfast.Collector("memory://", blobs=str(tmp_path), queues=queues) as collector:
+        await collector.start(b"all", producer=PRODUCER, notify=NOTIFY, transaction_id="t", series=["a"])
+        await take_request(queues)
+        await answer(queues, "t", {"a": 20})
+        await asyncio.wait_for(refused.wait(), 10)
+        assert (await collector.find("t")).state is TransactionState.AWAITING
+        assert [each.stored_count for each in await collector.progress("t") if each.series == "a"] in ([], [0])
+        is_down = False
+        await collector.wait("t", timeout_s=20)
+        assert [part.body async for part in collector.parts("t", "a")] == [body_of("a", n) for n in range(20)]
+
+
+async def test_one_failing_transaction_does_not_hold_up_the_others(queues: holdfast.Queues, tmp_path: Path) -> None:
+    async with holdfast.Collector("memory://", blobs=str(tmp_path), queues=queues) as collector:
+        await collector.start(b"bad", producer=PRODUCER, notify=NOTIFY, transaction_id="bad", series=["a"])
+        await take_request(queues)
+        await queues.queues_delete("transaction-bad-payload", force=True)
+        await collector.start(b"good", producer=PRODUCER, notify=NOTIFY, transaction_id="good", series=["a"])
+        await take_request(queues)
+        await answer(queues, "good", {"a": 3})
+        assert (await collector.wait("good", timeout_s=10)).state is TransactionState.COMPLETED
+
+        # The queue that somebody deleted is made again, and the producer may send again.
+        async def is_back() -> bool:
+            return "transaction-bad-payload" in {queue.queue_name for queue in await queues.queues_list()}
+
+        await eventually(is_back)
+        await answer(queues, "bad", {"a": 3})
+        assert (await collector.wait("bad", timeout_s=10)).state is TransactionState.COMPLETED
