@@ -200,6 +200,7 @@ async def open_collector(
     queues: Queues | None = None,
     limits: Limits | None = None,
     clock: Clock | None = None,
+    quorum: bool = False,
 ) -> AsyncIterator[CollectService]:
     """The collector: state in `url`, bytes in `blobs`, messages over `broker` (amqp://…) or the embedded queue.
 
@@ -213,7 +214,9 @@ async def open_collector(
         if broker is not None:
             from holdfast.engines.rabbitmq.collect import RabbitTransport
 
-            transport: Transport = await stack.enter_async_context(RabbitTransport(broker, clock=time_source))
+            transport: Transport = await stack.enter_async_context(
+                RabbitTransport(broker, clock=time_source, quorum=quorum)
+            )
         else:
             if queues is None:
                 queues = await stack.enter_async_context(open_queues(url, clock=time_source))

@@ -14,22 +14,29 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from hypothesis import seed as seeded
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test
+from msgspec import to_builtins
 
+from tests.collect.kills import Tally, embedded_kills, shared_kills
+from tests.collect.shared import running_bucket
+from tests.engines.rabbitmq.admin import Admin
 from tests.faults.kills import random_kills
 from tests.model.installation import PostgresBackend
 from tests.model.profile import settings_for
 from tests.model.test_service import MemoryMachine, MemoryMoves, PostgresMachine, SqliteMachine, SqliteMoves
 from tests.support.postgres import running_cluster
+from tests.support.rabbitmq import running_node
 
 KILLS_DEFAULT = 60
 EXAMPLES_DEFAULT = 1_000
+COLLECT_KILLS_MIN = 200
 
 MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "memory-model": MemoryMachine,
@@ -51,6 +58,8 @@ class Soak:
             "postgres-kills": self._postgres_kills,
             **dict.fromkeys(MACHINES, self._machine),
             "postgres-model": self._postgres_machine,
+            "collect-embedded": self._collect_embedded,
+            "collect-shared": self._collect_shared,
         }
 
     def run(self, name: str) -> None:
@@ -82,6 +91,30 @@ class Soak:
             report.line(name, kills=kills, items=report.put_count, seed=self._options.seed, took_s=took_s), flush=True
         )
         report.check()
+
+    def _collect_embedded(self, name: str) -> None:
+        kills = max(COLLECT_KILLS_MIN, self._options.kills)
+        self._collect(name, embedded_kills(kills=kills, seed=self._options.seed))
+
+    def _collect_shared(self, name: str) -> None:
+        cluster = self._stack.enter_context(running_cluster())
+        node = self._stack.enter_context(running_node())
+        bucket = self._stack.enter_context(running_bucket())
+        kills = max(COLLECT_KILLS_MIN, self._options.kills)
+
+        async def run() -> Tally:
+            async with Admin.open(node, "soak") as admin:
+                url = cluster.create_database("collect")
+                return await shared_kills(url, admin, bucket, kills=kills, seed=self._options.seed)
+
+        self._collect(name, run())
+
+    def _collect(self, name: str, running: Coroutine[Any, Any, Tally]) -> None:
+        began = time.monotonic()
+        tally = asyncio.run(running)
+        took_s = round(time.monotonic() - began, 1)
+        line = {"scenario": name, **to_builtins(tally), "seed": self._options.seed, "took_s": took_s}
+        print(json.dumps(line), flush=True)
 
     def _postgres_machine(self, name: str) -> None:
         cluster = self._stack.enter_context(running_cluster())

@@ -32,6 +32,8 @@ class Collector:
     """State in `url` (sqlite:///…, postgresql://…, memory://), bytes in `blobs` (a folder, s3://…, az://…, gs://…),
     messages over `broker` (amqp://…) or over the embedded queue of `url`; `queues` is one that is open already.
 
+    `quorum` makes quorum queues on RabbitMQ: only for a cluster of three nodes or more.
+
     Opening it resumes every transaction that was left unfinished. See docs/collector.md for the durations.
     """
 
@@ -48,6 +50,7 @@ class Collector:
         abandon_after: str | float = "24h",
         gap_after: str | float = "5m",
         keep_blobs: bool = False,
+        quorum: bool = False,
         clock: Clock | None = None,
     ) -> None:
         if not 1 <= uploads_max <= UPLOADS_COUNT_MAX:
@@ -63,7 +66,7 @@ class Collector:
             keep_blobs=keep_blobs,
         )
         self._opening: AbstractAsyncContextManager[CollectService] = open_collector(
-            url, blobs=blobs, broker=broker, queues=queues, limits=limits, clock=clock
+            url, blobs=blobs, broker=broker, queues=queues, limits=limits, clock=clock, quorum=quorum
         )
         self._service: CollectService | None = None
 
