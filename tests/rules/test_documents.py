@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from holdfast.core.states import ITEM_MOVES, ItemState, mermaid
+from holdfast.core.states import ITEM_MOVES, LETTER_MOVES, ItemState, mermaid
 from holdfast.core.verbs import VERBS
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +34,10 @@ def test_every_state_can_be_reached_and_left() -> None:
     for state in ItemState:
         assert any(source is state for source, _ in ITEM_MOVES), state
         assert any(target is state for _, target in ITEM_MOVES), state
+
+
+def test_the_diagram_of_custody_is_drawn_from_the_table() -> None:
+    assert _blocks("docs/custody.md", "mermaid") == [mermaid(LETTER_MOVES) + "\n"]
 
 
 def test_every_verb_is_described() -> None:
