@@ -1,6 +1,6 @@
 """`--where`: which letters of a dead-letter queue a recovery takes. Pure; all conditions must fit.
 
-type=CollectionScan   reason=rejected   queue=orders   age>1h   age<2d
+type=CollectionScan   reason=rejected   queue=orders   age>1h   age<48h
 header.tenant=acme    body~timeout
 """
 

@@ -9,6 +9,8 @@ import hashlib
 import uuid
 from collections.abc import Callable
 from datetime import datetime
+from functools import lru_cache
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -32,6 +34,7 @@ REDRIVEN_COUNT = "x-redriven-count"
 REDRIVE_ID = "x-redrive-id"
 REDRIVE_RUN = "x-redrive-run"
 REDRIVES_COUNT_MAX = 2**31
+VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 NAMESPACE = uuid.UUID("7a2f6f0c-6a3a-5f0e-9d55-7d9a7c0d3f11")
 
 
@@ -48,10 +51,16 @@ class Redrive(Struct, frozen=True, kw_only=True):
 def redrive_id(dead_queue: str, digest: bytes) -> str:
     """One id per letter and redrive: of the dead-letter queue and the letter's digest, its redrive count included."""
     # uuid5, written out: the library's own takes three times as long, and this is asked for every letter.
-    name = f"{dead_queue}\0{digest.hex()}".encode("utf-8", "surrogateescape")
-    number = hashlib.sha1(NAMESPACE.bytes + name, usedforsecurity=False).hexdigest()
-    variant = "89ab"[int(number[16], 16) & 3]
-    return f"{number[:8]}-{number[8:12]}-5{number[13:16]}-{variant}{number[17:20]}-{number[20:32]}"
+    made = _named(dead_queue).copy()
+    made.update(digest.hex().encode())
+    number = made.hexdigest()
+    return f"{number[:8]}-{number[8:12]}-5{number[13:16]}-{VARIANTS[number[16]]}{number[17:20]}-{number[20:32]}"
+
+
+@lru_cache(maxsize=64)
+def _named(dead_queue: str) -> Any:
+    name = dead_queue.encode("utf-8", "surrogateescape")
+    return hashlib.sha1(NAMESPACE.bytes + name + b"\0", usedforsecurity=False)
 
 
 def redriven_count(message: Message) -> int:

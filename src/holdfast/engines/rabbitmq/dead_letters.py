@@ -26,7 +26,7 @@ from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.redriver import Copy, Redriver, as_put_back, read_letter
 from holdfast.engines.rabbitmq.unsettled import Unsettled
 from holdfast.engines.rabbitmq.wire import commands, methods
-from holdfast.engines.rabbitmq.wire.confirms import Outcome
+from holdfast.engines.rabbitmq.wire.confirms import Kind, Outcome
 from holdfast.engines.rabbitmq.wire.events import Cancelled, Delivery, Event
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused, RecoveryLocked
 from holdfast.ports.recovery import Depth, Exported, Findings, OnOutcome, Taken, Verdict
@@ -42,6 +42,9 @@ MANAGEMENT_PORTS = {5672: ("http", 15672), 5671: ("https", 15671)}
 PUBLISH_WINDOW_BYTES = 8 * 2**20
 
 
+VERDICTS = {kind: Verdict(kind.value) for kind in Kind}
+
+
 class _Told(Batch):
     """Tells each outcome to the run as soon as it is known."""
 
@@ -53,8 +56,10 @@ class _Told(Batch):
         self._on_outcome = on_outcome
 
     def settle(self, place: int, outcome: Outcome) -> None:
-        self._on_outcome(self._letters[place], Verdict(outcome.kind.value), outcome.code, outcome.text)
-        super().settle(place, outcome)
+        self._on_outcome(self._letters[place], VERDICTS[outcome.kind], outcome.code, outcome.text)
+        self.missing -= 1
+        if not self.missing:
+            self.on_done()
 
 
 class _Ear:

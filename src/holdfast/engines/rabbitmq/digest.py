@@ -18,25 +18,18 @@ COUNTS = frozenset((b"x-delivery-count", b"x-acquired-count"))
 def digest(raw: bytes, body: bytes) -> bytes:
     """Of a message's raw properties and its body. Never raises: what cannot be read counts as it came."""
     try:
-        pieces = properties.split(raw)
+        start, end = properties.header_span(raw)
     except properties.Unreadable:
-        return _hash(raw, body)
-    headers = pieces.pop("headers", table.EMPTY)
+        return hash_of(raw, body)
+    headers = raw[start:end] or table.EMPTY
     found = table.scan(headers)
-    return digest_of(
-        properties.join(pieces), [headers[start:end] for name, start, end in found.entries if name not in COUNTS],
-        headers[found.rest :], body,
-    )  # fmt: skip
-
-
-def digest_of(plain: bytes, entries: list[bytes], rest: bytes, body: bytes) -> bytes:
-    """Of the properties without headers, the header entries, what of the headers could not be read, and the body."""
     # An entry begins with the length of its name, so this is not the order of names; but it is one and the same.
-    return _hash(b"".join((plain, *sorted(entries), rest)), body)
+    entries = sorted(headers[first:last] for name, first, last in found.entries if name not in COUNTS)
+    return hash_of(b"".join((properties.without_headers(raw, start, end), *entries, headers[found.rest :])), body)
 
 
-def _hash(head: bytes, body: bytes) -> bytes:
-    made = hashlib.blake2b(len(head).to_bytes(8, "big"), digest_size=DIGEST_BYTES)
-    made.update(head)
+def hash_of(head: bytes, body: bytes) -> bytes:
+    """Of everything but the body, in an order that redeliveries keep, and of the body."""
+    made = hashlib.blake2b(len(head).to_bytes(8, "big") + head, digest_size=DIGEST_BYTES)
     made.update(body)
     return made.digest()

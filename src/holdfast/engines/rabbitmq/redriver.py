@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from holdfast.core.death import BROKER_HEADERS, FORKING_HEADERS, RETRY_COUNT
 from holdfast.core.death import returns as returns_of
 from holdfast.core.message import Message
 from holdfast.core.redrive import REDRIVE_ID, REDRIVEN_AT, REDRIVEN_COUNT, Redrive, redrive_id, redriven
 from holdfast.core.routes import Route, RouteTable, find_route
-from holdfast.engines.rabbitmq.digest import COUNTS, digest, digest_of
+from holdfast.engines.rabbitmq.digest import COUNTS, digest, hash_of
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.ports.recovery import Taken
@@ -43,6 +45,7 @@ TELLING = frozenset(
     )
 )
 HAS_SENSITIVE = properties.FLAGS["expiration"] | properties.FLAGS["user_id"]
+REDRIVE_ID_BYTES = 36
 
 
 class _Plan:
@@ -57,6 +60,20 @@ class _Plan:
         self.dropped = dropped
         self.dropped_properties = dropped_properties
         self.fixed = fixed  # header entries that are set, packed
+
+
+class _Known:
+    """What one header table tells, ready to be used for every letter that has the same."""
+
+    __slots__ = ("compared", "counts", "kept", "plan", "rest", "returns")
+
+    def __init__(self, compared: bytes, kept: bytes, rest: bytes, plan: _Plan, counts: bool, returns: int) -> None:
+        self.compared = compared
+        self.kept = kept
+        self.rest = rest
+        self.plan = plan
+        self.counts = counts
+        self.returns = returns
 
 
 class Copy:
@@ -78,7 +95,9 @@ class Redriver:
         self._telling = TELLING | {routes.type_header.encode("utf-8", "surrogateescape")}
         self._now = now
         self._plans: dict[bytes, _Plan] = {}
+        self._tables: dict[bytes, _Known] = {}
         self._at = b""
+        self._id_head = _entry(REDRIVE_ID, b"S" + REDRIVE_ID_BYTES.to_bytes(4, "big"))
 
     def tick(self) -> None:
         """A new batch begins: what is redriven in it carries this moment."""
@@ -86,59 +105,81 @@ class Redriver:
 
     def taken(self, delivery: Delivery) -> Taken:
         """Never raises: what cannot be read is kept, with the reason."""
-        raw = delivery.properties
+        raw, body = delivery.properties, delivery.body
         try:
-            pieces = properties.split(raw)
+            start, end = properties.header_span(raw)
         except properties.Unreadable as error:
             return self._unreadable(delivery, f"its properties cannot be read: {error}")
-        headers = pieces.pop("headers", table.EMPTY)
+        headers = raw[start:end] or table.EMPTY
+        sensitive = raw[1] & HAS_SENSITIVE  # both flags are in the second byte
+        known = None if sensitive else self._tables.get(headers)
+        if known is None:
+            try:
+                known = self._read_table(delivery, headers, start, end)
+            except properties.Unreadable as error:
+                return self._unreadable(delivery, f"its properties cannot be read: {error}")
+        plan = known.plan
+        plain = properties.without_headers(raw, start, end)
+        mark = hash_of(plain + known.compared, body)
+        copy = raw
+        if plan.route.address is not None:
+            parts = (known.kept, plan.fixed, self._at, self._id_head, self._id(mark), known.rest)
+            payload = b"".join(parts)
+            copy = properties.with_headers(raw, start, end, payload)
+            if plan.dropped_properties:
+                copy = properties.splice(copy, drop=plan.dropped_properties)
+        return Taken(
+            Copy(delivery, copy),
+            mark,
+            plan.route,
+            redelivered=delivery.redelivered,
+            returns=(known.returns if delivery.redelivered else 0) if known.counts else None,
+            size_bytes=len(raw) + len(copy) + len(body),
+        )
+
+    def _id(self, mark: bytes) -> bytes:
+        return redrive_id(self._redrive.dead_queue, mark).encode()
+
+    def _read_table(self, delivery: Delivery, headers: bytes, start: int, end: int) -> _Known:
+        """What the header table tells; remembered, because most letters of a queue tell the same."""
         found = table.scan(headers)
-        telling_names = self._telling
-        entries: list[tuple[bytes, bytes]] = []
+        kept: list[bytes] = []
         telling: list[bytes] = []
         compared: list[bytes] = []
+        entries: list[tuple[bytes, bytes]] = []
         counts = False
-        for name, start, end in found.entries:
-            entry = headers[start:end]
+        for name, first, last in found.entries:
+            entry = headers[first:last]
             entries.append((name, entry))
             if name in COUNTS:
                 counts = True
                 continue
             compared.append(entry)
-            if name in telling_names:
+            if name in self._telling:
                 telling.append(entry)
         rest = headers[found.rest :]
-        plain = properties.join(pieces)
-        mark = digest_of(plain, compared, rest, delivery.body)
-        message: Message | None = None
         key = b"".join(telling)
-        if int.from_bytes(raw[:2], "big") & HAS_SENSITIVE:
+        raw = delivery.properties
+        sensitive = raw[1] & HAS_SENSITIVE
+        if sensitive:
+            pieces = properties.split(raw)
             key += b"\0" + pieces.get("expiration", b"") + b"\0" + pieces.get("user_id", b"")
         plan = self._plans.get(key)
+        message: Message | None = None
         if plan is None:
             message = read_letter(delivery, self._redrive.dead_queue)
             plan = self._decide(key, message)
-        route = plan.route
-        copy = raw
-        if route.address is not None:
-            kept = [entry for name, entry in entries if name not in plan.dropped]
-            own = _entry(REDRIVE_ID, table.encode_value(redrive_id(self._redrive.dead_queue, mark)))
-            payload = b"".join((*kept, plan.fixed, self._at, own, rest))
-            pieces["headers"] = len(payload).to_bytes(4, "big") + payload
-            for unwanted in plan.dropped_properties:
-                pieces.pop(unwanted, None)
-            copy = properties.join(pieces)
-        returned: int | None = None
+        kept = [entry for name, entry in entries if name not in plan.dropped]
+        returns = 0
         if counts:
-            returned = returns_of(message or read_letter(delivery, self._redrive.dead_queue))
-        return Taken(
-            Copy(delivery, copy),
-            mark,
-            route,
-            redelivered=delivery.redelivered,
-            returns=returned,
-            size_bytes=len(raw) + len(copy) + len(delivery.body),
-        )
+            message = message or read_letter(delivery, self._redrive.dead_queue)
+            returns = returns_of(replace(message, redelivered=True)) or 0
+        known = _Known(b"".join(sorted(compared)) + rest, b"".join(kept), rest, plan, counts, returns)
+        if not sensitive:
+            if len(self._tables) >= REMEMBERED_COUNT_MAX:
+                self._tables.clear()
+            self._tables[headers] = known
+        return known
 
     def _decide(self, key: bytes, message: Message) -> _Plan:
         route = find_route(message.headers, self._routes, dead_queue=self._redrive.dead_queue)

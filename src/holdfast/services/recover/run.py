@@ -307,8 +307,7 @@ class Recovery:
         done = [letter for letter in letters if letter not in missed] if missed else letters
         self._books.acked(done)
         summary = self.summary
-        for letter in done:
-            summary.by_queue[address_text(letter.address)] += 1
+        summary.by_queue.update([address_text(letter.address) for letter in done])
         before = summary.recovered
         summary.recovered += len(done)
         self._notices.progressed(summary, before)

@@ -78,6 +78,36 @@ def _end(raw: bytes, position: int, kind: str) -> int:
     return position + (1 if kind == "o" else 8)
 
 
+def header_span(raw: bytes) -> tuple[int, int]:
+    """Where the header table begins and ends; both the same where there is none. Raises Unreadable."""
+    try:
+        flags = raw[0] << 8 | raw[1]
+        position = 2
+        if flags & HAS_CONTENT_TYPE:
+            position += 1 + raw[position]
+        if flags & HAS_CONTENT_ENCODING:
+            position += 1 + raw[position]
+    except IndexError as error:
+        raise Unreadable("cut short") from error
+    end = position
+    if flags & HAS_HEADERS:
+        end += 4 + int.from_bytes(raw[position : position + 4], "big")
+    if end > len(raw) or flags & ~KNOWN_FLAGS:
+        raise Unreadable("cut short in headers, or unknown property flags")
+    return position, end
+
+
+def without_headers(raw: bytes, start: int, end: int) -> bytes:
+    """The same list without its header table, which is at `start` to `end`."""
+    return bytes((raw[0] & ~(HAS_HEADERS >> 8), raw[1])) + raw[2:start] + raw[end:]
+
+
+def with_headers(raw: bytes, start: int, end: int, payload: bytes) -> bytes:
+    """The same list with a header table of these entries in place of the one at `start` to `end`."""
+    flags = bytes((raw[0] | HAS_HEADERS >> 8, raw[1]))
+    return b"".join((flags, raw[2:start], len(payload).to_bytes(4, "big"), payload, raw[end:]))
+
+
 def join(pieces: Mapping[str, bytes]) -> bytes:
     """The property list of raw pieces."""
     flags = 0
