@@ -23,8 +23,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "services": frozenset({"core", "ports", "telemetry", "proof"}),
     "wiring": frozenset({"core", "ports", "engines", "services", "settings", "telemetry", "proof"}),
     "wiring_custody": frozenset({"core", "ports", "engines", "services", "settings", "wiring", "telemetry", "proof"}),
+    "wiring_recover": frozenset(
+        {"core", "ports", "services", "settings", "wiring", "wiring_custody", "telemetry", "proof"}
+    ),
     "testing": frozenset({"core", "ports", "engines", "services", "settings", "wiring", "telemetry", "proof"}),
-    "faces": frozenset({"core", "ports", "services", "settings", "wiring", "wiring_custody", "telemetry", "proof"}),
+    "faces": frozenset(
+        {"core", "ports", "services", "settings", "wiring", "wiring_custody", "wiring_recover", "telemetry", "proof"}
+    ),
     "": frozenset({"core", "ports", "services", "settings", "wiring", "faces"}),
     "__main__": frozenset({"faces"}),
 }

@@ -197,3 +197,48 @@ def test_everything_is_explained() -> None:
     explained = explain(load())
     assert {row.key for row in explained} == set(Settings.__struct_fields__) - {"sources"}
     assert all(row.meaning and row.value and row.source == "default" for row in explained)
+
+
+def test_recoveries_are_named_by_their_queue_and_hide_their_broker() -> None:
+    toml = '[recover."a.dlq"]\non_start = true\nevery = "10m"\nurl = "amqp://u:secret@h/"\nrate = 20\n[recover.b]'
+    settings = load(toml)
+    entry = settings.recover["a.dlq"]
+    assert (entry.on_start, entry.every, entry.rate, entry.to, entry.total_timeout) == (
+        True,
+        "10m",
+        20,
+        "routes",
+        "30m",
+    )
+    assert entry.url is not None
+    assert entry.url.reveal() == "amqp://u:secret@h/"
+    (explained,) = [one for one in explain(settings) if one.key == "recover"]
+    assert explained.value == "a.dlq: on_start = true, every = 10m, url = ***, rate = 20.0\nb: off"
+    assert explained.plain == {"a.dlq": {"on_start": True, "every": "10m", "url": "***", "rate": 20.0}, "b": {}}
+    assert "secret" not in repr(settings)
+    assert [one.value for one in explain(Settings()) if one.key == "recover"] == ["(none)"]
+
+
+@pytest.mark.parametrize(
+    ("toml", "text"),
+    [
+        (
+            "[recover.q]\nevry = '1s'",
+            "setting is unknown; holdfast.toml has 'evry' in [recover.\"q\"], did you mean 'every'?",
+        ),
+        ("[recover.q]\nevery = 'often'", 'recover is invalid; [recover."q"]: every is invalid'),
+        ("[recover.q]\nevery = '10ms'", 'recover is invalid; [recover."q"] has every = 10ms, 1s is the least'),
+        ("[recover.q]\nurl = 'http://x'", 'recover is invalid; the url of [recover."q"] is none of amqp://'),
+        (
+            "[recover.q]\nto = 'moon'",
+            "setting is invalid; 'recover' (holdfast.toml): invalid enum value 'moon' in recover",
+        ),
+        ("recover = 1", "setting is invalid; 'recover' '1' (holdfast.toml): "),
+    ],
+)
+def test_a_mistake_in_a_recovery_is_named(toml: str, text: str) -> None:
+    assert refused(toml).startswith(text)
+
+
+def test_a_recovery_cannot_be_a_variable() -> None:
+    assert refused(env={"HOLDFAST_RECOVER": "x"}).endswith('use [recover."NAME"] in a file')

@@ -146,7 +146,11 @@ class App:
         `declare` makes it instead; `only` names the queues to consume, instead of all.
         """
         async with self.running(declare=declare, only=only):
-            await self._ends.wait()
+            await self.ended()
+
+    async def ended(self) -> None:
+        """Wait for `stop`, or for the end of a consumer."""
+        await self._ends.wait()
 
     @asynccontextmanager
     async def running(self, *, declare: bool = False, only: Sequence[str] = ()) -> AsyncIterator[App]:

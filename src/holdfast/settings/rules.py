@@ -6,8 +6,11 @@ import os
 import ssl
 from urllib.parse import urlsplit
 
-from holdfast.errors import CannotStart
+from holdfast.core.moments import SECOND_US, parse_duration
+from holdfast.errors import CannotStart, Invalid
 from holdfast.settings.values import Settings, is_readable, masked, parse_address
+
+RECOVERABLE = frozenset({"amqp", "amqps", "sqlite", "postgresql", "postgres"})
 
 
 def check(settings: Settings) -> None:
@@ -27,8 +30,26 @@ def check(settings: Settings) -> None:
         twice = sorted({text for text in texts if texts.count(text) > 1})
         if twice:
             raise CannotStart(f"storages is invalid; {what} '{twice[0]}' is used twice ({source})")
+    check_recoveries(settings)
     if not any(storage.affinity > 0 for storage in storages):
         raise CannotStart(f"storages is invalid; every affinity is 0 ({source}), give one storage a positive number")
+
+
+def check_recoveries(settings: Settings) -> None:
+    """Durations that can be read, and places that can be recovered."""
+    for name, entry in settings.recover.items():
+        for what, text in (("every", entry.every), ("total_timeout", entry.total_timeout)):
+            try:
+                good = text is None or parse_duration(text, what=what) >= SECOND_US
+            except Invalid as error:
+                raise CannotStart(f'recover is invalid; [recover."{name}"]: {error.message}') from error
+            if not good:
+                raise CannotStart(f'recover is invalid; [recover."{name}"] has {what} = {text}, 1s is the least')
+        url = entry.url.reveal() if entry.url else None
+        if url is not None and (not is_readable(url) or urlsplit(url).scheme not in RECOVERABLE):
+            raise CannotStart(
+                f'recover is invalid; the url of [recover."{name}"] is none of amqp://…, sqlite:///FOLDER, postgresql://…'
+            )
 
 
 def check_serving(settings: Settings) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.errors import CannotStart
 from holdfast.settings.rules import check, check_serving
-from holdfast.settings.values import HINTS, Secret, Settings, StorageSettings, masked
+from holdfast.settings.values import HINTS, RecoverSettings, Secret, Settings, StorageSettings, masked
 
 FILE_NAME = "holdfast.toml"
 PREFIX = "HOLDFAST_"
@@ -27,7 +27,8 @@ NEAR_ENOUGH = 0.8
 KEYS = ("url", *HINTS)
 _SECRETS = frozenset({"admin_token", "ledger_key"})
 _FILE_KEYS = tuple(key for key in KEYS if key not in _SECRETS)
-_ENVIRONMENT_KEYS = tuple(key for key in KEYS if key != "storages")
+_TABLES = {"storages": "[[storages]]", "recover": '[recover."NAME"]'}
+_ENVIRONMENT_KEYS = tuple(key for key in KEYS if key not in _TABLES)
 _STORAGE_KEYS = tuple(StorageSettings.__struct_fields__)
 _PLAIN_WORDS = {"`int`": "a whole number", "`float`": "a number", "`str`": "a text", "`bool`": "true or false"}
 
@@ -111,8 +112,8 @@ def _from_environment(env: Mapping[str, str]) -> list[tuple[str, object, str]]:
         if key in _ENVIRONMENT_KEYS:
             if text:  # an empty variable is how shells and container tools unset one
                 found.append((key, text, f"environment {variable}"))
-        elif key == "storages":
-            raise CannotStart(f"setting is not allowed; {variable} cannot be a variable, use [[storages]] in a file")
+        elif key in _TABLES:
+            raise CannotStart(f"setting is not allowed; {variable} cannot be a variable, use {_TABLES[key]} in a file")
         elif close := difflib.get_close_matches(key, _ENVIRONMENT_KEYS, n=1, cutoff=NEAR_ENOUGH):
             raise CannotStart(
                 f"setting is unknown; the environment has {variable}, did you mean {PREFIX}{close[0].upper()}?"
@@ -135,24 +136,25 @@ def _converted(key: str, value: object, source: str) -> Any:
     if isinstance(value, Path):
         value = str(value)
     if key == "storages":
-        _check_storage_keys(value, source)
+        _check_keys(value if isinstance(value, list) else [], _STORAGE_KEYS, source, "[[storages]]")
+    if key == "recover" and isinstance(value, dict):
+        for name, table in value.items():
+            _check_keys([table], RecoverSettings.__struct_fields__, source, f'[recover."{name}"]')
     try:
         return msgspec.convert(value, hint, strict=not source.startswith("environment"), dec_hook=_decode)
     except (msgspec.ValidationError, ValueError) as error:
         choices = _choices(hint)
-        reason = f"use one of {', '.join(choices)}" if choices else _readable(str(error))
+        reason = f"use one of {', '.join(choices)}" if choices else _readable(str(error), key)
         given = "" if key in _SECRETS or isinstance(value, list | dict) else f" '{masked(str(value))}'"
         raise CannotStart(f"setting is invalid; '{key}'{given} ({source}): {reason}") from error
 
 
-def _check_storage_keys(tables: object, source: str) -> None:
+def _check_keys(tables: Sequence[object], known: tuple[str, ...], source: str, where: str) -> None:
     """Here and not by the converter, because it would not say which key was meant."""
-    for table in tables if isinstance(tables, list) else []:
+    for table in tables:
         for key in table if isinstance(table, dict) else []:
-            if key not in _STORAGE_KEYS:
-                raise CannotStart(
-                    f"setting is unknown; {source} has '{key}' in [[storages]], {nearest(key, _STORAGE_KEYS)}"
-                )
+            if key not in known:
+                raise CannotStart(f"setting is unknown; {source} has '{key}' in {where}, {nearest(key, known)}")
 
 
 def _decode(kind: type, value: object) -> object:
@@ -162,10 +164,10 @@ def _decode(kind: type, value: object) -> object:
     return makers[kind](value)
 
 
-def _readable(message: str) -> str:
+def _readable(message: str, key: str) -> str:
     text, _, place = message.partition(" - at `$")
     if place and place != "`":
-        text += f" in storages{place.rstrip('`')}"
+        text += f" in {key}{place.rstrip('`')}"
     for word, plain in _PLAIN_WORDS.items():
         text = text.replace(f"got {word}", f"not {plain}").replace(word, plain)
     text = text.replace("Object missing", "misses the").replace("`", "'")

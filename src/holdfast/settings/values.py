@@ -42,6 +42,30 @@ class StorageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"StorageSettings(name={self.name!r}, url={masked(self.url)!r}, affinity={self.affinity:g})"
 
 
+class RecoverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A dead-letter queue that `serve` and `run` recover by themselves: [recover."NAME"]. Without `on_start` and
+    `every` they do not."""
+
+    on_start: bool = False
+    every: str | None = None
+    url: Secret | None = None
+    routes: Path | None = None
+    to: Literal["routes", "source", "exchange", "wait"] = "routes"
+    limit: Annotated[int, Meta(ge=1)] | None = None
+    rate: Annotated[float, Meta(ge=0)] = 0.0
+    total_timeout: str = "30m"
+
+    def plain(self) -> dict[str, object]:
+        """What was set, safe to show."""
+        values = {key: getattr(self, key) for key in self.__struct_fields__}
+        defaults = dict(zip(self.__struct_fields__, self.__struct_defaults__, strict=True))
+        return {
+            key: str(value) if isinstance(value, Path | Secret) else value
+            for key, value in values.items()
+            if value != defaults[key]
+        }
+
+
 class Address(NamedTuple):
     """Where a server listens. Port 0 is a free one."""
 
@@ -127,6 +151,13 @@ class Settings(Struct, frozen=True, kw_only=True):
         Secret | None,
         Meta(description="The key of the ledger's chain instead of a generated one; from the environment alone"),
     ] = None
+    recover: Annotated[
+        dict[str, RecoverSettings],
+        Meta(
+            description='Dead-letter queues that are recovered by themselves: [recover."NAME"] with on_start, every, '
+            "url, routes, to, limit, rate and total_timeout"
+        ),
+    ] = {}
     collect_broker: Annotated[
         Secret | None,
         Meta(description="amqp://… when results arrive over RabbitMQ and not over the queues of this server"),
@@ -228,13 +259,21 @@ def _shown(value: object) -> str:
             return str(value).lower()
         case int():
             return f"{value:_}"
+        case dict():
+            return "\n".join(f"{name}: {_pairs(entry.plain())}" for name, entry in value.items()) or "(none)"
         case tuple():
             return "\n".join(f"{s.name} = {masked(s.url)} (affinity {s.affinity:g})" for s in value)
     return str(value)
 
 
+def _pairs(values: dict[str, object]) -> str:
+    return ", ".join(f"{key} = {_shown(value)}" for key, value in values.items()) or "off"
+
+
 def _plain(value: object) -> object:
     match value:
+        case dict():
+            return {name: entry.plain() for name, entry in value.items()}
         case tuple():
             return [{"name": s.name, "url": masked(s.url), "affinity": s.affinity} for s in value]
         case Path() | Secret():

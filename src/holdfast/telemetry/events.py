@@ -96,6 +96,7 @@ EVENTS: dict[str, Event] = {
     "recovery.progress": Event(logging.INFO, "recovered {recovered} letters of '{queue}' so far"),
     "recovery.kept": Event(logging.WARNING, "a letter of '{queue}' is kept; {error}"),
     "recovery.ended": Event(logging.INFO, "a recovery of '{queue}' ended; {recovered} recovered, {kept} kept"),
+    "recovery.unrecorded": Event(logging.WARNING, "a recovery of '{queue}' is not in the ledger; {error}"),
     "recovery.failed": Event(logging.ERROR, "a recovery of '{queue}' failed; {error}"),
     "capture.failed": Event(logging.WARNING, "the capture of '{queue}' waits and tries again; {error}"),
     "vault.failed": Event(logging.WARNING, "the vault cannot be looked after, trying again; {error}"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from pamqp import commands as amqp
 
@@ -160,8 +160,8 @@ class Connection(asyncio.Protocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  a stream socket has no other
-        self._transport = transport
+        # A stream socket has no other. It cannot be asked for: uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
         self.write(self.session.start())
 
     def data_received(self, data: bytes) -> None:

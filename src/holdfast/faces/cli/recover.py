@@ -35,6 +35,7 @@ from holdfast.faces.cli.session import Session
 from holdfast.ports.recovery import DeadLetters
 from holdfast.services.recover.from_backup import publish_backup
 from holdfast.services.recover.notices import Notices
+from holdfast.services.recover.record import Entry, recorded
 from holdfast.services.recover.run import Recovery
 from holdfast.services.recover.service import Order, new_run, recover
 
@@ -116,7 +117,7 @@ async def recover_command(
 
         refuse(routes, to, to_exchange, through_wait, journal, backup, from_backup, management)
         return await recover_embedded(
-            session, url, dead_queue, limits=limits, where=where or (), dry_run=dry_run, report=report
+            session, url, dead_queue, limits=limits, where=where or (), dry_run=dry_run, report=report, by=by
         )
     table = _table(routes, to_source=to_source, to_exchange=to_exchange, through_wait=through_wait, to=to)
     order = Order(
@@ -132,11 +133,8 @@ async def recover_command(
     run = _Run(session, url, order, by=by or _somebody(), management=management)
     with bar(session.as_json) as (say, on_progress):
         notices = Notices(say, on_progress)
-        if from_backup is not None:
-            summary = await run.publish(from_backup, notices)
-        else:
-            kept = None if no_journal or dry_run else journal or _default_journal(url, dead_queue)
-            summary = await run.recover(notices, journal=kept, backup=backup)
+        kept = None if no_journal or dry_run or from_backup else journal or _default_journal(url, dead_queue)
+        summary = await run.recorded(notices, journal=kept, backup=backup, from_backup=from_backup)
     return _finish(session, summary, report)
 
 
@@ -147,8 +145,26 @@ class _Run:
         self._session = session
         self._url = url
         self._order = order
+        self._by = by
         self._redrive = Redrive(run=order.run, by=by, dead_queue=order.dead_queue)
         self._management = management or os.environ.get("HOLDFAST_MANAGEMENT_URL")
+
+    async def recorded(
+        self, notices: Notices, *, journal: Path | None, backup: Path | None, from_backup: Path | None
+    ) -> Summary:
+        """From the queue or from a backup, with a row in the ledger."""
+        from holdfast.wiring import SystemClock
+        from holdfast.wiring_recover import ledger_of, source_of
+
+        name = self._order.dead_queue
+        entry = Entry(run=self._order.run, by=self._by, dead_queue=name, source=source_of(self._url, name))
+
+        async def run() -> Summary:
+            if from_backup is not None:
+                return await self.publish(from_backup, notices)
+            return await self.recover(notices, journal=journal, backup=backup)
+
+        return await recorded(entry, run, ledger=ledger_of(self._session.settings), clock=SystemClock())
 
     async def recover(self, notices: Notices, *, journal: Path | None, backup: Path | None) -> Summary:
         """From the queue."""

@@ -19,6 +19,7 @@ from holdfast.faces.cli.recover_progress import bar
 from holdfast.faces.cli.session import Session
 from holdfast.services.recover.embedded import EmbeddedRecovery
 from holdfast.services.recover.notices import Notices
+from holdfast.services.recover.record import Entry, recorded
 from holdfast.services.recover.service import new_run
 
 SCHEMES = frozenset(("sqlite", "postgresql", "postgres", "memory", "http", "https"))
@@ -33,26 +34,34 @@ async def recover_embedded(
     dry_run: bool,
     report: Path | None,
     where: Sequence[str] = (),
+    by: str | None = None,
 ) -> ExitCode:
     """Over the queues of a storage, opened in this process, or of a server."""
     if urlsplit(url).scheme not in SCHEMES:
         raise BadUsage("URL is invalid; use amqp://…, sqlite:///FOLDER, postgresql://…, memory:// or http://…")
     from holdfast.wiring import SystemClock
+    from holdfast.wiring_recover import ledger_of, somebody, source_of
 
+    entry = Entry(run=new_run(), by=by or somebody(), dead_queue=dead_queue, source=source_of(url, dead_queue))
+    clock = SystemClock()
     with bar(session.as_json) as (say, on_progress):
-        async with replace(session, url=url).open() as queues:
-            recovery = EmbeddedRecovery(
-                queues,
-                dead_queue=dead_queue,
-                run=new_run(),
-                clock=SystemClock(),
-                limits=limits,
-                where=where,
-                dry_run=dry_run,
-                notices=Notices(say, on_progress),
-            )
-            with _signals(recovery):
-                summary = await recovery.run()
+
+        async def run() -> Summary:
+            async with replace(session, url=url).open() as queues:
+                recovery = EmbeddedRecovery(
+                    queues,
+                    dead_queue=dead_queue,
+                    run=entry.run,
+                    clock=clock,
+                    limits=limits,
+                    where=where,
+                    dry_run=dry_run,
+                    notices=Notices(say, on_progress),
+                )
+                with _signals(recovery):
+                    return await recovery.run()
+
+        summary = await recorded(entry, run, ledger=ledger_of(session.settings), clock=clock)
     return _finish(session, summary, report)
 
 

@@ -10,18 +10,25 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import msgspec
 import typer
+from msgspec.structs import replace
 
 from holdfast.errors import CannotStart, HoldfastError
 from holdfast.faces.app import App
 from holdfast.faces.cli.app import app as commands
 from holdfast.faces.cli.command import Config, Json
 from holdfast.faces.cli.failures import BadUsage, report
-from holdfast.settings import Address, load_settings, parse_address
+from holdfast.services.queue.methods import Queues
+from holdfast.services.recover.schedule import Schedule
+from holdfast.settings import Address, Settings, load_settings, parse_address
 from holdfast.telemetry.log import set_up_logging
+
+if TYPE_CHECKING:
+    from holdfast.wiring_recover import Scheduled
 
 EXAMPLE = """Example:
 
@@ -54,6 +61,9 @@ def run(
             show_default=False,
         ),
     ] = None,
+    recover: Annotated[
+        bool, typer.Option("--recover/--no-recover", help="Whether to run what [recover] of holdfast.toml says.")
+    ] = True,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info (default), warning or error.", show_default=False)
     ] = None,
@@ -70,12 +80,18 @@ def run(
     try:
         logs = {"log_level": log_level, "log_format": log_format}
         settings = load_settings(logs, file=config, serving=False)
+        if not recover:
+            settings = replace(settings, recover={})
         _log(level=settings.log_level, form=settings.log_format)
         place = parse_address(health) if health is not None else None
         if processes > 1:
-            return _run_processes(target, processes, place, _flags(declare, only or (), logs, config), announce)
+            return _run_processes(
+                target, processes, place, _flags(declare, only or (), logs, config, recover=recover), announce
+            )
         loaded = load_app(target)
-        return asyncio.run(_consume(loaded, declare=declare, only=only or (), health=place, announce=announce))
+        return asyncio.run(
+            _consume(loaded, settings, declare=declare, only=only or (), health=place, announce=announce)
+        )
     except HoldfastError as error:
         return report(error, as_json=as_json)
 
@@ -102,7 +118,13 @@ def load_app(target: str) -> App:
 
 
 async def _consume(
-    app: App, *, declare: bool, only: Sequence[str], health: Address | None, announce: Callable[[str], None]
+    app: App,
+    settings: Settings,
+    *,
+    declare: bool,
+    only: Sequence[str],
+    health: Address | None,
+    announce: Callable[[str], None],
 ) -> int:
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
@@ -125,11 +147,25 @@ async def _consume(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
         announce(f"Consuming {', '.join(only or [plan.queue for plan in app.consumers])}")
+        recoveries = _recoveries(app, settings).schedule() if settings.recover else Schedule(())
         try:
-            await app.run(declare=declare, only=only)
+            async with app.running(declare=declare, only=only), recoveries.at_work():
+                await app.ended()
         except asyncio.CancelledError:
             return 130
     return 0
+
+
+def _recoveries(app: App, settings: Settings) -> Scheduled:
+    """What [recover] of holdfast.toml says, on the app's own queues or broker."""
+    from holdfast.wiring_recover import BROKERS, Scheduled, ledger_of
+
+    def queues() -> Queues | None:
+        return None if is_broker else app.queues
+
+    is_broker = urlsplit(app.url).scheme in BROKERS
+    broker = settings.broker.reveal() if settings.broker else app.url if is_broker else None
+    return Scheduled(settings, queues=queues, broker=broker, ledger=ledger_of(settings))
 
 
 def _run_processes(
@@ -140,12 +176,15 @@ def _run_processes(
     arguments = []
     for number in range(count):
         port = [] if health is None else ["--health", str(Address(health.host, health.port and health.port + number))]
-        arguments.append(["run", target, *port, *flags])
+        # One of them runs the recoveries; the others would only find its lock.
+        arguments.append(["run", target, *port, *(("--no-recover",) if number else ()), *flags])
     return asyncio.run(run_processes(arguments, announce=announce))
 
 
-def _flags(declare: bool, only: Sequence[str], logs: dict[str, str | None], config: Path | None) -> list[str]:
-    flags = ["--declare"] if declare else []
+def _flags(
+    declare: bool, only: Sequence[str], logs: dict[str, str | None], config: Path | None, *, recover: bool
+) -> list[str]:
+    flags = (["--declare"] if declare else []) + ([] if recover else ["--no-recover"])
     for queue in only:
         flags += ["--only", queue]
     for name, value in (*logs.items(), ("config", config)):
