@@ -11,6 +11,7 @@ from holdfast.core.routes import Mode, RouteTable, find_route, parse_place, pars
 from holdfast.errors import Invalid
 
 DLQ = "imageviewer.dlq"
+ORIGINAL = {"x-original-exchange": "e", "x-original-routing-key": "o"}
 FILE = b"""
 exchange = "imageviewer"
 redirect = "review"
