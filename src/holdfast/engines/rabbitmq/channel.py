@@ -10,7 +10,13 @@ from typing import Protocol, TypeAlias
 from pamqp import base
 
 from holdfast.engines.rabbitmq.wire import commands
-from holdfast.engines.rabbitmq.wire.events import ChannelClosedByBroker, ConnectionClosedByBroker, Event, Method
+from holdfast.engines.rabbitmq.wire.events import (
+    ORDINARY,
+    ChannelClosedByBroker,
+    ConnectionClosedByBroker,
+    Event,
+    Method,
+)
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
 
 CALL_TIMEOUT_S = 30.0
@@ -78,6 +84,9 @@ class Channel:
 
     def handle(self, events: list[Event]) -> None:
         """Called by the connection with what came for this channel."""
+        if set(map(type, events)) <= ORDINARY:
+            self._listener.on_events(events)
+            return
         unasked: list[Event] = []
         for event in events:
             kind = type(event)

@@ -172,6 +172,9 @@ class Connection(asyncio.Protocol):
             self._fail(NotABroker(f"this is no broker that we can talk to; {self.address}: {error}"))
             return
         self._flush()
+        if len(numbers := {event.channel for event in events}) == 1 and 0 not in numbers:
+            self._dispatch(events)
+            return
         start = 0
         # Most reads concern one channel: its events go on as one list.
         for place, event in enumerate(events):

@@ -29,6 +29,7 @@ PREFETCH = 4000
 PREFETCH_MAX = 65_535
 DOWN_TIMEOUT_S = 600.0
 CLOSE_TIMEOUT_S = 10.0
+DELIVERIES_ALONE = {Delivery}
 
 
 class _Intake:
@@ -39,6 +40,9 @@ class _Intake:
 
     def on_events(self, events: list[Event]) -> None:
         if not self._consumer.listens_to(self):
+            return
+        if set(map(type, events)) == DELIVERIES_ALONE:
+            self._consumer.take_in(events)  # type: ignore[arg-type]
             return
         self._consumer.take_in([event for event in events if type(event) is Delivery])
         if any(isinstance(event, Cancelled) for event in events):
@@ -120,7 +124,11 @@ class Consumer:
             except TimeoutError:
                 return []
         ready = self._ready
-        return [ready.popleft() for _ in range(min(count_max, len(ready)))]
+        if len(ready) <= count_max:
+            batch = list(ready)
+            ready.clear()
+            return batch
+        return [ready.popleft() for _ in range(count_max)]
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         while batch := await self.batch(count_max=1):
@@ -128,8 +136,13 @@ class Consumer:
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
         """These are done. The frames go out together, at the end of this round of the event loop."""
-        generation, take = self._generation, self._books.ack
-        self._settled("acked", [d.channel == generation and take(d.tag) for d in deliveries])
+        generation, count = self._generation, 0
+        tags = []
+        for delivery in deliveries:
+            count += 1
+            if delivery.channel == generation:
+                tags.append(delivery.tag)
+        self._settled("acked", self._books.ack_all(tags), count)
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Back to the queue (nack with requeue); at once, so hold them rather than give back in a loop."""
@@ -198,11 +211,11 @@ class Consumer:
 
     def take_in(self, deliveries: list[Delivery]) -> None:
         """Messages came on the channel that we consume on."""
-        generation, delivered = self._generation, self._books.delivered
+        generation = self._generation
         for delivery in deliveries:
             # The channel's number is of no use to anybody; which of our channels it came on, is.
             delivery.channel = generation
-            delivered(delivery.tag)
+        self._books.delivered_all([delivery.tag for delivery in deliveries])
         self._ready.extend(deliveries)
         self._news.set()
 
@@ -223,13 +236,13 @@ class Consumer:
 
     def _nack(self, what: str, deliveries: Iterable[Delivery], *, requeue: bool) -> None:
         generation, take = self._generation, self._books.nack
-        self._settled(what, [d.channel == generation and take(d.tag, requeue=requeue) for d in deliveries])
+        took = [d.channel == generation and take(d.tag, requeue=requeue) for d in deliveries]
+        self._settled(what, sum(took), len(took))
 
-    def _settled(self, what: str, took: list[bool]) -> None:
-        taken = sum(took)
+    def _settled(self, what: str, taken: int, count: int) -> None:
         self.counts[what] += taken
         # The others are the broker's again and come a second time: the message is not lost, the work is done twice.
-        self.counts["settled_in_vain"] += len(took) - taken
+        self.counts["settled_in_vain"] += count - taken
         if not self._flush_due and self._books.pending:
             self._flush_due = True
             asyncio.get_running_loop().call_soon(self.flush)

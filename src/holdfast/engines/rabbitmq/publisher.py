@@ -28,7 +28,7 @@ from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.lane import Batch, Lane, Outgoing, Ticket
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.commands import Unsendable
-from holdfast.engines.rabbitmq.wire.confirms import Kind, Outcome
+from holdfast.engines.rabbitmq.wire.confirms import CONFIRMED, Kind, Outcome
 from holdfast.engines.rabbitmq.wire.events import ConnectionClosedByBroker
 from holdfast.errors import BrokerError, BrokerLost
 from holdfast.telemetry.events import emit
@@ -161,9 +161,10 @@ class Publisher:
 
     def _tickets(self, messages: Iterable[Outgoing], batch: Batch) -> list[Ticket]:
         tickets = []
+        persistent = properties.persistent
         for place, message in enumerate(messages):
             try:
-                raw = properties.persistent(message.properties)
+                raw = persistent(message.properties)
             except properties.Unreadable as error:
                 batch.settle(place, self._counted(Outcome(Kind.REFUSED, 0, f"properties cannot be read: {error}")))
                 continue
@@ -210,22 +211,31 @@ class Publisher:
     # Answers.
 
     def _on_outcomes(self, lane: Lane, outcomes: list[tuple[Ticket, Outcome]]) -> None:
+        confirmed = 0
         for ticket, outcome in outcomes:
-            if outcome.kind is Kind.NACKED and self._renewal is None and lane not in self._retiring:
-                self._renew_soon()
-            if ticket.done:
-                self.counts["answered_too_late"] += 1
-            elif outcome.kind is Kind.UNKNOWN:
-                self._suspects.append(ticket)  # alone, its answer cannot be anybody else's
-            else:
+            if outcome is CONFIRMED and not ticket.done:
                 ticket.done = True
-                self.counts[outcome.kind.value] += 1
                 ticket.batch.settle(ticket.place, outcome)
+                confirmed += 1
+            else:
+                self._on_outcome(lane, ticket, outcome)
+        if confirmed:
+            self.counts["confirmed"] += confirmed
         if lane is self._alone and not self._suspects:
             self._alone_only = False
         if lane in self._retiring and not lane.flying:
             self._broken.set()
         self._pump()
+
+    def _on_outcome(self, lane: Lane, ticket: Ticket, outcome: Outcome) -> None:
+        if outcome.kind is Kind.NACKED and self._renewal is None and lane not in self._retiring:
+            self._renew_soon()
+        if ticket.done:
+            self.counts["answered_too_late"] += 1
+        elif outcome.kind is Kind.UNKNOWN:
+            self._suspects.append(ticket)  # alone, its answer cannot be anybody else's
+        else:
+            self._settle(ticket, outcome)
 
     def _on_lost(self, lane: Lane, tickets: list[Ticket], error: BrokerError, close: Close) -> None:
         """A channel ended. By a publish of ours, or with the connection; in both cases nothing is known of these."""

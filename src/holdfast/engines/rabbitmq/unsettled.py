@@ -7,6 +7,9 @@ prefetch whenever one message is held for long.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable
+
 from holdfast.engines.rabbitmq.wire import commands
 
 
@@ -31,13 +34,23 @@ class Unsettled:
         """A message came."""
         self._open[tag] = None
 
+    def delivered_all(self, tags: Iterable[int]) -> None:
+        """Messages came, in this order."""
+        self._open.update(dict.fromkeys(tags))
+
     def ack(self, tag: int) -> bool:
         """It is done. False when it is not open: settled before, or never delivered here."""
-        if tag not in self._open:
-            return False
-        del self._open[tag]
-        self._acks.append(tag)
-        return True
+        return self.ack_all((tag,)) == 1
+
+    def ack_all(self, tags: Iterable[int]) -> int:
+        """They are done. Answers how many of them: others are not open, settled before or never delivered here."""
+        still, acks = self._open, self._acks
+        before = len(acks)
+        for tag in tags:
+            if tag in still:
+                del still[tag]
+                acks.append(tag)
+        return len(acks) - before
 
     def nack(self, tag: int, *, requeue: bool) -> bool:
         """It goes back to the queue, or to the dead-letter exchange. False as for `ack`."""
@@ -64,7 +77,7 @@ class Unsettled:
             return commands.nack(self._channel, tag, multiple=True, requeue=requeue)
         for tag, requeue in nacks:
             frames.append(commands.nack(self._channel, tag, multiple=False, requeue=requeue))
-        prefix = [tag for tag in acks if lowest_open is None or tag < lowest_open]
+        prefix = acks if lowest_open is None else acks[: bisect_left(acks, lowest_open)]
         if prefix:
             frames.append(commands.ack(self._channel, prefix[-1], multiple=True))
         frames += [commands.ack(self._channel, tag, multiple=False) for tag in acks[len(prefix) :]]

@@ -115,6 +115,9 @@ class Blocked:
     channel: int = 0
 
 
+#: What comes for every message: nothing of it changes the state of a channel or a connection.
+ORDINARY = frozenset({Delivery, Confirmed, Returned})
+
 Event: TypeAlias = (
     Delivery
     | Returned

@@ -14,6 +14,7 @@ from pamqp import commands as amqp
 
 from holdfast.engines.rabbitmq.wire import commands
 from holdfast.engines.rabbitmq.wire.events import (
+    ORDINARY,
     Blocked,
     ChannelClosedByBroker,
     ConnectionClosedByBroker,
@@ -103,8 +104,11 @@ class Session:
         """The events of these bytes. Raises ProtocolBroken or HandshakeFailed; the session is then over."""
         if self.state is State.GREETING:
             _check_greeting(data)
+        found = self._reader.feed(data)
+        if set(map(type, found)) <= ORDINARY:
+            return found
         events: list[Event] = []
-        for event in self._reader.feed(data):
+        for event in found:
             kind = type(event)
             if kind is Method and event.channel == 0:
                 self._about_connection(event.method, events)  # type: ignore[union-attr]
