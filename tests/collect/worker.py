@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import holdfast
 from tests.collect.producing import NOTIFY, PRODUCER, answer, make_queues
@@ -23,9 +26,13 @@ LEASE_TIMEOUT = "500ms"
 async def play(folder: Path) -> None:
     """One life of the process."""
     url = f"sqlite:///{folder}/data"
+    with noting_uploads(folder):
+        await play_on(url, folder)
+
+
+async def play_on(url: str, folder: Path) -> None:
     async with holdfast.open(url) as queues:
         await make_queues(queues)
-        note_uploads(folder)
         async with holdfast.Collector(url, queues=queues, uploads_max=4, lease_timeout=LEASE_TIMEOUT) as collector:
             answering = asyncio.create_task(produce_once(queues, folder))
             await collector.start(
@@ -46,12 +53,13 @@ async def produce_once(queues: holdfast.Queues, folder: Path) -> None:
         await lease.complete()
 
 
-def note_uploads(folder: Path) -> None:
+@contextmanager
+def noting_uploads(folder: Path) -> Iterator[None]:
     """One line per blob that is put, so that re-uploads can be counted after the process is gone."""
     from holdfast.engines.folder.blobs import FolderBlobs
     from holdfast.engines.objects.blobs import ObjectBlobs
 
-    def noting(kind: Any) -> None:
+    def noting(kind: Any) -> Any:
         real = kind.put
 
         async def put(self: Any, path: str, content: Any, **more: Any) -> object:
@@ -60,10 +68,10 @@ def note_uploads(folder: Path) -> None:
             os.close(file)
             return await real(self, path, content, **more)
 
-        kind.put = put
+        return patch.object(kind, "put", put)
 
-    noting(FolderBlobs)
-    noting(ObjectBlobs)
+    with noting(FolderBlobs), noting(ObjectBlobs):
+        yield
 
 
 if __name__ == "__main__":
