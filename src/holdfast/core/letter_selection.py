@@ -15,7 +15,7 @@ PAGE_COUNT_MAX = 1_000
 IDS_COUNT_MAX = 100_000
 TEXT_CHARACTERS_MAX = 500
 #: How many letters a search without an index walks past before it says where it stopped.
-WALK_COUNT_MAX = 50_000
+WALK_COUNT_MAX = 20_000
 ID_MAX = 2**63 - 1
 
 

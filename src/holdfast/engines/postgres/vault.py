@@ -40,7 +40,9 @@ class PostgresDialect:
     """How PostgreSQL says it."""
 
     in_ids = "= ANY(CAST(:ids AS bigint[]))"
-    text_join = "JOIN letters_text t ON t.letter = l.id AND t.words @@ to_tsquery('simple', :words)"
+    text_from = "letters_text t JOIN letters l ON l.id = t.letter"
+    text_matches = "t.words @@ to_tsquery('simple', :words)"
+    text_key = "l.id"
     insert_text = "INSERT INTO letters_text (letter, words) VALUES (:id, to_tsvector('simple', :text))"
     delete_text = f"DELETE FROM letters_text WHERE letter {in_ids}"  # noqa: S608 - a text of ours
     header_equals = "CAST(c.headers AS jsonb) ->> CAST(:header AS text) = :header_value"

@@ -22,7 +22,9 @@ class Dialect(Protocol):
     """Where SQL engines differ."""
 
     in_ids: str  #: a condition on the column before it: it is one of `:ids`
-    text_join: str  #: joins the letters `l` whose words match `:words`
+    text_from: str  #: the letters `l` with their words
+    text_matches: str  #: a condition: the words match `:words`
+    text_key: str  #: the id of a letter among them
     insert_text: str  #: stores the searched `:text` of the letter `:id`
     delete_text: str
     header_equals: str  #: a condition: the header `:header` is `:header_value`; of the contents `c`

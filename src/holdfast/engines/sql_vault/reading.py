@@ -35,10 +35,9 @@ class Reading:
             top = before or self._top(work) + 1
             floor = max(0, top - WALK_COUNT_MAX) if selection.walks else 0
             where, values = condition(selection, work.dialect)
-            join = work.dialect.text_join if selection.text else ""
+            sql, key = _source(SQL["select_letter"], selection, work.dialect)
             rows = work.rows(
-                f"{SQL['select_letter']} {join} WHERE l.id < :top AND l.id >= :floor {where} "
-                "ORDER BY l.id DESC LIMIT :count_max",
+                f"{sql} WHERE {key} < :top AND {key} >= :floor {where} ORDER BY {key} DESC LIMIT :count_max",
                 **values,
                 top=top,
                 floor=floor,
@@ -64,8 +63,10 @@ class Reading:
 
         def work(work: Work) -> list[tuple[int, int]]:
             where, values = condition(selection, work.dialect)
-            sql = _from("l.id, l.revision", selection, work.dialect)
-            rows = work.rows(f"{sql} WHERE 1 = 1 {where} ORDER BY l.id LIMIT :count_max", **values, count_max=count_max)
+            sql, key = _from("l.id, l.revision", selection, work.dialect)
+            rows = work.rows(
+                f"{sql} WHERE 1 = 1 {where} ORDER BY {key} LIMIT :count_max", **values, count_max=count_max
+            )
             return [(row[0], row[1]) for row in rows]
 
         return await self._books.database.read(work)
@@ -85,9 +86,9 @@ class Reading:
                 )
             floor = max(0, self._top(work) + 1 - WALK_COUNT_MAX) if selection.walks else 0
             where, values = condition(selection, work.dialect)
-            sql = _from("1 AS one", selection, work.dialect)
+            sql, key = _from("1 AS one", selection, work.dialect)
             ((count,),) = work.rows(
-                f"SELECT count(*) FROM ({sql} WHERE l.id >= :floor {where} LIMIT :count_max) found",  # noqa: S608
+                f"SELECT count(*) FROM ({sql} WHERE {key} >= :floor {where} LIMIT :count_max) found",  # noqa: S608
                 **values,
                 floor=floor,
                 count_max=COUNT_MAX + 1,
@@ -101,8 +102,8 @@ class Reading:
 
         def work(work: Work) -> list[Row]:
             where, values = condition(selection, work.dialect)
-            join = work.dialect.text_join if selection.text else ""
-            return work.rows(f"{SQL['select_letter']} {join} WHERE 1 = 1 {where} ORDER BY l.id LIMIT 1", **values)
+            sql, key = _source(SQL["select_letter"], selection, work.dialect)
+            return work.rows(f"{sql} WHERE 1 = 1 {where} ORDER BY {key} LIMIT 1", **values)
 
         rows = await self._books.database.read(work)
         return letter_of(rows[0]) if rows else None
@@ -118,9 +119,16 @@ class Reading:
         return int(rows[0][0]) if rows else 0
 
 
-def _from(columns: str, selection: Selection, dialect: Dialect) -> str:
+def _from(columns: str, selection: Selection, dialect: Dialect) -> tuple[str, str]:
     contents = "JOIN contents c ON c.letter = l.id" if selection.header else ""
-    return f"SELECT {columns} FROM letters l {contents} {dialect.text_join if selection.text else ''}"  # noqa: S608
+    return _source(f"SELECT {columns} FROM letters l {contents}", selection, dialect)  # noqa: S608
+
+
+def _source(sql: str, selection: Selection, dialect: Dialect) -> tuple[str, str]:
+    """A statement over the letters `l`, by their words where the selection has some, and the id to order by."""
+    if not selection.text:
+        return sql, "l.id"
+    return sql.replace("FROM letters l", f"FROM {dialect.text_from}"), dialect.text_key
 
 
 def condition(selection: Selection, dialect: Dialect) -> tuple[str, dict[str, Any]]:
@@ -156,7 +164,7 @@ def condition(selection: Selection, dialect: Dialect) -> tuple[str, dict[str, An
             **({"header_value": selection.header_value} if selection.header_value else {}),
         )
     if selection.text:
-        values["words"] = dialect.words(words(selection.text))
+        add(dialect.text_matches, words=dialect.words(words(selection.text)))
     for field, sql in (
         ("captured_after_us", "l.captured_at >= :captured_after_us"),
         ("captured_before_us", "l.captured_at < :captured_before_us"),

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 import msgspec
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -42,6 +43,21 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 _encode = msgspec.json.Encoder().encode
 
 
+class _Any(Convertor[str]):
+    """Any text, slashes and line breaks included: a queue may be called anything."""
+
+    regex = "(?s:.+)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("any", _Any())
+
+
 def admin_routes(office: Office, door: Door) -> list[Route]:
     """The routes of all endpoints; one path takes all of its methods."""
     paths: dict[str, dict[str, Endpoint]] = {}
@@ -52,12 +68,12 @@ def admin_routes(office: Office, door: Door) -> list[Route]:
         for path, methods in paths.items()
     ]
     elsewhere = _answering(office, door, {})
-    return [*routes, Route("/admin/{path:path}", elsewhere, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])]
+    return [*routes, Route("/admin/{path:any}", elsewhere, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])]
 
 
 def _matching(path: str) -> str:
     """Names may hold a slash; ids and hashes may not."""
-    return path.replace("{queue}", "{queue:path}").replace("{name}", "{name:path}").replace("{key}", "{key:path}")
+    return path.replace("{queue}", "{queue:any}").replace("{name}", "{name:any}").replace("{key}", "{key:any}")
 
 
 def _answering(office: Office, door: Door, methods: dict[str, Endpoint]) -> Callable[[Request], Awaitable[Response]]:
