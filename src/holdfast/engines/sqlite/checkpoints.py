@@ -3,6 +3,7 @@
 SQLite's own way is to do it at the end of whichever commit fills the log, which then takes several times as long.
 Here another thread does it through a connection of its own. A log that is written without a pause can only start over
 when all of it has been folded; so one that has grown to its limit is folded by its writer, which has little left to do.
+Where one client is served alone nothing would go on beside it: then its commit folds the log, as SQLite would.
 """
 
 from __future__ import annotations
@@ -30,29 +31,30 @@ class Checkpoints:
         self._beside: apsw.Connection | None = None
         self._lock = threading.Lock()
         self._open = True
-        self._asked = False
+        self._ask_at_pages_count = BESIDE_PAGES_COUNT
         self.pages_count = 0
         writer.set_wal_hook(self._note)  # also turns SQLite's own way off
 
     def _note(self, connection: apsw.Connection, name: str, pages_count: int) -> int:
+        if pages_count < self.pages_count:
+            self._ask_at_pages_count = BESIDE_PAGES_COUNT  # it has started over
         self.pages_count = pages_count
         return apsw.SQLITE_OK
 
-    def after_commit(self) -> None:
-        """Called after a commit that left `BESIDE_PAGES_COUNT` pages or more in the log.
+    def after_commit(self, *, alone: bool) -> None:
+        """Called after a commit that left a full log; `alone` when nothing else goes on beside it.
 
         Never raises: the commit stands, and what was not folded now is folded later.
         """
-        if self.pages_count >= WITHIN_PAGES_COUNT:
+        if alone or self.pages_count >= WITHIN_PAGES_COUNT:
             with suppress(apsw.Error):
                 self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-        elif not self._asked:
-            self._asked = True
+        elif self.pages_count >= self._ask_at_pages_count:
+            self._ask_at_pages_count = self.pages_count + BESIDE_PAGES_COUNT
             with suppress(RuntimeError):  # the storage is being closed
                 self._threads.submit(self._fold)
 
     def _fold(self) -> None:
-        self._asked = False
         with self._lock, suppress(apsw.Error):
             if not self._open:
                 return

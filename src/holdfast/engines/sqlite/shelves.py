@@ -60,7 +60,7 @@ class SqliteShelves:
     async def commit(self, operations: Sequence[Operation], *, inline: bool = False) -> Committed:
         if inline and self.can_commit_inline():
             self._storage.used(self)
-            return self._commit(operations)
+            return self._commit(operations, alone=True)
         async with self._write_lock:
             await self._storage.make_room(self)
             return await self._in_thread(lambda: self._commit(operations))
@@ -76,7 +76,7 @@ class SqliteShelves:
     def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._storage.threads, work)
 
-    def _commit(self, operations: Sequence[Operation]) -> Committed:
+    def _commit(self, operations: Sequence[Operation], *, alone: bool = False) -> Committed:
         if self._writer is None:
             self._open()
         writer, carry_out, checkpoints = self._writer, self._operations, self._checkpoints
@@ -101,7 +101,7 @@ class SqliteShelves:
             raise
         crash_point("sqlite.after_commit")
         if checkpoints.pages_count >= BESIDE_PAGES_COUNT:
-            checkpoints.after_commit()
+            checkpoints.after_commit(alone=alone)
         return Committed(results, {p.number: self._moments.shape(p) for p in touched}, now_us)
 
     def _load(self) -> Committed:

@@ -50,11 +50,21 @@ def test_a_full_log_is_folded_beside_its_writer(tmp_path: Path, threads: ThreadP
     _write(writer, BESIDE_PAGES_COUNT)
     assert folding.pages_count >= BESIDE_PAGES_COUNT
     assert _in_file_alone(tmp_path / "queue.db") == 0
-    folding.after_commit()
+    folding.after_commit(alone=False)
     threads.submit(int).result()
     assert _in_file_alone(tmp_path / "queue.db") == 1
     _write(writer, 1)
     assert folding.pages_count < BESIDE_PAGES_COUNT  # the log has started over
+    folding.close()
+    writer.close()
+
+
+def test_a_lone_commit_folds_the_log_itself(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    writer = open_writer(tmp_path / "queue.db", kind="queue", create=True)
+    folding = Checkpoints(tmp_path / "queue.db", writer, threads)
+    _write(writer, BESIDE_PAGES_COUNT)
+    folding.after_commit(alone=True)
+    assert _in_file_alone(tmp_path / "queue.db") == 1
     folding.close()
     writer.close()
 
@@ -71,7 +81,7 @@ def test_a_log_at_its_limit_is_folded_by_its_writer(
     try:
         for _ in range(5):
             _write(writer, BESIDE_PAGES_COUNT)
-            folding.after_commit()
+            folding.after_commit(alone=False)
             assert folding.pages_count < 4 * BESIDE_PAGES_COUNT
         assert (tmp_path / "queue.db-wal").stat().st_size < 4 * BESIDE_PAGES_COUNT * (PAGE_BYTES + 24)
     finally:
@@ -86,7 +96,7 @@ def test_a_folding_that_comes_too_late_touches_nothing(tmp_path: Path, threads: 
     writer = open_writer(tmp_path / "queue.db", kind="queue", create=True)
     folding = Checkpoints(tmp_path / "queue.db", writer, threads)
     _write(writer, BESIDE_PAGES_COUNT)
-    folding.after_commit()
+    folding.after_commit(alone=False)
     folding.close()
     writer.close()
     for path in tmp_path.iterdir():
