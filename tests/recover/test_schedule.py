@@ -164,7 +164,7 @@ async def test_a_stop_of_the_server_stops_its_run_without_loss(world: World) -> 
     await world.fill(letter(number) for number in range(200))
     toml = f'[recover."{world.dlq}"]\non_start = true\nroutes = "routes.toml"\nrate = 20\n'
     (world.folder / "holdfast.toml").write_text(toml)
-    env = {"HOLDFAST_BROKER": world.url}
+    env = {"HOLDFAST_BROKER_URL": world.url}
     async with serving(f"sqlite:///{world.folder}/work", world.folder, env=env) as server:
         await server.start()
 

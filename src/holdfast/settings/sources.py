@@ -20,6 +20,8 @@ PREFIX = "HOLDFAST_"
 FILE_BYTES_MAX = 1_000_000
 #: Variables with our prefix that are no settings: the client's, and those of tests and proofs.
 OTHER_VARIABLES = frozenset({"TOKEN", "CONFIG", "CRASH_AT", "CLOCK_OFFSET_S", "TEST_WITHOUT", "TEST_POSTGRES_BIN"})
+#: Other names of variables, which other commands know.
+ALIASES = {"broker_url": "broker", "management_url": "management"}
 #: From here on a variable is taken for a misspelt setting. Others are let be: Kubernetes sets HOLDFAST_PORT by itself.
 NEAR_ENOUGH = 0.8
 
@@ -107,6 +109,7 @@ def _from_environment(env: Mapping[str, str]) -> list[tuple[str, object, str]]:
     found: list[tuple[str, object, str]] = []
     for variable, text in env.items():
         key = variable.removeprefix(PREFIX).lower()
+        key = ALIASES.get(key, key)
         if not variable.startswith(PREFIX) or variable.removeprefix(PREFIX) in OTHER_VARIABLES:
             continue
         if key in _ENVIRONMENT_KEYS:
