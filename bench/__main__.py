@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-BENCHES = ("cycle", "http", "depth", "postgres", "procrastinate_peer", "move", "collect")
+BENCHES = ("cycle", "http", "depth", "postgres", "procrastinate_peer", "move", "recover", "collect")
 
 
 def main() -> int:

@@ -135,10 +135,10 @@ async def test_a_letter_without_a_type_goes_where_it_came_from(world: World) -> 
     }
     await world.fill(
         [
-            letter(1, kind=None, **own),
-            letter(2, kind=None, **{"x-death": [wait, died]}),
+            letter(1, kind=None, told=own),
+            letter(2, kind=None, told={"x-death": [wait, died]}),
             letter(3, kind="Strange"),  # its x-death would lead somewhere, but somebody wrote a table
-            letter(4, kind=None, **{"x-death": "nonsense"}),
+            letter(4, kind=None, told={"x-death": "nonsense"}),
         ]
     )
     told = summary(await world.recover())
@@ -166,7 +166,9 @@ async def test_to_source_to_exchange_through_wait_and_to_one_place(world: World)
 
 
 async def test_an_unroutable_letter_is_kept(world: World) -> None:
-    await world.fill([letter(1, kind=None, **{"x-original-exchange": EXCHANGE, "x-original-routing-key": "nowhere"})])
+    await world.fill(
+        [letter(1, kind=None, told={"x-original-exchange": EXCHANGE, "x-original-routing-key": "nowhere"})]
+    )
     await world.fill(letter(n) for n in range(2, 50))
     told = summary(await world.recover())
     assert (told["recovered"], told["failed"], told["remaining"]) == (48, 1, 1)
@@ -176,7 +178,7 @@ async def test_an_unroutable_letter_is_kept(world: World) -> None:
 
 async def test_a_publish_that_is_refused_harms_no_neighbour(any_world: World) -> None:
     world = any_world
-    bad = letter(1, kind=None, **{"x-original-exchange": "missing", "x-original-routing-key": "k"})
+    bad = letter(1, kind=None, told={"x-original-exchange": "missing", "x-original-routing-key": "k"})
     await world.fill([*(letter(n) for n in range(2, 300)), bad, *(letter(n) for n in range(300, 600))])
     told = summary(await world.recover())
     assert (told["recovered"], told["failed"], told["remaining"]) == (598, 1, 1)
@@ -199,7 +201,7 @@ async def test_a_letter_that_dies_again_is_not_chased(world: World) -> None:
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": world.dlq,
     }
-    await world.queue("collection.scan", **back)
+    await world.admin.queue("collection.scan", **back)
     await world.admin.bind("collection.scan", EXCHANGE, "collection.scan")
     await world.fill((letter(n) for n in range(300)), counted=False)
     told = summary(await world.recover())
@@ -228,7 +230,7 @@ async def test_a_dry_run_takes_nothing_away(any_world: World) -> None:
 
 
 async def test_only_what_fits_the_filter_goes(world: World) -> None:
-    await world.fill(letter(n, tenant=("acme", "zeta")[n % 2]) for n in range(20))
+    await world.fill(letter(n, told={"tenant": ("acme", "zeta")[n % 2]}) for n in range(20))
     told = summary(await world.recover("--where", "header.tenant=zeta", "--where", 'body~"n": 1'))
     assert (told["recovered"], told["filtered"], told["remaining"]) == (6, 14, 14)
     await world.check()

@@ -8,7 +8,7 @@ import json
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,10 @@ CHANGED = (
 )
 
 
-def letter(number: int, *, kind: str | None = "CollectionScan", key: str = "", **headers: Any) -> Outgoing:
-    """A letter as it lies in a dead-letter queue; `key` is the queue to publish it to."""
+def letter(
+    number: int, *, kind: str | None = "CollectionScan", key: str = "", told: Mapping[str, Any] | None = None
+) -> Outgoing:
+    """A letter as it lies in a dead-letter queue; `key` is the queue to publish it to, `told` are further headers."""
     death = {
         "count": 1,
         "reason": "rejected",
@@ -66,11 +68,11 @@ def letter(number: int, *, kind: str | None = "CollectionScan", key: str = "", *
         "exchange": EXCHANGE,
         "routing-keys": ["collection.scan"],
     }
-    told: dict[str, Any] = {"tenant": "acme", "x-death": [death], **headers}
+    headers: dict[str, Any] = {"tenant": "acme", "x-death": [death], **(told or {})}
     if kind is not None:
-        told["MessageType"] = kind
+        headers["MessageType"] = kind
     raw = properties.encode(
-        {"content_type": "application/json", "headers": told, "delivery_mode": 2, "message_id": f"m-{number:06}"}
+        {"content_type": "application/json", "headers": headers, "delivery_mode": 2, "message_id": f"m-{number:06}"}
     )
     return Outgoing("", key, raw, json.dumps({"n": number, "pad": "x" * 100}).encode())
 
@@ -168,7 +170,7 @@ class World:
     async def recover(self, *more: str | Path, routes: bool = True, **variables: str) -> Ended:
         """Run `holdfast recover` to its end, in a process of its own."""
         given = ("--routes", self.routes) if routes else ()
-        return await asyncio.to_thread(self.command(), *self.arguments(*given, *more), **variables)
+        return await asyncio.to_thread(lambda: self.command()(*self.arguments(*given, *more), **variables))
 
     def start(self, *more: str | Path, **variables: str) -> subprocess.Popen[bytes]:
         """Start it."""

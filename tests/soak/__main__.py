@@ -31,8 +31,10 @@ from tests.faults.kills import random_kills
 from tests.model.installation import PostgresBackend
 from tests.model.profile import settings_for
 from tests.model.test_service import MemoryMachine, MemoryMoves, PostgresMachine, SqliteMachine, SqliteMoves
+from tests.recover import soak as recover
 from tests.support.postgres import running_cluster
 from tests.support.rabbitmq import running_node
+from tests.support.rabbitmq_cluster import running_rabbitmq_cluster
 
 KILLS_DEFAULT = 60
 EXAMPLES_DEFAULT = 1_000
@@ -43,6 +45,18 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "memory-moves": MemoryMoves,
     "sqlite-model": SqliteMachine,
     "sqlite-moves": SqliteMoves,
+}
+
+#: Scenario, and how many kills or cuts it has to bear.
+RECOVERIES: dict[str, tuple[Callable[[int, int], Coroutine[Any, Any, recover.Tally]], int]] = {
+    "recover-kills-classic": (lambda count, seed: recover.kills("classic", count=count, seed=seed), 100),
+    "recover-kills-quorum": (lambda count, seed: recover.kills("quorum", count=count, seed=seed), 100),
+    "recover-broker-classic": (lambda count, seed: recover.broker_kills("classic", count=count, seed=seed), 20),
+    "recover-broker-quorum": (lambda count, seed: recover.broker_kills("quorum", count=count, seed=seed), 20),
+    "recover-cuts": (lambda count, seed: recover.cuts(count=count, seed=seed), 30),
+    "recover-cluster": (lambda count, seed: recover.cluster(running_rabbitmq_cluster), 1),
+    "recover-story": (lambda count, seed: recover.seed_shape(), 0),
+    "recover-large": (lambda count, seed: recover.large(), 0),
 }
 
 
@@ -58,6 +72,7 @@ class Soak:
             "postgres-kills": self._postgres_kills,
             **dict.fromkeys(MACHINES, self._machine),
             "postgres-model": self._postgres_machine,
+            **dict.fromkeys(RECOVERIES, self._recover),
             "collect-embedded": self._collect_embedded,
             "collect-shared": self._collect_shared,
         }
@@ -115,6 +130,15 @@ class Soak:
         took_s = round(time.monotonic() - began, 1)
         line = {"scenario": name, **to_builtins(tally), "seed": self._options.seed, "took_s": took_s}
         print(json.dumps(line), flush=True)
+
+    def _recover(self, name: str) -> None:
+        began = time.monotonic()
+        scenario, least = RECOVERIES[name]
+        given = self._options.kills
+        tally = asyncio.run(scenario(least if given == KILLS_DEFAULT else given, self._options.seed))
+        numbers = {key: value for key, value in vars(tally).items() if key != "more"}
+        took_s = round(time.monotonic() - began, 1)
+        print(json.dumps({"scenario": name, **numbers, **tally.more, "took_s": took_s}), flush=True)
 
     def _postgres_machine(self, name: str) -> None:
         cluster = self._stack.enter_context(running_cluster())

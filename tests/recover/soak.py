@@ -1,0 +1,239 @@
+"""The long runs of the recovery: many random kills of the run and of its broker, cuts, a cluster, and large letters."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import resource
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.proof.conservation import Report
+from holdfast.proof.proxy import Proxy
+from tests.engines.rabbitmq.admin import Admin
+from tests.recover.world import World, letter, summary
+from tests.support.rabbitmq import Node, running_node
+
+LETTERS = 4_000
+KILLS_A_ROUND = 10
+RUNS_MAX = 60
+LONG_TIMEOUT_S = 1_200.0
+QUORUM_AGE_S = 3.0
+
+
+@dataclass
+class Tally:
+    """All rounds of a scenario together."""
+
+    kills: int = 0
+    messages: int = 0
+    lost: int = 0
+    duplicates: int = 0
+    possible_duplicates: int = 0
+    altered: int = 0
+    unexpected: int = 0
+    more: dict[str, float] = field(default_factory=dict)
+
+    def add(self, report: Report, possible: int) -> None:
+        """One round; a duplicate that no summary counted ends the scenario."""
+        self.messages += report.put_count
+        self.lost += len(report.lost)
+        self.duplicates += len(report.duplicated)
+        self.possible_duplicates += possible
+        self.altered += len(report.altered)
+        self.unexpected += len(report.unexpected)
+        report.check(duplicates_max=possible)
+
+
+async def kills(kind: str, *, count: int, seed: int) -> Tally:
+    """SIGKILL of the recovery at random moments."""
+    chance = random.Random(seed)
+    tally = Tally()
+    with running_node() as node:
+        while tally.kills < count:
+            async with _world(node, kind, f"kills-{tally.kills}") as world:
+                await world.fill(_letters(LETTERS))
+                for _ in range(KILLS_A_ROUND):
+                    process = world.start("--window", str(chance.choice((1, 50, 500, 4000))), "--rate", "1500/s")
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        await asyncio.to_thread(process.wait, 0.4 + chance.random() * 1.2)
+                    tally.kills += process.poll() is None
+                    process.kill()
+                    process.communicate()
+                await _finish(world, tally)
+    return tally
+
+
+async def broker_kills(kind: str, *, count: int, seed: int) -> Tally:
+    """`kill -9` of the broker in the middle of a run, which goes on when it is back."""
+    chance = random.Random(seed)
+    tally = Tally()
+    with running_node() as node:
+        while tally.kills < count:
+            vhost = f"broker-{tally.kills}"
+            with tempfile.TemporaryDirectory() as folder:
+                async with Admin.open(node, vhost, keep=True) as admin:
+                    world = await World(admin, Path(folder), kind=kind).make()
+                    await world.fill(_letters(LETTERS))
+                    await asyncio.sleep(QUORUM_AGE_S if kind == "quorum" else 0)
+                    process = world.start("--rate", "1500/s", "--window", "1000")
+                    await asyncio.sleep(0.6 + chance.random() * 1.5)
+                    node.kill()
+                    tally.kills += 1
+                await asyncio.to_thread(node.start)
+                out, err = await asyncio.to_thread(process.communicate, timeout=180)
+                assert process.returncode in (0, 3), err
+                possible = json.loads(out.splitlines()[-1])["possible_duplicates"]
+                async with Admin.open(node, vhost) as admin:
+                    world.admin = admin
+                    await _finish(world, tally, possible)
+    return tally
+
+
+async def cuts(*, count: int, seed: int) -> Tally:
+    """Connections cut on 4.0, a quorum queue with its default delivery limit; runs end rather than lose a letter."""
+    chance = random.Random(seed)
+    tally = Tally()
+    with running_node("4.0") as node:
+        async with _world(node, "quorum", "cuts") as world, Proxy("127.0.0.1", node.port) as proxy:
+            await world.fill(_letters(3 * LETTERS))
+            possible = 0
+            url = node.url(world.admin.vhost, port=proxy.port)
+            given = ["recover", url, world.dlq, "--json", "--routes", str(world.routes), "--rate", "400/s"]
+            while tally.kills < count:
+                process = world.command().start(*given, "--window", "200")
+                while process.poll() is None and tally.kills < count:
+                    await asyncio.sleep(0.5 + chance.random())
+                    tally.kills += 1 if await proxy.cut() else 0
+                process.terminate()
+                out, err = await asyncio.to_thread(process.communicate, timeout=120)
+                assert process.returncode in (0, 3), err
+                possible += json.loads(out.splitlines()[-1])["possible_duplicates"]
+            await _finish(world, tally, possible)
+    return tally
+
+
+async def seed_shape(*, count: int = 119_762) -> Tally:
+    """The queue of the story: most are good, a thousand are refused, some are unknown."""
+    tally = Tally()
+    refused, unknown = 1_000, 262
+    good = count - refused - unknown
+    with running_node() as node:
+        async with _world(node, "classic", "story") as world:
+            await world.fill([letter(10**6, kind="Refused", key="refusing.queue")], counted=False)
+            kinds = ["CollectionScan"] * good + ["Refused"] * refused + ["Strange"] * unknown
+            random.Random(count).shuffle(kinds)
+            await world.fill(letter(number, kind=kind) for number, kind in enumerate(kinds))
+            process = world.start()
+            out, err = await asyncio.to_thread(process.communicate, timeout=LONG_TIMEOUT_S)
+            assert process.returncode == 3, err
+            told = json.loads(out.splitlines()[-1])
+            assert (told["recovered"], told["failed"], told["skipped"]) == (good, refused, unknown), told
+            assert told["remaining"] == refused + unknown
+            await world.admin.drain("refusing.queue", 1)
+            seen = await world.found()
+            kept = [str(one.decoded()["message_id"]) for one in seen[world.dlq]]
+            assert kept == sorted(kept), "those that were kept are in order"
+            tally.add(world.books.report(), 0)
+            tally.more = {"rate_per_s": told["rate_per_s"]}
+    return tally
+
+
+async def large(*, count: int = 1_000, size_bytes: int = 4 * 2**20) -> Tally:
+    """Large letters in little memory."""
+    tally = Tally()
+    with running_node() as node:
+        async with _world(node, "classic", "large") as world:
+            for start in range(0, count, 20):
+                await world.fill(
+                    [
+                        Outgoing("", "", letter(n).properties, n.to_bytes(8, "big") + bytes(size_bytes - 8))
+                        for n in range(start, min(start + 20, count))
+                    ]
+                )
+            process = world.start()
+            out, err = await asyncio.to_thread(process.communicate, timeout=LONG_TIMEOUT_S)
+            assert process.returncode == 0, err
+            told = json.loads(out.splitlines()[-1])
+            # The broker is not among the children that have ended.
+            peak_mb = round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, 1)
+            assert told["recovered"] == count, told
+            await _count_by_hand(world, count)
+            tally.messages, tally.more = count, {"peak_mb": peak_mb}
+            assert peak_mb < 200, peak_mb
+    return tally
+
+
+async def cluster(make: Callable[[], contextlib.AbstractContextManager[Any]]) -> Tally:
+    """Three nodes; the one that leads the dead-letter queue is killed in the middle."""
+    tally = Tally()
+    with make() as nodes, tempfile.TemporaryDirectory() as folder:
+        vhost = nodes.create_vhost("recovery")
+        other = nodes.nodes[0]
+        async with Admin.open(other, "recovery", keep=True) as admin:
+            world = await World(admin, Path(folder), kind="quorum").make()
+            for target in ("collection.scan", "cache.generation", "library_scan_queue"):
+                await admin.delete(target)
+                await admin.quorum_queue(target)
+                await admin.bind(target, "imageviewer", target)
+            await world.fill(_letters(LETTERS))
+            await asyncio.sleep(QUORUM_AGE_S)
+        leader = nodes.leader_of("recovery", world.dlq)
+        survivor = nodes.others(leader)[0]
+        url = nodes.url("recovery")
+        process = world.command().start(
+            "recover", url, world.dlq, "--json", "--routes", str(world.routes), "--rate", "1500/s"
+        )
+        await asyncio.sleep(1.5)
+        leader.kill()
+        tally.kills = 1
+        out, err = await asyncio.to_thread(process.communicate, timeout=180)
+        assert process.returncode in (0, 3), err
+        possible = json.loads(out.splitlines()[-1])["possible_duplicates"]
+        nodes.heal()
+        async with Admin.open(survivor, "recovery", keep=True) as admin:
+            world.admin = admin
+            await _finish(world, tally, possible)
+        assert vhost
+    return tally
+
+
+async def _finish(world: World, tally: Tally, possible: int = 0) -> None:
+    """Run until nothing but the unknown is left, then count."""
+    for _ in range(RUNS_MAX):
+        told = summary(await world.recover("--empty-timeout", "1s", "--idle-timeout", "3s"))
+        possible += told["possible_duplicates"]
+        if told["remaining"] == told["skipped"]:
+            break
+    await world.found()
+    tally.add(world.books.report(), possible)
+
+
+async def _count_by_hand(world: World, count: int) -> None:
+    """Too large to hold all of them: each number once."""
+    seen: set[int] = set()
+    for _ in range(0, count, 10):
+        for one in await world.admin.drain("collection.scan", 10):
+            seen.add(int.from_bytes(one.body[:8], "big"))
+    assert len(seen) == count
+
+
+def _letters(count: int) -> Iterator[Outgoing]:
+    """Two types that are known, and one in forty that is not."""
+    kinds = ["CollectionScan"] * 20 + ["CacheGeneration"] * 19 + ["Strange"]
+    return (letter(n, kind=kinds[n % 40]) for n in range(count))
+
+
+@asynccontextmanager
+async def _world(node: Node, kind: str, vhost: str) -> AsyncIterator[World]:
+    with tempfile.TemporaryDirectory() as folder:
+        async with Admin.open(node, vhost) as admin:
+            yield await World(admin, Path(folder), kind=kind).make()
