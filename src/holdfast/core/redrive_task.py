@@ -110,6 +110,7 @@ class Leased(Struct, frozen=True):
     letter: int
     redrive_id: str
     address: str
+    body_bytes: int = 0
 
 
 class Settled(Struct, frozen=True):

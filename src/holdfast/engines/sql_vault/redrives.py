@@ -115,9 +115,9 @@ class SqlRedrives:
                 return []
             found = books.run(work, "select_to_lease", redrive=redrive, now=books.now_us(), count_max=count_max)
             ours = [row for row in found if _is_ours(row)]
-            for letter, _, _, status, state in found:
-                if (letter, status, state) not in {(row[0], row[3], row[4]) for row in ours}:
-                    self._pass_over(work, redrive, letter, status=status, state=state)
+            for row in found:
+                if not _is_ours(row):
+                    self._pass_over(work, redrive, row[0], status=row[3], state=row[4])
             if not ours:
                 return []
             ids = work.dialect.ids([row[0] for row in ours])
@@ -125,7 +125,7 @@ class SqlRedrives:
             fresh = [row[0] for row in ours if row[4] == LetterState.CAPTURED.value]
             states = books.run(work, "select_states", ids=work.dialect.ids(fresh))
             books.move(work, act, states, LetterState.REDRIVING.value)
-            return [Leased(row[0], row[1], row[2]) for row in ours]
+            return [Leased(row[0], row[1], row[2], row[5]) for row in ours]
 
         leased = await books.database.write(work)
         crash_point("vault.after_lease")
@@ -135,16 +135,17 @@ class SqlRedrives:
         books = self._books
 
         def work(work: Work) -> None:
-            for one in settled:
-                books.run(
-                    work,
-                    "set_redrive_status",
-                    redrive=redrive,
-                    letter=one.letter,
-                    status=one.kind,
-                    why=clip(one.why, WHY_CHARACTERS_MAX),
-                    until=0,
-                )
+            values = [
+                {
+                    "redrive": redrive,
+                    "letter": one.letter,
+                    "status": one.kind,
+                    "why": clip(one.why, WHY_CHARACTERS_MAX),
+                    "until": 0,
+                }
+                for one in settled
+            ]
+            work.many(statement("set_redrive_status", work.dialect), values)
             for kind, target in (("redriven", LetterState.REDRIVEN), ("failed", LetterState.CAPTURED)):
                 ids = work.dialect.ids([one.letter for one in settled if one.kind == kind])
                 # One that has come back already stays so: it was published, whatever we heard of it.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from holdfast.core.ledger import Act
-from holdfast.core.letter import Letter
+from holdfast.core.letter import Content, Letter
 from holdfast.core.moments import moment, parse_duration
 from holdfast.core.redrive_task import Canary, Leased, Redrive, RedriveState, Settled
 from holdfast.errors import BrokerError, Conflict, NotFound, TryAgain
@@ -21,11 +21,15 @@ from holdfast.services.vault.custody import Custody
 from holdfast.services.vault.plans import unpack
 from holdfast.telemetry.events import emit
 
-BATCH_COUNT_MAX = 200
+BATCH_COUNT_MAX = 1_000
+#: What is read into memory and published together.
+CHUNK_COUNT_MAX = 250
+CHUNK_BYTES_MAX = 8 * 1024 * 1024
+CHUNKS_AT_ONCE = 2
 LEASE_S = 120.0
 WAIT_S_FIRST = 0.2
 WAIT_S_MAX = 10.0
-UNKNOWN_ROUNDS_MAX = 100
+FRUITLESS_ROUNDS_MAX = 100
 #: What `auto` adds to the retry ladder of the target; the ladder itself is the consumer's, and 60 s where not known.
 CANARY_AUTO_S = 90.0
 CANARY_STEP_S = 0.5
@@ -90,42 +94,31 @@ class Redrives:
     async def run(self, number: int) -> None:
         """Until it is done, paused, cancelled, or this server stops."""
         wait_s = WAIT_S_FIRST
-        sent, allowed = 0, None
-        rounds_unknown = 0
+        fruitless = 0
+        redrive = await self.find(number)
+        pace = _Pace(redrive)
         while not self._closing:
-            redrive = await self.find(number)
-            if redrive.state is not RedriveState.RUNNING:
-                return
-            canary = redrive.wish.canary
-            if canary and allowed is None:
-                allowed, sent = canary.first, redrive.redriven
             try:
-                count = min(BATCH_COUNT_MAX, redrive.wish.max_per_s or BATCH_COUNT_MAX)
-                if canary and allowed is not None:
-                    if sent >= allowed and not await self._may_widen(redrive, canary):
+                if pace.is_used_up:
+                    if redrive.wish.canary is None or not await self._may_widen(redrive, redrive.wish.canary):
                         return
-                    if sent >= allowed:
-                        allowed = max(allowed + 1, round(allowed * canary.widen))
-                    count = min(count, allowed - sent)
-                published, unknown = await self._round(redrive, count)
+                    pace.widen()
+                published, unknown = await self._round(redrive, pace.next_count)
+                if not published and await self._is_over(number):
+                    return
             except (BrokerError, TryAgain) as error:
                 emit("redrive.waits", redrive=number, error=error)
-                await asyncio.sleep(wait_s)
-                wait_s = min(wait_s * 2, WAIT_S_MAX)
+                published, unknown = 0, 1
+            pace.sent += published
+            if published and not unknown:
+                wait_s, fruitless = WAIT_S_FIRST, 0
                 continue
-            sent += published
-            if published == 0:
-                if await self._is_over(number):
-                    return
-                rounds_unknown += 1
-            if unknown or published == 0:
-                if rounds_unknown > UNKNOWN_ROUNDS_MAX:
-                    await self._stop(number, "the outcome of some letters stays unknown, resume it later")
-                    return
-                await asyncio.sleep(wait_s)
-                wait_s = min(wait_s * 2, WAIT_S_MAX)
-            else:
-                wait_s = WAIT_S_FIRST
+            fruitless += 1
+            if fruitless > FRUITLESS_ROUNDS_MAX:
+                await self._stop(number, "the outcome of some letters stays unknown, resume it later")
+                return
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, WAIT_S_MAX)
 
     async def _round(self, redrive: Redrive, count: int) -> tuple[int, int]:
         """One batch; returns how many were published, and of how many the outcome is unknown."""
@@ -144,13 +137,22 @@ class Redrives:
         return len(leased), sum(one.kind == "unknown" for one in settled)
 
     async def _published(self, redrive: Redrive, leased: Sequence[Leased]) -> list[Settled]:
+        """All of them; a few chunks are read and published at a time, so that large bodies do not fill the memory."""
+        slots = asyncio.Semaphore(CHUNKS_AT_ONCE)
+
+        async def publish(chunk: Sequence[Leased]) -> list[Settled]:
+            async with slots:
+                return await self._chunk(redrive, chunk)
+
+        done = await asyncio.gather(*(publish(chunk) for chunk in _chunks(leased)))
+        return [one for chunk in done for one in chunk]
+
+    async def _chunk(self, redrive: Redrive, leased: Sequence[Leased]) -> list[Settled]:
         settled: list[Settled] = []
-        by_post: dict[Post, list[tuple[Letter, Parcel]]] = {}
-        loaded = {
-            letter.id: (letter, content) for letter, content in await self._custody.load([one.letter for one in leased])
-        }
+        by_post: dict[Post, list[Parcel]] = {}
+        found = {letter.id: (letter, content) for letter, content in await self._loaded(leased)}
         for one in leased:
-            letter, content = loaded[one.letter]
+            letter, content = found[one.letter]
             post = next((post for post in self._custody.posts if post.origin == letter.origin), None)
             if post is None:
                 settled.append(Settled(one.letter, "failed", "its broker is not configured here"))
@@ -163,15 +165,20 @@ class Redrives:
                 run=f"task-{redrive.id}",
                 by=redrive.started_by,
             )
-            by_post.setdefault(post, []).append((letter, parcel))
-        for post, entries in by_post.items():
+            by_post.setdefault(post, []).append(parcel)
+        for post, parcels in by_post.items():
             crash_point("redrive.before_publish")
-            outcomes = await post.publish([parcel for _, parcel in entries])
-            settled += [_settled(letter, outcome) for (letter, _), outcome in zip(entries, outcomes, strict=True)]
+            outcomes = await post.publish(parcels)
+            settled += [_settled(one.letter, outcome) for one, outcome in zip(parcels, outcomes, strict=True)]
         return settled
+
+    async def _loaded(self, leased: Sequence[Leased]) -> list[tuple[Letter, Content]]:
+        return await self._custody.load([one.letter for one in leased])
 
     async def _is_over(self, number: int) -> bool:
         redrive = await self.find(number)
+        if redrive.state is not RedriveState.RUNNING:
+            return True
         if redrive.redriven + redrive.failed + redrive.skipped < redrive.total:
             return False
         act = Act(actor=redrive.started_by, action="redrives.done")
@@ -200,6 +207,46 @@ class Redrives:
             if asyncio.get_running_loop().time() >= deadline:
                 return True
             await asyncio.sleep(min(CANARY_STEP_S, max(0.01, deadline - asyncio.get_running_loop().time())))
+
+
+class _Pace:
+    """How many letters may go next: by the rate, and by what the canary has allowed so far."""
+
+    def __init__(self, redrive: Redrive) -> None:
+        self._rate = redrive.wish.max_per_s or BATCH_COUNT_MAX
+        self._canary = redrive.wish.canary
+        self._allowed = self._canary.first if self._canary else 0
+        self.sent = redrive.redriven
+        while self._canary and self.sent > self._allowed:  # it goes on after a restart: as wide as it was
+            self.widen()
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the canary has to be asked first."""
+        return self._canary is not None and self.sent >= self._allowed
+
+    @property
+    def next_count(self) -> int:
+        """The size of the next batch."""
+        count = min(BATCH_COUNT_MAX, self._rate)
+        return min(count, self._allowed - self.sent) if self._canary else count
+
+    def widen(self) -> None:
+        """More may go."""
+        if self._canary:
+            self._allowed = max(self._allowed + 1, round(self._allowed * self._canary.widen))
+
+
+def _chunks(leased: Sequence[Leased]) -> list[list[Leased]]:
+    chunks: list[list[Leased]] = [[]]
+    size = 0
+    for one in leased:
+        if chunks[-1] and (len(chunks[-1]) >= CHUNK_COUNT_MAX or size + one.body_bytes > CHUNK_BYTES_MAX):
+            chunks.append([])
+            size = 0
+        chunks[-1].append(one)
+        size += one.body_bytes
+    return chunks
 
 
 def _settled(letter: Letter, outcome: Posted) -> Settled:
