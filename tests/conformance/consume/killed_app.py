@@ -6,14 +6,15 @@ import os
 from pathlib import Path
 
 import holdfast
+from holdfast.ports.broker import Layout
 from tests.conformance.consume.stands import QUEUE
 
 
-def make_app(url: str, done: str | Path) -> holdfast.App:
+def make_app(url: str, done: str | Path, layout: Layout = "per-consumer") -> holdfast.App:
     """`ok` works, `again` works at its second attempt, `bad` is permanent, `fail` never works."""
     app = holdfast.App(url)
 
-    @app.consumer(QUEUE, retry=holdfast.Retry(attempts=3, delay="150ms"), concurrency=2)
+    @app.consumer(QUEUE, retry=holdfast.Retry(attempts=3, delay="150ms"), concurrency=2, layout=layout)
     async def handle(message: holdfast.Message) -> None:
         if message.body.startswith(b"bad"):
             raise holdfast.Permanent("bad")
@@ -28,4 +29,5 @@ def make_app(url: str, done: str | Path) -> holdfast.App:
 
 
 if "TEST_URL" in os.environ:
-    app = make_app(os.environ["TEST_URL"], os.environ["TEST_DONE"])
+    layout: Layout = "quorum" if os.environ.get("TEST_LAYOUT") == "quorum" else "per-consumer"
+    app = make_app(os.environ["TEST_URL"], os.environ["TEST_DONE"], layout)

@@ -46,13 +46,14 @@ class Stand(Protocol):
 class QueueStand:
     """The embedded queue. The app opens it; what is asked goes through the app while it runs."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, token: str = "") -> None:
         self.url = url
+        self.token = token
         self.layout: Layout = "per-consumer"
         self._app: holdfast.App | None = None
 
     def app(self, *, stop_timeout: str = "10s") -> holdfast.App:
-        self._app = holdfast.App(self.url, stop_timeout=stop_timeout)
+        self._app = holdfast.App(self.url, token=self.token, stop_timeout=stop_timeout)
         return self._app
 
     @property

@@ -1,0 +1,77 @@
+"""Consumers on RabbitMQ that are killed, or cut off, between publish and ack: nothing is lost, on any layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import holdfast
+from holdfast.ports.broker import Layout
+from holdfast.proof.process import child_process
+from holdfast.proof.proxy import Proxy
+from holdfast.wiring import SystemClock, open_rabbit_broker
+from tests.conformance.consume.killed_app import make_app
+from tests.conformance.consume.stands import RabbitStand
+from tests.conformance.consume.test_kills import BODIES, ROOT, WORKING, argv, done_in
+from tests.engines.rabbitmq.admin import Admin
+from tests.engines.rabbitmq.test_cuts import seen
+from tests.support.eventually import eventually
+from tests.support.rabbitmq import vhost_name
+
+pytestmark = pytest.mark.rabbitmq
+
+
+async def settled(stand: RabbitStand, done: Path) -> None:
+    """Everything is done or parked, and nothing is left anywhere else."""
+
+    async def is_settled() -> bool:
+        parked = {letter.body for letter in await stand.letters()}
+        return set(done_in(done)) | parked == set(BODIES) and await stand.left() == 0
+
+    await eventually(is_settled, timeout_s=30)
+    assert {letter.body for letter in await stand.letters()} >= set(BODIES) - WORKING
+    assert set(done_in(done)) <= WORKING
+
+
+async def declare(stand: RabbitStand, app: holdfast.App) -> None:
+    async with open_rabbit_broker(stand.url, clock=SystemClock(), management=None) as broker:
+        await broker.declare(app.consumers[0].subscription)
+
+
+@pytest.mark.parametrize("point", ["rabbitmq.after_wait_confirm", "rabbitmq.after_park_confirm"])
+@pytest.mark.parametrize(("version", "layout"), [("3.10", "quorum"), ("4.0", "quorum"), ("4.0", "per-consumer")])
+async def test_a_kill_loses_nothing_on_other_layouts_and_versions(
+    request: pytest.FixtureRequest, consume_nodes: Any, tmp_path: Path, version: str, layout: Layout, point: str
+) -> None:
+    done = tmp_path / "done"
+    async with Admin.open(consume_nodes(version), vhost_name(request.node.name)) as admin:
+        stand = RabbitStand(admin, layout)
+        app = stand._app = make_app(stand.url, done, layout)
+        await declare(stand, app)
+        await stand.send(*BODIES)
+        env = {"TEST_URL": stand.url, "TEST_DONE": str(done), "TEST_LAYOUT": layout, "HOLDFAST_CRASH_AT": f"{point}:2"}
+        async with child_process(argv(), env=env, cwd=ROOT) as child:
+            assert await child.wait() == -9, child.stderr.tail
+        async with app.running():
+            await settled(stand, done)
+
+
+@pytest.mark.parametrize("deliver", [False, True], ids=["lost", "answer-lost"])
+@pytest.mark.parametrize(
+    ("way", "kind"), [("down", "deliver"), ("up", "publish"), ("down", "ack"), ("up", "ack"), ("up", "body")]
+)
+async def test_a_cut_at_any_frame_of_a_consumer_loses_nothing(
+    rabbit: RabbitStand, tmp_path: Path, way: Literal["up", "down"], kind: str, deliver: bool
+) -> None:
+    done = tmp_path / "done"
+    async with Proxy("127.0.0.1", rabbit.admin.node.port) as proxy:
+        app = rabbit._app = make_app(rabbit.admin.node.url(rabbit.admin.vhost, port=proxy.port), done)
+        await declare(rabbit, app)
+        await rabbit.send(*BODIES)
+        async with app.running():
+            await eventually(lambda: app.health[0].state == "consuming")
+            trip = proxy.cut_when(way, seen(kind), deliver=deliver)
+            await settled(rabbit, done)
+            assert trip.fired.is_set()
