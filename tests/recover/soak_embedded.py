@@ -50,6 +50,8 @@ async def _round(folder: Path, chance: random.Random, tally: Tally) -> None:
         process.communicate()
         async with holdfast.open(url) as queues:
             await eventually(lambda queues=queues: settled(queues, "dead"))  # type: ignore[misc]
+            midway = bool(await items(queues, "orders") and await items(queues, "dead"))
+            tally.more["midway"] = tally.more.get("midway", 0) + midway
             await _work(queues, done, finish=0.1, chance=chance)
     async with holdfast.open(url) as queues:
         summary = await recover(queues)
