@@ -32,6 +32,7 @@ from tests.model.installation import PostgresBackend
 from tests.model.profile import settings_for
 from tests.model.test_service import MemoryMachine, MemoryMoves, PostgresMachine, SqliteMachine, SqliteMoves
 from tests.recover import soak as recover
+from tests.recover import soak_embedded
 from tests.support.postgres import running_cluster
 from tests.support.rabbitmq import running_node
 from tests.support.rabbitmq_cluster import running_rabbitmq_cluster
@@ -55,6 +56,7 @@ RECOVERIES: dict[str, tuple[Callable[[int, int], Coroutine[Any, Any, recover.Tal
     "recover-broker-quorum": (lambda count, seed: recover.broker_kills("quorum", count=count, seed=seed), 20),
     "recover-cuts": (lambda count, seed: recover.cuts(count=count, seed=seed), 30),
     "recover-cluster": (lambda count, seed: recover.cluster(running_rabbitmq_cluster), 1),
+    "recover-embedded": (lambda count, seed: soak_embedded.kills(count=count, seed=seed), 100),
     "recover-story": (lambda count, seed: recover.seed_shape(), 0),
     "recover-large": (lambda count, seed: recover.large(), 0),
 }
