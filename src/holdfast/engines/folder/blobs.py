@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from holdfast.engines.folder.partial import Partial, remove_leftovers
@@ -122,9 +122,12 @@ class FolderBlobs:
 
     def _put_unnamed(self, segments: tuple[str, ...], content: bytes, sha256: str) -> bool | None:
         """Without a temporary name; None where the system cannot do that."""
-        blob = Unnamed(self._tree, sha256)
+        blob = Unnamed(self._tree)
         try:
-            with self._tree.directory(segments[:-1], create=True) as folder:
+            with ExitStack() as stack:
+                folder = self._tree.held(segments[:-1])
+                if folder is None:
+                    folder = stack.enter_context(self._tree.directory(segments[:-1], create=True))
                 if not blob.open(folder):
                     return None
                 blob.write(content)

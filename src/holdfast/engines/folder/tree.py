@@ -14,6 +14,7 @@ from pathlib import Path
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 DURABLE_COUNT_MAX = 10_000
+HELD_COUNT_MAX = 64
 
 
 class _Sync:
@@ -35,6 +36,7 @@ class Tree:
         self._durable: set[tuple[str, ...]] = set()
         self._lock = threading.Lock()
         self._syncs: dict[tuple[str, ...], _Sync] = {}
+        self._held: dict[tuple[str, ...], int] = {}
 
     def open(self) -> None:
         """Make the root where it is missing, and hold on to it. Raises OSError."""
@@ -49,9 +51,24 @@ class Tree:
 
     def close(self) -> None:
         """Let go of the root. May be called when `open` failed, and more than once."""
+        while self._held:
+            os.close(self._held.popitem()[1])
         if self._root >= 0:
             os.close(self._root)
             self._root = -1
+
+    def held(self, segments: tuple[str, ...]) -> int | None:
+        """A descriptor of a directory that is made if it is missing, kept open until `close`: for who comes often.
+
+        None when too many are kept. Raises what `directory` raises.
+        """
+        known = self._held.get(segments)
+        if known is not None or len(self._held) >= HELD_COUNT_MAX:
+            return known
+        with self.directory(segments, create=True) as found, self._lock:
+            if segments not in self._held:
+                self._held[segments] = os.dup(found)
+            return self._held[segments]
 
     @contextmanager
     def directory(self, segments: Sequence[str], *, create: bool = False) -> Iterator[int]:

@@ -16,11 +16,9 @@ CANNOT = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, 
 
 
 class Unnamed:
-    """Like `Partial`: open, write, `publish` or not, and `close` in any case; for content whose digest is known."""
+    """Like `Partial`: open, write, `publish` or not, and `close` in any case."""
 
-    def __init__(self, tree: Tree, sha256: str) -> None:
-        self.size_bytes = 0
-        self.sha256 = sha256
+    def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._file = -1
 
@@ -36,7 +34,6 @@ class Unnamed:
 
     def write(self, data: bytes) -> None:
         """Append. Raises OSError; then the file is only good for closing."""
-        self.size_bytes += len(data)
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(self._file, rest) :]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -13,16 +14,56 @@ from holdfast.core.collect import DEAD_QUEUE
 from holdfast.core.item import NewItem
 from holdfast.core.policy import RetryPolicy
 from holdfast.core.verbs import ImportedItem
-from holdfast.errors import Invalid, QueueMissing, TryAgain
-from holdfast.ports.broker import Intake, Subscription
+from holdfast.errors import HoldfastError, Invalid, QueueMissing, TryAgain
+from holdfast.ports.broker import Incoming, Intake, Subscription
 from holdfast.ports.clock import Clock
 from holdfast.ports.collect import Refused
-from holdfast.services.queue.broker import QueueBroker
+from holdfast.services.queue.broker import QueueBroker, QueueIntake
 from holdfast.services.queue.methods import Queues
 
 #: Nothing of a transaction may die of its age; whoever gives up is the collector.
 EXPIRE_TIMEOUT = "87600h"
 LEASE_TIMEOUT = "30s"
+
+
+class GroupedIntake:
+    """Acks that wait at the same time are one request; everything else is the intake's own."""
+
+    def __init__(self, intake: QueueIntake, queues: Queues, queue: str) -> None:
+        self._intake = intake
+        self._queues = queues
+        self._queue = queue
+        self._waiting: list[Incoming] = []
+        self._busy = asyncio.Lock()
+        self.take, self.stop = intake.take, intake.stop
+        self.wait, self.park, self.give_back = intake.wait, intake.park, intake.give_back
+
+    @property
+    def trouble(self) -> str:
+        return self._intake.trouble
+
+    async def ack(self, incoming: Incoming) -> None:
+        """It is done. Raises NotOurs, and whatever the queue says for now."""
+        self._waiting.append(incoming)
+        async with self._busy:
+            if any(each is incoming for each in self._waiting):
+                batch, self._waiting = self._waiting, []
+                await self._ack_all(batch)
+        if self._intake.holds(incoming):
+            # Those who acked for us did not succeed; by itself it says why.
+            await self._intake.ack(incoming)
+
+    async def _ack_all(self, batch: Sequence[Incoming]) -> None:
+        by_partition: dict[int, list[str]] = {}
+        for incoming in batch:
+            if (partition := self._intake.partition_of(incoming)) is not None:
+                by_partition.setdefault(partition, []).append(str(incoming.tag))
+        for partition, ids in by_partition.items():
+            try:
+                await self._queues.queue_complete(self._queue, ids, partition=partition)
+            except HoldfastError:
+                continue  # all or none: each is tried by itself, and a bad one is told alone
+            self._intake.forget(ids)
 
 
 class QueueTransport:
@@ -56,9 +97,11 @@ class QueueTransport:
             if "already exists" not in error.message:
                 raise
 
-    def open(self, queue: str, *, count_max: int) -> AbstractAsyncContextManager[Intake]:
+    @asynccontextmanager
+    async def open(self, queue: str, *, count_max: int) -> AsyncIterator[Intake]:
         subscription = Subscription(queue=queue, policy=RetryPolicy(), prefetch=count_max, consumer="collector")
-        return self._broker.open(subscription)
+        async with self._broker.open(subscription) as intake:
+            yield GroupedIntake(intake, self._queues, queue)
 
     async def send(self, address: str, body: bytes, *, message_id: str, attributes: Mapping[str, object]) -> None:
         reference = msgspec.json.encode({"message-id": message_id, **attributes}).decode()

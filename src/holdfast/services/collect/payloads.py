@@ -19,11 +19,20 @@ from holdfast.services.collect.writer import IndexWriter
 from holdfast.telemetry.events import emit
 
 REASON = "contradiction"
+#: Less is hashed sooner than a thread is woken.
+THREAD_BYTES_MIN = 64 * 1024
 
 
 def held_max(work: Work) -> int:
     """How many messages may be here: those that are uploaded, and as many that wait for their turn."""
     return 2 * work.tools.limits.uploads_max
+
+
+async def digests_of(bodies: Sequence[bytes]) -> list[str]:
+    """Of a whole batch; large ones in a thread, beside the loop."""
+    if sum(map(len, bodies)) < THREAD_BYTES_MIN:
+        return [digest(body) for body in bodies]
+    return await asyncio.to_thread(lambda: [digest(body) for body in bodies])
 
 
 async def park(work: Work, intake: Intake, incoming: Incoming, reason: str) -> None:
@@ -89,11 +98,12 @@ class Payloads:
         if keys:
             find = self._work.tools.store.find_parts
             known = await self._work.patience.until_done(lambda: find(self._work.id, keys))
-        for incoming, payload in zip(batch, read, strict=True):
+        digests = await digests_of([incoming.message.body for incoming in batch])
+        for incoming, payload, sha256 in zip(batch, read, digests, strict=True):
             size = len(incoming.message.body)
             self._largest_bytes = max(self._largest_bytes, size)
             self._running_bytes += size
-            task = tasks.create_task(self._one(incoming, payload, known))
+            task = tasks.create_task(self._one(incoming, payload, known, sha256))
             self._running.add(task)
             task.add_done_callback(lambda done, size=size: self._ended(done, size))  # type: ignore[misc]
 
@@ -102,26 +112,27 @@ class Payloads:
         self._running_bytes -= size
         self._freed.set()
 
-    async def _one(self, incoming: Incoming, payload: Payload | str, known: Mapping[tuple[str, int], Part]) -> None:
+    async def _one(
+        self, incoming: Incoming, payload: Payload | str, known: Mapping[tuple[str, int], Part], sha256: str
+    ) -> None:
         work = self._work
         if isinstance(payload, str):
             await park(work, self._intake, incoming, payload)
             return
         existing = known.get((payload.series, payload.ordinal))
         if existing is None and not self._is_beyond(payload):
-            existing = await self._store(incoming, payload)
+            existing = await self._store(incoming, payload, sha256)
             if existing is None:
                 await ack(work, self._intake, incoming)
                 self._on_change()
                 return
         elif existing is not None:
             emit("collect.skipped", ordinal=payload.ordinal, transaction=work.id)
-        await self._judge(incoming, payload, existing)
+        await self._judge(incoming, payload, existing, sha256)
 
-    async def _store(self, incoming: Incoming, payload: Payload) -> Part | None:
+    async def _store(self, incoming: Incoming, payload: Payload, sha256: str) -> Part | None:
         """Upload and index; None when these bytes count now, else the part that stands in the way."""
         work, body = self._work, incoming.message.body
-        sha256 = digest(body)
         path = blob_path(work.id, payload.series, payload.ordinal, sha256)
         part = Part(series=payload.series, ordinal=payload.ordinal, path=path, size_bytes=len(body), sha256=sha256)
         async with work.tools.uploads:
@@ -140,10 +151,9 @@ class Payloads:
         count = self._work.count_of(payload.series)
         return count is not None and payload.ordinal >= count
 
-    async def _judge(self, incoming: Incoming, payload: Payload, existing: Part | None) -> None:
+    async def _judge(self, incoming: Incoming, payload: Payload, existing: Part | None, sha256: str) -> None:
         """A message whose ordinal is taken or cannot be."""
         work, store = self._work, self._work.tools.store
-        sha256 = digest(incoming.message.body)
         if self._is_beyond(payload):
             count = work.count_of(payload.series)
             if existing is not None:

@@ -208,6 +208,19 @@ class QueueIntake:
             raise NotOurs(error.message) from error
         self._open.pop(item_id, None)
 
+    def partition_of(self, incoming: Incoming) -> int | None:
+        """Where an item that is ours lies; None when it is ours no longer."""
+        return self._open.get(str(incoming.tag))
+
+    def holds(self, incoming: Incoming) -> bool:
+        """Whether an item is ours still."""
+        return str(incoming.tag) in self._open
+
+    def forget(self, ids: Sequence[str]) -> None:
+        """These were completed by somebody who does so for many at a time."""
+        for item_id in ids:
+            self._open.pop(item_id, None)
+
     def _place(self, incoming: Incoming) -> tuple[str, int]:
         item_id = str(incoming.tag)
         partition = self._open.get(item_id)
