@@ -174,3 +174,35 @@ async def test_one_failing_transaction_does_not_hold_up_the_others(queues: holdf
         await eventually(is_back)
         await answer(queues, "bad", {"a": 3})
         assert (await collector.wait("bad", timeout_s=10)).state is TransactionState.COMPLETED
+
+
+async def test_the_next_collector_resumes_what_was_left_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"sqlite:///{tmp_path}/data"
+    async with holdfast.open(url) as queues:
+        await make_queues(queues)
+        async with holdfast.Collector(url, queues=queues) as collector:
+            await collector.start(b"all", producer=PRODUCER, notify=NOTIFY, transaction_id="t", series=["a"])
+            await take_request(queues)
+            await produce(queues, "t", "payload", [payload("t", "a", 0)])
+            await eventually(lambda: has_stored(collector, 1))
+        await produce(queues, "t", "payload", [payload("t", "a", 0), payload("t", "a", 1)])
+        await produce(queues, "t", "header", [header("t", "a", 2)])
+        with caplog.at_level("INFO", logger="holdfast"):
+            async with holdfast.Collector(url, queues=queues) as collector:
+                assert (await collector.wait("t", timeout_s=10)).state is TransactionState.COMPLETED
+    said = caplog.messages
+    for line in (
+        "Service starting - checking for recoverable transactions",
+        "Found 1 transactions to recover",
+        "Recovering transaction t",
+        "Recovered transaction t in state awaiting",
+        "Recovery complete - service ready for new requests",
+        "Ordinal 0 already processed - skipping upload",
+    ):
+        assert line in said
+
+
+async def has_stored(collector: holdfast.Collector, count: int) -> bool:
+    return [each.stored_count for each in await collector.progress("t")] == [count]

@@ -21,6 +21,8 @@ from holdfast.telemetry.events import emit
 REASON = "contradiction"
 #: Less is hashed sooner than a thread is woken.
 THREAD_BYTES_MIN = 64 * 1024
+#: How many are taken before it is known how large they are.
+FIRST_COUNT_MAX = 4
 
 
 def held_max(work: Work) -> int:
@@ -59,7 +61,7 @@ class Payloads:
         self._writer = IndexWriter(work.tools.store, work.id, fence=work.fence)
         self._running: set[asyncio.Task[None]] = set()
         self._running_bytes = 0
-        self._largest_bytes = 1
+        self._largest_bytes = 0  # nobody has seen one yet
         self._freed = asyncio.Event()
         self._held_max = held_max(work)
 
@@ -82,6 +84,8 @@ class Payloads:
 
     def _room(self) -> int:
         limits = self._work.tools.limits
+        if not self._largest_bytes:
+            return min(FIRST_COUNT_MAX, self._held_max) - len(self._running)
         if not self._running:
             room_bytes = limits.uploads_bytes_max
         else:
@@ -101,7 +105,7 @@ class Payloads:
         digests = await digests_of([incoming.message.body for incoming in batch])
         for incoming, payload, sha256 in zip(batch, read, digests, strict=True):
             size = len(incoming.message.body)
-            self._largest_bytes = max(self._largest_bytes, size)
+            self._largest_bytes = max(self._largest_bytes, size, 1)
             self._running_bytes += size
             task = tasks.create_task(self._one(incoming, payload, known, sha256))
             self._running.add(task)
