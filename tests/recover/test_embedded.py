@@ -163,6 +163,19 @@ async def test_what_dies_again_is_not_chased(url: str) -> None:
         assert places == Counter(b"%d" % number for number in range(40))
 
 
+@pytest.mark.postgres
+async def test_two_at_once_on_one_database_share_the_work(postgres_url: str) -> None:
+    count = 300
+    async with opened(postgres_url) as queues:
+        await kill(queues, "orders", *(b"%d" % number for number in range(count)))
+        async with holdfast.open(postgres_url) as others:
+            both = await asyncio.gather(recover(queues), recover(others))
+        assert sum(summary.recovered for summary in both) == count
+        assert sum(summary.failed for summary in both) == 0
+        assert await bodies(queues, "dead") == []
+        assert Counter(await bodies(queues, "orders")) == Counter(b"%d" % number for number in range(count))
+
+
 async def test_a_queue_that_is_deleted_on_the_way_gives_the_item_back_with_its_story(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

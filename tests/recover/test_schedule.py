@@ -119,8 +119,13 @@ async def test_a_server_recovers_its_own_dead_queue_again_and_again(tmp_path: Pa
         await eventually(lambda: count(3))
         await kill(client, "bills", b"later")
         await eventually(lambda: items(client, "bills"))
+        # A run from the shell writes into the ledger that the server has open.
+        arguments = ("recover", server.address, "dead", "--by", "ann")
+        await asyncio.to_thread(Command(tmp_path, url), *arguments, HOLDFAST_TOKEN=TOKEN)
         await stopped(server)
-    first, *_, last = await rows(tmp_path / "work")
+    found = await rows(tmp_path / "work")
+    assert [row.queue for row in found if row.actor == "ann"] == ["dead"]
+    first, *_, last = [row for row in found if row.actor != "ann"]
     assert (first.actor.split("@")[0], first.queue, first.count, first.outcome) == ("holdfast", "dead", 3, "done")
     assert first.reason == "all_taken"
     assert last.reason in {"all_taken", "signal"}
