@@ -6,7 +6,18 @@ import argparse
 import importlib
 import sys
 
-BENCHES = ("cycle", "http", "depth", "postgres", "procrastinate_peer", "move", "recover", "collect")
+BENCHES = (
+    "cycle",
+    "http",
+    "depth",
+    "postgres",
+    "procrastinate_peer",
+    "move",
+    "consumers",
+    "recover",
+    "collect",
+    "vault",
+)
 
 
 def main() -> int:

@@ -181,7 +181,8 @@ class Bench:
             return pair.count / (ended_s - started_s)
 
 
-async def _count(channel: Channel, queue: str) -> int:
+async def count_in(channel: Channel, queue: str) -> int:
+    """How many messages are ready in it."""
     answer = await channel.call(methods.QueueDeclare(queue=queue, passive=True))
     assert isinstance(answer, amqp.Queue.DeclareOk)
     return answer.message_count or 0
@@ -190,7 +191,7 @@ async def _count(channel: Channel, queue: str) -> int:
 async def _reached(channel: Channel, queue: str, count: int) -> float:
     """When so many messages were seen in it."""
     async with asyncio.timeout(MOVE_TIMEOUT_S):
-        while await _count(channel, queue) < count:  # noqa: ASYNC110  a broker has to be asked
+        while await count_in(channel, queue) < count:  # noqa: ASYNC110  a broker has to be asked
             await asyncio.sleep(SEEN_STEP_S)
     return time.perf_counter()
 

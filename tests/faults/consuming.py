@@ -7,8 +7,10 @@ are parked, some are permanent errors.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import holdfast
 from holdfast.engines.rabbitmq.address import Address
@@ -19,11 +21,14 @@ from holdfast.ports.broker import Layout
 from holdfast.proof.conservation import Conservation, Report
 from tests.engines.rabbitmq.admin import outgoing
 from tests.support.eventually import eventually
+from tests.support.rabbitmq_cluster import RabbitCluster
 
 QUEUE = "work"
 PAUSE_S = 0.005
 PUBLISH_TIMEOUT_S = 20.0
 DRAIN_TIMEOUT_S = 120.0
+FOUND_COUNT_MAX = 200  # between two faults
+PAUSED_S_MAX = 5.0
 
 
 class Consuming:
@@ -81,6 +86,28 @@ class Consuming:
     def _find(self, place: str, name: str, body: bytes) -> None:
         self.books.found(place, name, body)
         self.found.add(name)
+
+
+async def random_faults(cluster: RabbitCluster, *, faults: int, seed: int) -> Report:
+    """Kill, stop or pause a node so many times under the load, each time until work goes on; then drain and count."""
+    chance = random.Random(seed)
+    vhost = cluster.create_vhost(f"faults-{seed}")
+    async with consuming(cluster.url(vhost)) as load:
+        for _ in range(faults):
+            node, fault = chance.choice(cluster.nodes), chance.choice(["kill", "stop", "pause"])
+            await asyncio.to_thread(getattr(node, fault))
+            wanted = len(load.found) + chance.randint(1, FOUND_COUNT_MAX)
+            if fault == "pause":
+                # A leader that hangs is not replaced for a minute: nothing has to go on before it is back.
+                await asyncio.sleep(chance.random() * PAUSED_S_MAX)
+            else:
+                await eventually(partial(_is_reached, load, wanted), timeout_s=DRAIN_TIMEOUT_S)
+            await asyncio.to_thread(cluster.heal)
+        return await load.drained()
+
+
+def _is_reached(load: Consuming, wanted: int) -> bool:
+    return len(load.found) >= wanted
 
 
 @asynccontextmanager

@@ -27,6 +27,7 @@ from msgspec import to_builtins
 from tests.collect.kills import Tally, embedded_kills, shared_kills
 from tests.collect.shared import running_bucket
 from tests.engines.rabbitmq.admin import Admin
+from tests.faults.consuming import random_faults
 from tests.faults.kills import random_kills
 from tests.model.installation import PostgresBackend
 from tests.model.profile import settings_for
@@ -36,6 +37,7 @@ from tests.recover import soak_embedded
 from tests.support.postgres import running_cluster
 from tests.support.rabbitmq import running_node
 from tests.support.rabbitmq_cluster import running_rabbitmq_cluster
+from tests.vault import soak as custody
 
 KILLS_DEFAULT = 60
 EXAMPLES_DEFAULT = 1_000
@@ -72,9 +74,12 @@ class Soak:
         self.scenarios: dict[str, Callable[[str], None]] = {
             "sqlite-kills": self._sqlite_kills,
             "postgres-kills": self._postgres_kills,
+            "rabbitmq-cluster": self._rabbitmq_cluster,
             **dict.fromkeys(MACHINES, self._machine),
             "postgres-model": self._postgres_machine,
             **dict.fromkeys(RECOVERIES, self._recover),
+            "custody-sqlite": lambda name: self._custody(name, ""),
+            "custody-postgres": lambda name: self._custody(name, self._database("custody")),
             "collect-embedded": self._collect_embedded,
             "collect-shared": self._collect_shared,
         }
@@ -98,6 +103,15 @@ class Soak:
     def _postgres_kills(self, name: str) -> None:
         cluster = self._stack.enter_context(running_cluster())
         self._kills(name, cluster.create_database("soak"), self._folder())
+
+    def _rabbitmq_cluster(self, name: str) -> None:
+        """Each fault costs a node's restart: a tenth of the kills takes as long."""
+        began, faults = time.monotonic(), max(1, self._options.kills // 10)
+        cluster = self._stack.enter_context(running_rabbitmq_cluster())
+        report = asyncio.run(random_faults(cluster, faults=faults, seed=self._options.seed))
+        took_s = round(time.monotonic() - began, 1)
+        print(report.line(name, kills=faults, seed=self._options.seed, took_s=took_s), flush=True)
+        report.check(duplicates_max=None)
 
     def _kills(self, name: str, url: str, folder: Path) -> None:
         began = time.monotonic()
@@ -141,6 +155,16 @@ class Soak:
         numbers = {key: value for key, value in vars(tally).items() if key != "more"}
         took_s = round(time.monotonic() - began, 1)
         print(json.dumps({"scenario": name, **numbers, **tally.more, "took_s": took_s}), flush=True)
+
+    def _database(self, name: str) -> str:
+        return self._stack.enter_context(running_cluster()).create_database(name)
+
+    def _custody(self, name: str, vault: str) -> None:
+        began = time.monotonic()
+        found = asyncio.run(custody.random_kills(kills=self._options.kills, seed=self._options.seed, vault=vault))
+        took_s = round(time.monotonic() - began, 1)
+        print(json.dumps({"scenario": name, **found, "seed": self._options.seed, "took_s": took_s}), flush=True)
+        self.ok = self.ok and not found["lost"] and found["balanced"] and found["chain"] == "holds"
 
     def _postgres_machine(self, name: str) -> None:
         cluster = self._stack.enter_context(running_cluster())
