@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from pathlib import Path
 
+import apsw
 import pytest
 
 import holdfast
-from tests.support.command import Inside
+from holdfast.testing import assert_dead
+from tests.support.command import Command, Inside
+from tests.support.eventually import eventually
 from tests.vault.letters import QUEUE
 
 
@@ -29,8 +33,6 @@ async def _prepare(url: str) -> None:
         leased = await queues.queue_lease("orders", batch_size=2)
         dead = [holdfast.RetryItem(id=item.id, dead=True, reason="ValueError: no") for item in leased.items]
         await queues.queue_retry("orders", dead)
-        from holdfast.testing import assert_dead
-        from tests.support.eventually import eventually
 
         async def arrived() -> bool:
             return len(await assert_dead(queues, QUEUE, source_queue="orders")) == 2
@@ -83,6 +85,30 @@ def test_actions_name_their_count_and_the_ledger_tells_of_them(run: Inside) -> N
     assert {row["actor"].partition(":")[0] for row in rows} == {"cli"}
 
 
+def test_an_interrupted_redrive_is_paused_and_can_be_resumed(run: Inside) -> None:
+    run.done("capture", QUEUE)
+    plan = run.done("plan", "--queue", QUEUE, "--max-per-s", "1", "--json").document
+    command = Command(run.folder, run.url)
+    with command.start("redrive", "start", plan["hash"], "--json") as process:
+        # What the database says is all that can be seen from outside: the first letter is on its way.
+        asyncio.run(eventually(lambda: _has_redriven(run.folder / "data" / "vault.db"), timeout_s=30))
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 3, stderr
+    assert (json.loads(stdout)["state"], json.loads(stdout)["redriven"]) == ("paused", 1)
+    assert run.done("redrive", "resume", "1", "--json").document["redriven"] == 2
+
+
+def _has_redriven(path: Path) -> bool:
+    database = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        return bool(database.execute("SELECT id FROM letters WHERE state = 'redriven'").fetchall())
+    except apsw.Error:
+        return False
+    finally:
+        database.close()
+
+
 def test_tokens_are_made_listed_and_revoked(run: Inside) -> None:
     token = run.done("token", "create", "ci", "--role", "operator", "--json").document["token"]
     assert token not in json.dumps(run.done("token", "list", "--json").documents)
@@ -92,8 +118,6 @@ def test_tokens_are_made_listed_and_revoked(run: Inside) -> None:
 
 
 def test_a_changed_ledger_is_found(run: Inside) -> None:
-    import apsw
-
     run.done("capture", QUEUE)
     run.done("token", "create", "ci")
     database = apsw.Connection(str(run.folder / "data" / "vault.db"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,18 +21,12 @@ from holdfast.settings import Settings, StorageSettings
 from holdfast.wiring_custody import Office, open_office
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import Node, running_node, vhost_name
+from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import ADMIN, DLQ, MAIN, bodies, dead, office_on, send
 
 pytestmark = pytest.mark.rabbitmq
 S = LetterState
 ACT = Act(actor="tester", action="redrives.start", reason="mended")
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    with running_node("3.10") as node:
-        yield node
 
 
 @pytest.fixture
@@ -159,6 +153,22 @@ async def test_a_changed_world_is_reported_and_two_clicks_make_one_task(admin: A
             await office.redrives.change(first.id, "cancel", ACT)
         await check(office)
     assert [one.body for one in await admin.drain(MAIN, 2)] == [b"edited", b"2"]
+
+
+async def test_a_task_goes_on_after_a_restart(admin: Admin, tmp_path: Path) -> None:
+    await send(admin, [dead(b"1"), dead(b"2")])
+    async with office_on(admin, tmp_path) as office:
+        await captured(office)
+        plan = await office.planner.plan(Wish(selection=Selection(queue=DLQ)), ADMIN)
+        await office.planner.execute(plan.hash, ADMIN, ACT)
+    async with office_on(admin, tmp_path) as office:
+        await office.redrives.resume_all()
+
+        async def is_done() -> bool:
+            return (await office.redrives.find(1)).state is RedriveState.DONE
+
+        await eventually(is_done)
+    assert len(await admin.drain(MAIN, 2)) == 2
 
 
 async def test_a_letter_that_is_being_redriven_cannot_be_touched(admin: Admin, tmp_path: Path) -> None:

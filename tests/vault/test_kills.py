@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psycopg
@@ -17,7 +17,7 @@ from holdfast.proof.process import child_process, python_argv
 from holdfast.settings import load_settings
 from holdfast.wiring_custody import Office, open_office
 from tests.engines.rabbitmq.admin import Admin
-from tests.support.rabbitmq import Node, running_node, vhost_name
+from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import DLQ, MAIN, bodies, dead, send
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.postgres]
@@ -31,12 +31,6 @@ BODIES = [f"{number // 2}".encode() for number in range(20)]
 def both(points: list[str], *shared: str) -> list[tuple[str, str]]:
     """Every point on SQLite; on PostgreSQL, whose commit is another, those around the commit. The soak has all."""
     return [("sqlite", point) for point in points] + [("postgres", point) for point in shared]
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    with running_node("3.10") as node:
-        yield node
 
 
 @pytest.fixture

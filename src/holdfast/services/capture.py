@@ -76,8 +76,9 @@ class Capture:
                     for batch in _in_batches(caught):
                         await self._take_in(source, batch)
                     left -= 0 if continuous else len(caught)
-        except HoldfastError as error:
-            self.report.state, self.report.why = "failed", error.message
+        except BaseException as error:
+            self.report.state = "failed"
+            self.report.why = error.message if isinstance(error, HoldfastError) else type(error).__name__
             raise
         self.report.state = "done"
         return self.report

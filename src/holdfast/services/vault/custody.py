@@ -21,6 +21,7 @@ from holdfast.ports.clock import Clock
 from holdfast.ports.custody import DeadQueue, Post
 from holdfast.ports.vault import Vault
 from holdfast.services.capture import COUNT_MAX, IDLE_S, Capture, CaptureReport
+from holdfast.telemetry.events import emit
 
 HEADERS_COUNT_MAX = 200
 BODY_BYTES_MAX = 64 * 1024 * 1024
@@ -123,10 +124,15 @@ class Custody:
         if self.is_capturing(queue):
             return self._captures[queue].report
         capture = await self._new_capture(queue, caller)
-        task = asyncio.create_task(capture.keep_on(), name=f"capture of {queue}")
+        task: asyncio.Task[object] = asyncio.create_task(capture.keep_on(), name=f"capture of {queue}")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return capture.report
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            emit("server.bug", method=task.get_name(), error=repr(bug), traceback=bug)
 
     async def _new_capture(self, queue: str, caller: Caller) -> Capture:
         if self.is_capturing(queue):

@@ -56,7 +56,7 @@ class Redrives:
     def begin(self, redrive: Redrive) -> None:
         """Work on a task, unless that happens already."""
         if redrive.id not in self._running and redrive.state is RedriveState.RUNNING:
-            task = asyncio.create_task(self.run(redrive.id), name=f"redrive {redrive.id}")
+            task = asyncio.create_task(self._keep_on(redrive.id), name=f"redrive {redrive.id}")
             self._running[redrive.id] = task
             task.add_done_callback(lambda _: self._running.pop(redrive.id, None))
 
@@ -88,6 +88,22 @@ class Redrives:
         self._closing = True
         if self._running:
             await asyncio.wait(list(self._running.values()), timeout=LEASE_S)
+
+    async def _keep_on(self, number: int) -> None:
+        """Run a task, whatever the vault or the broker do meanwhile. A bug stops it, and says so."""
+        wait_s = WAIT_S_FIRST
+        while not self._closing:
+            try:
+                await self.run(number)
+                return
+            except (BrokerError, TryAgain) as error:
+                emit("redrive.waits", redrive=number, error=error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, WAIT_S_MAX)
+            except Exception as bug:  # noqa: BLE001 - it is told, and the task stops
+                emit("server.bug", method=f"redrive {number}", error=repr(bug), traceback=bug)
+                await self._stop(number, "it met a bug, the server's log has the details")
+                return
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
