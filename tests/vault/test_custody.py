@@ -124,6 +124,40 @@ async def test_what_does_not_route_is_left_out_and_said(admin: Admin, tmp_path: 
         assert (await office.planner.plan(elsewhere, ADMIN)).count == 3
 
 
+@pytest.mark.parametrize(
+    ("target", "arrives_in"),
+    [
+        (Target(kind="wait"), "orders.retry"),
+        (Target(kind="original"), "audit"),
+        (Target(kind="address", exchange="events", routing_key="a.b"), "audit"),
+    ],
+)
+async def test_letters_go_to_the_target_that_was_asked_for(
+    admin: Admin, tmp_path: Path, target: Target, arrives_in: str
+) -> None:
+    await admin.exchange("retry.orders")
+    await admin.bind(await admin.queue("orders.retry"), "retry.orders", "retry")
+    await admin.exchange("events", "topic")
+    await admin.bind(await admin.queue("audit"), "events", "a.*")
+    await send(admin, [dead(b"x", **{"x-original-exchange": "events", "x-original-routing-key": "a.b"})])
+    async with office_on(admin, tmp_path) as office:
+        await captured(office)
+        assert (await finished(office, Wish(selection=Selection(queue=DLQ), target=target))).redriven == 1
+    assert [one.body for one in await admin.drain(arrives_in, 1)] == [b"x"]
+
+
+async def test_a_publish_that_comes_back_leaves_the_letter_captured(admin: Admin, tmp_path: Path) -> None:
+    await admin.exchange("nobody")
+    await send(admin, [dead(b"x")])
+    async with office_on(admin, tmp_path) as office:
+        await captured(office)
+        wish = Wish(selection=Selection(queue=DLQ), target=Target(kind="address", exchange="nobody", routing_key="k"))
+        redrive = await finished(office, wish)
+        assert (redrive.state, redrive.redriven, redrive.failed) == (RedriveState.DONE, 0, 1)
+        assert (await office.vault.letters.count(Selection(state=S.CAPTURED))).count == 1
+        await check(office)
+
+
 async def test_a_changed_world_is_reported_and_two_clicks_make_one_task(admin: Admin, tmp_path: Path) -> None:
     await send(admin, [dead(b"1"), dead(b"2")])
     async with office_on(admin, tmp_path) as office:
@@ -216,6 +250,16 @@ async def test_only_known_queues_are_touched(admin: Admin, tmp_path: Path) -> No
                 await office.custody.capture(name, ADMIN)
         views = await office.custody.dead_queues(ADMIN)
         assert [(view.queue, view.source_queue) for view in views] == [(DLQ, MAIN)]
+
+
+async def test_a_limited_capture_takes_no_letter_that_it_gives_back(admin: Admin, tmp_path: Path) -> None:
+    await send(admin, [dead(f"{number}".encode()) for number in range(6)])
+    async with office_on(admin, tmp_path) as office:
+        for _ in range(2):
+            assert (await office.custody.capture(DLQ, ADMIN, count_max=2, idle_s=0.3)).captured == 2
+        assert await bodies(office) == [b"0", b"1", b"2", b"3"]
+    left = await admin.drain(DLQ, 2)
+    assert [(one.body, one.redelivered) for one in left] == [(b"4", False), (b"5", False)]
 
 
 async def test_looking_at_a_queue_leaves_it_as_it_was(admin: Admin, tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ class Source(Protocol):
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Caught]:
         """Wait for letters; none when none came in time. Raises BrokerError or TryAgain."""
 
+    async def stop(self) -> None:
+        """No more letters; what is in hand can still be acked."""
+
     async def ack(self, caught: Sequence[Caught]) -> list[bool]:
         """Settle them; of each, whether its ack was written. The others come again, as redelivered."""
 
@@ -72,8 +75,9 @@ class Post(Protocol):
 
     origin: Origin  #: which letters are its own
 
-    def source(self, queue: str) -> AbstractAsyncContextManager[Source]:
-        """Empty a queue; what is in hand and not acked at the end goes back. Raises BrokerError."""
+    def source(self, queue: str, *, capacity_count: int) -> AbstractAsyncContextManager[Source]:
+        """Empty a queue, with at most so many letters in hand; what is not acked at the end goes back, and where the
+        queue counts that, it counts. Raises BrokerError."""
 
     async def queues(self) -> list[DeadQueue]:
         """The dead-letter queues that are known. Raises BrokerError."""

@@ -32,6 +32,9 @@ TRIES_MAX = 8
 WAIT_S_FIRST = 0.1
 WAIT_S_MAX = 10.0
 COUNT_MAX = 10_000_000
+#: Up to so many are taken before the first is acked.
+HELD_COUNT_MAX = 1_000
+HELD_BYTES_MAX = 64 * 1024 * 1024
 
 
 class CaptureReport(Struct, kw_only=True):
@@ -67,7 +70,10 @@ class Capture:
     ) -> CaptureReport:
         """Raises BrokerError when the queue cannot be consumed, StorageFailed when the vault does not come back."""
         try:
-            async with self._post.source(self.report.queue) as source:
+            async with self._post.source(self.report.queue, capacity_count=count_max) as source:
+                if count_max <= HELD_COUNT_MAX and not continuous:
+                    await self._exactly(source, count_max, idle_s)
+                    count_max = 0
                 left = count_max
                 while left > 0 and not self._stopping:
                     caught = await source.take(count_max=min(left, BATCH_COUNT_MAX), timeout_s=idle_s)
@@ -82,6 +88,20 @@ class Capture:
             raise
         self.report.state = "done"
         return self.report
+
+    async def _exactly(self, source: Source, count_max: int, idle_s: float) -> None:
+        """Take no more than so many: a letter that is delivered and given back comes nearer to its delivery limit."""
+        held: list[Caught] = []
+        size = 0
+        while len(held) < count_max and size < HELD_BYTES_MAX and not self._stopping:
+            caught = await source.take(count_max=count_max - len(held), timeout_s=idle_s)
+            if not caught:
+                break
+            held += caught
+            size += sum(len(one.body) for one in caught)
+        await source.stop()  # before the first ack, which would make room for more
+        for batch in _in_batches(held):
+            await self._take_in(source, batch)
 
     async def keep_on(self) -> None:
         """Capture until stopped; trouble with the broker or the vault is waited for, and told."""

@@ -104,8 +104,8 @@ class RabbitCustody:
         await self._publisher.close()
 
     @asynccontextmanager
-    async def source(self, queue: str) -> AsyncIterator[RabbitSource]:
-        async with Consumer(self._address, queue, prefetch=PREFETCH) as consumer:
+    async def source(self, queue: str, *, capacity_count: int) -> AsyncIterator[RabbitSource]:
+        async with Consumer(self._address, queue, prefetch=min(capacity_count, PREFETCH)) as consumer:
             yield RabbitSource(consumer, self._grouped)
 
     async def queues(self) -> list[DeadQueue]:
@@ -211,6 +211,12 @@ class RabbitSource:
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Caught]:
         batch = await self._consumer.batch(count_max=count_max, timeout_s=timeout_s)
         return [self._caught(delivery) for delivery in batch]
+
+    async def stop(self) -> None:
+        try:
+            await self._consumer.stop()
+        except BrokerError:
+            pass  # no connection: nothing comes either
 
     async def ack(self, caught: Sequence[Caught]) -> list[bool]:
         deliveries = [one.tag for one in caught if isinstance(one.tag, Delivery)]

@@ -33,7 +33,8 @@ class QueuePost:
         self._grouped = grouped
 
     @asynccontextmanager
-    async def source(self, queue: str) -> AsyncIterator[QueueSource]:
+    async def source(self, queue: str, *, capacity_count: int) -> AsyncIterator[QueueSource]:
+        del capacity_count  # a lease takes as many as it is asked for
         await self._queues.queues_info(queue)  # raises QueueMissing
         yield QueueSource(self._queues, queue, self._grouped)
 
@@ -138,6 +139,9 @@ class QueueSource:
                 )
             )
         return caught
+
+    async def stop(self) -> None:
+        """Nothing comes that was not asked for."""
 
     async def _story(self, leased: LeasedItem, partition: int) -> Item:
         """The lease does not tell how it died; the listing does."""
