@@ -19,6 +19,7 @@ from tests.collect.producing import (
     body_of,
     header,
     make_queues,
+    notices,
     parked,
     payload,
     produce,
@@ -206,3 +207,35 @@ async def test_the_next_collector_resumes_what_was_left_and_says_so(
 
 async def has_stored(collector: holdfast.Collector, count: int) -> bool:
     return [each.stored_count for each in await collector.progress("t")] == [count]
+
+
+@pytest.mark.parametrize("method", ["create", "move", "put_parts", "put_header", "set_clean"])
+async def test_a_commit_whose_answer_was_lost_is_not_the_end(
+    queues: holdfast.Queues, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    from holdfast.engines.memory.collect import MemoryCollectStore
+
+    real = getattr(MemoryCollectStore, method)
+    calls = 0
+
+    async def answer_lost(*arguments: object, **more: object) -> object:
+        nonlocal calls
+        calls += 1
+        done = await real(*arguments, **more)
+        if calls % 2:
+            raise StorageFailed("storage failed; it took effect, and the answer was lost")
+        return done
+
+    monkeypatch.setattr(MemoryCollectStore, method, answer_lost)
+    async with holdfast.Collector("memory://", blobs=str(tmp_path), queues=queues) as collector:
+        for _ in range(2):
+            try:
+                await collector.start(b"all", producer=PRODUCER, notify=NOTIFY, transaction_id="t", series=["a"])
+            except StorageFailed:
+                assert method == "create"
+        await take_request(queues)
+        await answer(queues, "t", {"a": 3})
+        ended = await collector.service.wait_clean("t", timeout_s=10)
+        assert ended.state is TransactionState.COMPLETED
+        assert [part.body async for part in collector.parts("t", "a")] == [body_of("a", n) for n in range(3)]
+        assert len(set(await notices(queues))) == 1

@@ -118,9 +118,10 @@ class MemoryCollectStore:
         winners = []
         for part in parts:
             rows = books.parts.setdefault(part.series, {})
+            is_new = part.ordinal not in rows
             winner = rows.setdefault(part.ordinal, part)
             winners.append(winner)
-            if winner is part:
+            if is_new:
                 insort(books.ordinals.setdefault(part.series, []), part.ordinal)
                 _add(books, part.series, 1, part.size_bytes)
             elif winner.path != part.path:

@@ -39,8 +39,9 @@ class Machine:
                     return
                 failures = 0
             except LeaseLost as error:
-                emit("collect.lost", transaction=self.work.id, error=error.message)
-                return
+                if not await self._is_ours_still():
+                    emit("collect.lost", transaction=self.work.id, error=error.message)
+                    return
             except Refused as error:
                 await self._fail(error)
             except (*FOR_NOW, QueueMissing, ConsumerLost) as error:
@@ -48,11 +49,20 @@ class Machine:
                 await self.work.patience.wait(error, failures)
                 if isinstance(error, QueueMissing) and before is TransactionState.AWAITING:
                     await self._declare()
-            except (HoldfastError, OSError, ValueError, TypeError, LookupError, RuntimeError) as error:
+            except Exception as error:  # noqa: BLE001 - told with its traceback, and tried again
                 # A bug must neither end the collector nor spin; the transaction stays where it is.
                 failures += 1
                 emit("collect.bug", transaction=self.work.id, error=repr(error), traceback=error)
                 await asyncio.sleep(self.work.tools.limits.backoff_s_max)
+
+    async def _is_ours_still(self) -> bool:
+        """A move whose answer was lost may have happened: then the state is another, and the fence is ours."""
+        work = self.work
+        found = await work.patience.until_done(lambda: work.tools.store.find(work.id))
+        if found is None or found.fence != work.fence or found.is_clean:
+            return False
+        work.transaction = found
+        return True
 
     async def _step(self) -> bool:
         match self.work.transaction.state:
@@ -115,4 +125,4 @@ class Machine:
         try:
             await self._move(TransactionState.FAILED, error.message[:REASON_CHARACTERS_MAX])
         except LeaseLost:
-            return
+            return  # the next step finds out whose it is

@@ -86,6 +86,7 @@ class CollectService:
         if len(request) > REQUEST_BYTES_MAX:
             raise Invalid(f"request is too large; {len(request)} bytes, {REQUEST_BYTES_MAX} is the maximum")
         if (known := await self._store.find(name)) is not None:
+            self._begin_ours(known)  # its creation may have been answered with an error
             return known
         await self._tools.transport.check(producer)
         if notify:
@@ -101,9 +102,8 @@ class CollectService:
         crash_point("collect.before_create")
         made = await self._store.create(wanted, request, lease_us=self._tools.limits.lease_us)
         crash_point("collect.after_create")
-        if made.owner == self._owner and made.id not in self._working:
-            emit("collect.started", transaction=made.id)
-            self._begin(made)
+        emit("collect.started", transaction=made.id)
+        self._begin_ours(made)
         return made
 
     async def find(self, transaction: str) -> Transaction:
@@ -193,6 +193,11 @@ class CollectService:
         emit("collect.moved", transaction=transaction, state=target.value, reason=reason)
         self._begin(ended)
         return ended
+
+    def _begin_ours(self, transaction: Transaction) -> None:
+        is_idle = transaction.id not in self._working and not transaction.is_clean
+        if transaction.owner == self._owner and is_idle:
+            self._begin(transaction)
 
     def _begin(self, transaction: Transaction) -> None:
         work = Work(self._tools, transaction, on_move=self._tell)
