@@ -243,7 +243,8 @@ async def open_dead_letters(
     from msgspec.structs import replace
 
     from holdfast.engines.rabbitmq.address import Address
-    from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters, default_management
+    from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
+    from holdfast.engines.rabbitmq.recovery_lock import default_management
     from holdfast.engines.rabbitmq.redriver import Redriver
 
     time_source = clock or SystemClock()

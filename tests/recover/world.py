@@ -170,7 +170,7 @@ class World:
     async def recover(self, *more: str | Path, routes: bool = True, **variables: str) -> Ended:
         """Run `holdfast recover` to its end, in a process of its own."""
         given = ("--routes", self.routes) if routes else ()
-        return await asyncio.to_thread(lambda: self.command()(*self.arguments(*given, *more), **variables))
+        return await asyncio.to_thread(lambda: self.command()(*self.arguments(*given, *more), stdin=b"", **variables))
 
     def start(self, *more: str | Path, **variables: str) -> subprocess.Popen[bytes]:
         """Start it."""
@@ -183,11 +183,10 @@ def summary(ended: Ended) -> dict[str, Any]:
     return found
 
 
-def header(delivery: Delivery, name: str) -> object:
+def header(delivery: Delivery | Outgoing, name: str) -> object:
     """A decoded header."""
-    headers = delivery.decoded().get("headers")
-    assert isinstance(headers, dict)
-    return headers.get(name)
+    headers = properties.decode(delivery.properties).get("headers")
+    return headers.get(name) if isinstance(headers, dict) else None
 
 
 def ended_by_kill(process: subprocess.Popen[bytes], timeout_s: float = 60.0) -> bool:

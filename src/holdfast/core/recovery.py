@@ -86,7 +86,9 @@ class Summary(Struct, kw_only=True):
     failed_by_queue: Counter[str] = field(default_factory=Counter)
     planned: dict[str, Counter[str]] = field(default_factory=dict)  #: in a dry run: type → address → letters
     reasons: dict[str, Reason] = field(default_factory=dict)
+    copies: dict[str, list[str]] = field(default_factory=dict)  #: address → every queue that gets a copy, if several
     notes: list[str] = field(default_factory=list)
+    failure: str = ""  #: why the run could not go on
     duration_s: float = 0.0
     rate_per_s: float = 0.0
     stopped_by: StoppedBy = StoppedBy.ALL_TAKEN
@@ -99,7 +101,7 @@ class Summary(Struct, kw_only=True):
     @property
     def is_complete(self) -> bool:
         """Whether every letter was recovered."""
-        return not self.kept and not self.remaining
+        return not self.kept and not self.remaining and not self.failure
 
     def reason(self, text: str) -> Reason:
         """The entry of this reason. Strangers choose texts: their number has a limit."""

@@ -40,7 +40,10 @@ def summary_lines(summary: Summary) -> list[str]:
                 lines.append(f"      for example message_id={one.message_id!r} type={one.type!r} body={one.body!r}")
     duration = format_duration(round(summary.duration_s * 10) * SECOND_US // 10)
     lines += ["", f"Took {duration}, {summary.rate_per_s:g} messages/s, stopped by {summary.stopped_by}."]
+    lines += [f"Copies of {address} go to: {', '.join(queues)}" for address, queues in summary.copies.items()]
     lines += [f"Note: {note}" for note in summary.notes]
+    if summary.failure:
+        lines.append(f"Ended early: {summary.failure}")
     lines.append(RULE)
     if summary.remaining:
         lines.append(f"{summary.remaining} messages still in DLQ (will retry on next startup)")

@@ -76,7 +76,7 @@ class Findings(Struct, kw_only=True):
     delivery_limit: int | None = None
     limit_is_assumed: bool = False
     cure: str = ""  #: what would take the limit away
-    gives_back_at_tail: bool = False  #: what is given back goes behind newer letters
+    gives_back_at_tail: bool = False  #: what is given back to a queue that counts returns goes behind newer letters
     alarm: str = ""
     has_management: bool = False
     missing: list[str] = field(default_factory=list)  #: targets that are not there or do not route
@@ -109,6 +109,9 @@ class DeadLetters(Protocol):
 
     async def inspect(self, table: RouteTable, *, source_queue: str = "") -> Findings:
         """Look at the broker, the queue and the targets. Changes nothing."""
+
+    def receivers(self, address: Address) -> Sequence[str]:
+        """The queues that get what is sent there, as `inspect` saw it; none when nobody could say."""
 
     async def open(self, *, capacity_count: int) -> str:
         """Take the lock and consume; returns the consumer's tag. Raises RecoveryLocked."""
@@ -151,6 +154,9 @@ class DeadLetters(Protocol):
 
     async def give_back(self) -> int:
         """Everything that is unsettled goes back, in order, by one frame; only after `stop`. Returns how many."""
+
+    async def let_go(self) -> None:
+        """End the consuming connection at once: everything unsettled goes back by itself."""
 
     async def depth(self) -> Depth:
         """How many letters the queue says it has."""

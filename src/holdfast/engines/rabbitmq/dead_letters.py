@@ -8,13 +8,12 @@ broker's prefetch, which counts letters, cannot fill our memory.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import deque
 from collections.abc import Sequence
-from urllib.parse import quote
 
 from pamqp import commands as amqp
 
+from holdfast.core.message import Address as Destination
 from holdfast.core.message import Message
 from holdfast.core.routes import RouteTable
 from holdfast.engines.rabbitmq.address import Address
@@ -23,21 +22,16 @@ from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.dead_letters_check import Inspection
 from holdfast.engines.rabbitmq.lane import Batch, Outgoing
 from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.recovery_lock import take_lock
 from holdfast.engines.rabbitmq.redriver import Copy, Redriver, as_put_back, read_letter
 from holdfast.engines.rabbitmq.unsettled import Unsettled
 from holdfast.engines.rabbitmq.wire import commands, methods
 from holdfast.engines.rabbitmq.wire.confirms import Kind, Outcome
 from holdfast.engines.rabbitmq.wire.events import Cancelled, Delivery, Event
-from holdfast.errors import BrokerError, BrokerLost, BrokerRefused, RecoveryLocked
+from holdfast.errors import BrokerError, BrokerLost
 from holdfast.ports.recovery import Depth, Exported, Findings, OnOutcome, Taken, Verdict
-from holdfast.telemetry.events import emit
 
 PREFETCH_MAX = 65_535
-NAME_BYTES_MAX = 255
-LOCK_PREFIX = "recovery-lock."
-ACCESS_REFUSED, RESOURCE_LOCKED = 403, 405
-LOCK_STEP_S = 0.5
-MANAGEMENT_PORTS = {5672: ("http", 15672), 5671: ("https", 15671)}
 #: The copies on their way wait for their confirms here as well; more than this only costs memory.
 PUBLISH_WINDOW_BYTES = 8 * 2**20
 
@@ -118,6 +112,7 @@ class RabbitDeadLetters:
         self._loss: BrokerError | None = None
         self._stopped = False
         self._keeps_leftovers = False
+        self._inspection: Inspection | None = None
 
     async def connect(self) -> None:
         """Connect both. Raises BrokerError: at the start nothing is tried again."""
@@ -140,12 +135,17 @@ class RabbitDeadLetters:
 
     async def inspect(self, table: RouteTable, *, source_queue: str = "") -> Findings:
         assert self._connection is not None  # noqa: S101  connect() comes first
-        found = await Inspection(self._connection, self.queue, self._management).run(table)
+        self._inspection = Inspection(self._connection, self.queue, self._management)
+        found = await self._inspection.run(table)
         self._keeps_leftovers = found.delivery_limit is not None
         return found
 
+    def receivers(self, address: Destination) -> Sequence[str]:
+        return self._inspection.receivers(address) if self._inspection else ()
+
     async def open(self, *, capacity_count: int) -> str:
-        await self._lock(patience_s=0.0)
+        assert self._connection is not None  # noqa: S101  connect() comes first
+        self.warnings += await take_lock(self._connection, self.queue, patience_s=0.0)
         await self._consume(capacity_count)
         return self._tags[0]
 
@@ -155,7 +155,8 @@ class RabbitDeadLetters:
                 await self._connection.close()
             self._connection = await Connection.open(self._address)
             # The broker may not have noticed yet that our old connection is gone, which holds the lock.
-            await self._lock(patience_s=2.0 * self._connection.session.heartbeat_s)
+            patience_s = 2.0 * self._connection.session.heartbeat_s
+            await take_lock(self._connection, self.queue, patience_s=patience_s)
         elif self._channel is not None and self._channel.is_open:
             await self._connection.close_channel(self._channel)
         await self._consume(capacity_count)
@@ -262,6 +263,12 @@ class RabbitDeadLetters:
         await connection.close_channel(channel)
         return count
 
+    async def let_go(self) -> None:
+        self._leave()
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = self._channel = None
+
     async def depth(self) -> Depth:
         if self._connection is None or not self._connection.is_open:
             self._connection = await Connection.open(self._address)
@@ -311,31 +318,6 @@ class RabbitDeadLetters:
 
     # Inside.
 
-    async def _lock(self, *, patience_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + patience_s
-        assert self._connection is not None  # noqa: S101
-        while True:
-            channel = await self._connection.channel(_Ear.deaf())
-            try:
-                await channel.call(methods.QueueDeclare(queue=lock_name(self.queue), exclusive=True, durable=False))
-            except BrokerRefused as error:
-                if error.reply_code == ACCESS_REFUSED:
-                    self.warnings.append(
-                        f"no lock could be taken, another recovery may run beside this; {error.message}"
-                    )
-                    emit("recovery.unlocked", queue=self.queue, error=error.message)
-                    return
-                if error.reply_code != RESOURCE_LOCKED:
-                    raise
-                if loop.time() >= deadline_s:
-                    text = f"another recovery of '{self.queue}' is running; it holds queue '{lock_name(self.queue)}'"
-                    raise RecoveryLocked(f"{text}, wait for its end or stop it") from error
-                await asyncio.sleep(LOCK_STEP_S)
-            else:
-                await self._connection.close_channel(channel)
-                return
-
     async def _consume(self, capacity_count: int) -> None:
         assert self._connection is not None  # noqa: S101
         ear = _Ear(self)
@@ -374,25 +356,6 @@ class RabbitDeadLetters:
         self._generation += 1
         if self._connection is not None:
             self._connection.resume_reading()
-
-
-def default_management(address: Address) -> str | None:
-    """Where the management API is by default; None where the broker itself is not on its default port."""
-    host, port = address.hosts[0]
-    standard = MANAGEMENT_PORTS.get(port)
-    if standard is None:
-        return None
-    scheme, management_port = standard
-    user, password = quote(address.login.user, safe=""), quote(address.login.password, safe="")
-    return f"{scheme}://{user}:{password}@{f'[{host}]' if ':' in host else host}:{management_port}"
-
-
-def lock_name(queue: str) -> str:
-    """The exclusive queue that stands for the right to recover this one."""
-    name = LOCK_PREFIX + queue
-    if len(name.encode("utf-8", "surrogateescape")) <= NAME_BYTES_MAX:
-        return name
-    return LOCK_PREFIX + hashlib.sha256(queue.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _copy(letter: Taken) -> Copy:

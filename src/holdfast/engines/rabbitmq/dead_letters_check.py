@@ -13,12 +13,11 @@ from pamqp import base
 from holdfast.core.message import Address as Destination
 from holdfast.core.routes import Mode, RouteTable, topic_matches
 from holdfast.core.topology import Version
-from holdfast.engines.rabbitmq.channel import Close
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.management import BindingInfo, ExchangeInfo, Management, QueueInfo
+from holdfast.engines.rabbitmq.recovery_lock import Deaf
 from holdfast.engines.rabbitmq.wire import methods
-from holdfast.engines.rabbitmq.wire.events import Event
-from holdfast.errors import BrokerError, BrokerRefused, HoldfastError
+from holdfast.errors import BrokerRefused, HoldfastError
 from holdfast.ports.recovery import Depth, Findings
 
 NOT_FOUND = 404
@@ -35,6 +34,14 @@ class Inspection:
         self._connection = connection
         self._queue = queue
         self._management = management
+        self._seen: _World | None = None
+
+    def receivers(self, address: Destination) -> list[str]:
+        """The queues that a message with this address reaches; none when nobody could say."""
+        if not address.exchange:
+            return [address.routing_key]
+        reached = self._seen.reached(address.exchange, address.routing_key) if self._seen else None
+        return sorted(reached or ())
 
     async def run(self, table: RouteTable) -> Findings:
         """Raises BrokerRefused when the queue is not there or may not be read."""
@@ -51,12 +58,13 @@ class Inspection:
         version = _version(session.version)
         if version >= Version(4, 0):
             found.delivery_limit, found.limit_is_assumed = DELIVERY_LIMIT_DEFAULT, True
-        world = await self._world(found)
+        self._seen = world = await self._world(found)
         if world is not None:
             _limits(found, world, self._queue, version)
         if found.delivery_limit is not None:
             found.cure = _cure(self._queue, version)
-        found.gives_back_at_tail = found.queue_type == "quorum" and version < Version(4, 0) and not found.delivery_limit
+        may_be_quorum = found.queue_type in ("quorum", "")
+        found.gives_back_at_tail = may_be_quorum and version < Version(4, 0) and not found.delivery_limit
         for destination in table.fixed_addresses():
             await self._check(destination, world, found)
         if table.mode is Mode.EXCHANGE and world is None:
@@ -97,7 +105,7 @@ class Inspection:
 
     async def _ask(self, method: base.Frame) -> base.Frame:
         """On a channel of its own: every refusal closes one."""
-        channel = await self._connection.channel(_Deaf())
+        channel = await self._connection.channel(Deaf())
         answer = await channel.call(method)
         await self._connection.close_channel(channel)
         return answer
@@ -201,16 +209,3 @@ def _version(text: str) -> Version:
         return Version.parse(text)
     except HoldfastError:
         return Version(3, 0)
-
-
-class _Deaf:
-    """A listener for a channel that only asks."""
-
-    def on_events(self, events: list[Event]) -> None:
-        pass
-
-    def on_closed(self, error: BrokerError, close: Close) -> None:
-        pass
-
-    def on_writable(self) -> None:
-        pass

@@ -13,11 +13,10 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-import typer
 from msgspec.structs import replace
 
 from holdfast.core.letter_filter import LetterFilter
@@ -27,6 +26,7 @@ from holdfast.core.recovery_text import summary_lines
 from holdfast.core.redrive import Redrive
 from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_place, parse_routes
 from holdfast.errors import HoldfastError, Invalid
+from holdfast.faces.cli import recover_options as options
 from holdfast.faces.cli.app import app
 from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, command
 from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
@@ -39,6 +39,7 @@ from holdfast.services.recover.record import Entry, recorded
 from holdfast.services.recover.run import Recovery
 from holdfast.services.recover.service import Order, new_run, recover
 
+TIMEOUTS = ("total", "idle", "empty", "stall", "hold", "stop")
 BROKERS = frozenset(("amqp", "amqps"))
 EXAMPLE = """holdfast recover amqp://guest:guest@localhost imageviewer.dlq --routes routes.toml
 holdfast recover amqp://guest:guest@localhost q.orders.dlq --to-source --dry-run
@@ -49,45 +50,35 @@ STATE_FOLDER = Path("holdfast-data") / "recover"
 @command(app, "recover", example=EXAMPLE, shared=(CONFIG_PARAMETER, JSON_PARAMETER))
 async def recover_command(
     session: Session,
-    url: Annotated[str, typer.Argument(metavar="URL", help="The broker (amqp://…), or a storage (sqlite:///…).")],
-    dead_queue: Annotated[
-        str, typer.Argument(metavar="DLQ", help="The dead-letter queue, or the embedded dead queue.")
-    ] = "",
-    routes: Annotated[Path | None, typer.Option(metavar="FILE", help="Which type goes where (TOML).")] = None,
-    to_source: Annotated[bool, typer.Option("--to-source", help="Each to the queue it died in.")] = False,
-    to_exchange: Annotated[bool, typer.Option("--to-exchange", help="Each to its original exchange and key.")] = False,
-    through_wait: Annotated[bool, typer.Option("--through-wait", help="Each to the wait queue of its queue.")] = False,
-    to: Annotated[str | None, typer.Option(metavar="ADDRESS", help="All to a queue, or exchange=NAME,key=KEY.")] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(help="Only letters that fit: type=…, reason=…, queue=…, age>1h, header.NAME=…, body~…."),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many letters; default: those there now.")] = None,
-    window: Annotated[int, typer.Option(min=1, max=60_000, help="Letters under way at once.")] = 4_000,
-    window_bytes: Annotated[int, typer.Option(min=1, help="Bytes under way at once.")] = 64 * 2**20,
-    one_at_a_time: Annotated[bool, typer.Option("--one-at-a-time", help="A window of one letter.")] = False,
-    rate: Annotated[str | None, typer.Option(metavar="N/s", help="At most so many letters a second.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Take nothing away; say what would happen.")] = False,
-    keep_unroutable: Annotated[
-        bool, typer.Option("--keep-unroutable", help="Go on though a route leads nowhere; its letters are kept.")
-    ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse a queue with a delivery limit.")] = False,
-    total_timeout: Annotated[str, typer.Option(help="The run ends after this long.")] = "30m",
-    idle_timeout: Annotated[str, typer.Option(help="… when no letter came for this long.")] = "10s",
-    empty_timeout: Annotated[str, typer.Option(help="… when the queue was empty for this long.")] = "5s",
-    stall_timeout: Annotated[str, typer.Option(help="… when no letter could be settled for this long.")] = "30s",
-    hold_timeout: Annotated[str, typer.Option(help="… when a letter was held for this long.")] = "20m",
-    stop_timeout: Annotated[str, typer.Option(help="How long a stop waits for confirms.")] = "10s",
-    journal: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the journal is kept.")] = None,
-    no_journal: Annotated[bool, typer.Option("--no-journal", help="Keep none.")] = False,
-    backup: Annotated[Path | None, typer.Option(metavar="FILE", help="Write each letter there first.")] = None,
-    from_backup: Annotated[Path | None, typer.Option(metavar="FILE", help="Publish the letters of a backup.")] = None,
-    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the summary there as JSON.")] = None,
-    by: Annotated[str | None, typer.Option(help="Who redrives, for the letters; default: USER@HOST.")] = None,
-    management: Annotated[
-        str | None,
-        typer.Option(help="The management API, http://user:password@host:15672. Also HOLDFAST_MANAGEMENT_URL."),
-    ] = None,
+    url: options.Url,
+    dead_queue: options.DeadQueue = "",
+    routes: options.Routes = None,
+    to_source: options.ToSource = False,
+    to_exchange: options.ToExchange = False,
+    through_wait: options.ThroughWait = False,
+    to: options.To = None,
+    where: options.Where = None,
+    limit: options.Limit = None,
+    window: options.Window = 4_000,
+    window_bytes: options.WindowBytes = 64 * 2**20,
+    one_at_a_time: options.OneAtATime = False,
+    rate: options.Rate = None,
+    dry_run: options.DryRun = False,
+    keep_unroutable: options.KeepUnroutable = False,
+    strict: options.Strict = False,
+    total_timeout: options.TotalTimeout = "30m",
+    idle_timeout: options.IdleTimeout = "10s",
+    empty_timeout: options.EmptyTimeout = "5s",
+    stall_timeout: options.StallTimeout = "30s",
+    hold_timeout: options.HoldTimeout = "20m",
+    stop_timeout: options.StopTimeout = "10s",
+    journal: options.Journal = None,
+    no_journal: options.NoJournal = False,
+    backup: options.Backup = None,
+    from_backup: options.FromBackup = None,
+    report: options.Report = None,
+    by: options.By = None,
+    management: options.Management = None,
 ) -> ExitCode:
     """Send every letter of a dead-letter queue back to where it belongs. None is lost, whatever fails.
 
@@ -101,13 +92,8 @@ async def recover_command(
         limit=limit,
         window_count_max=1 if one_at_a_time else window,
         window_bytes_max=window_bytes,
-        total_timeout_s=_seconds(total_timeout, "--total-timeout"),
-        idle_timeout_s=_seconds(idle_timeout, "--idle-timeout"),
-        empty_timeout_s=_seconds(empty_timeout, "--empty-timeout"),
-        stall_timeout_s=_seconds(stall_timeout, "--stall-timeout"),
-        hold_timeout_s=_seconds(hold_timeout, "--hold-timeout"),
-        stop_timeout_s=_seconds(stop_timeout, "--stop-timeout"),
         rate_per_s=_rate(rate),
+        **_timeouts(total_timeout, idle_timeout, empty_timeout, stall_timeout, hold_timeout, stop_timeout),
     )
     if not dead_queue and from_backup is None:
         raise BadUsage("Missing argument 'DLQ'. See 'holdfast recover --help'")
@@ -238,6 +224,8 @@ def _finish(session: Session, summary: Summary, report: Path | None) -> ExitCode
     for line in summary_lines(summary):
         session.out.say(line)
     session.out.document(summary)
+    if summary.failure:
+        return ExitCode.FAILED
     return ExitCode.DONE if summary.is_complete else ExitCode.PARTLY_DONE
 
 
@@ -272,6 +260,11 @@ def _check_filter(texts: list[str]) -> None:
         LetterFilter(texts)
     except HoldfastError as error:
         raise BadUsage(error.message) from error
+
+
+def _timeouts(*given: str) -> dict[str, Any]:
+    pairs = zip(TIMEOUTS, given, strict=True)
+    return {f"{name}_timeout_s": _seconds(text, f"--{name}-timeout") for name, text in pairs}
 
 
 def _seconds(text: str, option: str) -> float:

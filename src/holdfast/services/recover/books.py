@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 
 from holdfast.ports.recovery import Taken
@@ -20,6 +20,7 @@ class Books:
         self.held: dict[Taken, None] = {}
         self._lost: defaultdict[bytes, deque[Taken]] = defaultdict(deque)
         self._acked: dict[bytes, None] = {}
+        self._put_back: Counter[bytes] = Counter()
 
     def fly(self, letter: Taken) -> None:
         """It is published."""
@@ -70,6 +71,21 @@ class Books:
     def lost(self) -> list[Taken]:
         """Those that have not come again."""
         return [letter for letters in self._lost.values() for letter in letters]
+
+    def release(self, letter: Taken) -> None:
+        """It is not held any more."""
+        self.held.pop(letter, None)
+
+    def was_put_back(self, letter: Taken) -> None:
+        """It went to the end of its queue by a publish, and may be delivered from there."""
+        self._put_back[letter.digest] += 1
+
+    def is_put_back(self, letter: Taken) -> bool:
+        """Whether this is one of those; each is found once."""
+        if letter.redelivered or not self._put_back.get(letter.digest):
+            return False
+        self._put_back[letter.digest] -= 1
+        return True
 
     def acked(self, letters: Iterable[Taken]) -> None:
         """These are done."""

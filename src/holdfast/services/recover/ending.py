@@ -40,7 +40,9 @@ class Ending:
                 await self._land(room)
             settle()
             self._give_up()
-            if not self._abandoned.is_set():
+            if self._abandoned.is_set():
+                await self._letters.let_go()
+            else:
                 await self._put_back(delivery_limit)
                 summary.returned += await self._letters.give_back()
         except BrokerError as error:
@@ -75,6 +77,9 @@ class Ending:
         summary = self._summary
         for letter in list(self._books.flying):
             self._books.land(letter)
+            if letter.kept:
+                summary.possible_duplicates += 1  # it was being put back, and is counted as kept
+                continue
             summary.unknown += 1
             summary.failed += 1
             summary.possible_duplicates += 1

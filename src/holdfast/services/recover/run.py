@@ -14,18 +14,19 @@ from collections.abc import Sequence
 from holdfast.core.letter_filter import LetterFilter
 from holdfast.core.message import Address
 from holdfast.core.recovery import Limits, StoppedBy, Summary, may_return
-from holdfast.core.routes import RouteTable
+from holdfast.core.routes import Mode, RouteTable
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
 from holdfast.ports.clock import Clock
 from holdfast.ports.recovery import Backup, DeadLetters, Findings, Journal, Taken, Verdict, address_text
 from holdfast.proof import crash_point
 from holdfast.services.recover.books import Books
 from holdfast.services.recover.ending import Ending
-from holdfast.services.recover.notices import Notices, sample
-from holdfast.services.recover.watch import Watch
+from holdfast.services.recover.keeping import PUBLISH_SPARE_S, Keeper, why_not
+from holdfast.services.recover.notices import Notices
+from holdfast.services.recover.watch import Watch, wait
 
 TICK_S = 0.25
-PUBLISH_SPARE_S = 60.0
+ADDRESSES_COUNT_MAX = 1_000
 BATCH_COUNT_MAX = 1_000
 #: At first the sizes of the letters are not known: the prefetch is widened when they are.
 CAPACITY_COUNT_FIRST = 100
@@ -72,8 +73,11 @@ class Recovery:
         self._capacity_count = 0
         self._sizes = [0, 0]  # letters, bytes
         self._refused: dict[str, str] = {}
+        self._addresses: dict[Address, None] = {}  # that nobody named beforehand
+        self._is_counted = False  # the queue counts returns: it is a quorum queue
         self._findings: Findings | None = None
         self._watch = Watch(self._limits, asyncio.get_running_loop().time)
+        self._keeper = Keeper(letters, self._books, self.summary, self._limits, self._watch, self._notices)
 
     @property
     def findings(self) -> Findings | None:
@@ -98,6 +102,7 @@ class Recovery:
     async def run(self, findings: Findings) -> Summary:
         """Raises RecoveryLocked or another BrokerError when it cannot begin; after that, the summary says all."""
         self._findings = findings
+        self._keeper.delivery_limit = findings.delivery_limit
         summary, limits = self.summary, self._limits
         summary.found = findings.depth.ready
         if self._limit is None and summary.found:
@@ -133,7 +138,7 @@ class Recovery:
         if room <= 0:
             self._room.clear()
             if self._room_count() <= 0 and not self._stop:
-                await _wait(self._room, TICK_S)
+                await wait(self._room, TICK_S)
         else:
             batch = await self._letters.take(count_max=room, timeout_s=TICK_S)
             if batch:
@@ -181,15 +186,19 @@ class Recovery:
         done: list[Taken] = []
         for letter in batch:
             letter.at_s = now_s
+            self._is_counted = self._is_counted or letter.returns is not None
             self._sizes[0] += 1
             self._sizes[1] += letter.size_bytes
             if letter.redelivered and (known := self._books.find(letter)) is not None:
                 self._came_again(known, now_s)
                 continue
+            if self._books.is_put_back(letter):
+                self._keeper.hold(letter)  # counted when it was taken first
+                continue
             if self._books.was_acked(letter):
                 self.summary.possible_duplicates += 1
             elif self._limit is not None and self._taken_count >= self._limit:
-                self._hold(letter)  # not one of those that were there at the start: it only goes back
+                self._keeper.hold(letter)  # not one of those that were there at the start: it only goes back
                 continue
             else:
                 self._taken_count += 1
@@ -212,31 +221,32 @@ class Recovery:
         """A letter that a lost connection took from us is back: it goes on where it was."""
         letter.at_s = now_s
         if letter.stored:
+            # Its copy is confirmed and written down: only the ack is missing.
             self.summary.recognised += 1
-            self._stored.append(letter)
-            self._settle_soon()
-        elif letter.kept:
-            self._books.hold(letter)
-            self._drop_body(letter)
+            self._ack_noted([letter])
+        elif letter.kept and letter not in self._books.flying:
+            self._keeper.hold(letter)
 
     def _may_go(self, letter: Taken) -> bool:
         summary, route = self.summary, letter.route
         if self._where and not self._where.fits(self._letters.read(letter), route.type, self._clock.now_us()):
             summary.filtered += 1
-            self._keep(letter, "left out by --where", warn=False)
+            self._keeper.keep(letter, "left out by --where", warn=False)
             return False
         address = letter.address
         if address is None:
             summary.skipped += 1
-            self._keep(letter, route.why)
+            self._keeper.keep(letter, route.why)
             return False
         if self._refused and (why := self._refused.get(address.exchange)) is not None:
-            self._failed(letter, address, why)
+            self._keeper.failed(letter, why)
             return False
+        if self._table.mode is Mode.EXCHANGE and len(self._addresses) < ADDRESSES_COUNT_MAX:
+            self._addresses[address] = None
         if summary.dry_run:
             plan = summary.planned.setdefault(route.type or "(no type)", type(summary.by_queue)())
             plan[str(address)] += 1
-            self._hold(letter)
+            self._keeper.hold(letter)
             return False
         return True
 
@@ -246,7 +256,7 @@ class Recovery:
         crash_point("recover.before_publish")
         for part in self._watch.paced(letters):
             if part.delay_s:
-                await _wait(self._abandoned, part.delay_s)
+                await wait(self._abandoned, part.delay_s)
             if self._stop is not None:
                 return  # unsent and unacked: they go back with the rest
             for letter in part.letters:
@@ -268,11 +278,11 @@ class Recovery:
             return
         address = letter.address or Address()
         if verdict is Verdict.REFUSED and code in EXCHANGE_REFUSALS:
-            self._refused[address.exchange] = _why(verdict, code, text)
+            self._refused[address.exchange] = why_not(verdict, code, text)
         if verdict is Verdict.UNKNOWN:
             self.summary.unknown += 1
             self.summary.possible_duplicates += 1
-        self._failed(letter, address, _why(verdict, code, text))
+        self._keeper.failed(letter, why_not(verdict, code, text))
         self._watch.progressed()
         self._room.set()
 
@@ -293,11 +303,16 @@ class Recovery:
             crash_point("recover.before_journal")
             self._journal.confirmed([letter.digest for letter in stored])
             crash_point("recover.after_journal")
-            self._journal.acking([letter.digest for letter in here])
-        self._ack(here)
+        self._ack_noted(here)
         crash_point("recover.after_ack")
         self._watch.progressed()
         self._room.set()
+
+    def _ack_noted(self, letters: Sequence[Taken]) -> None:
+        """Noted before it is sent: a note that came later could be missing for an ack that was sent."""
+        if self._journal is not None:
+            self._journal.acking([letter.digest for letter in letters])
+        self._ack(letters)
 
     def _ack(self, letters: Sequence[Taken]) -> None:
         missed = set(self._letters.ack(letters))
@@ -311,31 +326,6 @@ class Recovery:
         before = summary.recovered
         summary.recovered += len(done)
         self._notices.progressed(summary, before)
-
-    def _failed(self, letter: Taken, address: Address, why: str) -> None:
-        self.summary.failed += 1
-        self.summary.failed_by_queue[address_text(address)] += 1
-        self._keep(letter, why, failed=True)
-
-    def _keep(self, letter: Taken, why: str, *, failed: bool = False, warn: bool = True) -> None:
-        reason = self.summary.reason(why)
-        reason.count += 1
-        if reason.sample is None:
-            reason.sample = sample(self._letters.read(letter), letter.route.type)
-        if warn:
-            self._notices.kept(self.summary, why, letter.route.type, count=reason.count, failed=failed)
-        self._hold(letter)
-
-    def _hold(self, letter: Taken) -> None:
-        letter.kept = True
-        if letter.in_hand:
-            self._books.hold(letter)
-            self._drop_body(letter)
-
-    def _drop_body(self, letter: Taken) -> None:
-        """Only what has to go back by a publish is needed whole."""
-        if self._findings is None or may_return(letter.returns or 0, self._findings.delivery_limit):
-            self._letters.forget(letter)
 
     async def _widen(self) -> None:
         """As many letters in hand as the window allows by their size so far, beside those that are held."""
@@ -366,8 +356,9 @@ class Recovery:
             )
             return False
         delay_s = RECONNECT_S_FIRST
+        refused_until_s = self._watch.now_s() + self._limits.stall_timeout_s
         while self._stop is None:
-            await _wait(self._abandoned, delay_s * (0.5 + random.random() / 2))  # noqa: S311
+            await wait(self._abandoned, delay_s * (0.5 + random.random() / 2))  # noqa: S311
             delay_s = min(delay_s * 2, RECONNECT_S_MAX)
             if self._watch.left_s() <= 0:
                 self._stop = StoppedBy.TOTAL
@@ -375,8 +366,12 @@ class Recovery:
             try:
                 await self._letters.reopen(capacity_count=self._capacity_count)
             except BrokerRefused as refused:
-                summary.notes.append(f"the broker does not let us go on; {refused.message}")
-                return False
+                # A queue whose node is down is said not to exist, for as long as that lasts.
+                if self._watch.now_s() > refused_until_s:
+                    summary.failure = f"the broker does not let us go on; {refused.message}"
+                    return False
+                self._notices.waits(summary, str(refused))
+                continue
             except BrokerError as again:
                 self._notices.waits(summary, str(again))
                 continue
@@ -390,22 +385,13 @@ class Recovery:
         await ending.run(
             self._findings.delivery_limit if self._findings else None, settle=self._settle, room=self._room
         )
-        if self._findings is not None and self._findings.gives_back_at_tail and self.summary.returned:
-            self.summary.notes.append("letters that were given back are behind newer ones in this quorum queue")
+        found, summary = self._findings, self.summary
+        if found is not None and found.gives_back_at_tail and summary.returned and self._is_counted:
+            summary.notes.append("letters that were given back are behind newer ones in this quorum queue")
+        for address in self._addresses:
+            queues = list(self._letters.receivers(address))
+            if len(queues) > 1:
+                summary.copies[str(address)] = queues
         self.summary.possible_duplicates += self._letters.sent_again_count
         self._watch.end(self.summary)
         self._notices.ended(self.summary)
-
-
-def _why(verdict: Verdict, code: int, text: str) -> str:
-    if verdict is Verdict.NACKED:
-        return "nacked: the target does not take it (it is full, or has no leader)"
-    return f"{verdict.value}: {code} {text}" if code else f"{verdict.value}: {text}"
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
@@ -91,3 +92,12 @@ class Watch:
         """Write how long it took."""
         summary.duration_s = round(self.now_s() - self._began_s, 3)
         summary.rate_per_s = round(summary.recovered / summary.duration_s, 1) if summary.duration_s else 0.0
+
+
+async def wait(event: asyncio.Event, timeout_s: float) -> None:
+    """For an event, or for so long."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass
