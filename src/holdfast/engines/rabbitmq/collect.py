@@ -143,6 +143,10 @@ class RabbitTransport:
     async def delete(self, queue: str) -> bool:
         """On a classic queue the broker itself looks whether it is empty, in the moment in which it deletes it."""
         try:
+            if self._quorum:
+                answer = await self._call(methods.QueueDeclare(queue=queue, passive=True))
+                if getattr(answer, "message_count", 0):
+                    return False
             await self._call(methods.QueueDelete(queue=queue, if_empty=not self._quorum))
         except BrokerRefused as error:
             if error.reply_code == NOT_FOUND:
