@@ -62,9 +62,9 @@ class Opening:
 def routes(opening: Opening, *, door: Door) -> list[Route]:
     """The routes below /v1/results."""
 
-    def checked(handle: Callable[[Request, Results], Coroutine[Any, Any, Response]]) -> Handler:
+    def checked(handle: Callable[[Request, Results], Coroutine[Any, Any, Response]], need: str) -> Handler:
         async def answer(request: Request) -> Response:
-            door.check(request.scope)
+            door.check(request.scope, need)
             try:
                 return await handle(request, await opening.results())
             except HoldfastError:
@@ -75,15 +75,7 @@ def routes(opening: Opening, *, door: Door) -> list[Route]:
 
         return answer
 
-    paths: list[tuple[str, str, Callable[[Request, Results], Coroutine[Any, Any, Response]]]] = [
-        ("/v1/results", "GET", _page),
-        ("/v1/results", "POST", _start),
-        ("/v1/results/{id}/gaps", "GET", _gaps),
-        ("/v1/results/{id}/abandon", "POST", _abandon),
-        ("/v1/results/{id}/{series}", "GET", _stream),
-        ("/v1/results/{id}", "GET", _show),
-    ]
-    return [Route(path, checked(handle), methods=[method]) for path, method, handle in paths]
+    return [Route(path, checked(handle, need), methods=[method]) for path, method, handle, need in PATHS]
 
 
 async def _page(request: Request, results: Results) -> Response:
@@ -139,3 +131,14 @@ async def _body(request: Request, kind: type[T]) -> T:
 
 def _json(value: msgspec.Struct) -> Response:
     return Response(_encode(value), media_type="application/json")
+
+
+#: Path, method, what answers, and its line in the table of roles; the more specific path stands first.
+PATHS: list[tuple[str, str, Callable[[Request, Results], Coroutine[Any, Any, Response]], str]] = [
+    ("/v1/results", "GET", _page, "results.list"),
+    ("/v1/results", "POST", _start, "results.start"),
+    ("/v1/results/{id}/gaps", "GET", _gaps, "results.gaps"),
+    ("/v1/results/{id}/abandon", "POST", _abandon, "results.abandon"),
+    ("/v1/results/{id}/{series}", "GET", _stream, "results.read"),
+    ("/v1/results/{id}", "GET", _show, "results.show"),
+]
