@@ -13,7 +13,7 @@ from holdfast.core.roles import NEEDS, Role
 from holdfast.core.verbs import VERBS
 from holdfast.faces.api.admin.desk import Endpoint
 from holdfast.faces.api.admin.routes import ENDPOINTS
-from holdfast.faces.api.results import PATHS
+from holdfast.faces.api.results import PATHS as RESULT_PATHS
 from tests.admin.house import House
 from tests.support.eventually import eventually
 from tests.vault.letters import QUEUE
@@ -22,7 +22,7 @@ PATHS = {"queue": "orders.dlq", "id": "1", "key": "none", "hash": "none", "name"
 
 
 def test_every_verb_and_every_endpoint_has_a_line_in_the_table_of_roles() -> None:
-    results = {need for _, _, _, need in PATHS}
+    results = {need for _, _, _, need in RESULT_PATHS}
     assert {endpoint.name for endpoint in ENDPOINTS} | set(VERBS) | results == set(NEEDS)
 
 
