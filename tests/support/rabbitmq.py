@@ -50,8 +50,9 @@ auth_mechanisms.2 = EXTERNAL
 management.tcp.ip = 127.0.0.1
 management.tcp.port = {management_port}
 """
-# How often a channel looks for consumers that are too slow: a minute by default, which no test waits for.
-ADVANCED = "[{rabbit, [{channel_tick_interval, 500}]}].\n"
+# How often a channel looks for consumers that are too slow (a minute by default), and after how long a quorum queue
+# sends a dead letter again that was not taken (three minutes): no test waits for that.
+ADVANCED = "[{rabbit, [{channel_tick_interval, 500}, {dead_letter_worker_publisher_confirm_timeout, 1000}]}].\n"
 
 
 class Node:

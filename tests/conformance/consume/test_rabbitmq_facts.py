@@ -136,23 +136,18 @@ async def test_headers_that_leave_no_room_for_the_story_are_parked_without_it(st
 async def test_a_broken_way_to_the_wait_queue_of_a_quorum_queue_loses_nothing(stand: RabbitStand) -> None:
     """`by="broker"`: the broker carries, and a classic queue would drop what has no way to go."""
     node = stand.admin.node
-    setting = "application:set_env(rabbit, dead_letter_worker_publisher_confirm_timeout, {})."
-    node.ctl("eval", setting.format(1000))
-    try:
-        app, seen = failing(stand, "quorum", retry=Retry(attempts=2, delay="100ms", by="broker"))
-        async with app.running(declare=True):
-            arguments = node.api("GET", f"/queues/{stand.admin.vhost}/{QUEUE}.retry").json()["arguments"]
-            await stand.admin.delete(f"{QUEUE}.retry")
-            await stand.send(*[f"{number}".encode() for number in range(5)])
-            await eventually(lambda: len(seen) == 5)
-            await stand.admin.queue(f"{QUEUE}.retry", **arguments)
+    app, seen = failing(stand, "quorum", retry=Retry(attempts=2, delay="100ms", by="broker"))
+    async with app.running(declare=True):
+        arguments = node.api("GET", f"/queues/{stand.admin.vhost}/{QUEUE}.retry").json()["arguments"]
+        await stand.admin.delete(f"{QUEUE}.retry")
+        await stand.send(*[f"{number}".encode() for number in range(5)])
+        await eventually(lambda: len(seen) == 5)
+        await stand.admin.queue(f"{QUEUE}.retry", **arguments)
 
-            async def all_parked() -> bool:
-                return len(await stand.letters()) == 5
+        async def all_parked() -> bool:
+            return len(await stand.letters()) == 5
 
-            await eventually(all_parked, timeout_s=30)
-    finally:
-        node.ctl("eval", setting.format(180_000))
+        await eventually(all_parked, timeout_s=30)
     assert len(seen) == 10
 
 

@@ -25,6 +25,7 @@ TYPE = "holdfast.probe"
 #: So many messages of others are held, at the most, while the probe is looked for behind them.
 HELD_COUNT_MAX = 10_000
 ROOM_COUNT = 100
+LEFT_OVER_MS_MAX = 60_000
 
 
 class Prober:
@@ -103,8 +104,9 @@ class Prober:
 
 def _message(probe: Probe, mark: str) -> Outgoing:
     values: dict[str, str | dict[str, str]] = {"message_id": _message_id(mark), "type": TYPE, "headers": {MARK: mark}}
-    if probe.expires:
-        values["expiration"] = "1"  # milliseconds: the delay of the wait queue is not what is being proved
+    # In milliseconds. The delay of a wait queue is not what is being proved; elsewhere a probe that comes again, because
+    # a crash of the broker has undone its ack, goes away by itself.
+    values["expiration"] = "1" if probe.expires else str(LEFT_OVER_MS_MAX)
     body = b"A probe of 'holdfast topology'. It may be deleted."
     return Outgoing(probe.exchange, probe.key, properties.encode(values), body)
 
