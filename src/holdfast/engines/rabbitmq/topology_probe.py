@@ -104,7 +104,7 @@ class Prober:
 
 def _message(probe: Probe, mark: str) -> Outgoing:
     values: dict[str, str | dict[str, str]] = {"message_id": _message_id(mark), "type": TYPE, "headers": {MARK: mark}}
-    # In milliseconds. The delay of a wait queue is not what is being proved; elsewhere a probe that comes again, because
+    # In milliseconds. The delay of a wait queue is not what is being proved; elsewhere a probe that comes again, since
     # a crash of the broker has undone its ack, goes away by itself.
     values["expiration"] = "1" if probe.expires else str(LEFT_OVER_MS_MAX)
     body = b"A probe of 'holdfast topology'. It may be deleted."
