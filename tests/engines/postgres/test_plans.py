@@ -14,10 +14,13 @@ import psycopg
 import pytest
 
 from holdfast.engines.postgres import schema
-from holdfast.engines.postgres.link import SESSION, SQL
+from holdfast.engines.postgres.link import SESSION
+from holdfast.engines.postgres.link import SQL as ALL_SQL
 
 pytestmark = pytest.mark.postgres
 
+#: Those of the queue: the collector has tables of its own.
+SQL = {name: text for name, text in ALL_SQL.items() if not name.startswith("collect_")}
 #: As large as the number of queues, and read whole on purpose or by choice.
 SMALL = ("queues", "dropped", "catalog")
 WITHOUT_A_PLAN = ("begin", "commit", "rollback")
