@@ -32,18 +32,11 @@ TELLING = frozenset(
         "x-original-exchange",
         "x-original-routing-key",
         "x-original-queue",
-        "x-redriven-at",
-        "x-redriven-by",
-        "x-redriven-from",
         REDRIVEN_COUNT,
-        REDRIVE_ID,
-        "x-redrive-run",
-        "x-kept-expiration",
-        "x-kept-user-id",
-        "x-kept-cc",
-        "x-kept-death",
     )
 )
+#: Only whether it is there decides; its value, which differs from letter to letter, does not.
+PRESENT = b"x-kept-death"
 HAS_SENSITIVE = properties.FLAGS["expiration"] | properties.FLAGS["user_id"]
 REDRIVE_ID_BYTES = 36
 
@@ -157,6 +150,8 @@ class Redriver:
             compared.append(entry)
             if name in self._telling:
                 telling.append(entry)
+            elif name == PRESENT:
+                telling.append(PRESENT)
         rest = headers[found.rest :]
         key = b"".join(telling)
         raw = delivery.properties
