@@ -88,7 +88,7 @@ async def recover_broker(
             clean = True
             return summary
         finally:
-            kept.close(clean=clean or not kept.follows_killed_run)
+            kept.close(clean=clean)
 
 
 async def recover_queues(

@@ -49,6 +49,23 @@ def test_a_clean_end_ends_the_file(tmp_path: Path) -> None:
     following.close(clean=True)
 
 
+def test_a_run_that_ended_by_an_error_leaves_its_entries_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    journal = opened(path)
+    journal.confirmed([A])
+    journal.close(clean=False)
+    following = opened(path)
+    assert following.follows_killed_run, "what comes again without an entry counts as a possible duplicate"
+    assert following.recognise(A)
+    following.close(clean=True)
+
+
+def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    opened(path).close(clean=False)
+    assert not path.exists()
+
+
 def test_after_a_restart_of_the_machine_nothing_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "j"
     journal = opened(path)

@@ -45,6 +45,7 @@ class FileJournal:
         self._file = -1
         self._bytes = 0
         self.follows_killed_run = False
+        self._is_used = False
 
     @classmethod
     def open(cls, path: Path, *, source: str, run: str) -> FileJournal:
@@ -63,6 +64,7 @@ class FileJournal:
 
     def confirmed(self, digests: Sequence[bytes]) -> None:
         """The broker has these."""
+        self._is_used = True
         self._open.update(digests)
         self._append(CONFIRMED, digests)
 
@@ -83,9 +85,9 @@ class FileJournal:
         return True
 
     def close(self, *, clean: bool) -> None:
-        """A clean end ends the file as well."""
+        """A clean end ends the file as well; so does any end of a run that neither wrote nor took over anything."""
         if self._file >= 0:
-            if clean:
+            if clean or not (self._is_used or self.follows_killed_run):
                 self._path.unlink(missing_ok=True)
             os.close(self._file)
             self._file = -1

@@ -16,20 +16,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.letter_filter import LetterFilter
 from holdfast.core.moments import SECOND_US, parse_duration
 from holdfast.core.recovery import Limits, Summary
-from holdfast.core.recovery_text import summary_lines
 from holdfast.core.redrive import Redrive
 from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_place, parse_routes
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.faces.cli import recover_options as options
 from holdfast.faces.cli.app import app
 from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, command
-from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
+from holdfast.faces.cli.failures import BadUsage, ExitCode
+from holdfast.faces.cli.recover_ending import finish
 from holdfast.faces.cli.recover_progress import bar
 from holdfast.faces.cli.session import Session
 from holdfast.ports.recovery import DeadLetters
@@ -121,7 +120,7 @@ async def recover_command(
         notices = Notices(say, on_progress)
         kept = None if no_journal or dry_run or from_backup else journal or _default_journal(url, dead_queue)
         summary = await run.recorded(notices, journal=kept, backup=backup, from_backup=from_backup)
-    return _finish(session, summary, report)
+    return finish(session, summary, report)
 
 
 class _Run:
@@ -173,7 +172,7 @@ class _Run:
                 return summary
             finally:
                 if kept is not None:
-                    kept.close(clean=clean or not kept.follows_killed_run)
+                    kept.close(clean=clean)
 
     async def publish(self, backup: Path, notices: Notices) -> Summary:
         """From a backup."""
@@ -213,20 +212,6 @@ def _signals() -> Iterator[Callable[[Recovery], None]]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-
-
-def _finish(session: Session, summary: Summary, report: Path | None) -> ExitCode:
-    if report is not None:
-        try:
-            report.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-        except OSError as error:
-            raise CommandFailed(f"report cannot be written; '{report}': {error.strerror or error}") from error
-    for line in summary_lines(summary):
-        session.out.say(line)
-    session.out.document(summary)
-    if summary.failure:
-        return ExitCode.FAILED
-    return ExitCode.DONE if summary.is_complete else ExitCode.PARTLY_DONE
 
 
 def _table(

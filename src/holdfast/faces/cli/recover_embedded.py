@@ -10,11 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
-
 from holdfast.core.recovery import Limits, Summary
-from holdfast.core.recovery_text import summary_lines
-from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
+from holdfast.faces.cli.failures import BadUsage, ExitCode
+from holdfast.faces.cli.recover_ending import finish
 from holdfast.faces.cli.recover_progress import bar
 from holdfast.faces.cli.session import Session
 from holdfast.services.recover.embedded import EmbeddedRecovery
@@ -62,7 +60,7 @@ async def recover_embedded(
                     return await recovery.run()
 
         summary = await recorded(entry, run, ledger=ledger_of(session.settings), clock=clock)
-    return _finish(session, summary, report)
+    return finish(session, summary, report)
 
 
 def refuse(*broker_options: object) -> None:
@@ -86,15 +84,3 @@ def _signals(recovery: EmbeddedRecovery) -> Iterator[None]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-
-
-def _finish(session: Session, summary: Summary, report: Path | None) -> ExitCode:
-    if report is not None:
-        try:
-            report.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-        except OSError as error:
-            raise CommandFailed(f"report cannot be written; '{report}': {error.strerror or error}") from error
-    for line in summary_lines(summary):
-        session.out.say(line)
-    session.out.document(summary)
-    return ExitCode.DONE if summary.is_complete else ExitCode.PARTLY_DONE
