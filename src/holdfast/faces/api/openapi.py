@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.core.verbs import VERBS, ErrorReply
 from holdfast.faces.api.admin.openapi import admin_paths, admin_types
+from holdfast.faces.api.results_openapi import results_paths, results_types
 
 ERROR_CODES = {
     400: "The request cannot be carried out as it stands; nothing changed",
@@ -25,7 +26,13 @@ ERROR_CODES = {
 def document(version: str) -> bytes:
     """The OpenAPI 3.1 document."""
     verbs = VERBS.values()
-    types: list[Any] = [*admin_types(), ErrorReply, *(verb.request for verb in verbs), *(verb.reply for verb in verbs)]
+    types: list[Any] = [
+        *admin_types(),
+        *results_types(),
+        ErrorReply,
+        *(verb.request for verb in verbs),
+        *(verb.reply for verb in verbs),
+    ]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = dict(zip(types, schemas, strict=True))
     errors: dict[str, dict[str, Any]] = {
@@ -55,7 +62,7 @@ def document(version: str) -> bytes:
                 "summary": "A durable queue with leases, retries and dead queues",
                 "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
             },
-            "paths": paths | admin_paths(by_type),
+            "paths": paths | results_paths(by_type, errors) | admin_paths(by_type),
             "components": {
                 "schemas": components,
                 "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
