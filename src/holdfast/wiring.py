@@ -20,6 +20,7 @@ from holdfast.ports.broker import Broker
 from holdfast.ports.clock import Clock, Timer
 from holdfast.ports.collect import CollectStore, Transport
 from holdfast.ports.queues import Storage
+from holdfast.ports.starts import Starts
 from holdfast.services.collect.embedded import QueueTransport
 from holdfast.services.collect.limits import Limits
 from holdfast.services.collect.service import CollectService
@@ -124,13 +125,31 @@ async def open_queue_broker(url: str, *, clock: Clock | None = None) -> AsyncIte
 
 @asynccontextmanager
 async def open_rabbit_broker(
-    url: str, *, clock: Clock, management: str | None, topology: TopologyFile | None = None
+    url: str, *, clock: Clock, management: str | None, topology: TopologyFile | None = None, store: str | None = None
 ) -> AsyncIterator[Broker]:
-    """RabbitMQ, for consumers. Raises BrokerError when it cannot be reached."""
+    """RabbitMQ, for consumers; `store` is a folder (sqlite:///…) that keeps which messages were begun.
+
+    Raises BrokerError when it cannot be reached, CannotStart when the store cannot be opened.
+    """
     from holdfast.engines.rabbitmq.broker import RabbitBroker
 
-    async with RabbitBroker(url, clock=clock, management=management, topology=topology) as broker:
-        yield broker
+    starts = open_starts(store, clock=clock) if store else None
+    try:
+        async with RabbitBroker(url, clock=clock, management=management, topology=topology, starts=starts) as broker:
+            yield broker
+    finally:
+        if starts is not None:
+            starts.close()
+
+
+def open_starts(url: str, *, clock: Clock) -> Starts:
+    """Which messages were begun and not settled, in a folder of this machine. Raises CannotStart."""
+    from holdfast.engines.sqlite.starts import SqliteStarts
+
+    parts = urlsplit(url)
+    if parts.scheme != "sqlite" or parts.netloc or not parts.path.strip("/"):
+        raise CannotStart(f"store of starts is invalid; '{masked(url)}' is not sqlite:///FOLDER")
+    return SqliteStarts(Path(unquote(parts.path[1:])), clock=clock)
 
 
 @asynccontextmanager

@@ -46,7 +46,8 @@ H = TypeVar("H", bound=Handler)
 class App:
     """Consumers on one broker: RabbitMQ (amqp://…), an embedded queue (sqlite:///…, postgresql://…, memory://), or a
     server of ours (http://…, with its `token`). `management` is RabbitMQ's API, for what AMQP cannot tell at the start;
-    `topology` a topology file that says how wait queues and dead queues are called and how long the delays are.
+    `topology` a topology file that says how wait queues and dead queues are called and how long the delays are; `store`
+    a folder (sqlite:///…) that keeps which messages were begun, for classic queues, which do not count.
 
     `stop_timeout` is how long running handlers may go on after a stop; what is not done then goes back to its queue.
     """
@@ -58,6 +59,7 @@ class App:
         token: str = "",
         management: str | None = None,
         topology: str | Path | None = None,
+        store: str | None = None,
         stop_timeout: str | float = STOP_TIMEOUT,
         clock: Clock | None = None,
     ) -> None:
@@ -65,11 +67,13 @@ class App:
         self._token = token
         self._management = management
         self._topology = Path(topology) if topology else None
+        self._store = store
         self._clock = clock or SystemClock()
         self._stop_timeout_s = _seconds(stop_timeout, what="stop_timeout")
         self._plans: list[ConsumerPlan] = []
         self._workers: list[Worker] = []
         self._ends = asyncio.Event()
+        self._starting: asyncio.Timeout | None = None
         self._broker: Broker | None = None
 
     @property
@@ -139,6 +143,8 @@ class App:
     def stop(self) -> None:
         """Take no more messages; `run` returns when what runs has ended, or its time is up."""
         self._ends.set()
+        if self._starting is not None and not self._starting.expired():
+            self._starting.reschedule(0.0)  # a start may wait for a broker that is away
 
     async def run(self, *, declare: bool = False, only: Sequence[str] = ()) -> None:
         """Consume until `stop`. Raises CannotStart, before anything is consumed, saying all that is missing.
@@ -161,14 +167,33 @@ class App:
         file = parse_file(path.read_bytes(), source=str(path)) if path else None
         plans = [_with_delays(plan, file) if file else plan for plan in self._chosen(only)]
         self._ends = asyncio.Event()
+        async with AsyncExitStack() as stack:
+            stack.callback(self._forget)
+            if await self._start(stack, file, plans, declare=declare):
+                await stack.enter_async_context(self._at_work(self._workers))
+            yield self
+
+    async def _start(
+        self, stack: AsyncExitStack, file: TopologyFile | None, plans: Sequence[ConsumerPlan], *, declare: bool
+    ) -> bool:
+        """Open and check everything; False when it was stopped before. Raises CannotStart."""
+        limit = asyncio.timeout(None)
         try:
-            async with self._open(file) as self._broker:
-                await check_all(self._broker, plans, declare=declare)
-                self._workers = [Worker(plan, self._broker, stop_timeout_s=self._stop_timeout_s) for plan in plans]
-                async with self._at_work(self._workers):
-                    yield self
+            async with limit:
+                self._starting = limit
+                self._broker = broker = await stack.enter_async_context(self._open(file))
+                await check_all(broker, plans, declare=declare)
+        except TimeoutError:
+            if limit.expired():
+                return False
+            raise
         finally:
-            self._broker, self._workers = None, []
+            self._starting = None
+        self._workers = [Worker(plan, broker, stop_timeout_s=self._stop_timeout_s) for plan in plans]
+        return True
+
+    def _forget(self) -> None:
+        self._broker, self._workers = None, []
 
     @asynccontextmanager
     async def _at_work(self, workers: Sequence[Worker]) -> AsyncIterator[None]:
@@ -206,7 +231,9 @@ class App:
                 yield QueueBroker(client, clock=self._clock)
             elif scheme in {"amqp", "amqps"}:
                 yield await stack.enter_async_context(
-                    open_rabbit_broker(self.url, clock=self._clock, management=self._management, topology=file)
+                    open_rabbit_broker(
+                        self.url, clock=self._clock, management=self._management, topology=file, store=self._store
+                    )
                 )
             else:
                 yield await stack.enter_async_context(open_queue_broker(self.url, clock=self._clock))

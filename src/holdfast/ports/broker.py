@@ -65,6 +65,13 @@ class Intake(Protocol):
         """It goes back to the queue as it is, now."""
 
 
+class ConsumerIntake(Intake, Protocol):
+    """What handlers are run from."""
+
+    async def begin(self, incoming: Incoming) -> None:
+        """Its handler is about to run; where the broker does not count attempts, that is noted. Raises as settling."""
+
+
 class Broker(Protocol):
     """A place with queues."""
 
@@ -74,5 +81,5 @@ class Broker(Protocol):
     async def declare(self, subscription: Subscription) -> None:
         """Make what is missing. Nothing that is there is changed in a way that could lose a message."""
 
-    def open(self, subscription: Subscription) -> AbstractAsyncContextManager[Intake]:
+    def open(self, subscription: Subscription) -> AbstractAsyncContextManager[ConsumerIntake]:
         """Consume. Leaving gives back what is not settled, or lets it be given back."""

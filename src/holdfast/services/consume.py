@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
 from typing import Any
 
 from msgspec import Struct
 
+from holdfast.core.death import ORIGINAL_KEY
 from holdfast.core.outcome import outcome_of
 from holdfast.core.policy import Ack, Decision, Park, RetryPolicy, Run, Wait, admit, decide
 from holdfast.errors import CannotStart, HoldfastError, NotOurs
-from holdfast.ports.broker import Broker, Incoming, Intake, Layout, Subscription
+from holdfast.ports.broker import Broker, ConsumerIntake, Incoming, Layout, Subscription
 from holdfast.proof import crash_point
 from holdfast.services.consume_handler import Handler, is_async, run_async, run_in_thread
 from holdfast.telemetry.events import emit
@@ -94,7 +95,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._freed = asyncio.Event()
         self._unsettled: dict[int, str] = {}
-        self._intake: Intake | None = None
+        self._intake: ConsumerIntake | None = None
         self._state = "starting"
 
     @property
@@ -127,12 +128,12 @@ class Worker:
                 self._state = "stopped"
         emit("consumer.stopped", queue=self.plan.queue)
 
-    async def _stop_intake(self, intake: Intake) -> None:
+    async def _stop_intake(self, intake: ConsumerIntake) -> None:
         await self._stopping.wait()
         self._state = "stopping"
         await intake.stop()
 
-    async def _consume(self, intake: Intake) -> None:
+    async def _consume(self, intake: ConsumerIntake) -> None:
         while not self._stopping.is_set():
             free = self.plan.concurrency - len(self._tasks)
             if not free:
@@ -164,15 +165,15 @@ class Worker:
 
     # --- one message --------------------------------------------------------------------------------------------
 
-    async def _work(self, intake: Intake, incoming: Incoming) -> None:
+    async def _work(self, intake: ConsumerIntake, incoming: Incoming) -> None:
         admitted = admit(used=incoming.used, policy=self.plan.policy, step_aside=incoming.step_aside)
-        if isinstance(admitted, Run):
-            await self._settle(intake, incoming, await self._attempt(intake, incoming))
-        else:
+        if not isinstance(admitted, Run):
             self._emit("message.poison", incoming)
             await self._settle(intake, incoming, admitted)
+        elif await self._insist(intake, incoming, lambda: intake.begin(incoming)):
+            await self._settle(intake, incoming, await self._attempt(intake, incoming))
 
-    async def _attempt(self, intake: Intake, incoming: Incoming) -> Decision:
+    async def _attempt(self, intake: ConsumerIntake, incoming: Incoming) -> Decision:
         crash_point("consume.before_handler")
         began_s = perf_counter()
         error = await self._handle(intake, incoming)
@@ -185,7 +186,7 @@ class Worker:
             self._emit("message.failed", incoming, error=str(decision.failure))
         return decision
 
-    async def _handle(self, intake: Intake, incoming: Incoming) -> BaseException | None:
+    async def _handle(self, intake: ConsumerIntake, incoming: Incoming) -> BaseException | None:
         plan, message = self.plan, incoming.message
         if not self._is_async:
             # Cancelled, it is left unsettled: its thread still runs, and nobody else may begin before that has ended.
@@ -201,32 +202,35 @@ class Worker:
             await self._give_back(intake, incoming, "stopped before its handler had ended")
             raise
 
-    async def _settle(self, intake: Intake, incoming: Incoming, decision: Decision) -> None:
-        """Until the broker has it: a refusal is no reason to let go of a message."""
+    async def _settle(self, intake: ConsumerIntake, incoming: Incoming, decision: Decision) -> None:
+        if await self._insist(intake, incoming, lambda: self._settle_once(intake, incoming, decision)):
+            self._tell(incoming, decision)
+
+    async def _insist(self, intake: ConsumerIntake, incoming: Incoming, act: Callable[[], Awaitable[None]]) -> bool:
+        """Until it succeeds: a refusal is no reason to let go of a message. False when it is no longer ours."""
         failures = 0
         try:
             while True:
                 try:
-                    await self._settle_once(intake, incoming, decision)
-                    break
+                    await act()
+                    return True
                 except NotOurs as error:
                     self._emit("message.not_ours", incoming, error=error.message)
-                    return
+                    return False
                 except HoldfastError as error:
                     failures += 1
                     self._unsettled[id(incoming)] = error.message
                     self._emit("message.unsettled", incoming, error=error.message)
                     if await self._pause(failures):
                         await self._give_back(intake, incoming, error.message)
-                        return
+                        return False
         except asyncio.CancelledError:
             await self._give_back(intake, incoming, "stopped before it was settled")
             raise
         finally:
             self._unsettled.pop(id(incoming), None)
-        self._tell(incoming, decision)
 
-    async def _settle_once(self, intake: Intake, incoming: Incoming, decision: Decision) -> None:
+    async def _settle_once(self, intake: ConsumerIntake, incoming: Incoming, decision: Decision) -> None:
         match decision:
             case Ack():
                 crash_point("consume.before_ack")
@@ -251,7 +255,7 @@ class Worker:
             return False
         return True
 
-    async def _give_back(self, intake: Intake, incoming: Incoming, why: str) -> None:
+    async def _give_back(self, intake: ConsumerIntake, incoming: Incoming, why: str) -> None:
         try:
             async with asyncio.timeout(GIVE_BACK_TIMEOUT_S):
                 await intake.give_back(incoming)
@@ -274,7 +278,7 @@ class Worker:
             "queue": self.plan.queue,
             "messageId": message.id,
             "correlationId": message.correlation_id or message.id,
-            "routingKey": message.routing_key,
+            "routingKey": message.headers.get(ORIGINAL_KEY, message.routing_key),  # the same at every attempt
             "messageType": message.type,
             "attempt": message.attempt,
             "attempts_max": self.plan.policy.attempts,

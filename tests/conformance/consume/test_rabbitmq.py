@@ -18,7 +18,7 @@ from holdfast.proof.process import child_process
 from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.conformance.consume.killed_app import make_app
 from tests.conformance.consume.stands import QUEUE, RabbitStand, headers_of
-from tests.conformance.consume.test_kills import BODIES, ROOT, WORKING, argv, done_in
+from tests.conformance.consume.test_kills import BODIES, POINTS, ROOT, WORKING, argv, done_in
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq
@@ -226,10 +226,7 @@ async def test_a_message_that_ends_processes_is_parked_on_a_quorum_queue(rabbit:
     assert (reason, seen) == ("poison", [])
 
 
-@pytest.mark.parametrize(
-    "point",
-    ["rabbitmq.after_wait_confirm", "rabbitmq.after_park_confirm", "consume.before_wait", "consume.before_park"],
-)
+@pytest.mark.parametrize("point", ["rabbitmq.after_wait_confirm", "rabbitmq.after_park_confirm", *POINTS])
 async def test_a_kill_between_publish_and_ack_loses_nothing(rabbit: RabbitStand, point: str, tmp_path: Path) -> None:
     done = tmp_path / "done"
     app = make_app(rabbit.url, done)

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from holdfast.core.death import Change, attempts_used, is_of_cycle, parked, retried, returns
 from holdfast.core.message import Address as Destination
-from holdfast.core.message import Message
 from holdfast.core.moments import moment
 from holdfast.core.policy import Park, Wait, step_for
 from holdfast.core.topology import Version
@@ -24,14 +23,18 @@ from holdfast.core.topology_file import TopologyFile
 from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.broker_setup import Setup, Surroundings, surroundings
 from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.insist import insist
 from holdfast.engines.rabbitmq.lane import Outgoing
 from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.reading import read_message
+from holdfast.engines.rabbitmq.starts import StartBook
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.confirms import Kind, Outcome
 from holdfast.engines.rabbitmq.wire.events import Delivery
-from holdfast.errors import BrokerError, NotOurs
+from holdfast.errors import BrokerError, NotOurs, StorageFailed
 from holdfast.ports.broker import Incoming, Subscription
 from holdfast.ports.clock import Clock
+from holdfast.ports.starts import Starts
 from holdfast.proof import crash_point
 
 #: Left out when a message is too large with them: without its story it can still be kept.
@@ -45,17 +48,27 @@ class RabbitBroker:
     """`async with RabbitBroker(url, clock=clock) as broker:`; all consumers publish on one connection."""
 
     def __init__(
-        self, url: str, *, clock: Clock, management: str | None = None, topology: TopologyFile | None = None
+        self,
+        url: str,
+        *,
+        clock: Clock,
+        management: str | None = None,
+        topology: TopologyFile | None = None,
+        starts: Starts | None = None,
     ) -> None:
-        """`topology` names the wait queues and dead queues; without it the layouts do."""
+        """`topology` names the wait queues and dead queues; without it the layouts do.
+
+        `starts` keeps which messages were begun, for queues that do not count how often a message came.
+        """
         self._address = Address.parse(url)
         self._topology = topology
         self._clock = clock
+        self._starts = starts
         self._setup = Setup(self._address, management=management)
         self._publisher = Publisher(self._address)
 
     async def __aenter__(self) -> Self:
-        await self._publisher.__aenter__()
+        await insist(self._publisher.__aenter__, address=self._address, is_met=False)
         return self
 
     async def __aexit__(
@@ -76,10 +89,14 @@ class RabbitBroker:
     async def open(self, subscription: Subscription) -> AsyncIterator[RabbitIntake]:
         """Consume. At the end everything unsettled is given back."""
         await self._setup.close()  # it was for the start
-        user = self._address.login.user
-        async with Consumer(self._address, subscription.queue, prefetch=subscription.prefetch) as consumer:
+        login, around = self._address.login, self._around(subscription)
+        consuming = Consumer(self._address, subscription.queue, prefetch=subscription.prefetch, on_start="resume")
+        async with consuming as consumer:
+            starts = None
+            if self._starts is not None and around.main.type != "quorum":
+                starts = StartBook(self._starts, f"{login.vhost} {subscription.queue}", holds=consumer.holds)
             yield RabbitIntake(
-                consumer, self._publisher, self._around(subscription), subscription, user=user, clock=self._clock
+                consumer, self._publisher, around, subscription, user=login.user, clock=self._clock, starts=starts
             )
 
     def _around(self, subscription: Subscription) -> Surroundings:
@@ -98,8 +115,10 @@ class RabbitIntake:
         *,
         user: str,
         clock: Clock,
+        starts: StartBook | None = None,
     ) -> None:
         self._consumer = consumer
+        self._starts = starts
         self._publisher = publisher
         self._around = around
         self._subscription = subscription
@@ -125,20 +144,29 @@ class RabbitIntake:
         except BrokerError:
             pass  # no connection: nothing comes either
 
+    async def begin(self, incoming: Incoming) -> None:
+        delivery = self._ours(incoming)
+        if self._starts is not None:
+            self._starts.begin(delivery)
+
     async def ack(self, incoming: Incoming) -> None:
         delivery = self._ours(incoming)
         in_vain = self._consumer.counts["settled_in_vain"]
         self._consumer.ack([delivery])
         self._check(in_vain)
+        self._ended(delivery)
 
     async def wait(self, incoming: Incoming, wait: Wait) -> None:
         delivery = self._ours(incoming)
         names = self._around.wait_names
         message = incoming.message
-        if self._subscription.policy.by == "broker" and is_of_cycle(message.headers, message.queue, names):
+        # A rejection carries no count of ours: attempts that ended with their process would be forgotten by it.
+        is_told = incoming.used == attempts_used(message)
+        if self._subscription.policy.by == "broker" and is_told and is_of_cycle(message.headers, message.queue, names):
             in_vain = self._consumer.counts["settled_in_vain"]
             self._consumer.dead_letter([delivery])
             self._check(in_vain)
+            self._ended(delivery)
             return
         change = retried(incoming.message, wait.failure, user=self._user, wait_queues=names)
         place = self._around.waits[step_for(wait.delay_us, self._around.steps_us)]
@@ -173,8 +201,10 @@ class RabbitIntake:
     # Inside.
 
     def _incoming(self, delivery: Delivery) -> Incoming:
-        message = read_message(delivery, self._subscription)
+        message = read_message(delivery, self._subscription.queue, attempts_max=self._subscription.policy.attempts)
         returned = returns(message, with_rejections=self._counts_rejections)
+        if message.redelivered and returned is None:
+            returned = self._begun_before(delivery)
         used = attempts_used(message) + (returned or 0)
         return Incoming(
             message=replace(message, attempt=used + 1),
@@ -182,6 +212,17 @@ class RabbitIntake:
             step_aside=message.redelivered and returned is None,
             tag=delivery,
         )
+
+    def _begun_before(self, delivery: Delivery) -> int | None:
+        """How often it was begun and not settled, by our own books; None where there are none, or none to be read."""
+        try:
+            return None if self._starts is None else self._starts.charge(delivery)
+        except StorageFailed:
+            return None
+
+    def _ended(self, delivery: Delivery) -> None:
+        if self._starts is not None:
+            self._starts.end(delivery)
 
     def _ours(self, incoming: Incoming) -> Delivery:
         """The delivery, while it can be settled. After that it is delivered again, and a copy would be one more."""
@@ -213,31 +254,3 @@ class RabbitIntake:
         return await self._publisher.publish(
             Outgoing(destination.exchange, destination.routing_key, raw, delivery.body)
         )
-
-
-def read_message(delivery: Delivery, subscription: Subscription) -> Message:
-    """A delivery for handlers and policies. What cannot be decoded is left out here, and travels on as it came."""
-    decoded = delivery.decoded()
-    headers = decoded.get("headers")
-    identity = _text(decoded.get("message_id"))
-    return Message(
-        body=delivery.body,
-        id=identity,
-        has_lasting_id=bool(identity),
-        queue=subscription.queue,
-        exchange=delivery.exchange,
-        routing_key=delivery.routing_key,
-        type=_text(decoded.get("type")),
-        correlation_id=_text(decoded.get("correlation_id")),
-        content_type=_text(decoded.get("content_type")),
-        content_encoding=_text(decoded.get("content_encoding")),
-        expiration=_text(decoded.get("expiration")),
-        user_id=_text(decoded.get("user_id")),
-        headers=headers if isinstance(headers, dict) else {},
-        redelivered=delivery.redelivered,
-        attempts_max=subscription.policy.attempts,
-    )
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""

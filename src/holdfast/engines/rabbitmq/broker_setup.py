@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 from msgspec import Struct
 from pamqp import base
 
@@ -12,6 +14,7 @@ from holdfast.core.topology_layouts import design
 from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.channel import Channel, Close
 from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.insist import insist
 from holdfast.engines.rabbitmq.management import Management
 from holdfast.engines.rabbitmq.newborn import Newborn
 from holdfast.engines.rabbitmq.topology_probe import Prober
@@ -173,7 +176,7 @@ class Setup:
         if not dead.exchange:
             return []
         if self._management is None:
-            why = await self._unproved(dead)
+            why = await insist(lambda: self._unproved(dead), address=self._address, is_met=True)
         else:
             async with Management(self._management) as management:
                 bindings = await management.bindings(self._address.login.vhost)
@@ -188,7 +191,10 @@ class Setup:
         return [f"{text} ({why})"]
 
     async def _unproved(self, dead: Place) -> str:
-        """Why a marked message that was sent to an empty dead queue did not arrive; letters are left alone."""
+        """Why a marked message that was sent to an empty dead queue did not arrive; letters are left alone.
+
+        Raises BrokerError when the connection was lost meanwhile.
+        """
         way = f"{UNCHECKED} exchange '{dead.exchange}' leads to '{dead.queue}'"
         answer = await self._call(methods.QueueDeclare(queue=dead.queue, passive=True))
         if getattr(answer, "message_count", 1) or getattr(answer, "consumer_count", 1):
@@ -196,12 +202,17 @@ class Setup:
         prober = Prober(self._address)
         try:
             probe = Probe(name="dead letters", exchange=dead.exchange, key=dead.key, arrives_in=dead.queue)
-            result = await prober.send(probe, {dead.queue: 0})
+            return await prober.carry(probe, uuid4().hex, {dead.queue: 0})
+        except BrokerRefused as error:
+            return error.message
         finally:
             await prober.close()
-        return {"arrived": "", "lost": result.reason}.get(result.outcome, f"{way}: {result.reason}")
 
     async def _call(self, method: base.Frame) -> base.Frame:
+        """What is asked here may be asked twice. The publisher has met the broker before."""
+        return await insist(lambda: self._ask(method), address=self._address, is_met=True)
+
+    async def _ask(self, method: base.Frame) -> base.Frame:
         if self._connection is None or not self._connection.is_open:
             self._connection = await Connection.open(self._address)
         if self._channel is None or not self._channel.is_open:

@@ -19,6 +19,7 @@ from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.backoff import Backoff, Patience
 from holdfast.engines.rabbitmq.channel import Channel, Close
 from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.insist import passes
 from holdfast.engines.rabbitmq.unsettled import Unsettled
 from holdfast.engines.rabbitmq.wire import methods
 from holdfast.engines.rabbitmq.wire.events import Cancelled, Delivery, Event
@@ -60,7 +61,8 @@ class _Intake:
 class Consumer:
     """`async with Consumer(address, "q") as consumer:`, then `batch()` and `ack()`.
 
-    Opening it raises BrokerError: at the start nothing is retried, so that a wrong name is seen at once.
+    Opening it raises BrokerError: at the start nothing is retried, so that a wrong name is seen at once. With
+    `on_start="resume"`, for a broker that has answered before, only what it refuses is raised.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Consumer:
         *,
         prefetch: int = PREFETCH,
         on_loss: Literal["resume", "raise"] = "resume",
+        on_start: Literal["resume", "raise"] = "raise",
         down_timeout_s: float = DOWN_TIMEOUT_S,
         backoff: Backoff | None = None,
     ) -> None:
@@ -81,6 +84,7 @@ class Consumer:
         self._address = address.named(f"holdfast consumer of {queue}")
         self._prefetch = prefetch
         self._resumes = on_loss == "resume"
+        self._starts_later = on_start == "resume"
         self._down_timeout_s = down_timeout_s
         self._patience = Patience(backoff or Backoff())
         self._ready: deque[Delivery] = deque()
@@ -185,9 +189,12 @@ class Consumer:
     async def __aenter__(self) -> Self:
         try:
             await self._consume()
-        except BaseException:
-            await self.close()
-            raise
+        except BaseException as error:
+            if not (self._starts_later and isinstance(error, BrokerError) and passes(error)):
+                await self.close()
+                raise
+            self._trouble = error
+            self._broken.set()
         self._keeper = asyncio.create_task(self._keep(), name=f"consumer of {self.queue}")
         self._keeper.add_done_callback(self._keeper_ended)
         return self

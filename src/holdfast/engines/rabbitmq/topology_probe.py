@@ -53,15 +53,15 @@ class Prober:
             return ProbeResult(name=probe.name, outcome="skipped", reason=reason)
         mark = uuid4().hex
         try:
-            reason = await self._carried(probe, mark, depths)
+            reason = await self.carry(probe, mark, depths)
         except BrokerError as error:
             reason = str(error)
         if not reason:
             return ProbeResult(name=probe.name, outcome="arrived")
         return ProbeResult(name=probe.name, outcome="lost", reason=f"{reason} (message id {_message_id(mark)})")
 
-    async def _carried(self, probe: Probe, mark: str, depths: Mapping[str, int]) -> str:
-        """Why it did not arrive; empty when it did."""
+    async def carry(self, probe: Probe, mark: str, depths: Mapping[str, int]) -> str:
+        """Why it did not arrive; empty when it did. Raises BrokerError: then nobody knows."""
         async with AsyncExitStack() as stack:
             consumers = {
                 name: await stack.enter_async_context(

@@ -172,6 +172,9 @@ class QueueIntake:
     async def stop(self) -> None:
         self._stopped.set()
 
+    async def begin(self, incoming: Incoming) -> None:
+        """The lease has counted it."""
+
     async def ack(self, incoming: Incoming) -> None:
         item_id, partition = self._place(incoming)
         try:

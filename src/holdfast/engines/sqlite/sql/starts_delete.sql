@@ -1,0 +1,1 @@
+DELETE FROM starts WHERE number IN (SELECT value FROM json_each(?))

@@ -1,0 +1,1 @@
+SELECT number FROM starts WHERE queue = ? AND key = ? ORDER BY number

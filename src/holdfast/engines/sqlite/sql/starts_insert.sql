@@ -1,0 +1,1 @@
+INSERT INTO starts (queue, key, begun_at) VALUES (?, ?, ?) RETURNING number

@@ -1,0 +1,122 @@
+"""Consumers of RabbitMQ whose connection is lost while they start: they try again, unless the broker says no."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+
+import holdfast
+from holdfast import Message
+from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.errors import BrokerRefused, BrokerUnreachable, CannotStart
+from holdfast.proof.proxy import Proxy
+from holdfast.wiring import SystemClock, open_rabbit_broker
+from tests.conformance.consume.stands import QUEUE, RabbitStand
+from tests.support.eventually import eventually
+
+pytestmark = pytest.mark.rabbitmq
+
+#: Class and method of what passes while a consumer starts.
+OPEN_CHANNEL, SELECT, DECLARE, QOS, CONSUME, CONSUME_OK = (20, 10), (85, 10), (50, 10), (60, 10), (60, 20), (60, 21)
+
+
+def passing(method: tuple[int, int]) -> Callable[[bytes], bool]:
+    pattern = re.compile(rb"\x01..\0\0.." + re.escape(bytes((0, method[0], 0, method[1]))), re.DOTALL)
+    return lambda data: pattern.search(data) is not None
+
+
+def make_app(stand: RabbitStand, proxy: Proxy, *, probed: bool = False) -> tuple[holdfast.App, list[bytes]]:
+    """Where the management API can be asked, no probe is sent: then the first to consume is the consumer itself."""
+    management = None if probed else stand.admin.node.management_url
+    app = holdfast.App(stand.admin.node.url(stand.admin.vhost, port=proxy.port), management=management)
+    seen = list[bytes]()
+
+    @app.consumer(QUEUE)
+    async def handle(message: Message) -> None:
+        seen.append(message.body)
+
+    stand._app = app
+    return app, seen
+
+
+async def declare(stand: RabbitStand, app: holdfast.App) -> None:
+    async with open_rabbit_broker(stand.url, clock=SystemClock(), management=None) as broker:
+        await broker.declare(app.consumers[0].subscription)
+
+
+@pytest.mark.parametrize("probed", [False, True], ids=["asked", "probed"])
+@pytest.mark.parametrize(
+    ("way", "method"),
+    [
+        ("up", OPEN_CHANNEL),
+        ("up", SELECT),
+        ("up", DECLARE),
+        ("up", QOS),
+        ("up", CONSUME),
+        ("down", CONSUME_OK),
+    ],
+)
+async def test_a_connection_that_is_lost_at_the_start_is_made_again(
+    rabbit: RabbitStand, way: Literal["up", "down"], method: tuple[int, int], probed: bool
+) -> None:
+    async with Proxy("127.0.0.1", rabbit.admin.node.port) as proxy:
+        app, seen = make_app(rabbit, proxy, probed=probed)
+        await declare(rabbit, app)
+        await rabbit.send(b"x")
+        trip = proxy.cut_when(way, passing(method))
+        async with app.running():
+            await eventually(lambda: seen == [b"x"], timeout_s=20)
+            assert trip.fired.is_set()
+            await eventually(lambda: app.health[0].is_well)
+
+
+async def test_a_broker_that_goes_away_during_the_start_is_waited_for(rabbit: RabbitStand) -> None:
+    async with Proxy("127.0.0.1", rabbit.admin.node.port) as proxy:
+        app, seen = make_app(rabbit, proxy)
+        await declare(rabbit, app)
+        await rabbit.send(b"x")
+        trip = proxy.cut_when("up", passing(CONSUME))
+        running = asyncio.create_task(app.run())
+        await trip.fired.wait()
+        await proxy.refuse()
+        await proxy.cut()
+        await eventually(lambda: bool(app.health) and "no connection" in app.health[0].trouble)
+        assert not running.done()
+        proxy.accept()
+        await eventually(lambda: seen == [b"x"], timeout_s=20)
+        app.stop()
+        await running
+
+
+async def test_a_start_that_waits_for_a_broker_can_be_stopped(rabbit: RabbitStand) -> None:
+    async with Proxy("127.0.0.1", rabbit.admin.node.port) as proxy:
+        app, _ = make_app(rabbit, proxy)
+        await declare(rabbit, app)
+        trip = proxy.cut_when("up", passing(DECLARE))
+        running = asyncio.create_task(app.run())
+        await trip.fired.wait()
+        await proxy.refuse()
+        await proxy.cut()
+        assert not running.done()
+        app.stop()
+        app.stop()
+        async with asyncio.timeout(10):
+            await running
+
+
+async def test_what_the_broker_refuses_is_not_asked_again(rabbit: RabbitStand) -> None:
+    async with Proxy("127.0.0.1", rabbit.admin.node.port) as proxy:
+        app, _ = make_app(rabbit, proxy)
+        async with asyncio.timeout(10):
+            with pytest.raises(CannotStart, match="queue 'work' does not exist"):
+                await app.run()
+            with pytest.raises(BrokerRefused, match="404"):
+                await Consumer(rabbit.admin.address(), "nowhere", on_start="resume").__aenter__()
+        await proxy.refuse()
+        async with asyncio.timeout(10):
+            with pytest.raises(BrokerUnreachable, match="cannot be reached"):
+                await app.run()
