@@ -59,18 +59,23 @@ def noting_uploads(folder: Path) -> Iterator[None]:
     from holdfast.engines.folder.blobs import FolderBlobs
     from holdfast.engines.objects.blobs import ObjectBlobs
 
-    def noting(kind: Any) -> Any:
-        real = kind.put
+    def note(path: str) -> None:
+        file = os.open(folder / "uploads", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(file, path.encode() + b"\n")
+        os.close(file)
 
-        async def put(self: Any, path: str, content: Any, **more: Any) -> object:
-            file = os.open(folder / "uploads", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            os.write(file, path.encode() + b"\n")
-            os.close(file)
-            return await real(self, path, content, **more)
+    real_folder, real_objects = FolderBlobs.put_all, ObjectBlobs.put
 
-        return patch.object(kind, "put", put)
+    async def put_all(self: Any, blobs: Any) -> Any:
+        for blob in blobs:
+            note(blob.path)
+        return await real_folder(self, blobs)
 
-    with noting(FolderBlobs), noting(ObjectBlobs):
+    async def put(self: Any, path: str, content: Any, **more: Any) -> Any:
+        note(path)
+        return await real_objects(self, path, content, **more)
+
+    with patch.object(FolderBlobs, "put_all", put_all), patch.object(ObjectBlobs, "put", put):
         yield
 
 

@@ -6,11 +6,11 @@ durable when the call returns; before that, no reader sees any of it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from holdfast.errors import Invalid
+from holdfast.errors import HoldfastError, Invalid
 
 PATH_BYTES_MAX: Final = 1024
 SEGMENT_BYTES_MAX: Final = 200
@@ -42,6 +42,15 @@ class BlobStat:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """A blob that is there as a whole, with its digest: what `put_all` takes."""
+
+    path: str
+    content: bytes
+    sha256: str
+
+
 class Blobs(Protocol):
     """A store of blobs. Every method raises Invalid for a path that `check_path` refuses; nothing changed."""
 
@@ -52,6 +61,13 @@ class Blobs(Protocol):
         exactly one creates. Raises BlobExists when something else is there. Raises StorageFailed when the store
         refused: then the blob is whole or not there at all, and the same put may be repeated. An error out of
         `content`, or a cancellation, leaves it just so.
+        """
+        ...
+
+    async def put_all(self, blobs: Sequence[Whole]) -> Sequence[Blob | HoldfastError]:
+        """Store several, each as `put` does and sharing what they can; for each, in order, what became of it.
+
+        One that fails takes no other along. Nothing is raised but a cancellation.
         """
         ...
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from holdfast.core.collect import Header, Part, Range, SeriesStand, Transaction
 from holdfast.core.states import TransactionState
 from holdfast.errors import HoldfastError
-from holdfast.ports.broker import Intake
+from holdfast.ports.broker import Incoming, Intake
 
 
 class LeaseLost(HoldfastError):
@@ -144,6 +144,13 @@ class CollectStore(Transactions, Index, Protocol):
         """Let go of it."""
 
 
+class GroupIntake(Intake, Protocol):
+    """An intake that settles several at a time."""
+
+    async def ack_all(self, incoming: Sequence[Incoming]) -> Sequence[Incoming]:
+        """They are done. Returns those for which that did not work together: acked one by one, each says why."""
+
+
 class Transport(Protocol):
     """Layer two: durable queues that are acked only after the work, and confirmed publishes."""
 
@@ -153,8 +160,12 @@ class Transport(Protocol):
     async def declare(self, queues: Sequence[str]) -> None:
         """Make the queues durable, and the dead queue; what is there stays as it is."""
 
-    def open(self, queue: str, *, count_max: int) -> AbstractAsyncContextManager[Intake]:
-        """Consume from a queue; `count_max` is how many messages may be ours at a time."""
+    def open(self, queue: str, *, count_max: int, bytes_max: int) -> AbstractAsyncContextManager[GroupIntake]:
+        """Consume from a queue; `count_max` is how many messages may be ours at a time.
+
+        Where messages are pushed, there are so few of them that they weigh at most `bytes_max`, or one at a time; as
+        far as the largest one so far can tell.
+        """
 
     async def send(self, address: str, body: bytes, *, message_id: str, attributes: Mapping[str, object]) -> None:
         """Returns when it is stored there. Raises Refused for good, any other HoldfastError for now."""

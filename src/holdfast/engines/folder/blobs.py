@@ -5,17 +5,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
-from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from holdfast.engines.folder.partial import Partial, remove_leftovers
 from holdfast.engines.folder.reader import Reader
 from holdfast.engines.folder.threads import in_thread
+from holdfast.engines.folder.together import Entry, put_together
 from holdfast.engines.folder.tree import Tree, is_file
-from holdfast.engines.folder.unnamed import Unnamed
-from holdfast.errors import CannotStart, Invalid, StorageFailed
-from holdfast.ports.blobs import Blob, BlobExists, BlobMissing, BlobStat, check_path
+from holdfast.errors import CannotStart, HoldfastError, Invalid, StorageFailed
+from holdfast.ports.blobs import Blob, BlobExists, BlobMissing, BlobStat, Whole, check_path
 
 CHUNK_BYTES = 1 << 18
 
@@ -48,8 +48,10 @@ class FolderBlobs:
         segments = check_path(path)
         if isinstance(content, bytes):
             digest = sha256 or hashlib.sha256(content).hexdigest()
-            with _translated("putting", path):
-                return await in_thread(self._put_whole, path, segments, content, digest)
+            (done,) = await self.put_all([Whole(path=path, content=content, sha256=digest)])
+            if isinstance(done, HoldfastError):
+                raise done
+            return done
         partial = Partial(self._tree)
         try:
             with _translated("putting", path):
@@ -64,6 +66,17 @@ class FolderBlobs:
             with _translated("putting", path):
                 await in_thread(partial.close)
         return Blob(path=path, size_bytes=partial.size_bytes, sha256=partial.sha256, created=created)
+
+    async def put_all(self, blobs: Sequence[Whole]) -> Sequence[Blob | HoldfastError]:
+        checked: list[tuple[Whole, tuple[str, ...]]] = []
+        refused: dict[int, HoldfastError] = {}
+        for place, blob in enumerate(blobs):
+            try:
+                checked.append((blob, check_path(blob.path)))
+            except Invalid as error:
+                refused[place] = error
+        done = iter(await in_thread(self._put_all, checked))
+        return [refused[place] if place in refused else next(done) for place in range(len(blobs))]
 
     async def get(self, path: str) -> AsyncGenerator[bytes, None]:
         reader = Reader(self._tree, check_path(path))
@@ -107,35 +120,34 @@ class FolderBlobs:
 
     # What follows blocks, and runs in a thread.
 
-    def _put_whole(self, path: str, segments: tuple[str, ...], content: bytes, sha256: str) -> Blob:
-        """All of it in one go: each change of threads costs as much as a small write."""
-        created = self._put_unnamed(segments, content, sha256)
-        if created is None:
-            partial = Partial(self._tree)
-            try:
-                partial.open()
-                partial.write(content)
-                created = self._publish(partial, segments)
-            finally:
-                partial.close()
-        return Blob(path=path, size_bytes=len(content), sha256=sha256, created=created)
+    def _put_all(self, blobs: Sequence[tuple[Whole, tuple[str, ...]]]) -> list[Blob | HoldfastError]:
+        """All of them in one go: each change of threads costs as much as a small write."""
+        entries = put_together(self._tree, [(segments, blob.content) for blob, segments in blobs])
+        return [self._outcome(blob, entry) for (blob, _), entry in zip(blobs, entries, strict=True)]
 
-    def _put_unnamed(self, segments: tuple[str, ...], content: bytes, sha256: str) -> bool | None:
-        """Without a temporary name; None where the system cannot do that."""
-        blob = Unnamed(self._tree)
+    def _outcome(self, blob: Whole, entry: Entry) -> Blob | HoldfastError:
         try:
-            with ExitStack() as stack:
-                folder = self._tree.held(segments[:-1])
-                if folder is None:
-                    folder = stack.enter_context(self._tree.directory(segments[:-1], create=True))
-                if not blob.open(folder):
-                    return None
-                blob.write(content)
-                return True if blob.publish(segments, folder) else None
-        except (FileExistsError, NotADirectoryError) as error:
-            return self._taken(error, segments, sha256)
+            with _translated("putting", blob.path):
+                created = self._ended(blob, entry)
+        except HoldfastError as error:
+            return error
+        return Blob(path=blob.path, size_bytes=len(blob.content), sha256=blob.sha256, created=created)
+
+    def _ended(self, blob: Whole, entry: Entry) -> bool:
+        """Whether this put created the blob. Raises OSError, Invalid, BlobExists."""
+        if entry.is_done:
+            return True
+        if isinstance(entry.error, (FileExistsError, NotADirectoryError)):
+            return self._taken(entry.error, entry.segments, blob.sha256)
+        if entry.error is not None:
+            raise entry.error
+        partial = Partial(self._tree)  # the system has no files without a name
+        try:
+            partial.open()
+            partial.write(blob.content)
+            return self._publish(partial, entry.segments)
         finally:
-            blob.close()
+            partial.close()
 
     def _publish(self, partial: Partial, segments: tuple[str, ...]) -> bool:
         try:

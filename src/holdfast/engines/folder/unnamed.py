@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 
-from holdfast.engines.folder.tree import Tree
 from holdfast.proof import crash_point
 
 #: What a system says that has no files without a name, or no way to give them one.
@@ -16,10 +15,9 @@ CANNOT = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, 
 
 
 class Unnamed:
-    """Like `Partial`: open, write, `publish` or not, and `close` in any case."""
+    """Open, write, sync, link or not, and `close` in any case. The name is durable when its directory is synced."""
 
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
+    def __init__(self) -> None:
         self._file = -1
 
     def open(self, folder: int) -> bool:
@@ -38,19 +36,25 @@ class Unnamed:
         while rest:
             rest = rest[os.write(self._file, rest) :]
 
-    def publish(self, segments: tuple[str, ...], folder: int) -> bool:
-        """Give it its name, durably; false where that cannot be done. Raises FileExistsError when the name is taken."""
+    def hurry(self) -> None:
+        """Let the system begin to write it out, so that the fsyncs of several files find most of their work done."""
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def sync(self) -> None:
+        """Put the bytes on the disk. Raises OSError."""
         crash_point("blobs.after_write")
         os.fsync(self._file)
         crash_point("blobs.after_fsync")
+
+    def link(self, name: str, folder: int) -> bool:
+        """Give it its name; false where that cannot be done. Raises FileExistsError when the name is taken."""
         try:
-            os.link(f"/proc/self/fd/{self._file}", segments[-1], dst_dir_fd=folder, follow_symlinks=True)
+            os.link(f"/proc/self/fd/{self._file}", name, dst_dir_fd=folder, follow_symlinks=True)
         except OSError as error:
             if error.errno in CANNOT:
                 return False
             raise
         crash_point("blobs.after_rename")
-        self._tree.sync(segments[:-1], folder)
         return True
 
     def close(self) -> None:

@@ -6,16 +6,17 @@ so on. A put whose answer was lost is found there by the next one, and compared.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from holdfast.errors import CannotStart, Invalid, StorageFailed
-from holdfast.ports.blobs import Blob, BlobExists, BlobMissing, BlobStat, check_path
+from holdfast.errors import CannotStart, HoldfastError, Invalid, StorageFailed
+from holdfast.ports.blobs import Blob, BlobExists, BlobMissing, BlobStat, Whole, check_path
 
 #: A stream is gathered before it is put: one PUT either creates the blob or does not, a multipart upload overwrites.
 STREAM_BYTES_MAX = 512 * 2**20
@@ -72,6 +73,15 @@ class ObjectBlobs:
         if not created and await self._sha256(path) != sha256:
             raise BlobExists(f"blob path is taken; {path!r} holds something else")
         return Blob(path=path, size_bytes=len(body), sha256=sha256, created=created)
+
+    async def put_all(self, blobs: Sequence[Whole]) -> Sequence[Blob | HoldfastError]:
+        async def one(blob: Whole) -> Blob | HoldfastError:
+            try:
+                return await self.put(blob.path, blob.content, sha256=blob.sha256)
+            except HoldfastError as error:
+                return error
+
+        return await asyncio.gather(*map(one, blobs))
 
     async def get(self, path: str) -> AsyncGenerator[bytes, None]:
         import obstore

@@ -19,20 +19,19 @@ from holdfast.core.moments import moment
 from holdfast.core.policy import RetryPolicy
 from holdfast.core.topology import Place, Queue
 from holdfast.engines.rabbitmq.address import Address
-from holdfast.engines.rabbitmq.broker import RabbitIntake
 from holdfast.engines.rabbitmq.broker_setup import Surroundings
 from holdfast.engines.rabbitmq.channel import Channel, Close
+from holdfast.engines.rabbitmq.collect_intake import FittedIntake, fitted
 from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.consumer import Consumer
 from holdfast.engines.rabbitmq.lane import Outgoing
 from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.wire import methods, properties
 from holdfast.engines.rabbitmq.wire.confirms import Kind
 from holdfast.engines.rabbitmq.wire.events import Event
 from holdfast.errors import BrokerError, BrokerRefused, Invalid, QueueMissing
-from holdfast.ports.broker import Intake, Subscription
+from holdfast.ports.broker import Subscription
 from holdfast.ports.clock import Clock
-from holdfast.ports.collect import Refused
+from holdfast.ports.collect import GroupIntake, Refused
 
 NOT_FOUND = 404
 PRECONDITION_FAILED = 406
@@ -90,7 +89,7 @@ class RabbitTransport:
         return True
 
     @asynccontextmanager
-    async def open(self, queue: str, *, count_max: int) -> AsyncIterator[Intake]:
+    async def open(self, queue: str, *, count_max: int, bytes_max: int) -> AsyncIterator[GroupIntake]:
         subscription = Subscription(queue=queue, policy=RetryPolicy(), prefetch=count_max, consumer="collector")
         around = Surroundings(
             main=Queue(name=queue),
@@ -100,7 +99,7 @@ class RabbitTransport:
             queues=(),
             bindings=(),
         )
-        consumer = Consumer(self._address, queue, prefetch=count_max)
+        consumer = fitted(self._address, queue)
         try:
             await consumer.__aenter__()
         except BrokerRefused as error:
@@ -109,7 +108,15 @@ class RabbitTransport:
             raise
         try:
             user = self._address.login.user
-            yield RabbitIntake(consumer, self._publisher, around, subscription, user=user, clock=self._clock)
+            yield FittedIntake(
+                consumer,
+                self._publisher,
+                around,
+                subscription,
+                user=user,
+                clock=self._clock,
+                bytes_max=bytes_max,
+            )
         finally:
             await consumer.close()
 

@@ -24,6 +24,9 @@ from holdfast.ports.collect import LeaseLost, LedgerLine, Put
 
 T = TypeVar("T")
 
+#: Ordinals come nearly in order and are written once: more would only grow with the result.
+CACHE_KIB = 1_024
+
 
 class SqliteCollectStore:
     """See `holdfast.ports.collect`. One thread writes; a batch is one commit."""
@@ -42,6 +45,7 @@ class SqliteCollectStore:
         self._folder.take()
         try:
             self._db = open_writer(self._path, kind="collect", create=not self._path.exists())
+            self._db.execute(f"PRAGMA cache_size = -{CACHE_KIB}").fetchall()
         except HoldfastError as error:
             self._folder.let_go()
             raise CannotStart(f"collector cannot be opened; '{self._path}': {error.message}") from error

@@ -147,10 +147,16 @@ async def list_results(
 
 
 @command(app, "show", example="holdfast results show t-1")
-async def show(session: Session, transaction: Id, blobs: Blobs = None, broker: Broker = None) -> None:
+async def show(
+    session: Session,
+    transaction: Id,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end, with a bar for each series.")] = False,
+    blobs: Blobs = None,
+    broker: Broker = None,
+) -> None:
     """Show where a transaction stands, series by series."""
     async with opened(session, blobs, broker) as results:
-        view = await results.show(transaction)
+        view = await (watched(session, results, transaction) if wait else results.show(transaction))
     session.out.document(view)
     session.out.say(f"{view.id} is {view.state}" + (f"; {view.reason}" if view.reason else ""))
     made = table("series", "#stored", "#count", "#bytes")

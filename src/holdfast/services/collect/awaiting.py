@@ -16,6 +16,7 @@ from holdfast.services.collect.work import Work
 from holdfast.telemetry.events import emit
 
 GAP_LOOK_S_MAX = 5.0
+HEADERS_COUNT_MAX = 16
 LOOK_S = 1.0
 
 
@@ -27,9 +28,12 @@ async def await_results(work: Work) -> None:
     if may_be_complete(work) and await judge(work):
         return
     async with AsyncExitStack() as stack:
-        headers_in = await stack.enter_async_context(tools.transport.open(work.header_queue, count_max=16))
+        bytes_max = tools.limits.uploads_bytes_max
+        headers_in = await stack.enter_async_context(
+            tools.transport.open(work.header_queue, count_max=HEADERS_COUNT_MAX, bytes_max=bytes_max)
+        )
         payloads_in = await stack.enter_async_context(
-            tools.transport.open(work.payload_queue, count_max=held_max(work))
+            tools.transport.open(work.payload_queue, count_max=held_max(work), bytes_max=bytes_max)
         )
         headers = Headers(work, headers_in, on_change=changed.set)
         payloads = Payloads(work, payloads_in, on_change=changed.set)

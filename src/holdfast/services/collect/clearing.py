@@ -57,11 +57,13 @@ async def delete_queue(work: Work, queue: str) -> None:
 
 async def drain(work: Work, queue: str) -> None:
     """Settle what is in the queue now."""
-    async with work.tools.transport.open(queue, count_max=work.tools.limits.uploads_max) as intake:
+    limits = work.tools.limits
+    opening = work.tools.transport.open(queue, count_max=limits.uploads_max, bytes_max=limits.uploads_bytes_max)
+    async with opening as intake:
         while True:
             try:
                 async with asyncio.timeout(DRAIN_IDLE_S):
-                    batch: Sequence[Incoming] = await intake.take(work.tools.limits.uploads_max)
+                    batch: Sequence[Incoming] = await intake.take(limits.uploads_max)
             except TimeoutError:
                 return
             for incoming in batch:

@@ -15,9 +15,9 @@ from holdfast.core.item import NewItem
 from holdfast.core.policy import RetryPolicy
 from holdfast.core.verbs import ImportedItem
 from holdfast.errors import HoldfastError, Invalid, QueueMissing, TryAgain
-from holdfast.ports.broker import Incoming, Intake, Subscription
+from holdfast.ports.broker import Incoming, Subscription
 from holdfast.ports.clock import Clock
-from holdfast.ports.collect import Refused
+from holdfast.ports.collect import GroupIntake, Refused
 from holdfast.services.queue.broker import QueueBroker, QueueIntake
 from holdfast.services.queue.methods import Queues
 
@@ -34,26 +34,26 @@ class GroupedIntake:
         self._queues = queues
         self._queue = queue
         self._waiting: list[Incoming] = []
+        self._round = 0
         self._busy = asyncio.Lock()
-        self.take, self.stop = intake.take, intake.stop
+        self.take, self.stop, self.ack = intake.take, intake.stop, intake.ack
         self.wait, self.park, self.give_back = intake.wait, intake.park, intake.give_back
 
     @property
     def trouble(self) -> str:
         return self._intake.trouble
 
-    async def ack(self, incoming: Incoming) -> None:
-        """It is done. Raises NotOurs, and whatever the queue says for now."""
-        self._waiting.append(incoming)
+    async def ack_all(self, incoming: Sequence[Incoming]) -> Sequence[Incoming]:
+        self._waiting.extend(incoming)
+        ours = self._round
         async with self._busy:
-            if any(each is incoming for each in self._waiting):
+            if ours == self._round:  # nobody has begun with ours yet
+                self._round += 1
                 batch, self._waiting = self._waiting, []
-                await self._ack_all(batch)
-        if self._intake.holds(incoming):
-            # Those who acked for us did not succeed; by itself it says why.
-            await self._intake.ack(incoming)
+                await self._ack_together(batch)
+        return [each for each in incoming if self._intake.holds(each)]
 
-    async def _ack_all(self, batch: Sequence[Incoming]) -> None:
+    async def _ack_together(self, batch: Sequence[Incoming]) -> None:
         by_partition: dict[int, list[str]] = {}
         for incoming in batch:
             if (partition := self._intake.partition_of(incoming)) is not None:
@@ -98,7 +98,8 @@ class QueueTransport:
                 raise
 
     @asynccontextmanager
-    async def open(self, queue: str, *, count_max: int) -> AsyncIterator[Intake]:
+    async def open(self, queue: str, *, count_max: int, bytes_max: int) -> AsyncIterator[GroupIntake]:
+        # What is leased is what `take` asks for: nothing is pushed, so `bytes_max` is the caller's own.
         subscription = Subscription(queue=queue, policy=RetryPolicy(), prefetch=count_max, consumer="collector")
         async with self._broker.open(subscription) as intake:
             yield GroupedIntake(intake, self._queues, queue)

@@ -1,7 +1,8 @@
 """Payload messages: each is stored as a blob, written to the index, and acked, in this order.
 
-Memory is bounded by what is taken: at most twice `uploads_max` messages of a transaction are here at a time, and fewer
-when they are large. Whatever fails for now is tried again with the message still held.
+They go in small groups, several at a time: a group shares its fsyncs, its commit and its ack, and what fails of it goes
+on alone. Memory is bounded by what is taken: at most twice `uploads_max` messages of a transaction are here at a time,
+and fewer when they are large. Whatever fails for now is tried again with the message still held.
 """
 
 from __future__ import annotations
@@ -9,11 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec import Struct
+
 from holdfast.core.collect import Part, Payload, blob_path, digest, read_payload
 from holdfast.core.outcome import Failure
 from holdfast.core.policy import Park
+from holdfast.errors import HoldfastError
+from holdfast.ports.blobs import Whole
 from holdfast.ports.broker import Incoming, Intake
+from holdfast.ports.collect import GroupIntake
 from holdfast.proof import crash_point
+from holdfast.services.collect.patience import FOR_NOW
 from holdfast.services.collect.work import Work
 from holdfast.services.collect.writer import IndexWriter
 from holdfast.telemetry.events import emit
@@ -23,6 +30,16 @@ REASON = "contradiction"
 THREAD_BYTES_MIN = 64 * 1024
 #: How many are taken before it is known how large they are.
 FIRST_COUNT_MAX = 4
+#: How many groups are on their way when there is enough to do.
+GROUPS_COUNT = 2
+
+
+class Fresh(Struct, frozen=True):
+    """A payload that is not in the index yet."""
+
+    incoming: Incoming
+    payload: Payload
+    part: Part
 
 
 def held_max(work: Work) -> int:
@@ -54,20 +71,22 @@ async def ack(work: Work, intake: Intake, incoming: Incoming) -> None:
 class Payloads:
     """Takes the payload messages of a transaction until it is stopped."""
 
-    def __init__(self, work: Work, intake: Intake, *, on_change: Callable[[], None]) -> None:
+    def __init__(self, work: Work, intake: GroupIntake, *, on_change: Callable[[], None]) -> None:
         self._work = work
         self._intake = intake
         self._on_change = on_change
         self._writer = IndexWriter(work.tools.store, work.id, fence=work.fence)
-        self._running: set[asyncio.Task[None]] = set()
-        self._running_bytes = 0
+        self._held_count = 0
+        self._held_bytes = 0
         self._largest_bytes = 0  # nobody has seen one yet
         self._freed = asyncio.Event()
         self._held_max = held_max(work)
+        self._group_max = max(1, work.tools.limits.uploads_max // GROUPS_COUNT)
+        self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> None:
         """Work until the intake is stopped and everything taken is settled. Raises what ended it."""
-        async with asyncio.TaskGroup() as tasks:
+        async with self._tasks:
             while True:
                 while (room := self._room()) < self._worth:
                     self._freed.clear()
@@ -75,85 +94,129 @@ class Payloads:
                 batch = await self._intake.take(room)
                 if not batch:
                     return
-                await self._begin(batch, tasks)
+                for incoming in batch:
+                    size = len(incoming.message.body)
+                    self._largest_bytes = max(self._largest_bytes, size, 1)
+                    self._held_bytes += size
+                self._held_count += len(batch)
+                self._tasks.create_task(self._sort(batch))
 
     @property
     def _worth(self) -> int:
         """How many messages are worth a round trip: half of what may be here, or whatever fits when it is idle."""
-        return 1 if len(self._running) < self._work.tools.limits.uploads_max // 2 else self._held_max // 2
+        return 1 if self._held_count < self._work.tools.limits.uploads_max // 2 else self._held_max // 2
 
     def _room(self) -> int:
         limits = self._work.tools.limits
         if not self._largest_bytes:
-            return min(FIRST_COUNT_MAX, self._held_max) - len(self._running)
-        if not self._running:
+            return min(FIRST_COUNT_MAX, self._held_max) - self._held_count
+        if not self._held_count:
             room_bytes = limits.uploads_bytes_max
         else:
-            room_bytes = limits.uploads_bytes_max - self._running_bytes
+            room_bytes = limits.uploads_bytes_max - self._held_bytes
             if room_bytes < self._largest_bytes:
                 return 0
         by_size = max(1, room_bytes // self._largest_bytes)
-        return min(self._held_max - len(self._running), by_size)
+        return min(self._held_max - self._held_count, by_size)
 
-    async def _begin(self, batch: Sequence[Incoming], tasks: asyncio.TaskGroup) -> None:
-        read = [read_payload(incoming.message, self._work.id) for incoming in batch]
+    def _let_go(self, incoming: Incoming) -> None:
+        self._held_count -= 1
+        self._held_bytes -= len(incoming.message.body)
+        self._freed.set()
+
+    async def _sort(self, batch: Sequence[Incoming]) -> None:
+        """What is new goes on in groups, everything else by itself."""
+        work = self._work
+        read = [read_payload(incoming.message, work.id) for incoming in batch]
         keys = [(payload.series, payload.ordinal) for payload in read if isinstance(payload, Payload)]
         known: Mapping[tuple[str, int], Part] = {}
         if keys:
-            find = self._work.tools.store.find_parts
-            known = await self._work.patience.until_done(lambda: find(self._work.id, keys))
+            known = await work.patience.until_done(lambda: work.tools.store.find_parts(work.id, keys))
         digests = await digests_of([incoming.message.body for incoming in batch])
+        fresh: list[Fresh] = []
         for incoming, payload, sha256 in zip(batch, read, digests, strict=True):
-            size = len(incoming.message.body)
-            self._largest_bytes = max(self._largest_bytes, size, 1)
-            self._running_bytes += size
-            task = tasks.create_task(self._one(incoming, payload, known, sha256))
-            self._running.add(task)
-            task.add_done_callback(lambda done, size=size: self._ended(done, size))  # type: ignore[misc]
+            if isinstance(payload, str):
+                self._tasks.create_task(self._park(incoming, payload))
+                continue
+            existing = known.get((payload.series, payload.ordinal))
+            if existing is None and not self._is_beyond(payload):
+                fresh.append(Fresh(incoming, payload, self._part(incoming, payload, sha256)))
+                continue
+            if existing is not None:
+                emit("collect.skipped", ordinal=payload.ordinal, transaction=work.id)
+            self._tasks.create_task(self._judge(incoming, payload, existing, sha256))
+        for start in range(0, len(fresh), self._group_max):
+            self._tasks.create_task(self._store(fresh[start : start + self._group_max]))
 
-    def _ended(self, task: asyncio.Task[None], size: int) -> None:
-        self._running.discard(task)
-        self._running_bytes -= size
-        self._freed.set()
+    def _part(self, incoming: Incoming, payload: Payload, sha256: str) -> Part:
+        path = blob_path(self._work.id, payload.series, payload.ordinal, sha256)
+        size_bytes = len(incoming.message.body)
+        return Part(series=payload.series, ordinal=payload.ordinal, path=path, size_bytes=size_bytes, sha256=sha256)
 
-    async def _one(
-        self, incoming: Incoming, payload: Payload | str, known: Mapping[tuple[str, int], Part], sha256: str
-    ) -> None:
+    async def _store(self, group: Sequence[Fresh], *, failures: int = 0) -> None:
+        """Upload, index and ack; one whose upload fails for now is tried again by itself."""
         work = self._work
-        if isinstance(payload, str):
-            await park(work, self._intake, incoming, payload)
-            return
-        existing = known.get((payload.series, payload.ordinal))
-        if existing is None and not self._is_beyond(payload):
-            existing = await self._store(incoming, payload, sha256)
-            if existing is None:
-                await ack(work, self._intake, incoming)
-                self._on_change()
-                return
-        elif existing is not None:
-            emit("collect.skipped", ordinal=payload.ordinal, transaction=work.id)
-        await self._judge(incoming, payload, existing, sha256)
-
-    async def _store(self, incoming: Incoming, payload: Payload, sha256: str) -> Part | None:
-        """Upload and index; None when these bytes count now, else the part that stands in the way."""
-        work, body = self._work, incoming.message.body
-        path = blob_path(work.id, payload.series, payload.ordinal, sha256)
-        part = Part(series=payload.series, ordinal=payload.ordinal, path=path, size_bytes=len(body), sha256=sha256)
-        async with work.tools.uploads:
+        async with work.tools.uploads.hold(len(group)):
             crash_point("collect.before_upload")
-            await work.patience.until_done(lambda: work.tools.blobs.put(path, body, sha256=sha256))
+            stored = await self._upload(group, failures)
+            if not stored:
+                return
             crash_point("collect.after_upload")
-            emit("collect.uploaded", ordinal=payload.ordinal, path=path)
-            # Still counted as an upload: what a kill makes us upload again is what is not in the index yet.
+            # Still counted as uploads: what a kill makes us upload again is what is not in the index yet.
             crash_point("collect.before_index")
-            winner, put = await work.patience.until_done(lambda: self._writer.put(part))
+            parts = [fresh.part for fresh in stored]
+            winners, put = await work.patience.until_done(lambda: self._writer.put_all(parts))
             crash_point("collect.after_index")
         work.learn(put.stand)
-        return None if winner.path == path and not self._is_beyond(payload) else winner
+        won = []
+        for fresh, winner in zip(stored, winners, strict=True):
+            if winner.path == fresh.part.path and not self._is_beyond(fresh.payload):
+                won.append(fresh.incoming)
+            else:
+                self._tasks.create_task(self._judge(fresh.incoming, fresh.payload, winner, fresh.part.sha256))
+        await self._ack(won)
+
+    async def _upload(self, group: Sequence[Fresh], failures: int) -> list[Fresh]:
+        """Those whose bytes are stored now. Raises what no other attempt can cure."""
+        wanted = [
+            Whole(path=fresh.part.path, content=fresh.incoming.message.body, sha256=fresh.part.sha256)
+            for fresh in group
+        ]
+        stored = []
+        for fresh, outcome in zip(group, await self._work.tools.blobs.put_all(wanted), strict=True):
+            if not isinstance(outcome, HoldfastError):
+                emit("collect.uploaded", ordinal=fresh.payload.ordinal, path=fresh.part.path)
+                stored.append(fresh)
+            elif isinstance(outcome, FOR_NOW):
+                self._tasks.create_task(self._again(fresh, outcome, failures + 1))
+            else:
+                raise outcome
+        return stored
+
+    async def _again(self, fresh: Fresh, error: HoldfastError, failures: int) -> None:
+        await self._work.patience.wait(error, failures)
+        await self._store([fresh], failures=failures)
+
+    async def _ack(self, stored: Sequence[Incoming]) -> None:
+        """They are stored: the messages may go."""
+        if not stored:
+            return
+        crash_point("collect.before_ack")
+        rest = await self._intake.ack_all(stored)
+        crash_point("collect.after_ack")
+        for incoming in rest:
+            await ack(self._work, self._intake, incoming)
+        for incoming in stored:
+            self._let_go(incoming)
+        self._on_change()
 
     def _is_beyond(self, payload: Payload) -> bool:
         count = self._work.count_of(payload.series)
         return count is not None and payload.ordinal >= count
+
+    async def _park(self, incoming: Incoming, reason: str) -> None:
+        await park(self._work, self._intake, incoming, reason)
+        self._let_go(incoming)
 
     async def _judge(self, incoming: Incoming, payload: Payload, existing: Part | None, sha256: str) -> None:
         """A message whose ordinal is taken or cannot be."""
@@ -165,12 +228,11 @@ class Payloads:
                 await work.patience.until_done(lambda: store.remove(work.id, [excess], fence=work.fence))
                 self._on_change()
             reason = f"ordinal is beyond the count; {payload.ordinal} of series '{payload.series}', which has {count}"
-            await park(work, self._intake, incoming, reason)
+            await self._park(incoming, reason)
         elif existing is not None and existing.sha256 == sha256:
-            await ack(work, self._intake, incoming)
-            self._on_change()
+            await self._ack([incoming])
         else:
             path = blob_path(work.id, payload.series, payload.ordinal, sha256)
             await work.patience.until_done(lambda: store.note_stray(work.id, [path], fence=work.fence))
             reason = f"ordinal came with other bytes; {payload.ordinal} of series '{payload.series}' is stored already"
-            await park(work, self._intake, incoming, reason)
+            await self._park(incoming, reason)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 
 from holdfast.core.collect import SeriesStand, Transaction, queue_names
 from holdfast.ports.blobs import Blobs
@@ -12,6 +14,50 @@ from holdfast.ports.collect import CollectStore, Transport
 from holdfast.services.collect.limits import Limits
 from holdfast.services.collect.patience import Patience
 from holdfast.telemetry.events import emit
+
+
+class Slots:
+    """So many at a time, taken several at once; whoever came first is served first."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def hold(self, count: int) -> AsyncIterator[None]:
+        """Hold so many until the end of the block; at most as many as there are."""
+        if self._waiting or self._free < count:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((count, turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._give(count)  # it was our turn already
+                self._serve()
+                raise
+        else:
+            self._free -= count
+        try:
+            yield
+        finally:
+            self._give(count)
+
+    def _give(self, count: int) -> None:
+        self._free += count
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting:
+            count, turn = self._waiting[0]
+            if turn.done():
+                self._waiting.popleft()  # cancelled
+                continue
+            if count > self._free:
+                return
+            self._waiting.popleft()
+            self._free -= count
+            turn.set_result(None)
 
 
 class Tools:
@@ -22,7 +68,7 @@ class Tools:
         self.transport = transport
         self.blobs = blobs
         self.limits = limits
-        self.uploads = asyncio.Semaphore(limits.uploads_max)
+        self.uploads = Slots(limits.uploads_max)
 
 
 class Work:

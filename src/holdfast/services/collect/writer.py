@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
 from holdfast.core.collect import Part
 from holdfast.errors import HoldfastError
 from holdfast.ports.collect import Index, Put
 
 BATCH_COUNT_MAX = 256
+
+
+class _Group:
+    """Parts of one caller, until they are committed."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+        self.future: asyncio.Future[tuple[Sequence[Part], Put]] = asyncio.get_running_loop().create_future()
 
 
 class IndexWriter:
@@ -19,32 +28,39 @@ class IndexWriter:
         self._index = index
         self._transaction = transaction
         self._fence = fence
-        self._waiting: deque[tuple[Part, asyncio.Future[tuple[Part, Put]]]] = deque()
+        self._waiting: deque[_Group] = deque()
         self._busy = asyncio.Lock()
 
-    async def put(self, part: Part) -> tuple[Part, Put]:
-        """The part that counts for this ordinal, and how everything stands. Raises LeaseLost and StorageFailed."""
-        future: asyncio.Future[tuple[Part, Put]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((part, future))
+    async def put_all(self, parts: Sequence[Part]) -> tuple[Sequence[Part], Put]:
+        """For each the part that counts for its ordinal, and how everything stands. Raises LeaseLost, StorageFailed."""
+        group = _Group(parts)
+        self._waiting.append(group)
         async with self._busy:
-            while not future.done():
+            while not group.future.done():
                 await self._commit()
-        return future.result()
+        return group.future.result()
 
     async def _commit(self) -> None:
-        batch = [self._waiting.popleft() for _ in range(min(BATCH_COUNT_MAX, len(self._waiting)))]
+        groups = [self._waiting.popleft()]
+        count = len(groups[0].parts)
+        while self._waiting and count + len(self._waiting[0].parts) <= BATCH_COUNT_MAX:
+            groups.append(self._waiting.popleft())
+            count += len(groups[-1].parts)
+        batch = [part for group in groups for part in group.parts]
         try:
-            put = await self._index.put_parts(self._transaction, [part for part, _ in batch], fence=self._fence)
+            put = await self._index.put_parts(self._transaction, batch, fence=self._fence)
         except HoldfastError as error:
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
-                    future.exception()  # seen: whoever waits for it raises it, unless he was cancelled
+            for group in groups:
+                if not group.future.done():
+                    group.future.set_exception(error)
+                    group.future.exception()  # seen: whoever waits for it raises it, unless he was cancelled
             return
         except BaseException:
-            for _, future in batch:
-                future.cancel()
+            for group in groups:
+                group.future.cancel()
             raise
-        for (_, future), winner in zip(batch, put.winners, strict=True):
-            if not future.done():
-                future.set_result((winner, put))
+        winners = iter(put.winners)
+        for group in groups:
+            own = [next(winners) for _ in group.parts]
+            if not group.future.done():
+                group.future.set_result((own, put))

@@ -1,0 +1,100 @@
+"""Several blobs in one go: each step is taken for all of them before the next, so that they share what a step costs.
+
+The file system may commit its journal once for files that were written before the first fsync, one fsync of a
+directory makes all names in it durable, and threads change once. Everything here blocks and is called in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from holdfast.engines.folder.tree import Tree
+from holdfast.engines.folder.unnamed import Unnamed
+
+
+class Entry:
+    """One blob on its way: it is done, or has its error; or neither, where there are no files without a name."""
+
+    def __init__(self, tree: Tree, segments: tuple[str, ...], content: bytes) -> None:
+        self.segments = segments
+        self.error: OSError | None = None
+        self.is_done = False
+        self.folder = -1
+        self._content = content
+        self._tree = tree
+        self._own = -1
+        self._file = Unnamed()
+        self._is_going = True
+
+    def write(self) -> None:
+        """Make the file and fill it."""
+        folder = self._tree.held(self.segments[:-1])
+        if folder is None:
+            with self._tree.directory(self.segments[:-1], create=True) as found:
+                folder = self._own = os.dup(found)
+        self.folder = folder
+        self._is_going = self._file.open(folder)
+        if self._is_going:
+            self._file.write(self._content)
+            self._file.hurry()
+
+    def sync(self) -> None:
+        """Put its bytes on the disk, before its name is: whoever sees the name finds all of them."""
+        self._file.sync()
+
+    def link(self) -> None:
+        """Give it its name."""
+        self._is_going = self._file.link(self.segments[-1], self.folder)
+
+    @property
+    def is_going(self) -> bool:
+        """Whether the next step is to be taken."""
+        return self._is_going and self.error is None
+
+    def attempt(self, step: Callable[[], None]) -> None:
+        """One step, unless an earlier one was the last."""
+        if self.is_going:
+            try:
+                step()
+            except OSError as error:
+                self.error = error
+
+    def close(self) -> None:
+        """Let go of everything; without a name by now, it is gone."""
+        self._file.close()
+        if self._own >= 0:
+            os.close(self._own)
+            self._own = -1
+
+
+def put_together(tree: Tree, blobs: Sequence[tuple[tuple[str, ...], bytes]]) -> list[Entry]:
+    """Put each under its path, durably. What goes wrong with one is its own."""
+    entries = [Entry(tree, segments, content) for segments, content in blobs]
+    try:
+        for entry in entries:
+            entry.attempt(entry.write)
+        for entry in entries:
+            entry.attempt(entry.sync)
+        for entry in entries:
+            entry.attempt(entry.link)
+        _sync_folders(tree, [entry for entry in entries if entry.is_going])
+    finally:
+        for entry in entries:
+            entry.close()
+    return entries
+
+
+def _sync_folders(tree: Tree, linked: Sequence[Entry]) -> None:
+    by_folder: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in linked:
+        by_folder.setdefault(entry.segments[:-1], []).append(entry)
+    for segments, entries in by_folder.items():
+        try:
+            tree.sync(segments, entries[0].folder)
+        except OSError as error:
+            for entry in entries:
+                entry.error = error
+            continue
+        for entry in entries:
+            entry.is_done = True

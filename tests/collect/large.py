@@ -1,0 +1,73 @@
+"""A large result in a process of its own, produced while it is collected; prints its peak of memory in MiB."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import resource
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import holdfast
+from holdfast.proof.process import Child, python_argv
+from tests.collect.producing import NOTIFY, PRODUCER, header, make_queues, payload, produce, take_request
+from tests.support.eventually import eventually
+
+PART_BYTES = 2**20
+BUDGET_BYTES = 8 * PART_BYTES
+BATCH_COUNT = 4
+AHEAD_COUNT = 64
+
+
+def body_of(ordinal: int) -> bytes:
+    return ordinal.to_bytes(8, "big") * (PART_BYTES // 8)
+
+
+async def collect(folder: Path, count: int) -> None:
+    """The producer is never far ahead, so that the disk has to hold the result once."""
+    url = f"sqlite:///{folder}/data"
+    expected, found = hashlib.sha256(), hashlib.sha256()
+    async with (
+        holdfast.open(url) as queues,
+        holdfast.Collector(url, queues=queues, uploads_bytes_max=BUDGET_BYTES) as collector,
+    ):
+        await make_queues(queues)
+        await collector.start(b"", producer=PRODUCER, notify=NOTIFY, transaction_id="large", series=["a"])
+        await take_request(queues)
+
+        async def is_near(start: int) -> bool:
+            return start - sum(each.stored_count for each in await collector.progress("large")) < AHEAD_COUNT
+
+        for start in range(0, count, BATCH_COUNT):
+            items = [payload("large", "a", n, body_of(n)) for n in range(start, min(count, start + BATCH_COUNT))]
+            for item in items:
+                expected.update(item.payload)
+            await produce(queues, "large", "payload", items)
+            await eventually(partial(is_near, start), timeout_s=60)
+        await produce(queues, "large", "header", [header("large", "a", count)])
+        await collector.wait("large", timeout_s=600)
+        async for part in collector.parts("large", "a"):
+            found.update(part.body)
+    assert found.digest() == expected.digest(), "the result is not what was sent"
+
+
+async def peak_mib(folder: Path, count: int) -> dict[str, float]:
+    """Collect so many parts of 1 MiB in a child; what it says of itself."""
+    argv = python_argv("tests.collect.large", str(folder), str(count))
+    child = await Child.start(argv, env={"HOLDFAST_CRASH_AT": ""}, cwd=Path(__file__).parents[2])
+    try:
+        assert await child.wait(timeout_s=900) == 0, child.stderr.tail
+        told: dict[str, float] = json.loads((folder / "peak").read_text())
+        return told
+    finally:
+        await child.close()
+
+
+if __name__ == "__main__":
+    place, began = Path(sys.argv[1]), time.monotonic()
+    asyncio.run(collect(place, int(sys.argv[2])))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    (place / "peak").write_text(json.dumps({"peak_mib": round(peak, 1), "took_s": round(time.monotonic() - began, 1)}))

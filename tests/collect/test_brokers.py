@@ -1,0 +1,108 @@
+"""The collector's queues on every RabbitMQ, and on a cluster whose node dies."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.core.states import TransactionState
+from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.collect import RabbitTransport
+from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.wiring import SystemClock
+from tests.collect.producing import NOTIFY, PRODUCER, body_of
+from tests.collect.shared import Place, check_place, outgoing, producing
+from tests.collect.test_faults_shared import publish
+from tests.collect.worker import SHAPE
+from tests.engines.rabbitmq.admin import Admin
+from tests.support.eventually import eventually
+from tests.support.rabbitmq_cluster import RabbitCluster
+
+pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq]
+
+PART_BYTES = 256 * 1024
+
+
+async def test_a_result_on_every_broker(tmp_path: Path, postgres_url: str, every_admin: Admin) -> None:
+    broker = every_admin.node.url(every_admin.vhost)
+    place = Place(postgres_url, broker, str(tmp_path / "blobs"))
+    transaction = f"every-{every_admin.vhost}"
+    async with (
+        producing(every_admin),
+        holdfast.Collector(postgres_url, blobs=place.blobs, broker=broker) as collector,
+    ):
+        await collector.start(b"all", producer=PRODUCER, notify=NOTIFY, transaction_id=transaction, series=list(SHAPE))
+        ended = await collector.service.wait_clean(transaction, timeout_s=60)
+        assert ended.state is TransactionState.COMPLETED
+    await check_place(place, every_admin, transaction=transaction)
+
+
+@pytest.mark.parametrize(("size_bytes", "held_max"), [(PART_BYTES, 5), (100, 33)], ids=["large", "small"])
+async def test_the_broker_pushes_as_many_as_their_size_allows(
+    every_admin: Admin, size_bytes: int, held_max: int
+) -> None:
+    """Four parts of 256 KiB are 1 MiB; beside them there is the one by which their size was learnt."""
+    count = 60
+    await every_admin.queue("sized")
+    async with (
+        Publisher(every_admin.address()) as publisher,
+        RabbitTransport(every_admin.node.url(every_admin.vhost), clock=SystemClock()) as transport,
+    ):
+        messages = [outgoing("sized", bytes(size_bytes), {"ordinal": number}) for number in range(count)]
+        assert all(outcome.stored for outcome in await publisher.publish_all(messages, timeout_s=60))
+        async with transport.open("sized", count_max=32, bytes_max=4 * PART_BYTES) as intake:
+            held = list(await intake.take(32))
+            while len(held) < held_max:
+                async with asyncio.timeout(10):
+                    held += await intake.take(32)
+            assert len(held) == held_max
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    held += await intake.take(32)
+            seen = len(held)
+            while held:
+                assert await intake.ack_all(held) == []
+                if seen == count:
+                    break
+                async with asyncio.timeout(10):
+                    held = list(await intake.take(32))
+                seen += len(held)
+            assert seen == count, "acked ones make room for all the others"
+    assert await every_admin.count("sized") == 0
+
+
+async def test_quorum_queues_on_a_cluster_whose_leader_is_killed_in_the_middle(
+    tmp_path: Path, postgres_url: str, rabbitmq_cluster: RabbitCluster
+) -> None:
+    count, name = 200, "on-a-cluster"
+    vhost = rabbitmq_cluster.create_vhost("collect-quorum")
+    for queue in (PRODUCER, NOTIFY):
+        rabbitmq_cluster.declare(vhost, queue, quorum=True)
+    broker = rabbitmq_cluster.url(vhost)
+    async with (
+        Publisher(Address.parse(broker)) as publisher,
+        holdfast.Collector(
+            postgres_url, blobs=str(tmp_path / "blobs"), broker=broker, quorum=True, uploads_max=4
+        ) as collector,
+    ):
+        await collector.start(b"all", producer=PRODUCER, notify=NOTIFY, transaction_id=name, series=["a"])
+
+        async def is_awaiting() -> bool:
+            return (await collector.find(name)).state is TransactionState.AWAITING
+
+        async def has_begun() -> bool:
+            return [each.stored_count for each in await collector.progress(name)] >= [20]
+
+        await eventually(is_awaiting, timeout_s=30)
+        payloads = f"transaction-{name}-payload"
+        await eventually(lambda: len(rabbitmq_cluster.members_of(vhost, payloads)) == 3, timeout_s=30)
+        await publish(publisher, name, {"a": range(count // 2)})
+        await eventually(has_begun, timeout_s=30)
+        await asyncio.to_thread(rabbitmq_cluster.leader_of(vhost, payloads).kill)
+        await publish(publisher, name, {"a": range(count // 2, count)}, a=count)
+        assert (await collector.wait(name, timeout_s=90)).state is TransactionState.COMPLETED
+        parts = [part.body async for part in collector.parts(name, "a")]
+    assert parts == [body_of("a", number) for number in range(count)]
