@@ -12,6 +12,7 @@ HoldfastError
 ├── TryAgain           454  nothing changed; the same request may succeed later
 │   ├── NothingToLease      the long poll ran out
 │   └── StorageFailed       the store refused; nothing was acknowledged
+│       └── Unstorable      and will always refuse this: it is too large, or has no form there
 ├── BadBody            455  not UTF-8 JSON, or not an object
 ├── InternalError      500  a bug of ours
 ├── UnknownMethod      501
@@ -116,6 +117,10 @@ class NothingToLease(TryAgain):
 
 class StorageFailed(TryAgain):
     """The store refused; nothing of the batch is acknowledged."""
+
+
+class Unstorable(StorageFailed):
+    """The store will never take something of the batch, whatever its health; nothing of it is acknowledged."""
 
 
 class BadBody(HoldfastError):

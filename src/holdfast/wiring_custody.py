@@ -10,11 +10,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from holdfast.core.groups import Fingerprinter
 from holdfast.core.ledger import FIRST, verify
 from holdfast.core.moments import parse_duration
-from holdfast.core.roles import Caller, Role
+from holdfast.core.roles import Caller, Role, needs
 from holdfast.core.states import LETTER_MOVES, LetterState
-from holdfast.engines.folder.blobs import open_folder_blobs
 from holdfast.engines.sql_vault.database import Database
 from holdfast.engines.sql_vault.vault import SqlVault
 from holdfast.engines.sqlite.vault import SqliteDatabase
@@ -23,8 +23,10 @@ from holdfast.ports.blobs import Blobs
 from holdfast.ports.clock import Clock
 from holdfast.ports.custody import Post
 from holdfast.ports.vault import Ledger, Vault
+from holdfast.services.fingerprints import load_fingerprint
 from holdfast.services.ledger import Ledgers
 from holdfast.services.queue.methods import Queues
+from holdfast.services.retention import Retention
 from holdfast.services.tokens import TokenBook
 from holdfast.services.vault.custody import Custody
 from holdfast.services.vault.plans import Planner
@@ -32,7 +34,7 @@ from holdfast.services.vault.queues import QueuePost
 from holdfast.services.vault.redrive import Redrives
 from holdfast.settings import Settings
 from holdfast.telemetry.events import emit
-from holdfast.wiring import SystemClock
+from holdfast.wiring import SystemClock, open_blobs
 
 UPKEEP_S = 30.0
 KEY_BYTES = 32
@@ -42,8 +44,12 @@ SERVER = Caller(name="holdfast", role=Role.ADMIN, origin="server")
 class Office:
     """Everything that the faces need of custody."""
 
-    def __init__(self, custody: Custody, *, key: bytes) -> None:
+    def __init__(
+        self, custody: Custody, *, key: bytes, blobs: Blobs | None = None, redrive_role: Role = Role.OPERATOR
+    ) -> None:
         self.custody = custody
+        self.needs = needs(redrive_role)
+        self.retention = Retention(custody.vault, clock=custody.clock, blobs=blobs)
         self.vault: Vault = custody.vault
         self.planner = Planner(custody)
         self.redrives = Redrives(custody)
@@ -64,21 +70,23 @@ async def open_office(
     time_source = clock or SystemClock()
     url = settings.vault.reveal() if settings.vault else settings.storages[0].url
     async with AsyncExitStack() as stack:
-        database, blobs_folder = _database(url)
+        database, beside = _database(url)
+        grouped = load_fingerprint(settings.fingerprint)
         key = await asyncio.to_thread(_key, settings, url)
         vault = SqlVault(database, key=key, clock=time_source)
         await _open(vault)
         stack.push_async_callback(vault.close)
         await _check_key(vault, key)
         blobs: Blobs | None = None
-        if blobs_folder is not None:
-            blobs = await stack.enter_async_context(open_folder_blobs(blobs_folder))
+        if place := settings.vault_blobs or beside:
+            blobs = await stack.enter_async_context(open_blobs(place))
         posts: list[Post] = []
         if settings.broker is not None:
-            posts.append(await stack.enter_async_context(_rabbit(settings, time_source)))
+            posts.append(await stack.enter_async_context(_rabbit(settings, time_source, grouped)))
         if queues is not None:
-            posts.append(QueuePost(queues))
-        office = Office(Custody(vault, posts, clock=time_source, blobs=blobs), key=key)
+            posts.append(QueuePost(queues, grouped=grouped))
+        custody = Custody(vault, posts, clock=time_source, blobs=blobs)
+        office = Office(custody, key=key, blobs=blobs, redrive_role=Role[settings.redrive_role.upper()])
         await office.tokens.load()
         stack.push_async_callback(office.close)
         yield office
@@ -120,7 +128,7 @@ async def office_at_work(office: Office, settings: Settings) -> AsyncIterator[No
 async def _upkeep(office: Office, resolve_after_s: float, retention: Mapping[LetterState, float]) -> None:
     while True:
         try:
-            await office.custody.upkeep(resolve_after_s=resolve_after_s, retention_s=retention)
+            await office.retention.run(resolve_after_s=resolve_after_s, retention_s=retention)
             await office.tokens.load()
         except HoldfastError as error:
             emit("vault.failed", error=error)
@@ -148,13 +156,13 @@ def listed(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
-def _database(url: str) -> tuple[Database, Path | None]:
+def _database(url: str) -> tuple[Database, str | None]:
     parts = urlsplit(url)
     if parts.scheme == "memory":
         return SqliteDatabase(None), None
     if parts.scheme == "sqlite" and not parts.netloc and parts.path.strip("/"):
         folder = Path(unquote(parts.path[1:]))
-        return SqliteDatabase(folder / "vault.db"), folder / "vault-blobs"
+        return SqliteDatabase(folder / "vault.db"), str(folder / "vault-blobs")
     if parts.scheme in {"postgresql", "postgres"}:
         from holdfast.engines.postgres.vault import PostgresDatabase
 
@@ -172,7 +180,7 @@ async def _open(vault: SqlVault) -> None:
 
 
 @asynccontextmanager
-async def _rabbit(settings: Settings, clock: Clock) -> AsyncIterator[Post]:
+async def _rabbit(settings: Settings, clock: Clock, grouped: Fingerprinter) -> AsyncIterator[Post]:
     from holdfast.engines.rabbitmq.custody import RabbitCustody
 
     names = listed(settings.dead_queues)
@@ -182,6 +190,7 @@ async def _rabbit(settings: Settings, clock: Clock) -> AsyncIterator[Post]:
         management=settings.management.reveal() if settings.management else None,
         known=[name for name in (*names, *listed(settings.capture)) if "*" not in name],
         patterns=[name for name in names if "*" in name],
+        grouped=grouped,
     ) as post:
         yield post
 

@@ -40,10 +40,10 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(folder: Path) -> AsyncIterator[House]:
-    """A house with its data in a folder."""
+async def open_house(folder: Path, **more: Any) -> AsyncIterator[House]:
+    """A house with its data in a folder; `more` are settings."""
     url = f"sqlite:///{folder}/data"
-    settings = Settings(storages=(StorageSettings(name="default", url=url),), data_folder=folder)
+    settings = Settings(storages=(StorageSettings(name="default", url=url),), data_folder=folder, **more)
     async with open_service({"default": url}) as service, open_office(settings, Queues(service)) as office:
         app = make_app(service, admin_token_hash=token_hash(TOKEN), version="0", office=office)
         yield House(app, office, Queues(service))

@@ -60,6 +60,10 @@ async def test_without_a_token_it_is_401_and_with_a_role_too_low_403(house: Hous
     newest = await house.office.vault.ledger.newest()
     assert newest is not None
     assert (newest.outcome == "denied") == endpoint.is_change
+    if endpoint.is_change:
+        assert (newest.actor, newest.action) == ("token:low", endpoint.name)
+        assert newest.queue == ("orders.dlq" if "{queue}" in endpoint.path else "")
+        assert newest.letters == ("1" if endpoint.path.startswith("/admin/letters/{id}") else "")
 
 
 async def test_the_endpoints_of_the_seed_on_an_embedded_dead_queue(house: House) -> None:

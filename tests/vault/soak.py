@@ -5,25 +5,28 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from holdfast.core.letter_selection import Selection
 from holdfast.engines.rabbitmq.wire import properties
-from holdfast.proof.process import child_process, python_argv
 from holdfast.settings import load_settings
 from holdfast.wiring_custody import open_office
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.rabbitmq import running_node
 from tests.vault.brokers import DLQ, MAIN, dead, send
+from tests.vault.forks import Forks
 
-ROOT = Path(__file__).parents[2]
 POINTS = {
     "capture": ("capture.before_put", "vault.after_put", "capture.before_ack", "capture.after_ack"),
     "redrive": ("vault.after_lease", "redrive.before_publish", "redrive.after_confirm", "vault.after_settle"),
 }
-LETTERS_A_ROUND = 60
+LETTERS_A_ROUND = 40
+#: So many runs of each kind in a round may be killed; then one has to come to its end.
+KILLED_RUNS_MAX = 6
 RUNS_MAX = 50
+#: Every so often a run is killed at any moment instead of at a crash point.
+ANY_MOMENT = 0.3
+ANY_MOMENT_S_MAX = 0.8
 
 
 async def random_kills(*, kills: int, seed: int, vault: str = "") -> dict[str, Any]:
@@ -39,27 +42,30 @@ async def random_kills(*, kills: int, seed: int, vault: str = "") -> dict[str, A
                 "HOLDFAST_BROKER": node.url("custody-soak"),
                 "HOLDFAST_DEAD_QUEUES": DLQ,
             }
-            return await _rounds(admin, env, chance, kills)
+            async with Forks() as forks:
+                return await _rounds(admin, forks, env, chance, kills)
 
 
-async def _rounds(admin: Admin, env: dict[str, str], chance: random.Random, kills: int) -> dict[str, Any]:
+async def _rounds(admin: Admin, forks: Forks, env: dict[str, str], chance: random.Random, kills: int) -> dict[str, Any]:
     sent: Counter[bytes] = Counter()
     arrived: Counter[bytes] = Counter()
-    killed = duplicates = ages = 0
+    killed: Counter[str] = Counter()
+    duplicates = ages = 0
     seen: set[str] = set()
-    while killed < kills:
+    while killed.total() < kills:
         batch = [f"{ages}-{chance.randrange(LETTERS_A_ROUND)}".encode() for _ in range(LETTERS_A_ROUND)]  # with twins
         ages += 1
         await send(admin, [dead(body) for body in batch])
         sent.update(batch)
-        for kind in ("capture", "redrive"):
+        for kind in POINTS:
             for run in range(RUNS_MAX):
-                env["HOLDFAST_CLOCK_OFFSET_S"] = str(1000 * (killed + ages + run))  # no lease outlives its process
-                crash = f"{chance.choice(POINTS[kind])}:{chance.randint(1, 3)}" if run < 3 else ""
-                code = await _worked(kind, {**env, "TEST_ROUND": str(ages)}, crash)
-                killed += code == -9
-                if code == 0:
+                # No lease outlives its process.
+                env["HOLDFAST_CLOCK_OFFSET_S"] = str(1000 * (killed.total() + ages + run))
+                at, after_s = _end(kind, chance) if run < KILLED_RUNS_MAX else ("", 0.0)
+                given = {**env, "TEST_ROUND": str(ages), "HOLDFAST_CRASH_AT": at}
+                if not await forks.work(kind, given, kill_after_s=after_s):
                     break
+                killed[at.partition(":")[0] or f"{kind} at any moment"] += 1
         for delivery in await admin.drain(MAIN, await admin.count(MAIN)):
             headers = properties.decode(delivery.properties)["headers"]
             redrive_id = str(headers["x-redrive-id"]) if isinstance(headers, dict) else ""
@@ -72,11 +78,11 @@ async def _rounds(admin: Admin, env: dict[str, str], chance: random.Random, kill
         balanced = all(row.agrees for row in await office.ledgers.balance())
         chain = (await office.ledgers.verify()).why
         stored = (await office.vault.letters.count(Selection())).count
-    lost = sum((sent - arrived).values())
     return {
-        "kills": killed,
+        "kills": killed.total(),
+        "at": dict(sorted(killed.items())),
         "messages": sent.total(),
-        "lost": lost,
+        "lost": sum((sent - arrived).values()),
         "duplicates": duplicates,
         "stored_twice": stored - sent.total(),
         "balanced": balanced,
@@ -84,11 +90,8 @@ async def _rounds(admin: Admin, env: dict[str, str], chance: random.Random, kill
     }
 
 
-async def _worked(kind: str, env: dict[str, str], crash: str) -> int:
-    async with child_process(
-        python_argv("tests.vault.worker", kind), env={**env, "HOLDFAST_CRASH_AT": crash}, cwd=ROOT
-    ) as child:
-        code = await child.wait()
-        if code not in (0, -9):
-            raise AssertionError(child.stderr.tail)
-        return code
+def _end(kind: str, chance: random.Random) -> tuple[str, float]:
+    """Where or when a run is killed."""
+    if chance.random() < ANY_MOMENT:
+        return "", chance.uniform(0.05, ANY_MOMENT_S_MAX)
+    return f"{chance.choice(POINTS[kind])}:1", 0.0

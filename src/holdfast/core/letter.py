@@ -127,6 +127,8 @@ class Revision(Struct, frozen=True, kw_only=True):
 
 def clip(text: str, characters_max: int) -> str:
     """The beginning of a text that somebody else wrote, storable in every engine."""
+    if len(text) <= characters_max and text.isascii() and "\x00" not in text:
+        return text  # nearly always
     clean = text.replace("\x00", "�")[:characters_max]
     return clean if clean.isascii() else clean.encode("utf-8", "replace").decode("utf-8")
 

@@ -112,7 +112,29 @@ NEEDS: Mapping[str, Role] = {
     "balance.read": _VIEWER,
     "letters.export": _OPERATOR,
     "events.watch": _VIEWER,
+    "session.open": _VIEWER,
+    "session.show": _VIEWER,
+    "session.close": _VIEWER,
     "tokens.create": _ADMIN,
     "tokens.list": _ADMIN,
     "tokens.revoke": _ADMIN,
 }
+
+#: What sends letters back, or says how far that goes: the settings may leave these to admins.
+REDRIVES = frozenset(
+    {
+        "queue.redrive",
+        "dlq.redrive",
+        "plans.make",
+        "plans.show",
+        "redrives.start",
+        "redrives.pause",
+        "redrives.resume",
+        "redrives.cancel",
+    }
+)
+
+
+def needs(redrive_role: Role = _OPERATOR) -> Mapping[str, Role]:
+    """The table for an installation in which redriving takes this role."""
+    return {name: max(role, redrive_role) if name in REDRIVES else role for name, role in NEEDS.items()}

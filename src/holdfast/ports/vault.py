@@ -8,7 +8,7 @@ broker delivers the message again as redelivered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -72,7 +72,8 @@ class Letters(Protocol):
         """Store deliveries, un-acked, in one commit; in the same order.
 
         A delivery is taken for one that is stored only if it is redelivered and an un-acked row of its queue has its
-        digest; each row is used up once. A letter that carries the redrive id of another makes that one *came_back*.
+        digest; each row is used up once. A blob must have been announced, and is claimed. A letter that carries the
+        redrive id of another makes that one *came_back*.
         """
 
     async def acking(self, ids: Sequence[int], *, sent: bool = True) -> None:
@@ -213,6 +214,20 @@ class Tokens(Protocol):
         """Never let it in again; false when there is none of that name that is valid."""
 
 
+class LooseBlobs(Protocol):
+    """Blobs that no letter has: one is announced before it is put, and `Letters.put` claims it in the letter's own
+    commit; what retention leaves behind is loose again."""
+
+    async def announce(self, blobs: Sequence[str], *, for_s: float) -> None:
+        """These are about to be put; whatever is not claimed within that time is deleted."""
+
+    async def doom(self, *, count_max: int) -> list[str]:
+        """The ones whose time has come. From now on nobody can claim them: delete them, then `forget` them."""
+
+    async def forget(self, blobs: Sequence[str]) -> None:
+        """They are deleted."""
+
+
 class Vault(Protocol):
     """Everything that is in custody."""
 
@@ -221,6 +236,9 @@ class Vault(Protocol):
     redrives: Redrives
     ledger: Ledger
     tokens: Tokens
+    loose: LooseBlobs
+    #: How many letters this process has moved, by queue, source and target; "" is outside.
+    moves: Mapping[tuple[str, str, str], int]
 
     async def open(self) -> None:
         """Raises CannotStart."""

@@ -10,7 +10,7 @@ acked: it never comes round again.
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import uuid
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -18,8 +18,9 @@ from msgspec.structs import replace
 
 from holdfast.core.ledger import Act
 from holdfast.core.letter import BLOB_BYTES_MIN, NewLetter
-from holdfast.errors import BrokerError, HoldfastError, StorageFailed, TryAgain
+from holdfast.errors import BrokerError, HoldfastError, StorageFailed, TryAgain, Unstorable
 from holdfast.ports.blobs import Blobs
+from holdfast.ports.clock import Clock
 from holdfast.ports.custody import Caught, Post, Source
 from holdfast.ports.vault import Stored, Vault
 from holdfast.proof import crash_point
@@ -35,6 +36,8 @@ COUNT_MAX = 10_000_000
 #: Up to so many are taken before the first is acked.
 HELD_COUNT_MAX = 1_000
 HELD_BYTES_MAX = 64 * 1024 * 1024
+#: A blob that no letter has claimed for so long is deleted.
+CLAIM_S = 24 * 3600.0
 
 
 class CaptureReport(Struct, kw_only=True):
@@ -46,6 +49,8 @@ class CaptureReport(Struct, kw_only=True):
     failed_imports: int = 0
     #: Stored, and the ack could not be written: they come again and are recognised.
     not_acked: int = 0
+    #: From the death of the letter that was captured last to its capture.
+    lag_s: float = 0.0
     state: str = "running"
     why: str = ""
 
@@ -53,7 +58,10 @@ class CaptureReport(Struct, kw_only=True):
 class Capture:
     """One dead-letter queue. `run` ends when nothing came for `idle_s`, or goes on until it is stopped."""
 
-    def __init__(self, vault: Vault, post: Post, queue: str, *, actor: str, blobs: Blobs | None = None) -> None:
+    def __init__(
+        self, vault: Vault, post: Post, queue: str, *, actor: str, clock: Clock, blobs: Blobs | None = None
+    ) -> None:
+        self._clock = clock
         self._vault = vault
         self._post = post
         self._blobs = blobs
@@ -73,15 +81,8 @@ class Capture:
             async with self._post.source(self.report.queue, capacity_count=count_max) as source:
                 if count_max <= HELD_COUNT_MAX and not continuous:
                     await self._exactly(source, count_max, idle_s)
-                    count_max = 0
-                left = count_max
-                while left > 0 and not self._stopping:
-                    caught = await source.take(count_max=min(left, BATCH_COUNT_MAX), timeout_s=idle_s)
-                    if not caught and not continuous:
-                        break
-                    for batch in _in_batches(caught):
-                        await self._take_in(source, batch)
-                    left -= 0 if continuous else len(caught)
+                else:
+                    await self._as_they_come(source, count_max, idle_s, continuous=continuous)
         except BaseException as error:
             self.report.state = "failed"
             self.report.why = error.message if isinstance(error, HoldfastError) else type(error).__name__
@@ -100,7 +101,28 @@ class Capture:
             held += caught
             size += sum(len(one.body) for one in caught)
         await source.stop()  # before the first ack, which would make room for more
-        for batch in _in_batches(held):
+        await self._all_in(source, held)
+
+    async def _as_they_come(self, source: Source, count_max: int, idle_s: float, *, continuous: bool) -> None:
+        """The next ones are read while the last ones are stored: one waits for the broker, the other for the disk."""
+        left = count_max
+        storing: asyncio.Task[None] | None = None
+        try:
+            while left > 0 and not self._stopping:
+                caught = await source.take(count_max=min(left, BATCH_COUNT_MAX), timeout_s=idle_s)
+                if storing is not None:
+                    last, storing = storing, None
+                    await last
+                if not caught and not continuous:
+                    break
+                storing = asyncio.create_task(self._all_in(source, caught), name=f"storing {self.report.queue}")
+                left -= 0 if continuous else len(caught)
+        finally:
+            if storing is not None:
+                await storing
+
+    async def _all_in(self, source: Source, caught: Sequence[Caught]) -> None:
+        for batch in _in_batches(caught):
             await self._take_in(source, batch)
 
     async def keep_on(self) -> None:
@@ -141,20 +163,25 @@ class Capture:
         if unsent:
             await self._vault.letters.acking(unsent, sent=False)
         self.report.matched += len(stored) - len(fresh)
+        self._note_lag([letter for _, letter in good])
         self.report.captured += len(fresh)
         self.report.not_acked += len(unsent)
 
+    def _note_lag(self, letters: Sequence[NewLetter]) -> None:
+        died_at_us = next((letter.death.last_at_us for letter in reversed(letters) if letter.death.last_at_us), 0)
+        if died_at_us:
+            self.report.lag_s = max(0.0, self._clock.now_us() - died_at_us) / 1_000_000
+
     async def _stored(self, letters: Sequence[NewLetter]) -> list[Stored] | None:
-        """None when the vault refuses this batch for good: then one of them may be the reason."""
-        prepared = [await self._lightened(letter) for letter in letters]
+        """None when the vault will never take this batch: then one of them is the reason."""
         wait_s = WAIT_S_FIRST
         for attempt in range(TRIES_MAX):
             try:
-                return await self._vault.letters.put(prepared, self._act)
+                return await self._vault.letters.put(await self._lightened(letters), self._act)
+            except Unstorable:
+                return None
             except StorageFailed as error:
-                if attempt == TRIES_MAX - 1 or "too big" in error.message:
-                    if len(letters) == 1 or "too big" in error.message:
-                        return None
+                if attempt == TRIES_MAX - 1:
                     raise
                 emit("capture.failed", queue=self.report.queue, error=error)
                 await asyncio.sleep(wait_s)
@@ -166,19 +193,31 @@ class Capture:
         refused: list[str] = []
         for letter in letters:
             try:
-                stored += await self._vault.letters.put([await self._lightened(letter)], self._act)
+                stored += await self._vault.letters.put(await self._lightened([letter]), self._act)
                 refused.append("")
-            except StorageFailed as error:
+            except Unstorable as error:
                 refused.append(error.message)
         return stored, refused
 
-    async def _lightened(self, letter: NewLetter) -> NewLetter:
-        """A large body goes to the blob store, under its own hash: the same bytes are there once."""
-        if self._blobs is None or len(letter.body) <= BLOB_BYTES_MIN:
-            return letter
-        name = hashlib.sha256(letter.body).hexdigest()
-        blob = await self._blobs.put(f"letters/{name[:2]}/{name}", letter.body)
-        return replace(letter, blob=blob.path, body_bytes=len(letter.body))
+    async def _lightened(self, letters: Sequence[NewLetter]) -> Sequence[NewLetter]:
+        """Large bodies go to the blob store, each under a name of its own: who deletes a letter may delete its blob.
+
+        Announced first, so that a crash leaves none that nobody knows of."""
+        if self._blobs is None or all(len(letter.body) <= BLOB_BYTES_MIN for letter in letters):
+            return letters
+        names = {place: _blob_name() for place, one in enumerate(letters) if len(one.body) > BLOB_BYTES_MIN}
+        await self._vault.loose.announce(list(names.values()), for_s=CLAIM_S)
+        for place, name in names.items():
+            await self._blobs.put(name, letters[place].body)
+        return [
+            replace(one, blob=names[place], body_bytes=len(one.body)) if place in names else one
+            for place, one in enumerate(letters)
+        ]
+
+
+def _blob_name() -> str:
+    name = uuid.uuid4().hex
+    return f"letters/{name[:2]}/{name}"
 
 
 def _in_batches(caught: Sequence[Caught]) -> list[list[Caught]]:

@@ -36,7 +36,10 @@ class TokenBook:
 
     def caller(self, token: bytes) -> Caller | None:
         """Whose token this is; None for one that is unknown, revoked or past its time."""
-        digest = hashlib.sha256(token).hexdigest()
+        return self.caller_by_hash(hashlib.sha256(token).hexdigest())
+
+    def caller_by_hash(self, digest: str) -> Caller | None:
+        """The same, for who knows the hash alone: a session."""
         found = self._by_hash.get(digest)
         if found is None or not hmac.compare_digest(found.hash, digest) or found.revoked_at is not None:
             return None

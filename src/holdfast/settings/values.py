@@ -129,6 +129,13 @@ class Settings(Struct, frozen=True, kw_only=True):
         Secret | None,
         Meta(description="Where letters are kept: sqlite:///FOLDER or postgresql://…; with the queues when left out"),
     ] = None
+    vault_blobs: Annotated[
+        str | None,
+        Meta(
+            description="Where bodies of more than 1 MiB are kept: a folder, s3://, az:// or gs://; beside a SQLite "
+            "vault when left out, and with PostgreSQL in the database"
+        ),
+    ] = None
     broker: Annotated[
         Secret | None, Meta(description="amqp://… of the RabbitMQ whose dead-letter queues are looked after")
     ] = None
@@ -146,6 +153,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = "24h"
     retention: Annotated[
         str | None, Meta(description="How long settled letters are kept, as state=duration,…; for ever when left out")
+    ] = None
+    redrive_role: Annotated[
+        Literal["operator", "admin"], Meta(description="The least role that may plan, redrive and stop a redrive")
+    ] = "operator"
+    fingerprint: Annotated[
+        str | None,
+        Meta(description="MODULE:FUNCTION that groups letters by the cause of their death"),
     ] = None
     ledger_key: Annotated[
         Secret | None,

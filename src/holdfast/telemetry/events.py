@@ -98,6 +98,9 @@ EVENTS: dict[str, Event] = {
     "recovery.ended": Event(logging.INFO, "a recovery of '{queue}' ended; {recovered} recovered, {kept} kept"),
     "recovery.unrecorded": Event(logging.WARNING, "a recovery of '{queue}' is not in the ledger; {error}"),
     "recovery.failed": Event(logging.ERROR, "a recovery of '{queue}' failed; {error}"),
+    "fingerprint.failed": Event(
+        logging.WARNING, "the fingerprint function {function} failed, the built-in one is used; {error}"
+    ),
     "capture.failed": Event(logging.WARNING, "the capture of '{queue}' waits and tries again; {error}"),
     "vault.failed": Event(logging.WARNING, "the vault cannot be looked after, trying again; {error}"),
     "redrive.waits": Event(logging.WARNING, "redrive {redrive} waits and tries again; {error}"),

@@ -7,10 +7,13 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGresult
 
-from holdfast.errors import HoldfastError, StorageFailed
+from holdfast.errors import HoldfastError, StorageFailed, Unstorable
 
 #: What `holdfast.hold_queue` raises for a queue that is gone or was made anew.
 QUEUE_MISSING_STATE = "HF404"
+
+#: Classes of states that the data is to blame for: a value that is invalid, or beyond a limit.
+_UNSTORABLE = ("22", "54")
 
 _WHAT_HAPPENED = {
     "40P01": "a deadlock was broken up",
@@ -48,6 +51,8 @@ def failed(error: Exception, place: str) -> StorageFailed:
         return StorageFailed(f"storage failed; {place}: the URL is not a valid one, try again")
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     what = _WHAT_HAPPENED.get(state or "") or _first_line(error) or "the connection is lost"
+    if isinstance(error, psycopg.DataError) or (state or "")[:2] in _UNSTORABLE:
+        return Unstorable(f"storage failed; {place}: {what}")
     return StorageFailed(f"storage failed; {place}: {what}, try again")
 
 

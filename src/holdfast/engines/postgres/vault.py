@@ -65,6 +65,7 @@ class PostgresWork:
 
     def __init__(self, connection: Connection, dialect: Dialect) -> None:
         self.dialect = dialect
+        self.moved: list[Any] = []
         self._connection = connection
 
     def rows(self, sql: str, **values: Any) -> list[Row]:

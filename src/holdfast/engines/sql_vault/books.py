@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -14,6 +14,7 @@ from holdfast.core.moments import microseconds, moment
 from holdfast.engines.sql_vault.database import Database, Row, Work, statement
 from holdfast.ports.clock import Clock
 
+T = TypeVar("T")
 LEDGER_IDS_CHARACTERS_MAX = 1_000_000
 
 
@@ -26,11 +27,35 @@ class Moved(NamedTuple):
     target: str
 
 
+class Counted:
+    """A database that counts the moves of letters, once they are committed."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.dialect = database.dialect
+        #: By queue, source and target; "" is outside.
+        self.moves: Counter[tuple[str, str, str]] = Counter()
+
+    async def write(self, work: Callable[[Work], T]) -> T:
+        moved: list[Moved] = []
+
+        def run(at_work: Work) -> T:
+            at_work.moved = moved
+            return work(at_work)
+
+        result = await self._database.write(run)
+        self.moves.update((one.queue, one.source, one.target) for one in moved)
+        return result
+
+    async def read(self, work: Callable[[Work], T]) -> T:
+        return await self._database.read(work)
+
+
 class Books:
     """The key of the chain and the clock, shared by all parts of one vault."""
 
     def __init__(self, database: Database, *, key: bytes, clock: Clock) -> None:
-        self.database = database
+        self.database = Counted(database)
         self.key = key
         self._clock = clock
 
@@ -50,6 +75,7 @@ class Books:
 
     def book(self, work: Work, act: Act, moved: Sequence[Moved]) -> None:
         """Letters changed their state: one row per queue and move, and the tallies."""
+        work.moved += moved
         kinds: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
         for one in moved:
             kinds[one.queue, one.source, one.target].append(one.letter)

@@ -41,6 +41,7 @@ class Work(Protocol):
     """A transaction that is under way."""
 
     dialect: Dialect
+    moved: list[Any]  #: the letters that changed their state in it
 
     def rows(self, sql: str, **values: Any) -> list[Row]:
         """Run a statement and take all of its rows."""

@@ -15,6 +15,7 @@ from holdfast.core.moments import microseconds, moment
 from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.engines.sql_vault.books import Books, Moved
 from holdfast.engines.sql_vault.database import SQL, Row, Work, statement
+from holdfast.engines.sql_vault.loose import claim, free
 from holdfast.engines.sql_vault.reading import Reading, letter_of
 from holdfast.errors import Conflict, Invalid
 from holdfast.ports.vault import FailedImport, Stored
@@ -205,8 +206,10 @@ class SqlLetters(Reading):
             for key, count in self._run(work, "select_group_counts", ids=ids):
                 self._run(work, "shrink_group", key=key, count=count)
             work.rows(work.dialect.delete_text, ids=ids)
+            blobs = [row[0] for row in self._run(work, "select_blobs", ids=ids)]
             for name in ("delete_revisions", "delete_contents", "delete_letters"):
                 self._run(work, name, ids=ids)
+            free(self._books, work, blobs)
             deleted = LetterState.DELETED.value
             self._books.book(work, act, [Moved(row[0], row[1], row[2], deleted) for row in rows])
             return len(rows)
@@ -250,6 +253,9 @@ class _Taking:
         first = books.number(work, "letters", len(letters))
         ids = list(range(first, first + len(letters)))
         came_from = [self._came_from(letter) for letter in letters]
+        for letter in letters:
+            if letter.blob:
+                claim(books, work, letter.blob)
         now = books.now_us()
         rows = [
             _row(letter, one, now=now, came_from=old) for letter, one, old in zip(letters, ids, came_from, strict=True)

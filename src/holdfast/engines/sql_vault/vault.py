@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from holdfast.engines.sql_vault.books import Books
 from holdfast.engines.sql_vault.database import Database
 from holdfast.engines.sql_vault.letters import SqlLetters
+from holdfast.engines.sql_vault.loose import SqlLooseBlobs
 from holdfast.engines.sql_vault.others import SqlGroups, SqlLedger, SqlTokens
 from holdfast.engines.sql_vault.redrives import SqlRedrives
 from holdfast.ports.clock import Clock
-from holdfast.ports.vault import Groups, Ledger, Letters, Redrives, Tokens
+from holdfast.ports.vault import Groups, Ledger, Letters, LooseBlobs, Redrives, Tokens
 
 
 class SqlVault:
@@ -21,6 +23,8 @@ class SqlVault:
     redrives: Redrives
     ledger: Ledger
     tokens: Tokens
+    loose: LooseBlobs
+    moves: Mapping[tuple[str, str, str], int]
 
     def __init__(self, database: Database, *, key: bytes, clock: Clock) -> None:
         self._database = database
@@ -30,6 +34,8 @@ class SqlVault:
         self.redrives = SqlRedrives(books)
         self.ledger = SqlLedger(books)
         self.tokens = SqlTokens(books)
+        self.loose = SqlLooseBlobs(books)
+        self.moves = books.database.moves
 
     async def open(self) -> None:
         await asyncio.to_thread(self._database.open)

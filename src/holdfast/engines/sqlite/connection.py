@@ -14,7 +14,7 @@ from typing import Any
 import apsw
 
 from holdfast.engines.sql_files import migrated_kinds, migrations, statements
-from holdfast.errors import StorageFailed
+from holdfast.errors import StorageFailed, Unstorable
 from holdfast.proof import crash_point
 
 PACKAGE = "holdfast.engines.sqlite"
@@ -25,6 +25,8 @@ BUSY_TIMEOUT_MS = 5_000
 STATEMENTS_COUNT_MAX = 128
 CACHE_KIB = 8_192
 READER_CACHE_KIB = 1_024
+#: Bodies are nobody else's to read.
+FILE_MODE = 0o600
 
 _READ_WRITE = apsw.SQLITE_OPEN_READWRITE
 _READ_ONLY = apsw.SQLITE_OPEN_READONLY
@@ -55,6 +57,8 @@ def translation(error: apsw.Error | OSError, path: Path) -> StorageFailed:
     """What an error of SQLite or of the disk is for everybody else."""
     if isinstance(error, OSError):
         return StorageFailed(f"storage failed; {path.name}: {error.strerror or error}, try again")
+    if isinstance(error, apsw.TooBigError):
+        return Unstorable(f"storage failed; {path.name}: a value is too large for SQLite")
     what = next((text for kind, text in _WHAT_HAPPENED.items() if isinstance(error, kind)), str(error))
     return StorageFailed(f"storage failed; {path.name}: {what}, try again")
 
@@ -77,6 +81,8 @@ def json_list(row_ids: list[int]) -> str:
 def open_writer(path: Path, *, kind: str, create: bool) -> apsw.Connection:
     """The one connection that writes a file, at today's schema."""
     with translated(path):
+        if create and str(path) != ":memory:":
+            _make_private(path)
         connection = apsw.Connection(
             str(path), flags=_CREATE if create else _READ_WRITE, statementcachesize=STATEMENTS_COUNT_MAX
         )
@@ -138,6 +144,21 @@ def transaction(connection: apsw.Connection) -> Iterator[None]:
                 connection.execute("ROLLBACK")
         raise
     crash_point("sqlite.after_commit")
+
+
+def _make_private(path: Path) -> None:
+    """An empty file for its owner alone, whatever the umask and the folder allow; SQLite gives -wal and -shm its mode.
+
+    A file that is there is not even opened: closing it would end the locks that this process has on it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    except FileExistsError:
+        return
+    try:
+        os.fchmod(descriptor, FILE_MODE)
+    finally:
+        os.close(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:

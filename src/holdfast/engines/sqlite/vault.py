@@ -47,6 +47,7 @@ class SqliteWork:
 
     def __init__(self, connection: apsw.Connection, dialect: Dialect) -> None:
         self.dialect = dialect
+        self.moved: list[Any] = []
         self._connection = connection
 
     def rows(self, sql: str, **values: Any) -> list[Row]:

@@ -20,7 +20,10 @@ from holdfast.faces.api.results import routes as result_routes
 from holdfast.faces.api.verbs import Verbs, error_body
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
+from holdfast.services.sessions import Sessions
+from holdfast.telemetry.events import emit
 from holdfast.telemetry.metrics import QueueGauge, Requests, render
+from holdfast.telemetry.vault_metrics import CaptureGauge, render_vault
 from holdfast.wiring_custody import Office
 
 BODY_BYTES_MAX: Mapping[str, int] = {"produce": 5_000_000, "import": 64_000_000, "other": 512_000}
@@ -38,7 +41,11 @@ def make_app(
 ) -> ASGIApp:
     """The application over a service; without a token's hash it lets everybody on this machine in."""
     manager, requests = service.manager, Requests()
-    door = Door(admin_token_hash, tokens=office.tokens if office else None, name_here=name_here)
+    door = (
+        Door(admin_token_hash, name_here=name_here)
+        if office is None
+        else office_door(office, admin_token_hash, name_here)
+    )
 
     async def health(request: Request) -> Response:
         door.check_page(request.scope)
@@ -47,7 +54,8 @@ def make_app(
 
     async def metrics(request: Request) -> Response:
         door.check_page(request.scope)
-        return Response(render(requests, gauges(manager)), media_type="text/plain; version=0.0.4")
+        vault = await letters_page(office) if office is not None else ""
+        return Response(render(requests, gauges(manager)) + vault, media_type="text/plain; version=0.0.4")
 
     async def openapi(request: Request) -> Response:
         door.caller(request.scope)
@@ -73,6 +81,31 @@ def make_app(
         ],
         exception_handlers={HoldfastError: refused},
     )
+
+
+def office_door(office: Office, admin_token_hash: str | None, name_here: str) -> Door:
+    """The door of a server with a vault: its tokens, its sessions and its table of roles."""
+    return Door(
+        admin_token_hash,
+        tokens=office.tokens,
+        sessions=Sessions(clock=office.custody.clock),
+        needs=office.needs,
+        name_here=name_here,
+    )
+
+
+async def letters_page(office: Office) -> str:
+    """What the vault tells Prometheus; nothing while it cannot be read, and the rest of the page is served."""
+    try:
+        tallies = await office.vault.ledger.tallies(counted=False)
+    except HoldfastError as error:
+        emit("vault.failed", error=error)
+        return ""
+    captures = [
+        CaptureGauge(one.queue, one.state == "running", one.lag_s, one.failed_imports)
+        for one in office.custody.captures()
+    ]
+    return render_vault({(one.queue, one.state): one.count for one in tallies}, office.vault.moves, captures)
 
 
 def health_of(manager: QueueManager, version: str) -> tuple[int, bytes]:

@@ -1,4 +1,5 @@
-"""Who may come in: the admin token, tokens with a role, or on loopback, when the settings say so, everybody here.
+"""Who may come in: the admin token, tokens with a role, sessions that one of them opened, or on loopback, when the
+settings say so, everybody here.
 
 Without a token a web page could reach the server through its visitor's browser: then only requests that name a loopback
 host and come from no foreign page are let in.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,11 +18,15 @@ from msgspec.structs import replace
 
 from holdfast.core.roles import ELSEWHERE, NEEDS, Caller, Role
 from holdfast.errors import Forbidden, Unauthorized
+from holdfast.services.sessions import Session, Sessions, is_csrf
 from holdfast.services.tokens import TokenBook
 
 Scope = MutableMapping[str, Any]
 #: How the ledger calls whoever needs no token.
 NAME_HERE = "anybody here"
+COOKIE = "holdfast_session"
+CSRF_HEADER = "x-csrf-token"
+READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def token_hash(token: str) -> str:
@@ -44,16 +49,25 @@ class Door:
     """Lets a request in, or raises Unauthorized or Forbidden."""
 
     def __init__(
-        self, admin_token_hash: str | None, *, tokens: TokenBook | None = None, name_here: str = NAME_HERE
+        self,
+        admin_token_hash: str | None,
+        *,
+        tokens: TokenBook | None = None,
+        sessions: Sessions | None = None,
+        needs: Mapping[str, Role] = NEEDS,
+        name_here: str = NAME_HERE,
     ) -> None:
         self._hash = admin_token_hash
         self._name_here = name_here
         self._tokens = tokens
+        self._needs = needs
+        self.sessions = sessions
 
     def check(self, scope: Scope, need: str = "") -> Caller:
         """Check one request; `need` is its line in the table of roles. Without one it takes an admin."""
         caller = self.caller(scope)
-        role = NEEDS.get(need, ELSEWHERE)
+        self.check_page_of_session(scope)
+        role = self._needs.get(need, ELSEWHERE)
         if caller.role < role:
             raise Forbidden(f"forbidden; this needs the role {role.word}, you are {caller.role.word}")
         return caller
@@ -65,25 +79,53 @@ class Door:
         if self._hash is None:
             _check_local(headers)
             return Caller(name=self._name_here, role=Role.ADMIN, origin=origin)
-        for name, value in headers:
-            if name == b"authorization":
-                scheme, _, token = value.partition(b" ")
-                if scheme.lower() != b"bearer":
-                    continue
-                if self._is_admin(token.strip()):
-                    return Caller(name="admin", role=Role.ADMIN, origin=origin)
-                if self._tokens is not None and (found := self._tokens.caller(token.strip())) is not None:
-                    return replace(found, origin=origin)
+        session = self._session(scope)
+        digest = session.token if session else self.token_of(scope)
+        if digest and hmac.compare_digest(digest, self._hash):
+            return Caller(name="admin", role=Role.ADMIN, origin=origin)
+        if digest and self._tokens is not None and (found := self._tokens.caller_by_hash(digest)) is not None:
+            return replace(found, origin=origin)
         raise Unauthorized
+
+    def token_of(self, scope: Scope) -> str:
+        """The hash of the token that a request carries in its header; empty without one."""
+        if self._hash is None:
+            return ""
+        scheme, _, token = _header(scope, b"authorization").partition(b" ")
+        return hashlib.sha256(token.strip()).hexdigest() if scheme.lower() == b"bearer" else ""
+
+    def check_page_of_session(self, scope: Scope) -> None:
+        """A change by cookie has to come from the session's own page. Raises Forbidden."""
+        session = self._session(scope)
+        if session is None or scope["method"] in READS:
+            return
+        if not is_csrf(session, _header(scope, CSRF_HEADER.encode()).decode("latin-1")):
+            raise Forbidden(f"forbidden; a change by session cookie needs the session's token in {CSRF_HEADER}")
+
+    def _session(self, scope: Scope) -> Session | None:
+        """The session of a request that carries no token itself."""
+        if self.sessions is None or self._hash is None or _header(scope, b"authorization"):
+            return None
+        return self.sessions.find(cookie_of(scope))
 
     def check_page(self, scope: Scope) -> None:
         """Check a request for a page that needs no token."""
         if self._hash is None:
             _check_local(scope["headers"])
 
-    def _is_admin(self, token: bytes) -> bool:
-        digest = hashlib.sha256(token).hexdigest()
-        return self._hash is not None and hmac.compare_digest(digest, self._hash)
+
+def cookie_of(scope: Scope) -> str:
+    """The secret of the session cookie; empty without one."""
+    for part in _header(scope, b"cookie").decode("latin-1").split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == COOKIE:
+            return value
+    return ""
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes:
+    """The first header of a name; empty without one."""
+    return next((value for name, value in scope["headers"] if name == wanted), b"")
 
 
 def _check_local(headers: list[tuple[bytes, bytes]]) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.core.verbs import VERBS, ErrorReply
 from holdfast.faces.api.admin.openapi import admin_paths, admin_types
+from holdfast.faces.api.door import COOKIE
 from holdfast.faces.api.results_openapi import results_paths, results_types
 
 ERROR_CODES = {
@@ -65,7 +66,10 @@ def document(version: str) -> bytes:
             "paths": paths | results_paths(by_type, errors) | admin_paths(by_type),
             "components": {
                 "schemas": components,
-                "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+                "securitySchemes": {
+                    "token": {"type": "http", "scheme": "bearer"},
+                    "session": {"type": "apiKey", "in": "cookie", "name": COOKIE},
+                },
             },
         }
     )

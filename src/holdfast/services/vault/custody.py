@@ -15,7 +15,7 @@ from holdfast.core.moments import moment, moment_or_none
 from holdfast.core.redrive_task import PLAN_COUNT_MAX
 from holdfast.core.roles import Caller
 from holdfast.core.states import LetterState
-from holdfast.errors import Conflict, Forbidden, Invalid, NotFound
+from holdfast.errors import Conflict, Forbidden, Invalid, NotFound, StorageFailed
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.clock import Clock
 from holdfast.ports.custody import DeadQueue, Post
@@ -138,7 +138,7 @@ class Custody:
         if self.is_capturing(queue):
             raise Conflict(f"capture runs already; '{queue}' is being captured by this server")
         post, _ = await self.known(queue, caller)
-        capture = Capture(self.vault, post, queue, actor=caller.name, blobs=self._blobs)
+        capture = Capture(self.vault, post, queue, actor=caller.name, clock=self.clock, blobs=self._blobs)
         self._captures[queue] = capture
         return capture
 
@@ -172,8 +172,10 @@ class Custody:
         return [(letter, await self._with_body(content)) for letter, content in await self.vault.letters.load(ids)]
 
     async def _with_body(self, content: Content) -> Content:
-        if not content.blob or self._blobs is None:
+        if not content.blob:
             return content
+        if self._blobs is None:  # never as if it had no body
+            raise StorageFailed(f"body is elsewhere; it is the blob {content.blob}, set vault_blobs as there")
         body = b"".join([chunk async for chunk in self._blobs.get(content.blob)])
         return Content(body=body, properties=content.properties, put=content.put, drop=content.drop)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import msgspec
 from msgspec import Struct
@@ -98,7 +98,7 @@ async def events(desk: Desk) -> Response:
     return StreamingResponse(_stream(desk), media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
-async def _stream(desk: Desk) -> AsyncIterator[bytes]:
+async def _stream(desk: Desk) -> AsyncGenerator[bytes, None]:
     """Arrivals (the tallies) and progress (the newest tasks), whenever they have changed; ends after an hour."""
     last: dict[str, bytes] = {}
     for _ in range(EVENTS_COUNT_MAX):

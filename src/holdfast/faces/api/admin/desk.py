@@ -13,6 +13,7 @@ from holdfast.core.ledger import Act
 from holdfast.core.letter_selection import ID_MAX
 from holdfast.core.roles import Caller
 from holdfast.errors import BadBody, Invalid, NotFound
+from holdfast.faces.api.door import Door
 from holdfast.wiring_custody import Office
 
 T = TypeVar("T")
@@ -22,8 +23,11 @@ QUERY_BYTES_MAX = 16_000
 class Desk:
     """What a handler is given."""
 
-    def __init__(self, request: Request, office: Office, caller: Caller, action: str, body: bytes) -> None:
+    def __init__(
+        self, request: Request, office: Office, door: Door, caller: Caller, *, action: str, body: bytes
+    ) -> None:
         self.request = request
+        self.door = door
         self.office = office
         self.custody = office.custody
         self.vault = office.vault

@@ -7,10 +7,11 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from holdfast.core.roles import NEEDS
+from holdfast.core.roles import NEEDS, REDRIVES
 from holdfast.faces.api.admin.desk import Endpoint
 from holdfast.faces.api.admin.routes import ENDPOINTS, PROBLEM
 from holdfast.faces.api.admin.views import Problem
+from holdfast.faces.api.door import CSRF_HEADER
 
 PROBLEMS = {
     "400": "The request cannot be carried out as it stands; nothing changed",
@@ -51,9 +52,9 @@ def _operation(endpoint: Endpoint, schemas: dict[Any, dict[str, Any]]) -> dict[s
     operation: dict[str, Any] = {
         "operationId": f"admin.{endpoint.name}",
         "summary": endpoint.summary,
-        "description": f"Needs the role {NEEDS[endpoint.name].word}.",
+        "description": _need(endpoint),
         "responses": responses,
-        "security": [{"token": []}],
+        "security": [{"token": []}, {"session": []}],
     }
     parameters = [*_path_parameters(endpoint.path), *_query_parameters(endpoint)]
     if parameters:
@@ -62,6 +63,13 @@ def _operation(endpoint: Endpoint, schemas: dict[Any, dict[str, Any]]) -> dict[s
         content = {"application/json": {"schema": schemas[endpoint.request]}}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
+
+
+def _need(endpoint: Endpoint) -> str:
+    role = f"Needs the role {NEEDS[endpoint.name].word}."
+    if endpoint.name in REDRIVES:
+        role = f"{role} The settings may say admin."
+    return f"{role} By session cookie it needs the header {CSRF_HEADER}." if endpoint.is_change else role
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:

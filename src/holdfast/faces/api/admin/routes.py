@@ -12,7 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from holdfast.core.ledger import Act
-from holdfast.core.roles import NEEDS, Caller
+from holdfast.core.letter import NAME_CHARACTERS_MAX, clip
+from holdfast.core.roles import Caller
 from holdfast.errors import (
     BadBody,
     BrokerError,
@@ -24,7 +25,7 @@ from holdfast.errors import (
     ShuttingDown,
     TryAgain,
 )
-from holdfast.faces.api.admin import books, letters, queues, redrives
+from holdfast.faces.api.admin import books, letters, queues, redrives, session
 from holdfast.faces.api.admin.desk import Desk, Endpoint
 from holdfast.faces.api.admin.views import Problem
 from holdfast.faces.api.door import Door
@@ -33,11 +34,13 @@ from holdfast.wiring_custody import Office
 
 BODY_BYTES_MAX = 96 * 1024 * 1024
 PROBLEM = "application/problem+json"
+ID_DIGITS_MAX = 20
 ENDPOINTS: tuple[Endpoint, ...] = (
     *queues.ENDPOINTS,
     *letters.ENDPOINTS,
     *redrives.ENDPOINTS,
     *books.ENDPOINTS,
+    *session.ENDPOINTS,
 )
 
 _encode = msgspec.json.Encoder().encode
@@ -102,24 +105,32 @@ async def _answered(office: Office, door: Door, methods: dict[str, Endpoint], re
         )
         return Response(_encode(body), 405, media_type=PROBLEM, headers={"allow": ", ".join(sorted(methods))})
     try:
-        if caller.role < NEEDS[endpoint.name]:
-            raise Forbidden(
-                f"forbidden; '{endpoint.name}' needs the role {NEEDS[endpoint.name].word}, you are {caller.role.word}"
-            )
-        desk = Desk(request, office, caller, endpoint.name, await _body(request))
+        door.check_page_of_session(request.scope)
+        need = office.needs[endpoint.name]
+        if caller.role < need:
+            raise Forbidden(f"forbidden; '{endpoint.name}' needs the role {need.word}, you are {caller.role.word}")
+        desk = Desk(request, office, door, caller, action=endpoint.name, body=await _body(request))
         reply = await endpoint.handler(desk)
     except Forbidden as error:
         if endpoint.is_change:
-            await _note_denied(office, caller, endpoint, error)
+            await _note_denied(office, caller, endpoint, request, error)
         raise
     if isinstance(reply, Response):
         return reply
     return Response(_encode(reply), media_type="application/json")
 
 
-async def _note_denied(office: Office, caller: Caller, endpoint: Endpoint, error: Forbidden) -> None:
+async def _note_denied(office: Office, caller: Caller, endpoint: Endpoint, request: Request, error: Forbidden) -> None:
+    """Who was refused what, and of which letter or queue, as far as the path says."""
     act = Act(actor=caller.name, action=endpoint.name, origin=caller.origin, detail=error.message)
-    await office.vault.ledger.append(act, outcome="denied")
+    names = request.path_params
+    letter = names.get("id", "") if endpoint.path.startswith("/admin/letters/") else ""
+    await office.vault.ledger.append(
+        act,
+        outcome="denied",
+        queue=clip(names.get("queue", ""), NAME_CHARACTERS_MAX),
+        letters=letter if letter.isascii() and letter.isdigit() and len(letter) < ID_DIGITS_MAX else "",
+    )
 
 
 async def _body(request: Request) -> bytes:

@@ -1,0 +1,8 @@
+-- Blobs that no letter has yet, or has any more; a doomed one is being deleted and can be claimed by nobody.
+CREATE TABLE loose_blobs (
+    blob   text PRIMARY KEY,
+    due_at bigint NOT NULL,
+    doomed bigint NOT NULL DEFAULT 0
+);
+CREATE INDEX loose_blobs_by_due_at ON loose_blobs (due_at);
+CREATE INDEX contents_by_blob ON contents (blob) WHERE blob <> '';

@@ -1,0 +1,1 @@
+DELETE FROM loose_blobs WHERE blob = :blob AND doomed = 1

@@ -1,0 +1,1 @@
+SELECT DISTINCT blob FROM contents WHERE letter IN_IDS AND blob <> ''

@@ -1,0 +1,182 @@
+"""What programs watch: /admin/events and the vault's part of /metrics; and what the settings change of custody."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.core.groups import Fingerprint, fingerprint
+from holdfast.core.ledger import Act
+from holdfast.core.letter import DeathStory
+from holdfast.core.roles import NEEDS, REDRIVES, Role, needs
+from holdfast.core.states import LetterState
+from holdfast.errors import CannotStart
+from holdfast.faces.api.admin import books
+from holdfast.services.fingerprints import load_fingerprint
+from holdfast.telemetry.vault_metrics import OTHERS, QUEUES_COUNT_MAX, CaptureGauge, render_vault
+from tests.admin.house import House, open_house
+from tests.admin.test_endpoints import dead_item
+from tests.vault.letters import QUEUE, act
+
+
+class _Desk:
+    """As much of a desk as the stream looks at."""
+
+    def __init__(self, house: House) -> None:
+        self.vault = house.office.vault
+
+
+async def test_events_tell_of_arrivals_and_of_progress_as_they_happen(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(books, "EVENTS_STEP_S", 0.01)
+    stream = books._stream(_Desk(house))  # type: ignore[arg-type]  # what a client reads, without a server between
+    seen = [await anext(stream), await anext(stream)]
+    assert [_event(chunk) for chunk in seen] == [("tallies", []), ("redrives", [])]
+    await house.put(b"1", b"2")
+    name, tallies = _event(await anext(stream))
+    assert (name, tallies) == ("tallies", [{"queue": QUEUE, "state": "captured", "count": 2}])
+    await house.office.vault.letters.move(
+        [1], source=LetterState.CAPTURED, target=LetterState.ARCHIVED, act=act("archive"), expected=1
+    )
+    name, tallies = _event(await anext(stream))
+    assert {(one["state"], one["count"]) for one in tallies} == {("captured", 1), ("archived", 1)}
+    await stream.aclose()
+
+
+async def test_events_are_served_as_server_sent_events(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(books, "EVENTS_COUNT_MAX", 1)
+    monkeypatch.setattr(books, "EVENTS_STEP_S", 0.0)
+    await dead_item(house)
+    async with house.client() as client:
+        await client.post("/admin/captures", json={"queue": QUEUE})
+        plan = (await client.post("/admin/plans", json={"selection": {"queue": QUEUE}})).json()
+        await client.post("/admin/redrives", json={"plan": plan["hash"], "name": "mended"})
+        answer = await client.get("/admin/events")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    found = dict(_event(chunk + b"\n\n") for chunk in answer.content.split(b"\n\n") if chunk)
+    assert found["tallies"][0]["queue"] == QUEUE
+    (redrive,) = found["redrives"]
+    assert (redrive["name"], redrive["total"]) == ("mended", 1)
+
+
+def _event(chunk: bytes) -> tuple[str, Any]:
+    name, data = chunk.decode().removesuffix("\n\n").split("\n")
+    return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+async def test_metrics_tell_of_letters_and_captures(house: House) -> None:
+    await dead_item(house)
+    async with house.client() as client:
+        await client.post("/admin/captures", json={"queue": QUEUE})
+        await client.post(f"/admin/dlq/queues/{QUEUE}/re-drive", json={"limit": 1})
+        await house.put(b"1", b"2")
+        async with house.client("") as nobody:
+            page = (await nobody.get("/metrics")).text.splitlines()
+    assert f'holdfast_letters{{queue="{QUEUE}",state="captured"}} 2' in page
+    assert f'holdfast_letters{{queue="{QUEUE}",state="redriven"}} 1' in page
+    assert f'holdfast_letters_captured_total{{queue="{QUEUE}"}} 3' in page
+    assert f'holdfast_letters_redriven_total{{queue="{QUEUE}"}} 1' in page
+    assert f'holdfast_failed_imports_total{{queue="{QUEUE}"}} 0' in page
+    lag = next(line for line in page if line.startswith(f'holdfast_capture_lag_seconds{{queue="{QUEUE}"}}'))
+    assert 0 <= float(lag.rpartition(" ")[2]) < 60
+
+
+def test_the_labels_of_the_vaults_metrics_are_bounded() -> None:
+    queues = [f"q{number}" for number in range(QUEUES_COUNT_MAX + 50)]
+    tallies = {(queue, "captured"): number + 1 for number, queue in enumerate(queues)}
+    moves = {(queue, "", "captured"): 1 for queue in queues} | {("q1", "redriving", "captured"): 2}
+    captures = [CaptureGauge(queue, running=True, lag_s=0.5, failed_imports=0) for queue in queues]
+    page = render_vault(tallies, moves, captures).splitlines()
+    for name in ("holdfast_letters{", "holdfast_letters_captured_total{", "holdfast_capture_lag_seconds{"):
+        assert len([line for line in page if line.startswith(name)]) <= QUEUES_COUNT_MAX + 1
+    assert f'holdfast_letters{{queue="{OTHERS}",state="captured"}} {sum(range(1, 51))}' in page
+    assert f'holdfast_letters_failed_total{{queue="{OTHERS}"}} 2' in page
+
+
+async def test_a_move_that_was_not_committed_is_not_counted(house: House) -> None:
+    await house.put(b"1")
+    moves = dict(house.office.vault.moves)
+    with pytest.raises(Exception, match="have changed"):
+        await house.office.vault.letters.move(
+            [1, 99], source=LetterState.CAPTURED, target=LetterState.ARCHIVED, act=act("archive"), expected=2
+        )
+    assert house.office.vault.moves == moves == {(QUEUE, "", "captured"): 1}
+
+
+def test_redriving_can_be_left_to_admins_and_nothing_else_changes() -> None:
+    assert needs() == NEEDS
+    table = needs(Role.ADMIN)
+    assert {name for name, role in table.items() if role is not NEEDS[name]} == REDRIVES
+    assert {table[name] for name in REDRIVES} == {Role.ADMIN}
+
+
+async def test_an_operator_may_not_redrive_where_the_settings_say_so(tmp_path: Path) -> None:
+    async with open_house(tmp_path, redrive_role="admin") as house:
+        await house.put(b"1")
+        token = await house.office.tokens.create("op", Role.OPERATOR, Act(actor="test", action="tokens.create"))
+        async with house.client(token) as client:
+            for path in (f"dlq/queues/{QUEUE}/re-drive", "plans", "redrives", "redrives/1/pause"):
+                answer = await client.post(f"/admin/{path}", json={})
+                assert (answer.status_code, "role admin" in answer.json()["detail"]) == (403, True), path
+            redrive = {"queue_name": "q", "ids": []}
+            assert (await client.post("/v1/queue.redrive", json=redrive)).status_code == 403
+            assert (await client.get("/admin/letters/1/body")).status_code == 200
+
+
+MODULE = """
+from holdfast.core.groups import Fingerprint
+
+def by_queue(message_type, death):
+    if death.reason == "bug":
+        raise ValueError("no")
+    return Fingerprint(death.queue or "none", "all of " + death.queue)
+
+def wrong(message_type, death):
+    return "text"
+
+def failing(message_type, death):
+    raise KeyError("x")
+
+number = 7
+"""
+
+
+def test_a_fingerprint_function_can_be_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_groups.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert load_fingerprint(None) is fingerprint
+    grouped = load_fingerprint("own_groups:by_queue")
+    assert grouped("t", DeathStory(queue="orders")) == Fingerprint("orders", "all of orders")
+    buggy = DeathStory(queue="orders", reason="bug")
+    assert grouped("t", buggy) == fingerprint("t", buggy), "a letter is grouped whatever the function does"
+    for target, why in (
+        ("own_groups", "is not MODULE:FUNCTION"),
+        ("own_groups:", "is not MODULE:FUNCTION"),
+        ("nowhere_to_be_found:f", "ModuleNotFoundError"),
+        ("own_groups:missing", "is not there"),
+        ("own_groups:number", "is a int"),
+        ("own_groups:wrong", "answered 'text'"),
+        ("own_groups:failing", "raised KeyError"),
+    ):
+        with pytest.raises(CannotStart, match=why):
+            load_fingerprint(target)
+
+
+async def test_letters_are_grouped_by_the_function_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other_groups.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    async with open_house(tmp_path, fingerprint="other_groups:by_queue") as house:
+        await dead_item(house)
+        async with house.client() as client:
+            await client.post("/admin/captures", json={"queue": QUEUE})
+            (group,) = (await client.get("/admin/groups")).json()["groups"]
+    assert (group["key"], group["title"]) == ("orders", "all of orders")
