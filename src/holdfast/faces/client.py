@@ -73,11 +73,8 @@ class _Http:
 
     def __init__(self, url: str, token: str, tls: ssl.SSLContext | None) -> None:
         self._url = url.rstrip("/")
-        headers = {"content-type": "application/json"}
-        if token:
-            headers["authorization"] = f"Bearer {token}"
         self.client = httpx2.AsyncClient(
-            headers=headers,
+            headers={"content-type": "application/json", **authorization(token)},
             timeout=httpx2.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             limits=httpx2.Limits(
                 max_connections=CONNECTIONS_COUNT_MAX, max_keepalive_connections=CONNECTIONS_COUNT_MAX
@@ -103,6 +100,16 @@ class _Http:
             reply: msgspec.Struct = _replies[verb].decode(answer.content)
             return reply
         raise _error_of(answer.status_code, answer.content, request)
+
+
+def authorization(token: str) -> dict[str, str]:
+    """The header that carries a token. Raises Invalid, which never shows the token."""
+    token = token.strip()  # a file ends with a newline
+    if not token:
+        return {}
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise Invalid("token is invalid; it is not one word of plain characters, check where it came from")
+    return {"authorization": f"Bearer {token}"}
 
 
 def _error_of(status: int, content: bytes, request: Request) -> HoldfastError:

@@ -19,6 +19,7 @@ from holdfast.core.collect_views import (
 )
 from holdfast.core.verbs import ErrorReply
 from holdfast.errors import CannotStart, HoldfastError, Invalid, TryAgain, Unauthorized, Unreachable
+from holdfast.faces.client import authorization
 from holdfast.services.collect.service import PAGE_COUNT_MAX
 
 TIMEOUT_S = 60.0
@@ -32,11 +33,11 @@ class ResultsClient:
 
     def __init__(self, url: str, token: str = "", *, tls: ssl.SSLContext | None = None) -> None:
         self._url = f"{url.rstrip('/')}/v1/results"
-        headers = {"content-type": "application/json"}
-        if token:
-            headers["authorization"] = f"Bearer {token}"
         self._client = httpx2.AsyncClient(
-            headers=headers, timeout=TIMEOUT_S, verify=tls if tls is not None else True, trust_env=False
+            headers={"content-type": "application/json", **authorization(token)},
+            timeout=TIMEOUT_S,
+            verify=tls if tls is not None else True,
+            trust_env=False,
         )
 
     async def __aenter__(self) -> Self:

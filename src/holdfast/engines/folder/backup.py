@@ -23,7 +23,7 @@ class FileBackup:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file: BinaryIO = path.open("ab")
+            self._file: BinaryIO = open(path, "ab", opener=_private)  # noqa: SIM115 - open until `close`
         except OSError as error:
             raise CannotStart(f"backup cannot be written; '{path}': {error.strerror or error}") from error
 
@@ -39,6 +39,11 @@ class FileBackup:
         self._file.write(_encoder.encode_lines(letters))
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def _private(path: str, flags: int) -> int:
+    """It holds bodies: for its owner alone."""
+    return os.open(path, flags, 0o600)
 
 
 def read_backup(path: Path) -> Iterator[Exported]:
