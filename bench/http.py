@@ -39,12 +39,8 @@ def _server(folder: Path, *, storing: bool) -> Iterator[int]:
 
 
 async def _create(port: int) -> None:
-    if port:
-        async with holdfast.Client(f"http://127.0.0.1:{port}", TOKEN) as queues:
-            try:
-                await queues.queues_create("orders", lease_timeout="1m", expire_timeout="1h")
-            except holdfast.HoldfastError as error:
-                print(error, file=sys.stderr)
+    async with holdfast.Client(f"http://127.0.0.1:{port}", TOKEN) as queues:
+        await queues.queues_create("orders", lease_timeout="1m", expire_timeout="1h")
 
 
 def _wrk(port: int, folder: Path, *, batch: int, seconds: int) -> float:

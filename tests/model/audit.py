@@ -29,9 +29,13 @@ class Seen:
 
 
 async def look(installation: Installation, queue: Queue) -> Seen:
-    """Everything that is in a queue's store; nothing, where it or a new partition of it could not be read yet."""
+    """Everything that is in a queue's store; nothing, where it or a new partition of it could not be read yet.
+
+    A shared storage is a database that can always be looked at, and a death there is one transaction: an item may have
+    arrived in a dead queue that nobody has opened since the start.
+    """
     unread = Seen(loaded=False)
-    if not installation.was_loaded(queue.name):
+    if not installation.is_shared and not installation.was_loaded(queue.name):
         return unread
     try:
         return await _look(installation, queue)

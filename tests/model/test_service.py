@@ -1,12 +1,14 @@
 """The machines: the whole service against its books, and the three commits of a death.
 
-PostgreSQL's machine runs in the soak alone: an example takes seconds there.
+PostgreSQL's machine has few examples here, because one takes a second or two there; the soak has more.
 """
 
 from __future__ import annotations
 
+import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.model.installation import PostgresBackend
 from tests.model.machine import ServiceMachine
 from tests.model.moves import MoveMachine
 from tests.model.profile import settings_for
@@ -46,3 +48,8 @@ def test_the_memory_store_keeps_the_books() -> None:
 
 def test_the_sqlite_store_keeps_the_books() -> None:
     run_state_machine_as_test(SqliteMachine, settings=settings_for(examples=60))
+
+
+def test_the_postgres_store_keeps_the_books(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PostgresBackend, "url", postgres_url)
+    run_state_machine_as_test(PostgresMachine, settings=settings_for(examples=5, steps=25))
