@@ -17,6 +17,7 @@ BENCHES = (
     "recover",
     "collect",
     "vault",
+    "custody",
 )
 
 

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from holdfast.core.groups import Fingerprinter
 from holdfast.core.ledger import FIRST, verify
 from holdfast.core.moments import parse_duration
+from holdfast.core.redrive_task import Retries
 from holdfast.core.roles import Caller, Role, needs
 from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.engines.sql_vault.database import Database
@@ -84,7 +85,7 @@ async def open_office(
         if settings.broker is not None:
             posts.append(await stack.enter_async_context(_rabbit(settings, time_source, grouped)))
         if queues is not None:
-            posts.append(QueuePost(queues, grouped=grouped))
+            posts.append(QueuePost(queues, grouped=grouped, retries=_retries(settings)))
         custody = Custody(vault, posts, clock=time_source, blobs=blobs)
         office = Office(custody, key=key, blobs=blobs, redrive_role=Role[settings.redrive_role.upper()])
         await office.tokens.load()
@@ -190,9 +191,19 @@ async def _rabbit(settings: Settings, clock: Clock, grouped: Fingerprinter) -> A
         management=settings.management.reveal() if settings.management else None,
         known=[name for name in (*names, *listed(settings.capture)) if "*" not in name],
         patterns=[name for name in names if "*" in name],
+        retries=_retries(settings),
         grouped=grouped,
     ) as post:
         yield post
+
+
+def _retries(settings: Settings) -> Retries:
+    """How consumers try again, for a canary that finds no wait queue. Raises CannotStart."""
+    try:
+        delays = [parse_duration(part, what="retry_delay") / 1_000_000 for part in listed(settings.retry_delay)]
+    except Invalid as error:
+        raise CannotStart(error.message) from error
+    return Retries(attempts=settings.retry_attempts, delays_s=tuple(delays))
 
 
 def _key(settings: Settings, url: str) -> bytes:

@@ -10,7 +10,9 @@ from typing import Literal
 
 from msgspec import Struct, json
 
+from holdfast.core.letter import Origin
 from holdfast.core.letter_selection import Selection
+from holdfast.core.moments import parse_duration
 from holdfast.errors import Invalid
 
 RATE_PER_S_MAX = 100_000
@@ -19,14 +21,42 @@ PLAN_COUNT_MAX = 1_000_000
 NAME_CHARACTERS_MAX = 200
 REASON_CHARACTERS_MAX = 2_000
 UNROUTED_SHOWN_MAX = 100
+ROUTES_COUNT_MAX = 1_000
+NAME_BYTES_MAX = 255
+
+
+class Place(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An address, as a request names it. Without an exchange the routing key is a queue's name."""
+
+    exchange: str = ""
+    routing_key: str = ""
 
 
 class Target(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Where letters go: the queue each died in, its wait queue, where it was published first, or one address."""
+    """Where letters go: the queue each died in, its wait queue, where it was published first, one address, or by the
+    type of each: a type that is not among the routes is left out; without a type it goes where it was published first,
+    else to `redirect`."""
 
-    kind: Literal["queue", "wait", "original", "address"] = "queue"
+    kind: Literal["queue", "wait", "original", "address", "type"] = "queue"
     exchange: str = ""
     routing_key: str = ""
+    routes: dict[str, Place] = {}
+    redirect: Place | None = None
+    type_header: str = ""
+
+
+class Retries(Struct, frozen=True, kw_only=True):
+    """How consumers try again, where nothing else tells: how often, and after which delays, the last one repeated."""
+
+    attempts: int = 3
+    delays_s: tuple[float, ...] = ()
+
+    def ladder_s(self, delays_s: Sequence[float] = (), *, attempts: int = 0) -> float | None:
+        """Until a message that fails every time is dead: attempts times delay. None when no delay is known."""
+        steps = tuple(delays_s) or self.delays_s
+        if not steps:
+            return None
+        return sum(steps[min(place, len(steps) - 1)] for place in range(attempts or self.attempts))
 
 
 class Canary(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,6 +101,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     made_at: datetime
     made_by: str
+    copies: dict[str, list[str]] = {}  #: address → every queue that gets a copy, for exchanges
+    canary_wait: str = ""  #: how long a canary watches, `auto` put into seconds
 
 
 class RedriveState(Enum):
@@ -111,6 +143,9 @@ class Leased(Struct, frozen=True):
     redrive_id: str
     address: str
     body_bytes: int = 0
+    queue: str = ""
+    origin: Origin = "rabbitmq"
+    revision: int = 0
 
 
 class Settled(Struct, frozen=True):
@@ -132,10 +167,30 @@ def check_wish(wish: Wish) -> None:
         raise Invalid(f"plan is invalid; max_per_s is from 0 to {RATE_PER_S_MAX}")
     if not 1 <= wish.redrives_max <= 1_000:
         raise Invalid("plan is invalid; redrives_max is from 1 to 1000")
-    if (wish.target.exchange or wish.target.routing_key) and wish.target.kind != "address":
-        raise Invalid("plan is invalid; an exchange or routing key goes with the target 'address' alone")
-    if wish.target.kind == "address" and not (wish.target.exchange or wish.target.routing_key):
-        raise Invalid("plan is invalid; the target 'address' needs an exchange or a routing key")
+    check_target(wish.target)
     canary = wish.canary
     if canary and not (1 <= canary.first <= 10_000 and 1 < canary.widen <= 100 and 0 <= canary.stop_above <= 1):
         raise Invalid("plan is invalid; canary takes first 1 to 10000, widen above 1 to 100, stop_above 0 to 1")
+    if canary and canary.wait != "auto":
+        parse_duration(canary.wait, what="canary wait")
+
+
+def check_target(target: Target) -> None:
+    """Raises Invalid for what is missing, or goes with another kind."""
+    if (target.exchange or target.routing_key) and target.kind != "address":
+        raise Invalid("plan is invalid; an exchange or routing key goes with the target 'address' alone")
+    if target.kind == "address" and not (target.exchange or target.routing_key):
+        raise Invalid("plan is invalid; the target 'address' needs an exchange or a routing key")
+    if (target.routes or target.redirect or target.type_header) and target.kind != "type":
+        raise Invalid("plan is invalid; routes, redirect and type_header go with the target 'type' alone")
+    if target.kind == "type" and not target.routes:
+        raise Invalid("plan is invalid; the target 'type' needs routes")
+    if len(target.routes) > ROUTES_COUNT_MAX:
+        raise Invalid(f"plan is invalid; at most {ROUTES_COUNT_MAX} routes, got {len(target.routes)}")
+    places = [*target.routes.values(), *([target.redirect] if target.redirect else [])]
+    if any(not (place.exchange or place.routing_key) for place in places):
+        raise Invalid("plan is invalid; a route needs an exchange or a routing key")
+    texts = [target.exchange, target.routing_key, target.type_header]
+    texts += [text for place in places for text in (place.exchange, place.routing_key)]
+    if any(len(text.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX for text in texts):
+        raise Invalid(f"plan is invalid; a name has {NAME_BYTES_MAX} bytes at the most")

@@ -55,7 +55,8 @@ class DeadQueue(Struct, frozen=True, kw_only=True):
 class Parcel(Struct, frozen=True, kw_only=True):
     """One letter on its way out."""
 
-    letter: Letter
+    letter: int
+    queue: str
     content: Content
     address: Address
     redrive_id: str
@@ -68,6 +69,14 @@ class Posted(Struct, frozen=True):
 
     kind: Literal["stored", "failed", "unknown"]
     why: str = ""
+
+
+class Reach(Struct, frozen=True, kw_only=True):
+    """What is known of an address before anything is sent to it."""
+
+    why: str = ""  #: why nothing would arrive; empty when it would, as far as can be told
+    queues: tuple[str, ...] | None = None  #: every queue that gets a copy; None when nobody can say
+    note: str = ""  #: what could not be looked at
 
 
 class Post(Protocol):
@@ -88,8 +97,12 @@ class Post(Protocol):
     def route(self, letter: Letter, target: Target) -> tuple[Address | None, str]:
         """Where a letter would go, and why; no address when nothing says where."""
 
-    async def check(self, addresses: Sequence[Address]) -> dict[Address, str]:
-        """Those that do not route now, with the reason."""
+    async def look(self, addresses: Sequence[Address]) -> dict[Address, Reach]:
+        """Where each leads now. Raises BrokerError."""
+
+    async def ladder_s(self, addresses: Sequence[Address]) -> float | None:
+        """How long a letter that goes there and fails every attempt takes until it is dead again, of all the longest;
+        None when nothing tells of one of them. Raises BrokerError."""
 
     async def publish(self, parcels: Sequence[Parcel]) -> list[Posted]:
         """Publish, pipelined, confirmed and mandatory; outcomes in the same order."""

@@ -22,6 +22,9 @@ from holdfast.core.redrive_task import Leased, Plan, Redrive, RedriveState, Sett
 from holdfast.core.roles import Token
 from holdfast.core.states import LetterState
 
+#: How many bytes of bodies are leased at once.
+LEASE_BYTES_MAX = 64 * 1024 * 1024
+
 
 class Stored(Struct, frozen=True):
     """Where a delivery is now. `matched` says that it was there already and that its un-acked row is used up."""
@@ -175,11 +178,18 @@ class Redrives(Protocol):
     async def set_state(self, redrive: int, state: RedriveState, *, sources: Sequence[RedriveState], act: Act) -> bool:
         """Bring a task into a state; false when it was in none of `sources`."""
 
-    async def lease(self, redrive: int, *, count_max: int, until: datetime, act: Act) -> list[Leased]:
-        """Letters to publish: *redriving* from now on. What is no longer *captured* is skipped."""
+    async def lease(
+        self, redrive: int, *, count_max: int, until: datetime, act: Act, bytes_max: int = LEASE_BYTES_MAX
+    ) -> list[Leased]:
+        """Letters to publish: *redriving* from now on. What is no longer *captured* is skipped. Always at least one
+        where there is one, whatever its size."""
 
-    async def settle(self, redrive: int, settled: Sequence[Settled], act: Act) -> None:
-        """What became of them; by the redrive id, also when the lease ran out. Unknown ones stay *redriving*."""
+    async def contents(self, leased: Sequence[Leased]) -> list[Content]:
+        """What is to be published of each, in the same order."""
+
+    async def settle(self, redrive: int, settled: Sequence[Settled], act: Act, *, until: datetime) -> None:
+        """What became of letters that were leased until a moment. *redriven* counts also when the lease ran out and
+        another has the letter; *failed* and *unknown* only from the one who has it. Unknown ones stay *redriving*."""
 
 
 class Ledger(Protocol):

@@ -151,6 +151,16 @@ class Settings(Struct, frozen=True, kw_only=True):
     resolve_after: Annotated[
         str, Meta(description="A redriven letter that has not come back for so long is resolved")
     ] = "24h"
+    retry_delay: Annotated[
+        str | None,
+        Meta(
+            description="After which delays consumers try again, `15s` or `1s,15s,5m`: for a canary's `auto`, where no "
+            "wait queue tells"
+        ),
+    ] = None
+    retry_attempts: Annotated[
+        int, Meta(ge=1, le=65_536, description="How often consumers try a message before it is dead, for the same")
+    ] = 3
     retention: Annotated[
         str | None, Meta(description="How long settled letters are kept, as state=duration,…; for ever when left out")
     ] = None

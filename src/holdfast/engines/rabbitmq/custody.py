@@ -12,16 +12,14 @@ from math import isfinite
 from types import TracebackType
 from typing import Self
 
-from msgspec.structs import replace
 from pamqp import commands as amqp
 
-from holdfast.core.death import Change, deaths, first_death
+from holdfast.core.death import deaths, first_death
 from holdfast.core.groups import Fingerprinter, fingerprint
 from holdfast.core.letter import (
     ERROR_CHARACTERS_MAX,
     NAME_CHARACTERS_MAX,
     REASON_CHARACTERS_MAX,
-    Content,
     DeathStory,
     JsonValue,
     Letter,
@@ -32,15 +30,17 @@ from holdfast.core.letter import (
 from holdfast.core.message import Address as Destination
 from holdfast.core.message import Message
 from holdfast.core.moments import microseconds, moment
-from holdfast.core.redrive import REDRIVE_ID, Redrive, redriven_count, redriven_headers
-from holdfast.core.redrive_task import Target
-from holdfast.core.routes import Mode, RouteTable, find_route
+from holdfast.core.redrive import REDRIVE_ID, redriven_count
+from holdfast.core.redrive_task import Place, Retries, Target
+from holdfast.core.routes import TYPE_HEADER, Mode, RouteTable, find_route
 from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.channel import Channel, Close
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.custody_look import Outlook
 from holdfast.engines.rabbitmq.digest import digest
 from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.rabbitmq.letters_out import Rewriter
 from holdfast.engines.rabbitmq.management import Management, QueueInfo
 from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.wire import methods, properties
@@ -49,13 +49,19 @@ from holdfast.engines.rabbitmq.wire.events import Delivery, Event
 from holdfast.engines.rabbitmq.wire.table import Undecodable, Value
 from holdfast.errors import BrokerError, BrokerRefused
 from holdfast.ports.clock import Clock
-from holdfast.ports.custody import Caught, DeadQueue, Parcel, Posted
+from holdfast.ports.custody import Caught, DeadQueue, Parcel, Posted, Reach
 
 LETTER_BYTES_MAX = 64 * 1024 * 1024
 PREFETCH = 4_000
 PEEK_TIMEOUT_S = 5.0
 PATTERNS = ("*.dlq",)
-MODES = {"queue": Mode.SOURCE, "wait": Mode.WAIT, "original": Mode.EXCHANGE, "address": Mode.PLACE}
+MODES = {
+    "queue": Mode.SOURCE,
+    "wait": Mode.WAIT,
+    "original": Mode.EXCHANGE,
+    "address": Mode.PLACE,
+    "type": Mode.ROUTES,
+}
 
 
 class _Silent:
@@ -85,6 +91,7 @@ class RabbitCustody:
         known: Sequence[str] = (),
         patterns: Sequence[str] = PATTERNS,
         grouped: Fingerprinter = fingerprint,
+        retries: Retries | None = None,
     ) -> None:
         self._address = Address.parse(url)
         self._clock = clock
@@ -93,6 +100,8 @@ class RabbitCustody:
         self._patterns = tuple(patterns)
         self._grouped = grouped
         self._publisher = Publisher(self._address)
+        self._outlook = Outlook(self._address, management, retries or Retries())
+        self._rewriter = Rewriter(self._address.login.user)
 
     async def __aenter__(self) -> Self:
         await self._publisher.__aenter__()
@@ -141,53 +150,26 @@ class RabbitCustody:
             yield await connection.channel(_Silent())
 
     def route(self, letter: Letter, target: Target) -> tuple[Destination | None, str]:
-        routes = RouteTable(
-            mode=MODES[target.kind], place=Destination(exchange=target.exchange, routing_key=target.routing_key)
-        )
-        headers = {"x-original-queue": letter.death.queue} if letter.death.queue else {}
-        for name in ("x-original-exchange", "x-original-routing-key"):
-            value = letter.headers.get(name)
-            if isinstance(value, str):
-                headers[name] = value
-        found = find_route(
-            {**letter.headers, **headers} if target.kind == "original" else headers, routes, dead_queue=letter.queue
-        )
+        found = find_route(_telling(letter, target), route_table(target), dead_queue=letter.queue)
         return found.address, found.why
 
-    async def check(self, addresses: Sequence[Destination]) -> dict[Destination, str]:
-        bad: dict[Destination, str] = {}
-        for address in dict.fromkeys(addresses):
-            method = (
-                methods.ExchangeDeclare(exchange=address.exchange, passive=True)
-                if address.exchange
-                else methods.QueueDeclare(queue=address.routing_key, passive=True)
-            )
-            try:
-                async with self._channel() as channel:
-                    await channel.call(method)
-            except BrokerRefused as error:
-                bad[address] = error.message
-        return bad
+    async def look(self, addresses: Sequence[Destination]) -> dict[Destination, Reach]:
+        return await self._outlook.look(addresses)
+
+    async def ladder_s(self, addresses: Sequence[Destination]) -> float | None:
+        return await self._outlook.ladder_s(addresses)
 
     async def publish(self, parcels: Sequence[Parcel]) -> list[Posted]:
         outgoing: list[Outgoing] = []
         refused: dict[int, Posted] = {}
+        at = moment(self._clock.now_us())
         for place, parcel in enumerate(parcels):
             try:
-                outgoing.append(self._outgoing(parcel))
+                outgoing.append(self._rewriter.outgoing(parcel, at=at))
             except (properties.Unreadable, ValueError, TypeError) as error:
                 refused[place] = Posted("failed", f"it cannot be written: {error}")
         outcomes = iter(await self._publisher.publish_all(outgoing))
         return [refused.get(place) or _posted(next(outcomes)) for place in range(len(parcels))]
-
-    def _outgoing(self, parcel: Parcel) -> Outgoing:
-        message = _message(parcel.content, parcel.letter)
-        redrive = Redrive(run=parcel.run, by=parcel.by, dead_queue=parcel.letter.queue, user=self._address.login.user)
-        change = redriven_headers(message, redrive, at=moment(self._clock.now_us()), digest=parcel.letter.digest)
-        # The vault's own id, made when the task was: whoever publishes this letter again does so under it.
-        change = replace(change, put=change.put | {REDRIVE_ID: parcel.redrive_id})
-        raw = apply(parcel.content, change)
-        return Outgoing(parcel.address.exchange, parcel.address.routing_key, raw, parcel.content.body)
 
     async def peek(self, queue: str, *, count_max: int) -> list[NewLetter]:
         found: list[NewLetter] = []
@@ -322,35 +304,34 @@ def plain(value: Value) -> JsonValue:
             return {"undecodable": base64.b64encode(value.raw).decode()}
 
 
-def _message(content: Content, letter: Letter) -> Message:
-    decoded = properties.decode(content.properties)
-    headers = decoded.get("headers")
-    return Message(
-        body=b"",
-        queue=letter.queue,
-        exchange=letter.exchange,
-        routing_key=letter.routing_key,
-        expiration=_text(decoded.get("expiration")),
-        user_id=_text(decoded.get("user_id")),
-        headers=headers if isinstance(headers, dict) else {},
+def route_table(target: Target) -> RouteTable:
+    """What a target says, as the table that routes are found by."""
+    return RouteTable(
+        mode=MODES[target.kind],
+        place=Destination(exchange=target.exchange, routing_key=target.routing_key),
+        routes={name: _destination(place) for name, place in target.routes.items()},
+        redirect=_destination(target.redirect) if target.redirect else None,
+        type_header=target.type_header or TYPE_HEADER,
+        has_table=bool(target.routes),
     )
 
 
-def apply(content: Content, change: Change) -> bytes:
-    """The raw properties of a letter with its edits, then with what a redrive changes."""
-    raw = properties.splice(content.properties, drop=change.drop_properties)
-    edits: dict[str, Value] = {name: _wire(value) for name, value in content.put.items()}
-    raw = properties.splice_headers(raw, put=edits, drop=content.drop)
-    put: dict[str, Value] = {name: _wire(value) for name, value in change.put.items()}
-    return properties.splice_headers(raw, put=put, drop=change.drop)
+def _telling(letter: Letter, target: Target) -> dict[str, JsonValue]:
+    """The headers by which a letter finds its way."""
+    told: dict[str, JsonValue] = {"x-original-queue": letter.death.queue} if letter.death.queue else {}
+    for name in ("x-original-exchange", "x-original-routing-key"):
+        value = letter.headers.get(name)
+        if isinstance(value, str):
+            told[name] = value
+    if target.kind not in ("original", "type"):
+        return told
+    header = target.type_header or TYPE_HEADER
+    typed: dict[str, JsonValue] = {header: letter.type} if letter.type and header not in letter.headers else {}
+    return {**letter.headers, **told, **typed}
 
 
-def _wire(value: JsonValue | list[str]) -> Value:
-    if isinstance(value, list):
-        return [_wire(one) for one in value]
-    if isinstance(value, dict):
-        return {name: _wire(one) for name, one in value.items()}
-    return value
+def _destination(place: Place) -> Destination:
+    return Destination(exchange=place.exchange, routing_key=place.routing_key)
 
 
 def _posted(outcome: Outcome) -> Posted:

@@ -11,10 +11,11 @@ import json
 from pamqp import base
 
 from holdfast.core.message import Address as Destination
-from holdfast.core.routes import Mode, RouteTable, topic_matches
+from holdfast.core.routes import Mode, RouteTable
 from holdfast.core.topology import Version
+from holdfast.engines.rabbitmq.bindings import Bindings
 from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.management import BindingInfo, ExchangeInfo, Management, QueueInfo
+from holdfast.engines.rabbitmq.management import Management, QueueInfo
 from holdfast.engines.rabbitmq.recovery_lock import Deaf
 from holdfast.engines.rabbitmq.wire import methods
 from holdfast.errors import BrokerRefused, HoldfastError
@@ -24,7 +25,6 @@ NOT_FOUND = 404
 #: Since 4.0 every quorum queue has it unless told otherwise.
 DELIVERY_LIMIT_DEFAULT = 20
 MANAGEMENT_TIMEOUT_S = 5.0
-EXCHANGE_HOPS_MAX = 10
 
 
 class Inspection:
@@ -34,7 +34,8 @@ class Inspection:
         self._connection = connection
         self._queue = queue
         self._management = management
-        self._seen: _World | None = None
+        self._seen: Bindings | None = None
+        self._info: QueueInfo | None = None
 
     def receivers(self, address: Destination) -> list[str]:
         """The queues that a message with this address reaches; none when nobody could say."""
@@ -59,8 +60,8 @@ class Inspection:
         if version >= Version(4, 0):
             found.delivery_limit, found.limit_is_assumed = DELIVERY_LIMIT_DEFAULT, True
         self._seen = world = await self._world(found)
-        if world is not None:
-            _limits(found, world, self._queue, version)
+        if self._info is not None and world is not None:
+            _limits(found, self._info, version)
         if found.delivery_limit is not None:
             found.cure = _cure(self._queue, version)
         may_be_quorum = found.queue_type in ("quorum", "")
@@ -71,7 +72,7 @@ class Inspection:
             found.warnings.append("which other queues get a copy cannot be said without the management API")
         return found
 
-    async def _check(self, destination: Destination, world: _World | None, found: Findings) -> None:
+    async def _check(self, destination: Destination, world: Bindings | None, found: Findings) -> None:
         key, exchange = destination.routing_key, destination.exchange
         if not exchange:
             if key == self._queue:
@@ -110,7 +111,7 @@ class Inspection:
         await self._connection.close_channel(channel)
         return answer
 
-    async def _world(self, found: Findings) -> _World | None:
+    async def _world(self, found: Findings) -> Bindings | None:
         if self._management is None:
             return None
         vhost = self._connection.address.login.vhost
@@ -125,11 +126,8 @@ class Inspection:
                     )
                     return None
                 found.alarm = await management.alarms() or ""
-                world = _World(
-                    await management.queue(vhost, self._queue),
-                    await management.exchanges(vhost),
-                    await management.bindings(vhost),
-                )
+                self._info = await management.queue(vhost, self._queue)
+                world = Bindings(await management.exchanges(vhost), await management.bindings(vhost))
         except HoldfastError as error:
             found.warnings.append(f"the management API could not be asked, checks are fewer; {error.message}")
             return None
@@ -137,47 +135,7 @@ class Inspection:
         return world
 
 
-class _World:
-    """The queue and all bindings, as the management API shows them."""
-
-    def __init__(self, queue: QueueInfo, exchanges: list[ExchangeInfo], bindings: list[BindingInfo]) -> None:
-        self.queue = queue
-        self._exchanges = {exchange.name: exchange for exchange in exchanges}
-        self._bindings: dict[str, list[BindingInfo]] = {}
-        for binding in bindings:
-            self._bindings.setdefault(binding.source, []).append(binding)
-
-    def reached(self, exchange: str, key: str, *, hops: int = 0) -> set[str] | None:
-        """Queues that get a message with this key; None where headers decide."""
-        info = self._exchanges.get(exchange)
-        if info is None or hops > EXCHANGE_HOPS_MAX:
-            return set()
-        if info.type not in ("direct", "fanout", "topic"):
-            return None
-        queues: set[str] = set()
-        for binding in self._bindings.get(exchange, ()):
-            if not _binds(info.type, binding.routing_key, key):
-                continue
-            if binding.destination_type == "queue":
-                queues.add(binding.destination)
-                continue
-            further = self.reached(binding.destination, key, hops=hops + 1)
-            if further is None:
-                return None
-            queues |= further
-        if not queues and isinstance(other := info.arguments.get("alternate-exchange"), str):
-            return self.reached(other, key, hops=hops + 1)
-        return queues
-
-
-def _binds(kind: str, binding_key: str, key: str) -> bool:
-    if kind == "fanout":
-        return True
-    return binding_key == key if kind == "direct" else topic_matches(binding_key, key)
-
-
-def _limits(found: Findings, world: _World, queue: str, version: Version) -> None:
-    info = world.queue
+def _limits(found: Findings, info: QueueInfo, version: Version) -> None:
     found.queue_type = info.type
     found.limit_is_assumed = False
     if info.type != "quorum":
@@ -194,7 +152,7 @@ def _limits(found: Findings, world: _World, queue: str, version: Version) -> Non
         found.delivery_limit = None
         if unlimited and version < Version(4, 0):
             found.delivery_limit = 0
-            found.warnings.append(f"queue '{queue}' has x-delivery-limit -1, which this version takes for zero")
+            found.warnings.append(f"queue '{info.name}' has x-delivery-limit -1, which this version takes for zero")
 
 
 def _cure(queue: str, version: Version) -> str:

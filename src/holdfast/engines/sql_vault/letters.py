@@ -14,9 +14,9 @@ from holdfast.core.letter import Content, JsonValue, Letter, NewLetter, Revision
 from holdfast.core.moments import microseconds, moment
 from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.engines.sql_vault.books import Books, Moved
-from holdfast.engines.sql_vault.database import SQL, Row, Work, statement
+from holdfast.engines.sql_vault.database import SQL, Work, statement
 from holdfast.engines.sql_vault.loose import claim, free
-from holdfast.engines.sql_vault.reading import Reading, letter_of
+from holdfast.engines.sql_vault.reading import Reading, content_of, letter_of
 from holdfast.errors import Conflict, Invalid
 from holdfast.ports.vault import FailedImport, Stored
 from holdfast.proof import crash_point
@@ -102,7 +102,7 @@ class SqlLetters(Reading):
     async def content(self, letter: int, *, revision: int | None = None) -> Content | None:
         def work(work: Work) -> Content | None:
             rows = self._run(work, "select_contents", ids=work.dialect.ids([letter]))
-            return self._content(work, rows[0], revision) if rows else None
+            return content_of(self._books, work, rows[0], revision) if rows else None
 
         return await self._books.database.read(work)
 
@@ -112,23 +112,11 @@ class SqlLetters(Reading):
             found = work.rows(f"{SQL['select_letter']} WHERE l.id {work.dialect.in_ids} ORDER BY l.id", ids=wanted)
             contents = {row[0]: row for row in self._run(work, "select_contents", ids=wanted)}
             letters = [letter_of(row) for row in found]
-            return [(one, self._content(work, contents[one.id], None if one.revision else 0)) for one in letters]
+            return [
+                (one, content_of(self._books, work, contents[one.id], None if one.revision else 0)) for one in letters
+            ]
 
         return await self._books.database.read(work)
-
-    def _content(self, work: Work, row: Row, revision: int | None) -> Content:
-        letter, body, properties, blob = row[0], bytes(row[1]), bytes(row[2]), row[3]
-        put: dict[str, JsonValue] = {}
-        drop: tuple[str, ...] = ()
-        for number, changed, headers, dropped, *_ in (
-            self._run(work, "select_revisions", letter=letter) if revision != 0 else ()
-        ):
-            if revision is not None and number > revision:
-                break
-            put, drop = _decode(headers), tuple(_decode(dropped))
-            if changed is not None:
-                body, blob = bytes(changed), ""
-        return Content(body=body, properties=properties, blob=blob, put=put, drop=drop)
 
     async def revise(
         self,

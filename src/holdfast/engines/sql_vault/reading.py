@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.letter import DeathStory, Letter
+from holdfast.core.letter import Content, DeathStory, JsonValue, Letter
 from holdfast.core.letter_selection import ID_MAX, WALK_COUNT_MAX, Selection, check_selection, words
 from holdfast.core.states import LetterState
 from holdfast.engines.sql_vault.books import Books
@@ -210,3 +210,19 @@ def letter_of(row: Row) -> Letter:
         headers=_headers(row[25]),
         shown=_headers(row[26]),
     )
+
+
+def content_of(books: Books, work: Work, row: Row, revision: int | None) -> Content:
+    """What would be published of a letter: its newest revision, or the given one; 0 is the original."""
+    letter, body, properties, blob = row[0], bytes(row[1]), bytes(row[2]), row[3]
+    put: dict[str, JsonValue] = {}
+    drop: tuple[str, ...] = ()
+    for number, changed, headers, dropped, *_ in (
+        books.run(work, "select_revisions", letter=letter) if revision != 0 else ()
+    ):
+        if revision is not None and number > revision:
+            break
+        put, drop = _headers(headers), tuple(msgspec.json.decode(dropped))
+        if changed is not None:
+            body, blob = bytes(changed), ""
+    return Content(body=body, properties=properties, blob=blob, put=put, drop=drop)

@@ -9,12 +9,14 @@ from datetime import datetime
 import msgspec
 
 from holdfast.core.ledger import Act
-from holdfast.core.letter import clip
+from holdfast.core.letter import Content, clip
 from holdfast.core.moments import microseconds, moment
 from holdfast.core.redrive_task import Leased, Plan, Redrive, RedriveState, Settled, Wish
 from holdfast.core.states import LetterState
-from holdfast.engines.sql_vault.books import Books
+from holdfast.engines.sql_vault.books import Books, Moved
 from holdfast.engines.sql_vault.database import SQL, Row, Work, statement
+from holdfast.engines.sql_vault.reading import content_of
+from holdfast.ports.vault import LEASE_BYTES_MAX
 from holdfast.proof import crash_point
 
 WHY_CHARACTERS_MAX = 500
@@ -106,7 +108,9 @@ class SqlRedrives:
 
         return await self._books.database.write(work)
 
-    async def lease(self, redrive: int, *, count_max: int, until: datetime, act: Act) -> list[Leased]:
+    async def lease(
+        self, redrive: int, *, count_max: int, until: datetime, act: Act, bytes_max: int = LEASE_BYTES_MAX
+    ) -> list[Leased]:
         books = self._books
 
         def work(work: Work) -> list[Leased]:
@@ -114,63 +118,84 @@ class SqlRedrives:
             if not rows or rows[0][0] != RedriveState.RUNNING.value:
                 return []
             found = books.run(work, "select_to_lease", redrive=redrive, now=books.now_us(), count_max=count_max)
-            ours = [row for row in found if _is_ours(row)]
             for row in found:
                 if not _is_ours(row):
                     self._pass_over(work, redrive, row[0], status=row[3], state=row[4])
+            ours = _within([row for row in found if _is_ours(row)], bytes_max)
             if not ours:
                 return []
             ids = work.dialect.ids([row[0] for row in ours])
             books.run(work, "set_lease", redrive=redrive, until=microseconds(until), ids=ids)
-            fresh = [row[0] for row in ours if row[4] == LetterState.CAPTURED.value]
-            states = books.run(work, "select_states", ids=work.dialect.ids(fresh))
-            books.move(work, act, states, LetterState.REDRIVING.value)
-            return [Leased(row[0], row[1], row[2], row[5]) for row in ours]
+            fresh = [(row[0], row[6], row[4]) for row in ours if row[4] == LetterState.CAPTURED.value]
+            books.move(work, act, fresh, LetterState.REDRIVING.value)
+            return [Leased(row[0], row[1], row[2], *row[5:]) for row in ours]
 
         leased = await books.database.write(work)
         crash_point("vault.after_lease")
         return leased
 
-    async def settle(self, redrive: int, settled: Sequence[Settled], act: Act) -> None:
+    async def contents(self, leased: Sequence[Leased]) -> list[Content]:
+        def work(work: Work) -> list[Content]:
+            rows = self._books.run(work, "select_contents", ids=work.dialect.ids([one.letter for one in leased]))
+            found = {row[0]: row for row in rows}
+            return [content_of(self._books, work, found[one.letter], None if one.revision else 0) for one in leased]
+
+        return await self._books.database.read(work)
+
+    async def settle(self, redrive: int, settled: Sequence[Settled], act: Act, *, until: datetime) -> None:
         books = self._books
 
         def work(work: Work) -> None:
-            values = [
-                {
-                    "redrive": redrive,
-                    "letter": one.letter,
-                    "status": one.kind,
-                    "why": clip(one.why, WHY_CHARACTERS_MAX),
-                    "until": 0,
-                }
-                for one in settled
-            ]
-            work.many(statement("set_redrive_status", work.dialect), values)
-            for kind, target in (("redriven", LetterState.REDRIVEN), ("failed", LetterState.CAPTURED)):
-                ids = work.dialect.ids([one.letter for one in settled if one.kind == kind])
-                # One that has come back already stays so: it was published, whatever we heard of it.
-                rows = [row for row in books.run(work, "select_states", ids=ids) if row[2] == "redriving"]
-                books.move(work, act, rows, target.value)
-                if kind == "redriven":
-                    books.run(work, "add_redriven_count", ids=ids)
+            told = {one.letter: one for one in settled}
+            rows = books.run(work, "select_to_settle", redrive=redrive, ids=work.dialect.ids(list(told)))
+            done = [row for row in rows if told[row[0]].kind == "redriven" and row[3] not in ("redriven", "skipped")]
+            self._confirmed(work, redrive, done, act)
+            # What is not confirmed counts only from the one who has the letter: another may have published it.
+            ours = [row for row in rows if row[3] in ("leased", "unknown") and row[4] == microseconds(until)]
+            for kind, why in {(one.kind, one.why) for one in settled if one.kind != "redriven"}:
+                these = [row for row in ours if (told[row[0]].kind, told[row[0]].why) == (kind, why)]
+                self._set_status(work, redrive, these, kind, clip(why, WHY_CHARACTERS_MAX))
+                if kind == "failed":
+                    back = [row[:3] for row in these if row[2] == LetterState.REDRIVING.value]
+                    books.move(work, act, back, LetterState.CAPTURED.value)
 
         await books.database.write(work)
         crash_point("vault.after_settle")
 
     # Inside.
 
+    def _confirmed(self, work: Work, redrive: int, rows: Sequence[Row], act: Act) -> None:
+        """The broker has them, whoever published them and whatever was thought meanwhile."""
+        if not rows:
+            return
+        books, redriving = self._books, LetterState.REDRIVING.value
+        self._set_status(work, redrive, rows, "redriven", "")
+        # Somebody else thought that it had failed, and it is captured since: it has gone all the same.
+        again = [row[:3] for row in rows if row[2] == LetterState.CAPTURED.value]
+        books.move(work, act, again, redriving)
+        mistaken = [row[0] for row in rows if row[3] == "failed"]
+        held = books.run(work, "select_held_elsewhere", redrive=redrive, ids=work.dialect.ids(mistaken))
+        elsewhere = {row[0] for row in held} if mistaken else set()
+        # One that has come back already stays so: it was published, whatever we heard of it.
+        going = [row for row in rows if row[2] in (redriving, LetterState.CAPTURED.value) and row[0] not in elsewhere]
+        if going:
+            ids = work.dialect.ids([row[0] for row in going])
+            books.run(work, "set_redriven", now=books.now_us(), ids=ids)
+            books.book(work, act, [Moved(row[0], row[1], redriving, LetterState.REDRIVEN.value) for row in going])
+        moved = {row[0] for row in going}
+        if others := [row[0] for row in rows if row[0] not in moved]:
+            books.run(work, "add_redriven_count", ids=work.dialect.ids(others))
+
+    def _set_status(self, work: Work, redrive: int, rows: Sequence[Row], status: str, why: str) -> None:
+        if rows:
+            ids = work.dialect.ids([row[0] for row in rows])
+            self._books.run(work, "set_redrive_status", redrive=redrive, status=status, why=why, ids=ids)
+
     def _pass_over(self, work: Work, redrive: int, letter: int, *, status: str, state: str | None) -> None:
         """A letter that is not to be published: it came back, so it was, or somebody did something else with it."""
         came_back = status != "waiting"
-        self._books.run(
-            work,
-            "set_redrive_status",
-            redrive=redrive,
-            letter=letter,
-            status="redriven" if came_back else "skipped",
-            why="" if came_back else f"it is {state or 'deleted'} now",
-            until=0,
-        )
+        why = "" if came_back else f"it is {state or 'deleted'} now"
+        self._set_status(work, redrive, [(letter,)], "redriven" if came_back else "skipped", why)
 
     def _exists(self, work: Work, redrive: int) -> bool:
         return bool(self._books.run(work, "find_redrive_state", redrive=redrive))
@@ -213,3 +238,13 @@ def _is_ours(row: Row) -> bool:
     if status == "waiting":
         return bool(state == LetterState.CAPTURED.value)
     return bool(state == LetterState.REDRIVING.value)
+
+
+def _within(rows: Sequence[Row], bytes_max: int) -> list[Row]:
+    """As many as fit, and always the first."""
+    size = 0
+    for place, row in enumerate(rows):
+        size += row[5]
+        if place and size > bytes_max:
+            return list(rows[:place])
+    return list(rows)

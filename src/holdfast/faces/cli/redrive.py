@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from holdfast.core.message import Address
+from holdfast.core.routes import TYPE_HEADER, parse_routes
+from holdfast.errors import Invalid
 from holdfast.faces.cli.admin import LIST_COUNT_DEFAULT, Admin, as_selection, filtered, open_admin
 from holdfast.faces.cli.app import app
 from holdfast.faces.cli.app import redrive as group
@@ -29,25 +33,36 @@ Id = Annotated[int, typer.Argument(metavar="ID", help="The id of the task.", min
 async def plan(
     session: Session,
     filters: dict[str, str],
-    target: Annotated[str, typer.Option(help="queue (it died in), wait, original, or address.")] = "queue",
+    target: Annotated[str, typer.Option(help="queue (it died in), wait, original, address, or type.")] = "queue",
     exchange: Annotated[str, typer.Option(help="With --target address.", show_default=False)] = "",
     routing_key: Annotated[str, typer.Option(help="With --target address.", show_default=False)] = "",
+    routes: Annotated[
+        Path | None,
+        typer.Option(help="With --target type: a routes file, as that of holdfast recover.", show_default=False),
+    ] = None,
     max_per_s: Annotated[int, typer.Option(help="At most so many letters a second; 0 is no limit.", min=0)] = 0,
     redrives_max: Annotated[int, typer.Option(help="Leave out what was redriven so often.", min=1)] = 5,
     force: Annotated[bool, typer.Option("--force", help="Do not leave it out.")] = False,
     canary: Annotated[int, typer.Option(help="Send so many first and see whether they come back.", min=0)] = 0,
     canary_wait: Annotated[str, typer.Option(help="For how long: a duration, or auto.")] = "auto",
+    canary_widen: Annotated[float, typer.Option(help="How many times as many go next.")] = 2.0,
+    canary_stop_above: Annotated[float, typer.Option(help="The part that may come back.")] = 0.05,
 ) -> ExitCode:
     """Show what a redrive would do: how many letters go where, what is left out and why. Changes nothing."""
     request: dict[str, object] = {
         "selection": as_selection(filters),
-        "target": {"kind": target, "exchange": exchange, "routing_key": routing_key},
+        "target": {"kind": target, "exchange": exchange, "routing_key": routing_key, **_table(routes)},
         "max_per_s": max_per_s,
         "redrives_max": redrives_max,
         "force": force,
     }
     if canary:
-        request["canary"] = {"first": canary, "wait": canary_wait}
+        request["canary"] = {
+            "first": canary,
+            "wait": canary_wait,
+            "widen": canary_widen,
+            "stop_above": canary_stop_above,
+        }
     async with open_admin(session) as admin:
         made = await admin.post("/admin/plans", request)
     session.out.document(made)
@@ -59,6 +74,26 @@ async def plan(
         session.out.say(f"letter {one['letter']} is left out: {one['why']}")
     session.out.say(f"execute it: holdfast redrive start {made['hash']}")
     return ExitCode.DONE if made["count"] else ExitCode.FAILED
+
+
+def _table(file: Path | None) -> dict[str, object]:
+    """A routes file as a request names it. Raises Invalid."""
+    if file is None:
+        return {}
+    try:
+        table = parse_routes(file.read_bytes(), source=str(file))
+    except OSError as error:
+        raise Invalid(f"routes file cannot be read; {file}: {error.strerror}") from error
+    found: dict[str, object] = {"routes": {name: _place(address) for name, address in table.routes.items()}}
+    if table.redirect is not None:
+        found["redirect"] = _place(table.redirect)
+    if table.type_header != TYPE_HEADER:
+        found["type_header"] = table.type_header
+    return found
+
+
+def _place(address: Address) -> dict[str, str]:
+    return {"exchange": address.exchange, "routing_key": address.routing_key}
 
 
 @command(group, "start", example="holdfast redrive start 5d4d242a… --reason 'fixed in 1.4'")

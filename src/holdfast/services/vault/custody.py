@@ -12,7 +12,7 @@ from holdfast.core.ledger import Act
 from holdfast.core.letter import LOCKED_HEADERS, SENSITIVE_HEADERS, Content, JsonValue, Letter, NewLetter
 from holdfast.core.letter_selection import Selection, check_selection
 from holdfast.core.moments import moment, moment_or_none
-from holdfast.core.redrive_task import PLAN_COUNT_MAX
+from holdfast.core.redrive_task import PLAN_COUNT_MAX, Leased
 from holdfast.core.roles import Caller
 from holdfast.core.states import LetterState
 from holdfast.errors import Conflict, Forbidden, Invalid, NotFound, StorageFailed
@@ -167,9 +167,9 @@ class Custody:
             raise NotFound(f"letter does not exist; there is no letter {letter.id}")
         return await self._with_body(found)
 
-    async def load(self, ids: Sequence[int]) -> list[tuple[Letter, Content]]:
-        """Letters with what would be published of each."""
-        return [(letter, await self._with_body(content)) for letter, content in await self.vault.letters.load(ids)]
+    async def contents(self, leased: Sequence[Leased]) -> list[Content]:
+        """What is to be published of letters, with their bodies."""
+        return [await self._with_body(one) for one in await self.vault.redrives.contents(leased)]
 
     async def _with_body(self, content: Content) -> Content:
         if not content.blob:

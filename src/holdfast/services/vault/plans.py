@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.core.ledger import Act, expand, ranges
 from holdfast.core.letter import Letter
@@ -27,13 +29,31 @@ from holdfast.core.redrive_task import (
 from holdfast.core.roles import Caller
 from holdfast.core.states import LetterState
 from holdfast.errors import Conflict, Invalid, NotFound
-from holdfast.ports.custody import Post
+from holdfast.ports.custody import Post, Reach
+from holdfast.services.vault.canary import canary_note, canary_wait
 from holdfast.services.vault.custody import Custody, check_queue
 
 PAGE_COUNT = 1_000
 #: What a redrive without a rate limit is taken to reach, for the estimate.
 RATE_PER_S_ASSUMED = 2_000
 SEPARATOR = "\x1f"
+
+
+class Going(NamedTuple):
+    """A letter that can go."""
+
+    letter: int
+    revision: int
+    queue: str
+    source_queue: str
+    address: Address
+    post: Post
+
+
+class _Sorted(NamedTuple):
+    going: list[Going]
+    left_out: list[Unrouted]
+    redriven_before: int
 
 
 class Planner:
@@ -49,86 +69,85 @@ class Planner:
         check_queue(caller, wish.selection.queue)
         if wish.selection == Selection():
             raise Invalid("plan is invalid; the selection is empty, name ids, a group or a filter")
-        going, left_out, before = self._sorted(wish, await self._letters(wish.selection))
-        notes = self._canary_notes(wish, going)
-        targets = Counter(str(address) for _, address, _ in going)
-        for post in self._custody.posts:
-            addresses = [address for _, address, at in going if at is post]
-            for address, why in (await post.check(addresses)).items():
-                notes.append(f"{address} does not route: {why}")
-                left_out += [Unrouted(one.id, f"{address} does not route") for one, to, _ in going if to == address]
-                going = [entry for entry in going if entry[1] != address]
-                targets.pop(str(address), None)
-        rate = wish.max_per_s or RATE_PER_S_ASSUMED
+        pages = self._pages(wish.selection)
+        going, left_out, before = await self._sorted(wish, pages)
+        going.reverse()  # pages come newest first
+        reached = await self._reached(going)
+        going, unreached = _parted(going, reached)
+        wait = await canary_wait(self._custody, wish, going, reached)
+        left_out = [*left_out[::-1], *unreached]
         plan = Plan(
-            hash=plan_hash(wish, [(one.id, one.revision, pack(address)) for one, address, _ in going]),
+            hash=_hash(wish, going),
             wish=wish,
-            ids=ranges([one.id for one, _, _ in going]),
+            ids=ranges([one.letter for one in going]),
             count=len(going),
-            targets=dict(targets),
+            targets=dict(Counter(str(one.address) for one in going)),
             left_out=tuple(left_out[:UNROUTED_SHOWN_MAX]),
             left_out_count=len(left_out),
             redriven_before=before,
-            estimated_s=round(len(going) / rate, 3),
-            notes=tuple(notes),
+            estimated_s=round(len(going) / (wish.max_per_s or RATE_PER_S_ASSUMED), 3),
+            notes=(*_notes(going, reached), *canary_note(wish, wait)),
             made_at=moment(self._custody.clock.now_us()),
             made_by=caller.name,
+            copies={str(to): list(reach.queues) for to, reach in reached.items() if to.exchange and reach.queues},
+            canary_wait=wait,
         )
         await self._custody.vault.redrives.keep_plan(plan)
         return plan
 
-    def _sorted(
-        self, wish: Wish, letters: Sequence[Letter]
-    ) -> tuple[list[tuple[Letter, Address, Post]], list[Unrouted], int]:
-        going: list[tuple[Letter, Address, Post]] = []
-        left_out: list[Unrouted] = []
-        before = 0
-        for letter in letters:
-            before += letter.redriven_count > 0
-            if letter.state is not LetterState.CAPTURED:
-                left_out.append(Unrouted(letter.id, f"it is {letter.state.value}"))
-                continue
-            if letter.redriven_count >= wish.redrives_max and not wish.force:
-                why = f"it was redriven {letter.redriven_count} times, which is the limit; force it if you mean it"
-                left_out.append(Unrouted(letter.id, why))
-                continue
-            post = _post_for(letter, self._custody.posts)
-            address, why = post.route(letter, wish.target) if post else (None, "its broker is not configured here")
-            if post is None or address is None:
-                left_out.append(Unrouted(letter.id, why))
-            else:
-                going.append((letter, address, post))
-        return going, left_out, before
-
-    async def _letters(self, selection: Selection) -> list[Letter]:
-        letters: list[Letter] = []
-        before = 0
-        while True:
-            page = await self._custody.vault.letters.find(selection, before=before, count_max=PAGE_COUNT)
-            letters += page.letters
-            if len(letters) > PLAN_COUNT_MAX:
-                raise Invalid(f"plan is too large; more than {PLAN_COUNT_MAX} letters fit, narrow the selection")
-            if not page.after:
-                return letters[::-1]
-            before = page.after
-
-    async def _frozen(self, plan: Plan) -> list[Letter]:
-        """The letters of a plan as they are now; what arrived since then is none of its business."""
-        ids = expand(plan.ids)
-        found: list[Letter] = []
-        for start in range(0, len(ids), PAGE_COUNT):
-            found += await self._letters(Selection(ids=tuple(ids[start : start + PAGE_COUNT])))
+    async def _reached(self, going: Sequence[Going]) -> dict[Address, Reach]:
+        found: dict[Address, Reach] = {}
+        for post in self._custody.posts:
+            addresses = {one.address: None for one in going if one.post is post}
+            if addresses:
+                found |= await post.look(list(addresses))
         return found
 
-    def _canary_notes(self, wish: Wish, going: Sequence[tuple[Letter, Address, Post]]) -> list[str]:
-        if wish.canary is None:
-            return []
-        for queue in {letter.queue for letter, _, _ in going}:
-            if not self._custody.is_capturing(queue):
-                raise Conflict(
-                    f"canary is blind; nothing captures '{queue}', where letters would come back, start its capture"
-                )
-        return [f"a canary sends {wish.canary.first} first and stops above {wish.canary.stop_above:.0%} that come back"]
+    async def _sorted(self, wish: Wish, pages: AsyncIterator[Sequence[Letter]]) -> _Sorted:
+        """Page by page, so that not all letters are in memory with their headers."""
+        going: list[Going] = []
+        left_out: list[Unrouted] = []
+        before = 0
+        async for letters in pages:
+            for letter in letters:
+                before += letter.redriven_count > 0
+                found = self._placed(wish, letter)
+                if isinstance(found, Unrouted):
+                    left_out.append(found)
+                else:
+                    going.append(found)
+        return _Sorted(going, left_out, before)
+
+    def _placed(self, wish: Wish, letter: Letter) -> Going | Unrouted:
+        if letter.state is not LetterState.CAPTURED:
+            return Unrouted(letter.id, f"it is {letter.state.value}")
+        if letter.redriven_count >= wish.redrives_max and not wish.force:
+            why = f"it was redriven {letter.redriven_count} times, which is the limit; force it if you mean it"
+            return Unrouted(letter.id, why)
+        post = next((post for post in self._custody.posts if post.origin == letter.origin), None)
+        address, why = post.route(letter, wish.target) if post else (None, "its broker is not configured here")
+        if post is None or address is None:
+            return Unrouted(letter.id, why)
+        return Going(letter.id, letter.revision, letter.queue, letter.death.queue, address, post)
+
+    async def _pages(self, selection: Selection) -> AsyncIterator[Sequence[Letter]]:
+        count = before = 0
+        while True:
+            page = await self._custody.vault.letters.find(selection, before=before, count_max=PAGE_COUNT)
+            count += len(page.letters)
+            if count > PLAN_COUNT_MAX:
+                raise Invalid(f"plan is too large; more than {PLAN_COUNT_MAX} letters fit, narrow the selection")
+            yield page.letters
+            if not page.after:
+                return
+            before = page.after
+
+    async def _frozen(self, plan: Plan) -> AsyncIterator[Sequence[Letter]]:
+        """The letters of a plan as they are now; what arrived since then is none of its business."""
+        ids = expand(plan.ids)
+        for start in range(0, len(ids), PAGE_COUNT):
+            async for page in self._pages(Selection(ids=tuple(ids[start : start + PAGE_COUNT]))):
+                yield page[::-1]
 
     async def find(self, found: str, caller: Caller) -> Plan:
         """Raises NotFound."""
@@ -145,28 +164,78 @@ class Planner:
         if len(name) > NAME_CHARACTERS_MAX or len(act.reason) > REASON_CHARACTERS_MAX:
             raise Invalid(f"redrive is invalid; a name has {NAME_CHARACTERS_MAX} characters at the most")
         plan = await self.find(found, caller)
-        running = await self._same(operation)
+        running = await self._same(operation, plan)
         if running is not None:
             return running, False
         if not plan.count:
             raise Conflict("plan is empty; no letter of it can be redriven, see left_out")
-        going, left_out, _ = self._sorted(plan.wish, await self._frozen(plan))
-        if plan_hash(plan.wish, [(one.id, one.revision, pack(address)) for one, address, _ in going]) != plan.hash:
+        going = await self._still_going(plan)
+        wish = plan.wish
+        if wish.canary is not None and plan.canary_wait:
+            wish = replace(wish, canary=replace(wish.canary, wait=plan.canary_wait))
+        letters = [(one.letter, pack(one.address)) for one in going]
+        return await self._custody.vault.redrives.start(
+            plan=plan, letters=letters, wish=wish, name=name, operation=operation, act=act
+        )
+
+    async def _still_going(self, plan: Plan) -> list[Going]:
+        """The plan's letters, if all of them can still go as planned. Raises Conflict."""
+        going, left_out, _ = await self._sorted(plan.wish, self._frozen(plan))
+        if _hash(plan.wish, going) != plan.hash:
             example = f", for example letter {left_out[0].letter}: {left_out[0].why}" if left_out else ""
             raise Conflict(
                 f"letters have changed; of {plan.count} letters of the plan {len(going)} can still go{example}; "
                 "nothing was done, plan again"
             )
-        self._canary_notes(plan.wish, going)
-        letters = [(one.id, pack(address)) for one, address, _ in going]
-        return await self._custody.vault.redrives.start(
-            plan=plan, letters=letters, wish=plan.wish, name=name, operation=operation, act=act
-        )
+        reached = await self._reached(going)
+        _, unreached = _parted(going, reached)
+        if unreached:
+            raise Conflict(
+                f"targets have changed; {len(unreached)} of {plan.count} letters have no way any more, for example "
+                f"letter {unreached[0].letter}: {unreached[0].why}; nothing was done, plan again"
+            )
+        await canary_wait(self._custody, plan.wish, going, reached)
+        return going
 
-    async def _same(self, operation: str) -> Redrive | None:
-        if not operation:
-            return None
-        return await self._custody.vault.redrives.by_operation(operation)
+    async def _same(self, operation: str, plan: Plan) -> Redrive | None:
+        """The task that this operation id has started. Raises Conflict when it was for another plan."""
+        found = await self._custody.vault.redrives.by_operation(operation) if operation else None
+        if found is not None and found.plan != plan.hash:
+            raise Conflict(f"operation id is taken; it started redrive {found.id} of another plan, use a new one")
+        return found
+
+
+def _parted(going: Sequence[Going], reached: dict[Address, Reach]) -> tuple[list[Going], list[Unrouted]]:
+    """Those that would arrive, and those that would not, or would arrive in their own dead-letter queue."""
+    arriving: list[Going] = []
+    left_out: list[Unrouted] = []
+    for one in going:
+        reach = reached.get(one.address, Reach())
+        if reach.why:
+            left_out.append(Unrouted(one.letter, f"{one.address} does not route"))
+        elif one.queue in (reach.queues or ()):
+            left_out.append(Unrouted(one.letter, f"{one.address} leads back to the dead-letter queue"))
+        else:
+            arriving.append(one)
+    return arriving, left_out
+
+
+def _notes(going: Iterable[Going], reached: dict[Address, Reach]) -> list[str]:
+    sources: dict[Address, set[str]] = {}
+    for one in going:
+        sources.setdefault(one.address, set()).add(one.source_queue)
+    notes = [f"{to} does not route: {reach.why}" for to, reach in reached.items() if reach.why]
+    notes += [reach.note for reach in reached.values() if reach.note]
+    for to, ours in sources.items():
+        queues = reached.get(to, Reach()).queues or ()
+        others = [queue for queue in queues if queue not in ours]
+        if to.exchange and others and len(queues) > 1:
+            notes.append(f"{to} also gives a copy to {', '.join(others)}")
+    return notes
+
+
+def _hash(wish: Wish, going: Sequence[Going]) -> str:
+    return plan_hash(wish, [(one.letter, one.revision, pack(one.address)) for one in going])
 
 
 def pack(address: Address) -> str:
@@ -178,7 +247,3 @@ def unpack(text: str) -> Address:
     """The address again."""
     exchange, _, key = text.partition(SEPARATOR)
     return Address(exchange=exchange, routing_key=key)
-
-
-def _post_for(letter: Letter, posts: Sequence[Post]) -> Post | None:
-    return next((post for post in posts if post.origin == letter.origin), None)

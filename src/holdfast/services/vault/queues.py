@@ -14,9 +14,9 @@ from holdfast.core.item import Item, LeasedItem, NewItem
 from holdfast.core.letter import ERROR_CHARACTERS_MAX, NAME_CHARACTERS_MAX, DeathStory, Letter, NewLetter, Origin, clip
 from holdfast.core.message import Address
 from holdfast.core.moments import microseconds
-from holdfast.core.redrive_task import Target
-from holdfast.errors import BadIds, HoldfastError, NothingToLease, QueueMissing
-from holdfast.ports.custody import Caught, DeadQueue, Parcel, Posted
+from holdfast.core.redrive_task import Retries, Target
+from holdfast.errors import BadIds, HoldfastError, Invalid, NothingToLease, QueueMissing
+from holdfast.ports.custody import Caught, DeadQueue, Parcel, Posted, Reach
 from holdfast.services.queue.methods import Queues
 
 LEASE_COUNT_MAX = 200
@@ -28,8 +28,9 @@ class QueuePost:
 
     origin: Origin = "queue"
 
-    def __init__(self, queues: Queues, *, grouped: Fingerprinter = fingerprint) -> None:
+    def __init__(self, queues: Queues, *, grouped: Fingerprinter = fingerprint, retries: Retries | None = None) -> None:
         self._queues = queues
+        self._retries = retries or Retries()
         self._grouped = grouped
 
     @asynccontextmanager
@@ -61,19 +62,34 @@ class QueuePost:
 
     def route(self, letter: Letter, target: Target) -> tuple[Address | None, str]:
         if target.kind == "address":
-            return Address(routing_key=target.routing_key), "the given queue"
+            return _named(target.exchange, target.routing_key, "the given queue")
+        if target.kind == "type" and letter.type:
+            place = target.routes.get(letter.type)
+            if place is None:
+                return None, f"type '{letter.type}' is not in the route table"
+            return _named(place.exchange, place.routing_key, "type")
         if not letter.death.queue:
             return None, "nothing says in which queue it died"
         return Address(routing_key=letter.death.queue), "the queue it died in"
 
-    async def check(self, addresses: Sequence[Address]) -> dict[Address, str]:
-        bad: dict[Address, str] = {}
+    async def look(self, addresses: Sequence[Address]) -> dict[Address, Reach]:
+        found: dict[Address, Reach] = {}
         for address in dict.fromkeys(addresses):
             try:
                 await self._queues.queues_info(address.routing_key)
-            except QueueMissing as error:
-                bad[address] = error.message
-        return bad
+                found[address] = Reach(queues=(address.routing_key,))
+            except (QueueMissing, Invalid) as error:
+                found[address] = Reach(why=error.message, queues=())
+        return found
+
+    async def ladder_s(self, addresses: Sequence[Address]) -> float | None:
+        """By the settings: a queue knows how often an item is tried, but not after which delays."""
+        ladders = []
+        for address in dict.fromkeys(addresses):
+            info = await self._queues.queues_info(address.routing_key)
+            ladders.append(self._retries.ladder_s(attempts=info.max_attempts))
+        known = [ladder for ladder in ladders if ladder is not None]
+        return max(known) if known and len(known) == len(ladders) else None
 
     async def publish(self, parcels: Sequence[Parcel]) -> list[Posted]:
         return [await self._produce(parcel) for parcel in parcels]
@@ -105,6 +121,10 @@ class QueuePost:
             )
             found += [_letter(queue, item, redelivered=False, grouped=self._grouped) for item in items]
         return found[:count_max]
+
+
+def _named(exchange: str, queue: str, why: str) -> tuple[Address | None, str]:
+    return (None, "an embedded queue has no exchanges") if exchange else (Address(routing_key=queue), why)
 
 
 class _Tag(NamedTuple):

@@ -1,2 +1,1 @@
-UPDATE redrive_letters SET status = :status, why = :why, lease_until = :until
-WHERE redrive = :redrive AND letter = :letter AND status NOT IN ('redriven', 'failed', 'skipped')
+UPDATE redrive_letters SET status = :status, why = :why, lease_until = 0 WHERE redrive = :redrive AND letter IN_IDS

@@ -1,0 +1,211 @@
+"""One task at work: lease, publish with confirm, settle. While a batch is on its way, the one before is settled and the
+next one is leased and read.
+
+What is confirmed is settled, what is known not to be stored goes back to *captured*, and what is unknown stays and is
+repeated under the same id. An outcome is kept until the vault has it: a vault that is away for a moment makes no copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+from msgspec import Struct
+
+from holdfast.core.ledger import Act
+from holdfast.core.moments import moment
+from holdfast.core.redrive_task import Leased, Redrive, RedriveState, Settled
+from holdfast.errors import BrokerError, TryAgain
+from holdfast.ports.custody import Parcel, Post, Posted
+from holdfast.proof import crash_point
+from holdfast.services.vault.canary import Canaries, Pace
+from holdfast.services.vault.custody import Custody
+from holdfast.services.vault.plans import unpack
+from holdfast.telemetry.events import emit
+
+#: What is read into memory and published together.
+CHUNK_COUNT_MAX = 500
+CHUNK_BYTES_MAX = 8 * 1024 * 1024
+CHUNKS_AT_ONCE = 2
+LEASE_S = 120.0
+WAIT_S_FIRST = 0.2
+WAIT_S_MAX = 10.0
+FRUITLESS_ROUNDS_MAX = 100
+
+
+class _Batch(Struct, frozen=True):
+    """Letters that are ours until a moment."""
+
+    leased: Sequence[Leased]
+    until: datetime
+
+
+class _Outcome(Struct, frozen=True):
+    """What became of a batch, and is not settled yet."""
+
+    settled: Sequence[Settled]
+    until: datetime
+
+
+class Redriving:
+    """`await Redriving(custody, redrive, ...).run()`."""
+
+    def __init__(self, custody: Custody, redrive: Redrive, *, is_closing: Callable[[], bool]) -> None:
+        self._custody = custody
+        self._redrive = redrive
+        self._is_closing = is_closing
+        self._act = Act(
+            actor=redrive.started_by, action="redrive", reason=redrive.reason, detail=f"redrive {redrive.id}"
+        )
+        self._pace = Pace(redrive)
+        self._canaries = Canaries(custody, redrive, is_closing=is_closing)
+        self._ahead: _Batch | None = None
+        self._outcomes: list[_Outcome] = []
+
+    async def run(self) -> str:
+        """Until it is done, paused, cancelled, or this server stops; returns why it has to be stopped, if it has."""
+        wait_s, fruitless = WAIT_S_FIRST, 0
+        while self._ahead or not self._is_closing():
+            try:
+                went_well = await self._step()
+                if went_well is None:
+                    return ""
+            except _Stopped as stopped:
+                return stopped.why
+            except (BrokerError, TryAgain) as error:
+                emit("redrive.waits", redrive=self._redrive.id, error=error)
+                went_well = False
+            if went_well:
+                wait_s, fruitless = WAIT_S_FIRST, 0
+                continue
+            fruitless += 1
+            if fruitless > FRUITLESS_ROUNDS_MAX:
+                return "the outcome of some letters stays unknown, resume it later"
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, WAIT_S_MAX)
+        await self._settle()
+        return ""
+
+    async def _step(self) -> bool | None:
+        """One batch; None when the task is over, false when the outcome of some is unknown or none could be had."""
+        if self._pace.is_used_up:
+            await self._settle()
+            why = await self._canaries.watched()
+            if why is None:
+                return None
+            if why:
+                raise _Stopped(why)
+            self._pace.widen()
+        if self._ahead is None:
+            await self._settle()
+        batch, self._ahead = self._ahead or await self._lease(), None
+        if batch is None:
+            return None if await self._is_over() else False
+        began_s = asyncio.get_running_loop().time()
+        flight = asyncio.create_task(self._published(batch.leased))
+        try:
+            await self._settle()
+            if self._pace.runs_ahead:
+                self._ahead = await self._lease()
+        finally:
+            settled = await flight
+            crash_point("redrive.after_confirm")
+            self._outcomes.append(_Outcome(settled, batch.until))
+        self._pace.sent += sum(one.kind != "unknown" for one in settled)
+        if pause_s := self._pace.pause_s(len(settled), asyncio.get_running_loop().time() - began_s):
+            await self._settle()
+            await asyncio.sleep(pause_s)
+        return all(one.kind != "unknown" for one in settled)
+
+    async def _lease(self) -> _Batch | None:
+        until = moment(self._custody.clock.now_us()) + timedelta(seconds=LEASE_S)
+        leased = await self._custody.vault.redrives.lease(
+            self._redrive.id, count_max=self._pace.next_count, until=until, act=self._act
+        )
+        return _Batch(leased, until) if leased else None
+
+    async def _settle(self) -> None:
+        while self._outcomes:
+            one = self._outcomes[0]
+            await self._custody.vault.redrives.settle(self._redrive.id, one.settled, self._act, until=one.until)
+            self._outcomes.pop(0)
+
+    async def _published(self, leased: Sequence[Leased]) -> list[Settled]:
+        """All of them; a few chunks are read and published at a time, so that large bodies do not fill the memory."""
+        slots = asyncio.Semaphore(CHUNKS_AT_ONCE)
+
+        async def publish(chunk: Sequence[Leased]) -> list[Settled]:
+            async with slots:
+                try:
+                    return await self._chunk(chunk)
+                except (BrokerError, TryAgain) as error:
+                    # Not one of them is settled by this, whatever became of it.
+                    emit("redrive.waits", redrive=self._redrive.id, error=error)
+                    return [Settled(one.letter, "unknown", error.message) for one in chunk]
+
+        done = await asyncio.gather(*(publish(chunk) for chunk in _chunks(leased)))
+        return [one for chunk in done for one in chunk]
+
+    async def _chunk(self, leased: Sequence[Leased]) -> list[Settled]:
+        settled: list[Settled] = []
+        by_post: dict[Post, list[Parcel]] = {}
+        contents = await self._custody.contents(leased)
+        for one, content in zip(leased, contents, strict=True):
+            post = next((post for post in self._custody.posts if post.origin == one.origin), None)
+            if post is None:
+                settled.append(Settled(one.letter, "failed", "its broker is not configured here"))
+                continue
+            parcel = Parcel(
+                letter=one.letter,
+                queue=one.queue,
+                content=content,
+                address=unpack(one.address),
+                redrive_id=one.redrive_id,
+                run=f"task-{self._redrive.id}",
+                by=self._redrive.started_by,
+            )
+            by_post.setdefault(post, []).append(parcel)
+        for post, parcels in by_post.items():
+            crash_point("redrive.before_publish")
+            outcomes = await post.publish(parcels)
+            settled += [_settled(one.letter, outcome) for one, outcome in zip(parcels, outcomes, strict=True)]
+        return settled
+
+    async def _is_over(self) -> bool:
+        redrive = await self._custody.vault.redrives.find(self._redrive.id)
+        if redrive is None or redrive.state is not RedriveState.RUNNING:
+            return True
+        if redrive.redriven + redrive.failed + redrive.skipped < redrive.total:
+            return False
+        act = Act(actor=redrive.started_by, action="redrives.done")
+        done, running = RedriveState.DONE, RedriveState.RUNNING
+        await self._custody.vault.redrives.set_state(redrive.id, done, sources=[running], act=act)
+        emit("redrive.ended", redrive=redrive.id, state="done", redriven=redrive.redriven, failed=redrive.failed)
+        return True
+
+
+class _Stopped(Exception):
+    """The canary says no."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+def _chunks(leased: Sequence[Leased]) -> list[list[Leased]]:
+    chunks: list[list[Leased]] = [[]]
+    size = 0
+    for one in leased:
+        if chunks[-1] and (len(chunks[-1]) >= CHUNK_COUNT_MAX or size + one.body_bytes > CHUNK_BYTES_MAX):
+            chunks.append([])
+            size = 0
+        chunks[-1].append(one)
+        size += one.body_bytes
+    return chunks
+
+
+def _settled(letter: int, outcome: Posted) -> Settled:
+    if outcome.kind == "stored":
+        return Settled(letter, "redriven")
+    return Settled(letter, "failed" if outcome.kind == "failed" else "unknown", outcome.why)

@@ -1,0 +1,217 @@
+"""What a plan says of its targets, on a real broker: what routes, who gets a copy, and how long a canary watches."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.ledger import Act
+from holdfast.core.letter import Content
+from holdfast.core.letter_selection import Selection
+from holdfast.core.message import Address
+from holdfast.core.moments import moment
+from holdfast.core.redrive_task import Canary, Place, Plan, RedriveState, Retries, Target, Wish
+from holdfast.engines.rabbitmq.letters_out import Rewriter
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.errors import Conflict, Invalid
+from holdfast.ports.custody import Parcel
+from holdfast.wiring_custody import Office
+from tests.engines.rabbitmq.admin import Admin
+from tests.support.eventually import eventually
+from tests.support.rabbitmq import Node, vhost_name
+from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, office_on, send
+
+ACT = Act(actor="tester", action="redrives.start", reason="mended")
+ALL = Selection(queue=DLQ)
+
+
+@pytest.fixture
+async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Admin]:
+    async with Admin.open(node, vhost_name(request.node.name)) as admin:
+        await admin.queue(DLQ)
+        await admin.queue(MAIN)
+        yield admin
+
+
+async def captured(office: Office) -> None:
+    await office.custody.capture(DLQ, ADMIN, idle_s=0.3)
+
+
+async def plan(office: Office, target: Target, canary: Canary | None = None) -> Plan:
+    return await office.planner.plan(Wish(selection=ALL, target=target, canary=canary), ADMIN)
+
+
+@pytest.mark.rabbitmq
+async def test_an_exchange_that_routes_nowhere_is_seen_and_copies_are_named(admin: Admin, tmp_path: Path) -> None:
+    await admin.exchange("events", "topic")
+    await admin.bind(MAIN, "events", "order.*")
+    await admin.bind(await admin.queue("audit"), "events", "order.#")
+    await admin.bind(DLQ, "events", "loop")
+    keys = {b"good": "order.new", b"nowhere": "invoice.new", b"loop": "loop"}
+    origin = "x-original-exchange", "x-original-routing-key"
+    await send(admin, [dead(body, **{origin[0]: "events", origin[1]: key}) for body, key in keys.items()])
+    async with office_on(admin, tmp_path) as office:
+        await captured(office)
+        made = await plan(office, Target(kind="original"))
+        good = "exchange 'events' with key 'order.new'"
+        assert (made.count, made.targets, made.ids) == (1, {good: 1}, "1")
+        assert made.copies[good] == ["audit", MAIN]
+        assert f"{good} also gives a copy to audit" in made.notes
+        assert [one.why.rpartition("'")[2] for one in made.left_out] == [
+            " does not route",
+            " leads back to the dead-letter queue",
+        ]
+        assert any("to no queue" in note for note in made.notes)
+    async with office_on(admin, tmp_path, management=None) as office:
+        blind = await plan(office, Target(kind="original"))
+        assert (blind.count, blind.copies) == (3, {})
+        assert any("seen only when letters are published" in note for note in blind.notes)
+
+
+@pytest.mark.rabbitmq
+async def test_a_target_that_is_gone_since_the_plan_is_reported(admin: Admin, tmp_path: Path) -> None:
+    await send(admin, [dead(b"x")])
+    async with office_on(admin, tmp_path) as office:
+        await captured(office)
+        made = await plan(office, Target())
+        await admin.delete(MAIN)
+        with pytest.raises(Conflict, match="targets have changed; 1 of 1 letters"):
+            await office.planner.execute(made.hash, ADMIN, ACT)
+        await admin.queue(MAIN)
+        first, _ = await office.planner.execute(made.hash, ADMIN, ACT, operation="once")
+        await admin.queue("other")
+        other = await plan(office, Target(kind="address", routing_key="other"))
+        with pytest.raises(Conflict, match=f"operation id is taken; it started redrive {first.id}"):
+            await office.planner.execute(other.hash, ADMIN, ACT, operation="once")
+
+
+@pytest.mark.rabbitmq
+async def test_letters_go_by_their_type(admin: Admin, tmp_path: Path) -> None:
+    for queue in ("new", "paid", "rest"):
+        await admin.queue(queue)
+    types = {b"1": "order.new", b"2": "order.paid", b"3": "order.odd"}
+    await send(admin, [dead(body, MessageType=kind) for body, kind in types.items()])
+    routes = {"order.new": Place(routing_key="new"), "order.paid": Place(routing_key="paid")}
+    async with office_on(admin, tmp_path) as office:
+        await captured(office)
+        made = await plan(office, Target(kind="type", routes=routes, redirect=Place(routing_key="rest")))
+        assert made.targets == {"new": 1, "paid": 1}
+        assert [one.why for one in made.left_out] == ["type 'order.odd' is not in the route table"]
+        by_property = Target(kind="type", routes={"order": Place(routing_key="rest")}, type_header="kind")
+        assert (await plan(office, by_property)).targets == {"rest": 3}
+        redrive, _ = await office.planner.execute(made.hash, ADMIN, ACT)
+        office.redrives.begin(redrive)
+
+        async def is_done() -> bool:
+            return (await office.redrives.find(redrive.id)).state is RedriveState.DONE
+
+        await eventually(is_done)
+    assert [one.body for one in await admin.drain("new", 1) + await admin.drain("paid", 1)] == [b"1", b"2"]
+
+
+@pytest.mark.rabbitmq
+async def test_a_canary_watches_for_the_whole_ladder(admin: Admin, tmp_path: Path) -> None:
+    for name, ttl in (("orders.retry", 15_000), ("orders.retry.2", 60_000)):
+        arguments: dict[str, int | str] = {"x-message-ttl": ttl, "x-dead-letter-exchange": ""}
+        await admin.queue(name, **arguments, **{"x-dead-letter-routing-key": MAIN})
+    await admin.bind("orders.retry", await admin.exchange("retry.orders"), "retry")
+    await send(admin, [dead(b"x")])
+    async with office_on(admin, tmp_path) as office:
+        await captured(office)
+        await office.custody.start_capture(DLQ, ADMIN)
+        assert (await plan(office, Target(), Canary())).canary_wait == "2m45s"  # 15 s + 60 s + 60 s + 30 s
+        assert (await plan(office, Target(kind="wait"), Canary())).canary_wait == "3m"  # 15 s before the first attempt
+        assert (await plan(office, Target(), Canary(wait="7s"))).canary_wait == "7s"
+        redrive, _ = await office.planner.execute((await plan(office, Target(), Canary())).hash, ADMIN, ACT)
+        assert redrive.wish.canary is not None
+        assert redrive.wish.canary.wait == "2m45s"
+    async with office_on(admin, tmp_path, retry_attempts=2) as office:
+        await office.custody.start_capture(DLQ, ADMIN)
+        assert (await plan(office, Target(), Canary())).canary_wait == "1m45s"
+
+
+@pytest.mark.rabbitmq
+async def test_a_canary_that_knows_nothing_is_refused(admin: Admin, tmp_path: Path) -> None:
+    await admin.queue("other")
+    await send(admin, [dead(b"x")])
+    async with office_on(admin, tmp_path) as office:
+        await captured(office)
+        await office.custody.start_capture(DLQ, ADMIN)
+        with pytest.raises(Conflict, match="give the duration"):
+            await plan(office, Target(), Canary())
+        assert (await plan(office, Target(), Canary(wait="5s"))).canary_wait == "5s"
+        with pytest.raises(Conflict, match="nothing says where letters that die in 'other' come back"):
+            await plan(office, Target(kind="address", routing_key="other"), Canary(wait="5s"))
+        await admin.queue("other.dlq")
+        with pytest.raises(Conflict, match="nothing captures 'other"):
+            await plan(office, Target(kind="address", routing_key="other"), Canary(wait="5s"))
+    async with office_on(admin, tmp_path, management=None, retry_delay="1s,10s", retry_attempts=4) as office:
+        await office.custody.start_capture(DLQ, ADMIN)
+        assert (await plan(office, Target(), Canary())).canary_wait == "1m1s"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        Target(kind="queue", routing_key="x"),
+        Target(kind="address"),
+        Target(kind="type"),
+        Target(kind="original", routes={"a": Place(routing_key="x")}),
+        Target(kind="type", routes={"a": Place()}),
+        Target(kind="type", routes={"a": Place(routing_key="x" * 256)}),
+        Target(kind="type", routes={f"{n}": Place(routing_key="x") for n in range(1_001)}),
+    ],
+)
+@pytest.mark.rabbitmq
+async def test_a_target_that_makes_no_sense_is_refused(admin: Admin, tmp_path: Path, target: Target) -> None:
+    async with office_on(admin, tmp_path) as office:
+        with pytest.raises(Invalid, match="plan is invalid"):
+            await plan(office, target)
+
+
+def test_a_ladder_is_attempts_times_delay() -> None:
+    assert Retries(attempts=3).ladder_s() is None
+    assert Retries(attempts=3, delays_s=(15,)).ladder_s() == 45
+    assert Retries(attempts=3, delays_s=(15,)).ladder_s([1, 2]) == 5
+    assert Retries(attempts=3, delays_s=(15,)).ladder_s(attempts=1) == 15
+
+
+HEADERS: list[dict[str, object]] = [
+    {},
+    {"a": 1, "x-retry-count": 3, "x-redrive-id": "old", "x-redriven-count": 2, "x-redriven-at": "then"},
+    {
+        "x-death": [{"queue": "q", "reason": "rejected", "exchange": "e", "routing-keys": ["k"], "count": 1}],
+        "CC": ["c"],
+    },
+    {"x-original-queue": "q", "x-kept-death": "[]", "nested": {"deep": [1, None, True, b"\xff"]}},
+]
+
+
+@pytest.mark.parametrize("headers", HEADERS)
+def test_what_is_remembered_of_headers_is_what_is_made_of_them_one_by_one(headers: dict[str, object]) -> None:
+    raw = properties.encode({"message_id": "m", "headers": headers} if headers else {"message_id": "m"})  # type: ignore[dict-item]
+
+    def parcel(number: int, *drop: str) -> Parcel:
+        content = Content(body=b"b", properties=raw, drop=drop)
+        return Parcel(
+            letter=number,
+            queue=DLQ,
+            content=content,
+            address=Address(routing_key="q"),
+            redrive_id=f"id-{number}",
+            run="task-1",
+            by="me",
+        )
+
+    rewriter = Rewriter("guest")
+    quick = [rewriter.outgoing(parcel(number), at=moment(1)) for number in range(3)]
+    slow = [rewriter.outgoing(parcel(number, "not there"), at=moment(1)) for number in range(3)]
+    assert [properties.canonical(one.properties) for one in quick] == [
+        properties.canonical(one.properties) for one in slow
+    ]
+    told = properties.decode(quick[2].properties)["headers"]
+    assert isinstance(told, dict)
+    assert (told["x-redrive-id"], told["x-redriven-from"]) == ("id-2", DLQ)
+    assert not {"x-death", "CC", "x-retry-count"} & told.keys()

@@ -1,0 +1,155 @@
+"""Leases and outcomes of a redrive, on every store: a confirm counts from anybody, a failure from the holder alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import pytest
+
+from holdfast.core.letter_selection import Selection
+from holdfast.core.moments import moment
+from holdfast.core.redrive_task import Leased, Plan, Redrive, Settled, Wish
+from holdfast.core.states import LetterState
+from holdfast.errors import Conflict
+from holdfast.ports.vault import Vault
+from holdfast.testing import FrozenClock
+from tests.vault.letters import ACT, act, letter
+
+S = LetterState
+LEASE_S = 60
+
+
+async def task(vault: Vault, bodies: Sequence[bytes]) -> Redrive:
+    """A task over new letters."""
+    stored = await vault.letters.put([letter(body) for body in bodies], ACT)
+    return await task_over(vault, [one.letter for one in stored])
+
+
+async def task_over(vault: Vault, ids: Sequence[int]) -> Redrive:
+    plan = Plan(
+        hash="h",
+        wish=Wish(),
+        ids="",
+        count=len(ids),
+        targets={},
+        left_out=(),
+        left_out_count=0,
+        redriven_before=0,
+        estimated_s=0,
+        notes=(),
+        made_at=moment(0),
+        made_by="tester",
+    )
+    made, _ = await vault.redrives.start(
+        plan=plan, letters=[(one, "x") for one in ids], wish=Wish(), name="", operation="", act=act("start")
+    )
+    return made
+
+
+async def lease(vault: Vault, redrive: Redrive, clock: FrozenClock, **more: int) -> tuple[list[Leased], datetime]:
+    until = moment(clock.now_us()) + timedelta(seconds=LEASE_S)
+    count = more.pop("count_max", 10)
+    return await vault.redrives.lease(redrive.id, count_max=count, until=until, act=act("lease"), **more), until
+
+
+async def states(vault: Vault) -> list[LetterState]:
+    page = await vault.letters.find(Selection(), count_max=100)
+    return [one.state for one in reversed(page.letters)]
+
+
+async def test_a_confirm_settles_after_the_lease_ran_out(vault: Vault, clock: FrozenClock) -> None:
+    redrive = await task(vault, [b"1"])
+    first, first_until = await lease(vault, redrive, clock)
+    await clock.advance(LEASE_S + 1)
+    second, second_until = await lease(vault, redrive, clock)
+    assert [one.redrive_id for one in first] == [one.redrive_id for one in second]
+    await vault.redrives.settle(redrive.id, [Settled(1, "redriven")], act("settle"), until=first_until)
+    assert await states(vault) == [S.REDRIVEN]
+    # The other one hears that his copy came back as unroutable: the letter has gone all the same.
+    await vault.redrives.settle(redrive.id, [Settled(1, "failed", "no")], act("settle"), until=second_until)
+    assert await states(vault) == [S.REDRIVEN]
+    found = await vault.redrives.find(redrive.id)
+    assert found is not None
+    assert (found.redriven, found.failed) == (1, 0)
+
+
+async def test_a_failure_counts_only_from_the_holder_of_the_lease(vault: Vault, clock: FrozenClock) -> None:
+    redrive = await task(vault, [b"1"])
+    _, first_until = await lease(vault, redrive, clock)
+    await clock.advance(LEASE_S + 1)
+    _, second_until = await lease(vault, redrive, clock)
+    for kind in ("failed", "unknown"):
+        await vault.redrives.settle(redrive.id, [Settled(1, kind)], act("settle"), until=first_until)
+        assert await states(vault) == [S.REDRIVING]
+        assert (await lease(vault, redrive, clock))[0] == [], "another could take what the second one publishes"
+    await vault.redrives.settle(redrive.id, [Settled(1, "failed", "no")], act("settle"), until=second_until)
+    assert await states(vault) == [S.CAPTURED]
+
+
+async def test_a_late_confirm_wins_over_a_failure(vault: Vault, clock: FrozenClock) -> None:
+    redrive = await task(vault, [b"1", b"2"])
+    _, first_until = await lease(vault, redrive, clock)
+    await clock.advance(LEASE_S + 1)
+    _, second_until = await lease(vault, redrive, clock)
+    failed = [Settled(1, "failed", "no"), Settled(2, "failed", "no")]
+    await vault.redrives.settle(redrive.id, failed, act("settle"), until=second_until)
+    other = await task_over(vault, [2])
+    await lease(vault, other, clock)
+    done = [Settled(1, "redriven"), Settled(2, "redriven")]
+    await vault.redrives.settle(redrive.id, done, act("settle"), until=first_until)
+    # The second letter is in the hands of another task by now, which will say what became of it.
+    assert await states(vault) == [S.REDRIVEN, S.REDRIVING]
+    one = await vault.letters.get(1)
+    assert one is not None
+    assert one.redriven_count == 1
+    await vault.redrives.settle(redrive.id, done, act("settle"), until=first_until)
+    assert await states(vault) == [S.REDRIVEN, S.REDRIVING], "told twice"
+
+
+async def test_an_unknown_letter_stays_and_is_repeated_under_its_id(vault: Vault, clock: FrozenClock) -> None:
+    redrive = await task(vault, [b"1"])
+    (first,), until = await lease(vault, redrive, clock)
+    await vault.redrives.settle(redrive.id, [Settled(1, "unknown", "no answer")], act("settle"), until=until)
+    assert await states(vault) == [S.REDRIVING]
+    found = await vault.redrives.find(redrive.id)
+    assert found is not None
+    assert found.unknown == 1
+    (again,), until = await lease(vault, redrive, clock)
+    assert again.redrive_id == first.redrive_id
+    await vault.redrives.settle(redrive.id, [Settled(1, "redriven")], act("settle"), until=until)
+    assert await states(vault) == [S.REDRIVEN]
+
+
+async def test_a_letter_that_is_being_redriven_is_nobody_elses(vault: Vault, clock: FrozenClock) -> None:
+    redrive = await task(vault, [b"1"])
+    await lease(vault, redrive, clock)
+    for target in (S.ARCHIVED, S.DISCARDED):
+        with pytest.raises(Conflict, match="letter 1 is redriving"):
+            await vault.letters.move([1], source=S.CAPTURED, target=target, act=act("move"), expected=1)
+    with pytest.raises(Conflict, match="redriving"):
+        await vault.letters.revise(1, revision=0, body=b"", put={}, drop=[], act=act("edit"))
+    other = await task_over(vault, [1])
+    assert (await lease(vault, other, clock))[0] == []
+    found = await vault.redrives.find(other.id)
+    assert found is not None
+    assert (found.skipped, found.total) == (1, 1)
+
+
+async def test_a_lease_takes_no_more_bytes_than_asked_for(vault: Vault, clock: FrozenClock) -> None:
+    redrive = await task(vault, [bytes(100), bytes(100), bytes(100)])
+    for expected in ([1, 2], [3]):
+        leased, _ = await lease(vault, redrive, clock, bytes_max=200)
+        assert [one.letter for one in leased] == expected
+    other = await task(vault, [bytes(300)])
+    assert [one.letter for one in (await lease(vault, other, clock, bytes_max=1))[0]] == [4]
+
+
+async def test_a_letter_is_published_as_it_was_edited(vault: Vault, clock: FrozenClock) -> None:
+    redrive = await task(vault, [b"1", b"2"])
+    await vault.letters.revise(2, revision=0, body=b"edited", put={"a": 1}, drop=["b"], act=act("edit"))
+    leased, _ = await lease(vault, redrive, clock)
+    plain, edited = await vault.redrives.contents(leased)
+    assert (plain.body, plain.put, plain.drop) == (b"1", {}, ())
+    assert (edited.body, edited.put, edited.drop) == (b"edited", {"a": 1}, ("b",))
+    assert [content.body for content in await vault.redrives.contents(leased[::-1])] == [b"edited", b"1"]
