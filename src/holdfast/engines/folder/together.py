@@ -37,7 +37,6 @@ class Entry:
         self._is_going = self._file.open(folder)
         if self._is_going:
             self._file.write(self._content)
-            self._file.hurry()
 
     def sync(self) -> None:
         """Put its bytes on the disk, before its name is: whoever sees the name finds all of them."""

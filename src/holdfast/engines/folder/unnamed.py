@@ -36,10 +36,6 @@ class Unnamed:
         while rest:
             rest = rest[os.write(self._file, rest) :]
 
-    def hurry(self) -> None:
-        """Let the system begin to write it out, so that the fsyncs of several files find most of their work done."""
-        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
-
     def sync(self) -> None:
         """Put the bytes on the disk. Raises OSError."""
         crash_point("blobs.after_write")

@@ -31,7 +31,7 @@ THREAD_BYTES_MIN = 64 * 1024
 #: How many are taken before it is known how large they are.
 FIRST_COUNT_MAX = 4
 #: How many groups are on their way when there is enough to do.
-GROUPS_COUNT = 2
+GROUPS_COUNT = 4
 
 
 class Fresh(Struct, frozen=True):
