@@ -1,7 +1,7 @@
 """A process that forks workers which can be killed: `python -m tests.vault.forks`, one request per line.
 
-It has imported what takes long, and nothing of Holdfast: each worker imports that itself, after the fork, so that its
-crash point is its own. A worker is an OS process like any other, and a kill is SIGKILL.
+It has imported everything, so that a worker is at work at once; its crash point is armed after the fork, in every
+module that passes one. A worker is an OS process like any other, and a kill is SIGKILL.
 """
 
 from __future__ import annotations
@@ -9,36 +9,39 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import runpy
 import signal
 import sys
 import time
 import traceback
 
+import holdfast.engines.postgres.vault
+import holdfast.engines.rabbitmq.custody  # noqa: F401 - both are imported by who needs them, which takes long
+from holdfast.proof import crash
+from tests.vault import worker
+
 STEP_S = 0.002
 RUN_S_MAX = 60.0
 
 
-def preload() -> None:
-    """What every worker needs, and what is not ours."""
-    import apsw  # noqa: F401
-    import msgspec  # noqa: F401
-    import obstore  # noqa: F401
-    import pamqp.commands  # noqa: F401
-    import psycopg  # noqa: F401
-
-    assert not any(name.split(".")[0] == "holdfast" for name in sys.modules), "a worker's crash point would be ours"
+def arm(at: str) -> None:
+    """In a worker: what `HOLDFAST_CRASH_AT` does to a process that imports us with it."""
+    trap, off = crash.Trap.parse(at), crash.crash_point
+    armed = 0
+    for name, module in list(sys.modules.items()):
+        if name.startswith("holdfast.") and getattr(module, "crash_point", None) is off:
+            vars(module)["crash_point"] = trap
+            armed += 1
+    assert armed > 1, "nothing passes a crash point"
 
 
 def main() -> None:
     """Fork a worker for each line; answer with its end."""
-    preload()
     for line in sys.stdin:
         wanted = json.loads(line)
-        worker = os.fork()
-        if not worker:
+        child = os.fork()
+        if not child:
             work(wanted["kind"], wanted["env"])
-        print(json.dumps({"code": end_of(worker, wanted["kill_after_s"])}), flush=True)  # noqa: T201
+        print(json.dumps({"code": end_of(child, wanted["kill_after_s"])}), flush=True)  # noqa: T201
 
 
 def work(kind: str, env: dict[str, str]) -> None:
@@ -46,8 +49,9 @@ def work(kind: str, env: dict[str, str]) -> None:
     code = 1
     try:
         os.environ.update(env)
-        sys.argv = ["worker", kind]
-        runpy.run_module("tests.vault.worker", run_name="__main__")
+        if env.get(crash.VARIABLE):
+            arm(env[crash.VARIABLE])
+        asyncio.run(worker.main(kind))
         code = 0
     except BaseException:  # noqa: BLE001 - it is told, and the code is not 0
         traceback.print_exc()
@@ -57,16 +61,16 @@ def work(kind: str, env: dict[str, str]) -> None:
         os._exit(code)
 
 
-def end_of(worker: int, kill_after_s: float) -> int:
+def end_of(child: int, kill_after_s: float) -> int:
     """How the worker ended, by itself or by our signal."""
     began = time.monotonic()
     limit_s = kill_after_s or RUN_S_MAX
     while True:
-        pid, status = os.waitpid(worker, os.WNOHANG)
+        pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() - began > limit_s:
-            os.kill(worker, signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)
             limit_s = RUN_S_MAX
         time.sleep(STEP_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 
 import pytest
@@ -13,6 +14,7 @@ from holdfast.core.moments import moment
 from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.errors import Conflict, Invalid
 from holdfast.ports.vault import Vault
+from holdfast.services.ledger import Ledgers
 from holdfast.testing import FrozenClock
 from tests.vault.conftest import KEY
 from tests.vault.letters import ACT, QUEUE, act, letter
@@ -26,8 +28,8 @@ async def stored(vault: Vault, *bodies: bytes) -> list[int]:
 
 async def check_books(vault: Vault) -> None:
     """The tallies are what is counted, and the chain holds."""
-    counted = {(one.queue, one.state): one.count for one in await vault.ledger.tallies(counted=True)}
-    kept = {(one.queue, one.state): one.count for one in await vault.ledger.tallies(counted=False)}
+    counted = {(one.queue, one.state): one.count for one in (await vault.ledger.counted())[1]}
+    kept = {(one.queue, one.state): one.count for one in await vault.ledger.tallies()}
     assert counted == kept
     assert verify(KEY, await vault.ledger.rows(after=0, count_max=10_000)) is None
 
@@ -223,10 +225,26 @@ async def test_retention_deletes_only_what_is_settled_and_leaves_its_count(vault
     assert await vault.letters.expire(S.DISCARDED, before=before, count_max=10, act=act("retention")) == 0
     assert await vault.letters.expire(S.DISCARDED, before=now, count_max=10, act=act("retention")) == 2
     assert [one.id for one in (await vault.letters.find(Selection(text="word"), count_max=10)).letters] == [3]
-    tallies = {one.state: one.count for one in await vault.ledger.tallies(counted=True)}
+    tallies = {one.state: one.count for one in (await vault.ledger.counted())[1]}
     assert tallies == {"captured": 1, "deleted": 2}
     await check_books(vault)
     assert [one.letter for one in await vault.letters.put([letter(b"4")], ACT)] == [4], "an id is never used again"
+
+
+async def test_the_balance_holds_while_letters_arrive(vault: Vault) -> None:
+    async def arrive() -> None:
+        for number in range(30):
+            await stored(vault, f"{number}".encode(), b"twin")
+
+    ledgers = Ledgers(vault, key=KEY)
+    arriving = asyncio.create_task(arrive())
+    looks = 0
+    while not arriving.done() or not looks:
+        assert all(row.agrees for row in await ledgers.balance())
+        looks += 1
+    await arriving
+    (row,) = await ledgers.balance()
+    assert (row.agrees, row.captured_ever, looks > 1) == (True, 60, True)
 
 
 def test_every_letter_state_can_be_reached_and_left() -> None:

@@ -38,11 +38,12 @@ async def redrive(office: Office) -> None:
             await office.redrives.run(task.id)
 
 
-async def main() -> None:
+async def main(kind: str) -> None:
+    """One piece of work, by the settings of the environment."""
     settings: Settings = load_settings(serving=False)
     async with open_office(settings, None) as office:
-        await {"capture": capture, "redrive": redrive}[sys.argv[1]](office)
+        await {"capture": capture, "redrive": redrive}[kind](office)
 
 
 if __name__ == "__main__" and os.environ.get("HOLDFAST_BROKER"):
-    asyncio.run(main())
+    asyncio.run(main(sys.argv[1]))

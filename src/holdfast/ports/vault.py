@@ -207,8 +207,11 @@ class Ledger(Protocol):
     async def of_letter(self, letter: int, *, count_max: int) -> list[LedgerRow]:
         """What was done to one letter."""
 
-    async def tallies(self, *, counted: bool) -> list[QueueTally]:
-        """Letters by queue and state: counted one by one, or as the vault keeps the number."""
+    async def tallies(self) -> list[QueueTally]:
+        """Letters by queue and state, as the vault keeps the numbers."""
+
+    async def counted(self) -> tuple[int, list[QueueTally]]:
+        """The same, counted one by one; and the number of the newest row at that very moment."""
 
 
 class Tokens(Protocol):

@@ -6,7 +6,8 @@ from collections import Counter
 
 from msgspec import Struct
 
-from holdfast.core.ledger import FIRST, Break, LedgerRow, verify
+from holdfast.core.ledger import FIRST, Break, LedgerRow, is_anchor, verify
+from holdfast.errors import Invalid
 from holdfast.ports.vault import Vault
 
 PAGE_COUNT = 5_000
@@ -42,7 +43,12 @@ class Ledgers:
         self._key = key
 
     async def verify(self, *, anchor: str = "") -> Verified:
-        """Walk the whole chain. `anchor` is a head that was noted before: it must still be in it."""
+        """Walk the whole chain. `anchor` is a head that was noted before: it must still be in it.
+
+        Raises Invalid for a text that is no head: that is a slip of the pen, not a chain that was tampered with.
+        """
+        if anchor and not is_anchor(anchor):
+            raise Invalid("anchor is invalid; it is not NUMBER:HASH as the head is")
         previous, number, anchored = FIRST, 0, not anchor
         while rows := await self._vault.ledger.rows(after=number, count_max=PAGE_COUNT):
             if (found := verify(self._key, rows, previous=previous, number=number)) is not None:
@@ -59,24 +65,20 @@ class Ledgers:
         return head_of(newest) if newest else f"0:{FIRST.hex()}"
 
     async def balance(self) -> list[BalanceRow]:
-        """For each queue, captured ever is the sum over all states, from two sides."""
+        """For each queue, captured ever is the sum over all states, from two sides; both as of one moment, so that
+        letters which arrive meanwhile make no difference."""
+        newest, tallies = await self._vault.ledger.counted()
+        counted: dict[str, dict[str, int]] = {}
+        for tally in tallies:
+            counted.setdefault(tally.queue, {})[tally.state] = tally.count
         told: dict[str, Counter[str]] = {}
         ever: Counter[str] = Counter()
         number = 0
-        while rows := await self._vault.ledger.rows(after=number, count_max=PAGE_COUNT):
+        while number < newest and (rows := await self._vault.ledger.rows(after=number, count_max=PAGE_COUNT)):
             number = rows[-1].number
             for row in rows:
-                if not row.to_state:
-                    continue
-                counts = told.setdefault(row.queue, Counter())
-                counts[row.to_state] += row.count
-                if row.from_state:
-                    counts[row.from_state] -= row.count
-                else:
-                    ever[row.queue] += row.count
-        counted: dict[str, dict[str, int]] = {}
-        for tally in await self._vault.ledger.tallies(counted=True):
-            counted.setdefault(tally.queue, {})[tally.state] = tally.count
+                if row.number <= newest and row.to_state:
+                    _tell(row, told.setdefault(row.queue, Counter()), ever)
         return [
             BalanceRow(
                 queue=queue,
@@ -86,6 +88,14 @@ class Ledgers:
             )
             for queue in sorted({*told, *counted})
         ]
+
+
+def _tell(row: LedgerRow, counts: Counter[str], ever: Counter[str]) -> None:
+    counts[row.to_state] += row.count
+    if row.from_state:
+        counts[row.from_state] -= row.count
+    else:
+        ever[row.queue] += row.count
 
 
 def head_of(row: LedgerRow) -> str:

@@ -31,6 +31,9 @@ SETTINGS = (
     "SET idle_in_transaction_session_timeout = '60s'; SET jit = off"
 )
 
+#: All statements of a look see one and the same moment.
+READ_SETTINGS = "SET default_transaction_isolation = 'repeatable read'; SET default_transaction_read_only = on"
+
 _NAMED = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 Connection = psycopg.Connection[Row]
@@ -138,6 +141,8 @@ class PostgresDatabase:
                 connection = self._connections.get(name)
                 if connection is None or connection.closed:
                     connection = self._connections[name] = self._connect()
+                    if name == "read":
+                        connection.execute(READ_SETTINGS)
                 with connection.transaction():
                     return work(connection)
             except (psycopg.Error, OSError) as error:

@@ -72,13 +72,17 @@ class SqlLedger:
         found = await self._books.database.read(lambda work: self._books.run(work, "select_ledger_of_letter", **values))
         return [row for row in map(_ledger, found) if covers(row.letters, letter)]
 
-    async def tallies(self, *, counted: bool) -> list[QueueTally]:
-        def work(work: Work) -> list[Row]:
-            if not counted:
-                return self._books.run(work, "select_tallies")
-            return self._books.run(work, "count_tallies") + self._books.run(work, "select_deleted_tallies")
+    async def tallies(self) -> list[QueueTally]:
+        rows = await self._books.database.read(lambda work: self._books.run(work, "select_tallies"))
+        return [QueueTally(*row) for row in rows]
 
-        return [QueueTally(*row) for row in await self._books.database.read(work)]
+    async def counted(self) -> tuple[int, list[QueueTally]]:
+        def work(work: Work) -> tuple[list[Row], list[Row]]:
+            counts = self._books.run(work, "count_tallies") + self._books.run(work, "select_deleted_tallies")
+            return self._books.run(work, "newest_ledger"), counts
+
+        newest, counts = await self._books.database.read(work)
+        return int(newest[0][0]) if newest else 0, [QueueTally(*row) for row in counts]
 
 
 class SqlTokens:

@@ -97,7 +97,7 @@ def office_door(office: Office, admin_token_hash: str | None, name_here: str) ->
 async def letters_page(office: Office) -> str:
     """What the vault tells Prometheus; nothing while it cannot be read, and the rest of the page is served."""
     try:
-        tallies = await office.vault.ledger.tallies(counted=False)
+        tallies = await office.vault.ledger.tallies()
     except HoldfastError as error:
         emit("vault.failed", error=error)
         return ""

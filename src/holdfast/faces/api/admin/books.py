@@ -103,7 +103,7 @@ async def _stream(desk: Desk) -> AsyncGenerator[bytes, None]:
     last: dict[str, bytes] = {}
     for _ in range(EVENTS_COUNT_MAX):
         found = {
-            "tallies": _encode(await desk.vault.ledger.tallies(counted=False)),
+            "tallies": _encode(await desk.vault.ledger.tallies()),
             "redrives": _encode(await desk.vault.redrives.page(before=2**62, count_max=EVENT_REDRIVES_COUNT_MAX)),
         }
         for name, data in found.items():
