@@ -38,16 +38,20 @@ from tests.support.postgres import running_cluster
 from tests.support.rabbitmq import running_node
 from tests.support.rabbitmq_cluster import running_rabbitmq_cluster
 from tests.vault import soak as custody
+from tests.vault.test_model import MemoryVault, PostgresVault, SqliteVault
 
 KILLS_DEFAULT = 60
 EXAMPLES_DEFAULT = 1_000
 COLLECT_KILLS_MIN = 200
+CUSTODY_KILLS = 200
 
 MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "memory-model": MemoryMachine,
     "memory-moves": MemoryMoves,
     "sqlite-model": SqliteMachine,
     "sqlite-moves": SqliteMoves,
+    "custody-memory-model": MemoryVault,
+    "custody-sqlite-model": SqliteVault,
 }
 
 #: Scenario, and how many kills or cuts it has to bear.
@@ -80,6 +84,7 @@ class Soak:
             **dict.fromkeys(RECOVERIES, self._recover),
             "custody-sqlite": lambda name: self._custody(name, ""),
             "custody-postgres": lambda name: self._custody(name, self._database("custody")),
+            "custody-postgres-model": self._postgres_vault,
             "collect-embedded": self._collect_embedded,
             "collect-shared": self._collect_shared,
         }
@@ -161,7 +166,8 @@ class Soak:
 
     def _custody(self, name: str, vault: str) -> None:
         began = time.monotonic()
-        found = asyncio.run(custody.random_kills(kills=self._options.kills, seed=self._options.seed, vault=vault))
+        kills = CUSTODY_KILLS if self._options.kills == KILLS_DEFAULT else self._options.kills
+        found = asyncio.run(custody.random_kills(kills=kills, seed=self._options.seed, vault=vault))
         took_s = round(time.monotonic() - began, 1)
         print(json.dumps({"scenario": name, **found, "seed": self._options.seed, "took_s": took_s}), flush=True)
         self.ok = self.ok and not found["lost"] and found["balanced"] and found["chain"] == "holds"
@@ -171,6 +177,10 @@ class Soak:
         PostgresBackend.url = cluster.create_database("model")
         # Each look at the store is a dozen round trips: a tenth of the examples takes as long.
         self._run_machine(name, PostgresMachine, examples=max(1, self._options.examples // 10))
+
+    def _postgres_vault(self, name: str) -> None:
+        PostgresVault.url = self._database("vault")
+        self._run_machine(name, PostgresVault, examples=max(1, self._options.examples // 10))
 
     def _machine(self, name: str) -> None:
         self._run_machine(name, MACHINES[name], examples=self._options.examples)
