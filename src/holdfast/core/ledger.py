@@ -7,6 +7,7 @@ the anchor (`head`), noted elsewhere, tells of it.
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
@@ -16,6 +17,13 @@ from holdfast.core.moments import microseconds
 
 FIRST = bytes(32)
 TEXT_CHARACTERS_MAX = 2_000
+
+_ANCHOR = re.compile(r"\d{1,19}:[0-9a-f]{64}")
+
+
+def is_anchor(text: str) -> bool:
+    """Whether it has the form of a head: a row's number and its hash."""
+    return _ANCHOR.fullmatch(text) is not None
 
 
 class Act(Struct, frozen=True, kw_only=True):
