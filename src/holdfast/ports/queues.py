@@ -224,11 +224,13 @@ class Shape(Struct, frozen=True):
 
 
 class Committed(Struct, frozen=True):
-    """A batch that took effect: one result per operation, the partitions it touched, the store's clock."""
+    """A batch that took effect: one result per operation, the partitions it touched, the store's clock, and how long
+    the store worked on it once it had begun."""
 
     results: Sequence[Result]
     shapes: Mapping[int, Shape]
     now_us: int
+    took_us: int = 0
 
 
 class Tally(Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ import pytest
 from holdfast import Client, HoldfastError
 from holdfast.core.verbs import VERBS
 from holdfast.engines.memory.storage import MemoryStorage
+from holdfast.faces.api.app import make_app
 from tests.conformance.queue.house import TOKEN, House, MakeStorage, serving
 from tests.conformance.queue.plain import error, plain_client, post
 from tests.support.eventually import eventually
@@ -234,6 +235,27 @@ async def test_a_client_that_closes_its_connection_waits_no_more(house: House, h
     (item,) = await house.items("orders")
     assert (item.is_leased, item.attempts) == (False, 0)
     assert await reader.read() == b""
+
+
+async def test_a_client_that_goes_in_the_moment_of_its_answer_gives_its_lease_back(
+    house: House, http: httpx2.AsyncClient
+) -> None:
+    await house.queues.queue_produce("orders", [b"a"])
+    body = b'{"queue_name":"orders","client_id":"me","batch_size":1,"request_timeout":"1m"}'
+    messages = [{"type": "http.request", "body": body}, {"type": "http.disconnect"}]
+    sent: list[object] = []
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/queue.lease", "headers": [(b"host", b"localhost")]}
+    await make_app(house.service, admin_token_hash=None, version="test")(scope, receive, send)
+    await house.rest()
+    (item,) = await house.items("orders")
+    assert (sent, item.is_leased, item.attempts) == ([], False, 0)
 
 
 # --- pages ----------------------------------------------------------------------------------------------------

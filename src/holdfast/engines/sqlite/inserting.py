@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
+import apsw
+
 from holdfast.engines.sqlite.connection import SQL
 
 if TYPE_CHECKING:
-    import apsw
-
     from holdfast.core.item import NewItem
 
 #: So many rows have a statement of their own, which stays compiled; any number is a sum of few of these.
@@ -27,30 +27,25 @@ def insert_items(connection: apsw.Connection, first_row_id: int, items: Sequence
         (one,) = items
         connection.execute(SQL["insert_item"], (first_row_id, one.kind, one.encoding, one.reference, one.payload))
         return
-    payloads = [item.payload for item in items]
-    bare = True
     for item in items:
         if item.kind or item.encoding or item.reference:
-            bare = False
-            break
-    position, left = 0, len(payloads)
+            _insert_whole(connection, first_row_id, items)
+            return
+    # Payloads alone are one array, bound as one value: a single statement, however many there are.
+    payloads = apsw.carray(tuple([item.payload for item in items]))
+    connection.execute(SQL["insert_bare_items"], (first_row_id, payloads))
+
+
+def _insert_whole(connection: apsw.Connection, first_row_id: int, items: Sequence[NewItem]) -> None:
+    position, left = 0, len(items)
     for count in ROWS_COUNTS:
         while left >= count:
-            row_id = first_row_id + position
-            if bare:
-                connection.execute(_bare(count), (row_id, *payloads[position : position + count]))
-            else:
-                values: list[int | str | bytes] = [row_id]
-                for item in items[position : position + count]:
-                    values += (item.kind, item.encoding, item.reference, item.payload)
-                connection.execute(_whole(count), values)
+            values: list[int | str | bytes] = [first_row_id + position]
+            for item in items[position : position + count]:
+                values += (item.kind, item.encoding, item.reference, item.payload)
+            connection.execute(_whole(count), values)
             position += count
             left -= count
-
-
-@cache
-def _bare(count: int) -> str:
-    return SQL["insert_items"] + ",".join(f"(?1+{n},'','','',?)" for n in range(count))
 
 
 @cache

@@ -105,7 +105,10 @@ class Operations:
             return []
         row_ids = partition.next_row_ids(self._now_us, len(items))
         insert_items(self._db, row_ids[0], items)
-        self._db.execute(SQL["insert_ready_range"], (row_ids[0], row_ids[-1], self._now_us, expire_at))
+        if len(items) == 1:
+            self._db.execute(SQL["insert_ready"], (row_ids[0], self._now_us, expire_at, 0))
+        else:
+            self._db.execute(SQL["insert_ready_range"], (row_ids[0], row_ids[-1], self._now_us, expire_at))
         self._moments.expiry_us = min(self._moments.expiry_us, expire_at)
         partition.queued += len(items)
         return partition.ids_of(row_ids)

@@ -102,7 +102,8 @@ class SqliteShelves:
         crash_point("sqlite.after_commit")
         if checkpoints.pages_count >= BESIDE_PAGES_COUNT:
             checkpoints.after_commit(alone=alone)
-        return Committed(results, {p.number: self._moments.shape(p) for p in touched}, now_us)
+        shapes = {p.number: self._moments.shape(p) for p in touched}
+        return Committed(results, shapes, now_us, self._storage.clock.now_us() - now_us)
 
     def _load(self) -> Committed:
         self._let_go_of_writer()

@@ -36,6 +36,8 @@ from holdfast.wiring_recover import Scheduled
 TOKEN_KEY = "admin_token_sha256"  # noqa: S105 - the name under which the hash is kept
 STOP_TIMEOUT_S = 30
 CONNECTIONS_COUNT_MAX = 20_000
+#: A commit in a thread needs the interpreter a few times, and beside a busy event loop it waits for so long each time.
+SWITCH_INTERVAL_S = 0.0005
 
 
 class _Server(uvicorn.Server):
@@ -57,6 +59,7 @@ class _Server(uvicorn.Server):
 def run(settings: Settings, *, announce: Callable[[str], None]) -> None:
     """Serve until told to stop."""
     set_up_logging(level=settings.log_level, form=settings.log_format)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     uvloop.run(serve(settings, announce=announce))
 
 

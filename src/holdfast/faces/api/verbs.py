@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from holdfast.core.verbs import VERBS, ErrorReply, Request
+from holdfast.core.verbs import VERBS, ErrorReply, LeaseReply, LeaseRequest, Request
 from holdfast.errors import BadBody, Forbidden, HoldfastError, InternalError, Invalid, UnknownMethod
 from holdfast.faces.api.door import Door
 from holdfast.services.queue.service import QueueService
@@ -73,14 +73,32 @@ class Verbs:
         if caller.queues and not caller.may_touch(getattr(request, "queue_name", "")):
             raise Forbidden(f"forbidden; this token is for the queues {', '.join(caller.queues)} alone")
         try:
-            if verb == "queue.lease":
-                return _encode(await _unless_disconnected(self._service.call(verb, request), receive))
+            if isinstance(request, LeaseRequest):
+                return _encode(await self._lease(verb, request, receive))
             return _encode(await self._service.call(verb, request))
         except (HoldfastError, _Disconnected):
             raise
         except Exception as error:
             emit("server.bug", method=verb, error=repr(error), traceback=error)
             raise InternalError("internal error; the server's log has the details") from error
+
+    async def _lease(self, verb: str, request: LeaseRequest, receive: Receive) -> LeaseReply:
+        """The reply; when the client goes away before it, or in the same moment, nothing stays leased."""
+        working = asyncio.ensure_future(self._service.call(verb, request))
+        leaving = asyncio.ensure_future(receive())
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise _Disconnected
+            reply = cast(LeaseReply, working.result())
+            if leaving.done():
+                self._service.manager.give_back(reply)
+                raise _Disconnected
+            return reply
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 class _Disconnected(Exception):
@@ -139,21 +157,6 @@ async def _read(receive: Receive, bytes_max: int) -> bytes:
 
 def _too_large(count: int, bytes_max: int) -> Invalid:
     return Invalid(f"body is too large; {count} bytes were sent, {bytes_max} is the maximum")
-
-
-async def _unless_disconnected(call: Awaitable[msgspec.Struct], receive: Receive) -> msgspec.Struct:
-    """The call's reply; when the client goes away first, the call is called off and gives nothing out."""
-    working = asyncio.ensure_future(call)
-    leaving = asyncio.ensure_future(receive())
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise _Disconnected
-        return working.result()
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 def error_body(error: HoldfastError) -> bytes:

@@ -64,14 +64,17 @@ class Lane:
     async def commit(self, operations: Sequence[Operation], *, alone: bool) -> Committed:
         """One commit; raises StorageFailed or QueueMissing."""
         started_us = self.clock.now_us()
-        committed = await self.shelves.commit(operations, inline=alone and self.commits_inline())
-        took_us = self._take_over(committed, started_us)
-        # A short memory: one slow sync sends the next requests to a thread, a few quick ones bring them back.
-        self._commit_us = 0.7 * self._commit_us + 0.3 * took_us
+        inline = alone and self.commits_inline()
+        committed = await self.shelves.commit(operations, inline=inline)
+        self._take_over(committed, started_us)
+        # A short memory: one slow sync sends the next requests to a thread, quick ones bring them back. A thread also
+        # waits for the interpreter: a commit in one was never slower than it seems, and may have been quicker.
+        recent_us = 0.7 * self._commit_us + 0.3 * committed.took_us
+        self._commit_us = recent_us if inline else min(recent_us, committed.took_us)
         return committed
 
-    def _take_over(self, committed: Committed, started_us: int) -> int:
-        """How the partitions stand now; returns how long the store took."""
+    def _take_over(self, committed: Committed, started_us: int) -> None:
+        """How the partitions stand now."""
         self.shapes.update(committed.shapes)
         now_us, store_us = self.clock.now_us(), committed.now_us
         # The store looked at its clock at some moment since we asked. Only what that cannot explain is a difference:
@@ -79,7 +82,6 @@ class Lane:
         self._clock_ahead_us = (
             0 if started_us <= store_us <= now_us else max(store_us - now_us, min(0, store_us - started_us))
         )
-        return max(0, now_us - started_us)
 
     def set_aside(self, error: HoldfastError) -> StorageFailed:
         """Use the lane no more until it has been loaded again; returns what its requests are answered with."""

@@ -137,7 +137,7 @@ class Line(ABC):
             # The answer and the disconnection crossed: nobody will ever hear of these leases.
             if waiting.future.done() and not waiting.future.cancelled() and waiting.future.exception() is None:
                 answer = cast(LeaseAnswer, waiting.future.result())
-                self._release(answer.partition, [item.id for item in answer.items])
+                self.release(answer.partition, [item.id for item in answer.items])
             raise
         finally:
             # Answered, timed out or disconnected: from here on it is given nothing, and its name is free.
@@ -201,7 +201,8 @@ class Line(ABC):
         for wake in self._wakes.values():
             wake.set()
 
-    def _release(self, partition: int, ids: Sequence[str]) -> None:
+    def release(self, partition: int, ids: Sequence[str]) -> None:
+        """Undo leases of which nobody will ever hear."""
         if self._closed_with is None:
             lane = self.lane_of(partition)
             deadline_us = self.clock.now_us() + OPERATION_TIMEOUT_US

@@ -37,6 +37,11 @@ from holdfast.services.queue.line import INLINE_ITEMS_COUNT_MAX, Line
 from holdfast.services.queue.waiting import Batch, LeaseAnswer, WaitingLease, placed
 from holdfast.telemetry.events import emit
 
+#: So many requests are a crowd, of which more may be on their way,
+GATHER_COUNT_MIN = 2
+#: and for so many turns of the event loop they are waited for.
+GATHER_TURNS_MAX = 4
+
 
 class LogicalQueue(Line):
     """A queue that is open for requests."""
@@ -77,16 +82,39 @@ class LogicalQueue(Line):
             if not lane.healthy:
                 await self._try_to_load(lane)
             while self._may_commit(lane):
+                await self._gather(lane)
+                if not self._may_commit(lane):
+                    break
                 batch = take(self, lane)
                 if not batch.operations:
                     break
                 await self._commit(lane, batch)
                 if not (self.produces or self.leases or lane.bound or lane.due_more):
                     break
-                # A crowd that has come meanwhile is committed while those who are answered now read their answers.
-                if 2 * (len(self.produces) + len(lane.bound)) < len(batch.requests()):
+                # A crowd that has come meanwhile is committed in a thread while those who are answered now read their
+                # answers. On this thread the answers go first.
+                waiting_count = len(self.produces) + len(lane.bound)
+                if 2 * waiting_count < len(batch.requests()) or self._goes_inline(lane):
                     await asyncio.sleep(0)
             self._alarm.ring_at(self._next_us())
+
+    async def _gather(self, lane: Lane) -> None:
+        """A commit on this thread holds everybody up: let those who are ready join it, as long as each turn of the loop
+        brings more of them."""
+        for _ in range(GATHER_TURNS_MAX):
+            count = len(self.produces) + len(lane.bound)
+            if count < GATHER_COUNT_MIN or not self._goes_inline(lane):
+                return
+            await asyncio.sleep(0)
+            if len(self.produces) + len(lane.bound) <= count:
+                return
+
+    def _goes_inline(self, lane: Lane) -> bool:
+        """Whether what waits now would be committed on this thread, if nobody else were being served."""
+        if len(self.produces) + len(lane.bound) > INLINE_ITEMS_COUNT_MAX or not lane.commits_inline():
+            return False
+        weight = sum([one.weight for one in self.produces]) + sum([one.weight for one in lane.bound])
+        return weight <= INLINE_ITEMS_COUNT_MAX
 
     def _may_commit(self, lane: Lane) -> bool:
         return lane.healthy and self._closed_with is None and not self.frozen
@@ -204,7 +232,7 @@ class LogicalQueue(Line):
         if given < len(leased.items):
             # Somebody went away while the commit ran. Nobody knows of these leases: undo them.
             kept = {item.id for items in shares for item in items}
-            self._release(partition, [item.id for item in leased.items if item.id not in kept])
+            self.release(partition, [item.id for item in leased.items if item.id not in kept])
         elif lane.abilities.shared and given:
             lane.hinted.add(partition)  # there may be more
 

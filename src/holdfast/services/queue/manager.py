@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from holdfast.core.queue import QueueRecord
+from holdfast.core.verbs import LeaseReply
 from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDown, StorageFailed
 from holdfast.ports.clock import Clock
 from holdfast.ports.queues import Catalog, DeadTarget, Ended, Forget, Mortality, Redriven, Storage
@@ -68,6 +69,11 @@ class QueueManager(Hooks):
     def find(self, name: str) -> LogicalQueue | None:
         """An open queue, if there is one."""
         return self._queues.get(name)
+
+    def give_back(self, reply: LeaseReply) -> None:
+        """Nobody will hear of these leases: undo them."""
+        if (queue := self._queues.get(reply.queue_name)) is not None:
+            queue.release(reply.partition, [item.id for item in reply.items])
 
     def records(self, *, pivot: str = "", count_max: int | None = None) -> list[QueueRecord]:
         """Queues by name in code point order, from the pivot on."""

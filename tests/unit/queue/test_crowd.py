@@ -1,0 +1,65 @@
+"""A crowd at a quick store: its commits are made on the event loop's thread, few of them, and each for many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+import holdfast
+from holdfast.engines.memory.storage import MemoryStorage
+from holdfast.ports.queues import Committed, Operation, Produce
+from holdfast.services.queue.lane import INLINE_COMMIT_US_MAX, Lane
+from holdfast.testing import FrozenClock
+
+QUICK_US, SLOW_US = INLINE_COMMIT_US_MAX // 10, INLINE_COMMIT_US_MAX * 10
+
+
+async def test_requests_that_come_within_a_few_turns_of_the_loop_share_a_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts: list[int] = []
+    commit = Lane.commit
+
+    async def counted(lane: Lane, operations: Sequence[Operation], *, alone: bool) -> Committed:
+        committed = await commit(lane, operations, alone=alone)
+        counts.extend(len(operation.items) for operation in operations if isinstance(operation, Produce))
+        return committed
+
+    async with holdfast.open("memory://") as queues:
+        await queues.queues_create("orders")
+        monkeypatch.setattr(Lane, "commit", counted)
+
+        async def client(turns: int) -> None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await queues.queue_produce("orders", [b"a"])
+
+        await asyncio.gather(*(client(number // 8) for number in range(24)))
+        assert counts == [24]
+
+
+class TimedShelves:
+    """Takes as long as it is told, and notes on which thread it was asked to work."""
+
+    def __init__(self) -> None:
+        self.took_us = QUICK_US
+        self.inline: list[bool] = []
+
+    def can_commit_inline(self) -> bool:
+        return True
+
+    async def commit(self, operations: Sequence[Operation], *, inline: bool = False) -> Committed:
+        self.inline.append(inline)
+        return Committed([], {}, 0, self.took_us)
+
+
+async def test_a_slow_commit_sends_the_next_to_a_thread_and_a_quick_one_there_brings_them_back() -> None:
+    clock, shelves = FrozenClock(), TimedShelves()
+    abilities = MemoryStorage(clock).abilities
+    lane = Lane(storage="s", partitions=[0], shelves=shelves, abilities=abilities, clock=clock)  # type: ignore[arg-type]
+    for took_us in (QUICK_US, SLOW_US, SLOW_US, SLOW_US, QUICK_US, QUICK_US):
+        shelves.took_us = took_us
+        await lane.commit((), alone=True)
+    assert shelves.inline == [True, True, False, False, False, True]
