@@ -53,7 +53,8 @@ async def _rounds(admin: Admin, forks: Forks, env: dict[str, str], chance: rando
     duplicates = ages = 0
     seen: set[str] = set()
     while killed.total() < kills:
-        batch = [f"{ages}-{chance.randrange(LETTERS_A_ROUND)}".encode() for _ in range(LETTERS_A_ROUND)]  # with twins
+        # A few equal twins. Most are none: a copy that a kill has made hides the loss of its twin, and of nothing else.
+        batch = [f"{ages}-{chance.randrange(4 * LETTERS_A_ROUND)}".encode() for _ in range(LETTERS_A_ROUND)]
         ages += 1
         await send(admin, [dead(body) for body in batch])
         sent.update(batch)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from msgspec import Struct
 
 from holdfast.core.ledger import Act
 from holdfast.core.letter import LOCKED_HEADERS, SENSITIVE_HEADERS, Content, JsonValue, Letter, NewLetter
 from holdfast.core.letter_selection import Selection, check_selection
-from holdfast.core.moments import moment, moment_or_none
+from holdfast.core.moments import moment_or_none
 from holdfast.core.redrive_task import PLAN_COUNT_MAX, Leased
 from holdfast.core.roles import Caller
 from holdfast.core.states import LetterState
@@ -25,7 +25,6 @@ from holdfast.telemetry.events import emit
 
 HEADERS_COUNT_MAX = 200
 BODY_BYTES_MAX = 64 * 1024 * 1024
-RETENTION_COUNT_MAX = 1_000
 PEEK_COUNT_MAX = 1_000
 
 #: What an operator may do to letters by name: from which state into which.
@@ -221,21 +220,6 @@ class Custody:
         return await self.vault.letters.revise(
             letter.id, revision=revision, body=body, put=put, drop=list(drop), act=act
         )
-
-    # --- upkeep -----------------------------------------------------------------------------------------------
-
-    async def upkeep(self, *, resolve_after_s: float, retention_s: Mapping[LetterState, float]) -> int:
-        """Resolve what has not come back, and delete what retention says; returns how many letters changed."""
-        now = moment(self.clock.now_us())
-        resolving = Act(actor=self.actor, action="letters.resolved", reason="not back in time")
-        before = now - timedelta(seconds=resolve_after_s)
-        changed = await self.vault.letters.resolve_due(before=before, count_max=RETENTION_COUNT_MAX, act=resolving)
-        for state, age_s in retention_s.items():
-            deleting = Act(actor=self.actor, action="letters.deleted", reason="retention")
-            changed += await self.vault.letters.expire(
-                state, before=now - timedelta(seconds=age_s), count_max=RETENTION_COUNT_MAX, act=deleting
-            )
-        return changed
 
 
 def check_queue(caller: Caller, queue: str) -> None:
