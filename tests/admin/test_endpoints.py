@@ -185,6 +185,32 @@ async def test_tokens_are_shown_once_and_end_when_they_are_revoked(house: House)
         assert (await client.request("DELETE", "/admin/tokens/ci")).status_code == 404
 
 
+async def test_a_token_held_to_queues_sends_letters_to_no_other_place_that_it_names(house: House) -> None:
+    await dead_item(house)
+    await house.queues.queues_create("other")
+    async with house.client() as client:
+        await client.post("/admin/captures", json={"queue": QUEUE})
+        wanted = {"name": "ci", "role": "operator", "queues": [QUEUE]}
+        token = (await client.post("/admin/tokens", json=wanted)).json()["token"]
+        places: list[dict[str, object]] = [
+            {"kind": "address", "routing_key": "other"},
+            {"kind": "address", "exchange": "events", "routing_key": QUEUE},
+            {"kind": "type", "routes": {"order": {"routing_key": "other"}}},
+            {"kind": "type", "routes": {"order": {"routing_key": QUEUE}}, "redirect": {"routing_key": "other"}},
+        ]
+        async with house.client(token) as limited:
+            for place in places:
+                refused = await limited.post("/admin/plans", json={"selection": {"queue": QUEUE}, "target": place})
+                assert (refused.status_code, "cannot send letters to" in refused.text) == (403, True), place
+            home = await limited.post("/admin/plans", json={"selection": {"queue": QUEUE}})
+            assert (home.status_code, home.json()["count"]) == (200, 1)
+            wish = {"selection": {"queue": QUEUE}, "target": places[0]}
+            theirs = (await client.post("/admin/plans", json=wish)).json()
+            assert theirs["count"] == 1
+            assert (await limited.post("/admin/redrives", json={"plan": theirs["hash"]})).status_code == 403
+        assert not await house.queues.storage_items_list("other")
+
+
 async def test_the_ledger_is_read_and_verified(house: House) -> None:
     await house.put(b"1")
     async with house.client() as client:

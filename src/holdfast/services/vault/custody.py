@@ -12,7 +12,7 @@ from holdfast.core.ledger import Act
 from holdfast.core.letter import LOCKED_HEADERS, SENSITIVE_HEADERS, Content, JsonValue, Letter, NewLetter
 from holdfast.core.letter_selection import Selection, check_selection
 from holdfast.core.moments import moment_or_none
-from holdfast.core.redrive_task import PLAN_COUNT_MAX, Leased
+from holdfast.core.redrive_task import PLAN_COUNT_MAX, Leased, Place, Target
 from holdfast.core.roles import Caller
 from holdfast.core.states import LetterState
 from holdfast.errors import Conflict, Forbidden, Invalid, NotFound, StorageFailed
@@ -66,7 +66,7 @@ class Custody:
     async def dead_queues(self, caller: Caller) -> list[QueueView]:
         """The ones that are known, and those that letters were captured from."""
         found = {one.queue: one for post in self.posts for one in await post.queues()}
-        for tally in await self.vault.ledger.tallies():
+        for tally in await self.vault.ledger.tallies(counted=False):
             found.setdefault(tally.queue, DeadQueue(queue=tally.queue))
         return [await self._view(one) for _, one in sorted(found.items()) if caller.may_touch(one.queue)]
 
@@ -226,3 +226,18 @@ def check_queue(caller: Caller, queue: str) -> None:
     """A caller who is held to some queues names one of them. Raises Forbidden."""
     if caller.queues and (not queue or not caller.may_touch(queue)):
         raise Forbidden(f"forbidden; this token is for the queues {', '.join(caller.queues)} alone, name one of them")
+
+
+def check_target(caller: Caller, target: Target) -> None:
+    """A caller who is held to some queues sends letters to no other place that he names himself. Raises Forbidden."""
+    if not caller.queues or target.kind not in ("address", "type"):
+        return  # the queue where a letter died, its wait queue and its first address are not the caller's choice
+    named = [Place(exchange=target.exchange, routing_key=target.routing_key)] if target.kind == "address" else []
+    named += [*target.routes.values(), *([target.redirect] if target.redirect else [])]
+    for place in named:
+        if place.exchange or not caller.may_touch(place.routing_key):
+            where = f"exchange '{place.exchange}'" if place.exchange else f"queue '{place.routing_key}'"
+            raise Forbidden(
+                f"forbidden; this token is for the queues {', '.join(caller.queues)} alone, it cannot send letters to "
+                f"{where}; name a queue that it is for, or leave the target out: each goes to the queue it died in"
+            )

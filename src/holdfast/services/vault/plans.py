@@ -31,7 +31,7 @@ from holdfast.core.states import LetterState
 from holdfast.errors import Conflict, Invalid, NotFound
 from holdfast.ports.custody import Post, Reach
 from holdfast.services.vault.canary import canary_note, canary_wait
-from holdfast.services.vault.custody import Custody, check_queue
+from holdfast.services.vault.custody import Custody, check_queue, check_target
 
 PAGE_COUNT = 1_000
 #: What a redrive without a rate limit is taken to reach, for the estimate.
@@ -67,6 +67,7 @@ class Planner:
         wish = msgspec.json.decode(msgspec.json.encode(wish), type=Wish)  # 2 and 2.0 are one wish, and one hash
         check_wish(wish)
         check_queue(caller, wish.selection.queue)
+        check_target(caller, wish.target)
         if wish.selection == Selection():
             raise Invalid("plan is invalid; the selection is empty, name ids, a group or a filter")
         pages = self._pages(wish.selection)
@@ -164,6 +165,7 @@ class Planner:
         if len(name) > NAME_CHARACTERS_MAX or len(act.reason) > REASON_CHARACTERS_MAX:
             raise Invalid(f"redrive is invalid; a name has {NAME_CHARACTERS_MAX} characters at the most")
         plan = await self.find(found, caller)
+        check_target(caller, plan.wish.target)
         running = await self._same(operation, plan)
         if running is not None:
             return running, False
