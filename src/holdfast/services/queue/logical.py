@@ -103,8 +103,8 @@ class LogicalQueue(Line):
         brings more of them."""
         for _ in range(GATHER_TURNS_MAX):
             count = len(self.produces) + len(lane.bound)
-            if count < GATHER_COUNT_MIN or not self._goes_inline(lane):
-                return
+            if count < GATHER_COUNT_MIN or self.activity.count > count or not self._goes_inline(lane):
+                return  # also where somebody is served elsewhere: then a thread makes the commit
             await asyncio.sleep(0)
             if len(self.produces) + len(lane.bound) <= count:
                 return
