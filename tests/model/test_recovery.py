@@ -57,6 +57,8 @@ class WorstQueue:
     warnings: Sequence[str] = ()
     trouble = ""
     sent_again_count = 0
+    capacity_count = 7
+    wanted: int | None = None
 
     def __init__(self, letters: list[Held], mishaps: list[str], journal: Path) -> None:
         self.ready = letters
@@ -87,10 +89,10 @@ class WorstQueue:
     # The port.
 
     @property
-    def unsettled_count(self) -> int:
-        return len(self.unacked)
+    def untaken_count(self) -> int:
+        return 0
 
-    async def inspect(self, table: RouteTable, *, source_queue: str = "") -> Findings:
+    async def inspect(self, table: RouteTable, *, targets_only: bool = False) -> Findings:
         return Findings(broker="worst", depth=Depth(ready=len(self.ready)))
 
     def receivers(self, address: Address) -> Sequence[str]:
@@ -103,6 +105,9 @@ class WorstQueue:
     async def reopen(self, *, capacity_count: int) -> None:
         self._down = False
         self.generation += 1
+
+    async def want(self, count: int | None) -> None:
+        self.wanted = count
 
     async def widen(self, capacity_count: int) -> None:
         pass
@@ -117,6 +122,7 @@ class WorstQueue:
         if self._down:
             raise BrokerLost("cut")
         taken = []
+        count_max = min(count_max, len(self.ready) if self.wanted is None else self.wanted)
         for held in self.ready[:count_max]:
             self.unacked[held] = self.generation
             address = TARGET if held.has_route else None

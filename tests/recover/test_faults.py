@@ -126,6 +126,40 @@ async def test_a_user_who_may_not_take_the_lock_is_warned(world: World) -> None:
     await world.check()
 
 
+async def test_a_user_who_may_not_read_the_queue_is_told_before_the_start(any_world: World) -> None:
+    """An administrator can be told by the management API, everybody else by the broker's refusal."""
+    world = any_world
+    _user(world.admin.node, world.admin.vhost, configure=".*", write=".*", read="^other$")
+    await world.fill(letter(n) for n in range(5))
+    url = world.admin.node.url(world.admin.vhost, user="weak:weak")
+    given = ("recover", url, world.dlq, "--json", "--routes", str(world.routes))
+    refused = await asyncio.to_thread(world.command(), *given)
+    shown = await asyncio.to_thread(world.command(), *given, "--management", world.admin.node.management_url)
+    assert (refused.code, shown.code) == (1, 1)
+    assert f"access to queue '{world.dlq}'" in refused.stderr
+    assert f"permission is missing; read queue '{world.dlq}': NO" in shown.stderr
+    await world.check()
+
+
+@pytest.mark.parametrize("managed", [False, True])
+async def test_permissions_are_said_before_the_start(world: World, managed: bool) -> None:
+    """Without an administrator's eyes the broker is asked in ways that change nothing."""
+    write = f"^(?!{EXCHANGE}$).*"
+    _user(world.admin.node, world.admin.vhost, configure="^$", write=write, read=f"^{world.dlq}$")
+    await world.fill(letter(n) for n in range(5))
+    url = world.admin.node.url(world.admin.vhost, user="weak:weak")
+    more = ("--management", world.admin.node.management_url) if managed else ()
+    routes = ("--routes", str(world.routes))
+    got = await asyncio.to_thread(world.command(), "recover", url, world.dlq, "--json", *routes, *more)
+    said = next(line for line in got.stderr.splitlines() if "Permissions:" in line)
+    assert f"write exchange '{EXCHANGE}': NO" in said
+    assert "write the default exchange: yes" in said
+    assert (f"read queue '{world.dlq}': yes" in said) == managed
+    assert (f"its lock 'recovery-lock.{world.dlq}': NO" in said) == managed
+    assert (got.code, summary(got)["failed"]) == (3, 5)
+    await world.check()
+
+
 async def test_a_letter_near_its_delivery_limit_is_put_back_by_a_publish(
     nodes: dict[str, Node], tmp_path: Path
 ) -> None:

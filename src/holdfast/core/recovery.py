@@ -8,6 +8,7 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from holdfast.core.moments import SECOND_US
+from holdfast.core.routes import Route
 
 MINUTE_S = 60.0
 #: No letter comes nearer than this many returns to its queue's delivery limit, at which the broker deletes it.
@@ -80,7 +81,8 @@ class Summary(Struct, kw_only=True):
     unknown: int = 0  #: of the failed: published, and nobody knows whether the broker has them
     put_back: int = 0  #: went back by a publish, because another return would have been too many
     returned: int = 0  #: given back to the queue; each may count toward its delivery limit
-    remaining: int = 0
+    remaining: int | None = 0  #: letters in the dead-letter queue at the end; None: it was not looked at
+    unseen: int = 0  #: of those found: not looked at, because the limit was reached or the run ended before
     interruptions: int = 0
     by_queue: Counter[str] = field(default_factory=Counter)
     failed_by_queue: Counter[str] = field(default_factory=Counter)
@@ -100,14 +102,20 @@ class Summary(Struct, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every letter was recovered."""
-        return not self.kept and not self.remaining and not self.failure
+        """Whether every letter was recovered; of a dry run, whether every one would be."""
+        left = self.unseen or (self.remaining and not self.dry_run)
+        return not self.kept and not left and not self.failure
 
     def reason(self, text: str) -> Reason:
         """The entry of this reason. Strangers choose texts: their number has a limit."""
         if text not in self.reasons and len(self.reasons) >= REASONS_COUNT_MAX:
             text = OTHER_REASONS
         return self.reasons.setdefault(text, Reason())
+
+
+def add_planned(summary: Summary, route: Route) -> None:
+    """In a dry run: a letter would go there."""
+    summary.planned.setdefault(route.type or "(no type)", Counter())[str(route.address)] += 1
 
 
 def may_return(returns: int, delivery_limit: int | None, *, times: int = 1) -> bool:

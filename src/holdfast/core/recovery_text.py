@@ -12,16 +12,19 @@ RULE = "=" * 32
 
 def summary_lines(summary: Summary) -> list[str]:
     """The block at the end of a run."""
+    place = "DLQ" if summary.remaining is not None else "backup"
     lines = [
         RULE,
         "DLQ RECOVERY SUMMARY" + (" (DRY RUN)" if summary.dry_run else ""),
         RULE,
         f"Total Recovered: {summary.recovered} messages",
-        f"Total Failed: {summary.failed} messages (kept in DLQ for retry)",
-        f"Skipped Messages: {summary.skipped} (unknown type, kept in DLQ for manual review)",
+        f"Total Failed: {summary.failed} messages (kept in {place} for retry)",
+        f"Skipped Messages: {summary.skipped} (unknown type, kept in {place} for manual review)",
     ]
     if summary.filtered:
-        lines.append(f"Left Out: {summary.filtered} (by --where, kept in DLQ)")
+        lines.append(f"Left Out: {summary.filtered} (by --where, kept in {place})")
+    if summary.unseen:
+        lines.append(f"Not Looked At: {summary.unseen} (behind the limit, or the run ended before)")
     if summary.possible_duplicates:
         lines.append(f"Possible Duplicates: {summary.possible_duplicates} (same x-redrive-id)")
     lines += _counts("Successfully Recovered By Queue:", summary.by_queue)
@@ -30,7 +33,8 @@ def summary_lines(summary: Summary) -> list[str]:
         lines += ["", "Would be recovered:"]
         for kind, addresses in summary.planned.items():
             lines += [f"   {kind} -> {address}: {count}" for address, count in addresses.most_common()]
-        lines.append(f"This cost {summary.returned} returns; on a queue with a delivery limit each of them counts.")
+        if summary.remaining is not None:
+            lines.append(f"This cost {summary.returned} returns; on a queue with a delivery limit each of them counts.")
     if summary.reasons:
         lines += ["", "Kept, by reason:"]
         for text, reason in summary.reasons.items():
@@ -47,7 +51,7 @@ def summary_lines(summary: Summary) -> list[str]:
     lines.append(RULE)
     if summary.remaining:
         lines.append(f"{summary.remaining} messages still in DLQ (will retry on next startup)")
-    else:
+    elif summary.remaining is not None:
         lines.append("DLQ Empty")
     return lines
 

@@ -9,8 +9,6 @@ import hashlib
 import uuid
 from collections.abc import Callable
 from datetime import datetime
-from functools import lru_cache
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -50,17 +48,24 @@ class Redrive(Struct, frozen=True, kw_only=True):
 
 def redrive_id(dead_queue: str, digest: bytes) -> str:
     """One id per letter and redrive: of the dead-letter queue and the letter's digest, its redrive count included."""
-    # uuid5, written out: the library's own takes three times as long, and this is asked for every letter.
-    made = _named(dead_queue).copy()
-    made.update(digest.hex().encode())
-    number = made.hexdigest()
-    return f"{number[:8]}-{number[8:12]}-5{number[13:16]}-{VARIANTS[number[16]]}{number[17:20]}-{number[20:32]}"
+    return redrive_ids(dead_queue)(digest)
 
 
-@lru_cache(maxsize=64)
-def _named(dead_queue: str) -> Any:
+def redrive_ids(dead_queue: str) -> Callable[[bytes], str]:
+    """The ids of one dead-letter queue, by the digests of its letters.
+
+    uuid5, written out: the library's own takes three times as long, and this is asked for every letter.
+    """
     name = dead_queue.encode("utf-8", "surrogateescape")
-    return hashlib.sha1(NAMESPACE.bytes + name + b"\0", usedforsecurity=False)
+    named = hashlib.sha1(NAMESPACE.bytes + name + b"\0", usedforsecurity=False)
+
+    def made(digest: bytes) -> str:
+        hashed = named.copy()
+        hashed.update(digest.hex().encode())
+        number = hashed.hexdigest()
+        return f"{number[:8]}-{number[8:12]}-5{number[13:16]}-{VARIANTS[number[16]]}{number[17:20]}-{number[20:32]}"
+
+    return made
 
 
 def redriven_count(message: Message) -> int:

@@ -26,6 +26,8 @@ TYPE_HEADER = "MessageType"
 WAIT_QUEUES = ("*.retry", "*.retry.*")
 WAIT_EXCHANGE = "retry.{queue}"
 WAIT_KEY = "retry"
+#: Why a letter is kept that tells nothing at all.
+NOWHERE = "nothing says where it came from"
 
 
 class Mode(StrEnum):
@@ -45,6 +47,7 @@ class Route(Struct, frozen=True, kw_only=True):
     why: str
     type: str = ""
     source_queue: str = ""
+    blocked: str = ""  #: why nothing that is sent to the address gets to where it is meant for
 
 
 class RouteTable(Struct, frozen=True, kw_only=True):
@@ -112,7 +115,7 @@ def _route(headers: Headers, name: str, table: RouteTable, dead_queue: str) -> R
         return Route(address=address, why="x-death", type=name, source_queue=source)
     if table.redirect is not None and table.mode is Mode.ROUTES:
         return Route(address=table.redirect, why="redirect", type=name, source_queue=source)
-    return Route(address=None, why="nothing says where it came from", type=name)
+    return Route(address=None, why=NOWHERE, type=name)
 
 
 def _original(headers: Headers) -> Address | None:

@@ -67,6 +67,17 @@ class Depth(Struct, frozen=True, kw_only=True):
     consumers: int = 0
 
 
+class Right(Struct, frozen=True, kw_only=True):
+    """Something that the user must be allowed to do."""
+
+    verb: str  #: read, write or configure
+    what: str
+    given: bool | None  #: None: nobody could say
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.what}: {'not known' if self.given is None else 'yes' if self.given else 'NO'}"
+
+
 class Findings(Struct, kw_only=True):
     """What was found before the first letter is taken."""
 
@@ -82,6 +93,7 @@ class Findings(Struct, kw_only=True):
     missing: list[str] = field(default_factory=list)  #: targets that are not there or do not route
     cycles: list[str] = field(default_factory=list)  #: targets that lead back into the dead-letter queue
     copies: Mapping[str, list[str]] = {}  #: address → all queues that get a copy
+    rights: list[Right] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -104,11 +116,15 @@ class DeadLetters(Protocol):
         """How many publishes were repeated because the outcome of the first was unknown."""
 
     @property
-    def unsettled_count(self) -> int:
-        """Letters that are delivered and not settled, also those that nobody has taken yet."""
+    def untaken_count(self) -> int:
+        """Letters that are delivered and that nobody has taken yet."""
 
-    async def inspect(self, table: RouteTable, *, source_queue: str = "") -> Findings:
-        """Look at the broker, the queue and the targets. Changes nothing."""
+    @property
+    def capacity_count(self) -> int:
+        """How many letters may be in hand at once."""
+
+    async def inspect(self, table: RouteTable, *, targets_only: bool = False) -> Findings:
+        """Look at the broker, the queue (unless the targets only are asked for) and the targets. Changes nothing."""
 
     def receivers(self, address: Address) -> Sequence[str]:
         """The queues that get what is sent there, as `inspect` saw it; none when nobody could say."""
@@ -119,8 +135,11 @@ class DeadLetters(Protocol):
     async def reopen(self, *, capacity_count: int) -> None:
         """Connect, lock and consume again after a loss; one try."""
 
+    async def want(self, count: int | None) -> None:
+        """So many letters are to come beside those that were taken; no more are delivered. None: whatever there is."""
+
     async def widen(self, capacity_count: int) -> None:
-        """Let so many letters be in hand at once."""
+        """Let so many letters be in hand at once, if so many are wanted."""
 
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Taken]:
         """Wait for letters; none when none came in time. Raises BrokerLost: nothing that was in hand still is."""

@@ -19,7 +19,15 @@ class Bindings:
         for binding in bindings:
             self._bindings.setdefault(binding.source, []).append(binding)
 
-    def reached(self, exchange: str, key: str, *, hops: int = 0) -> set[str] | None:
+    def only_alternate(self, exchange: str, key: str) -> str:
+        """The alternate exchange that takes a message because no binding does; empty when a binding does, or headers
+        decide, or nothing takes it."""
+        if self.reached(exchange, key, alternates=False) != set() or not self.reached(exchange, key):
+            return ""
+        info = self._exchanges[exchange]
+        return str(info.arguments.get("alternate-exchange", "of another exchange behind it"))
+
+    def reached(self, exchange: str, key: str, *, alternates: bool = True, hops: int = 0) -> set[str] | None:
         """Queues that get a message with this key; None where headers decide."""
         info = self._exchanges.get(exchange)
         if info is None or hops > EXCHANGE_HOPS_MAX:
@@ -33,11 +41,11 @@ class Bindings:
             if binding.destination_type == "queue":
                 queues.add(binding.destination)
                 continue
-            further = self.reached(binding.destination, key, hops=hops + 1)
+            further = self.reached(binding.destination, key, alternates=alternates, hops=hops + 1)
             if further is None:
                 return None
             queues |= further
-        if not queues and isinstance(other := info.arguments.get("alternate-exchange"), str):
+        if alternates and not queues and isinstance(other := info.arguments.get("alternate-exchange"), str):
             return self.reached(other, key, hops=hops + 1)
         return queues
 

@@ -17,73 +17,28 @@ from holdfast.core.message import Address as Destination
 from holdfast.core.message import Message
 from holdfast.core.routes import RouteTable
 from holdfast.engines.rabbitmq.address import Address
-from holdfast.engines.rabbitmq.channel import Channel, Close
+from holdfast.engines.rabbitmq.allowance import Allowance
+from holdfast.engines.rabbitmq.channel import Channel
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.dead_letters_check import Inspection
-from holdfast.engines.rabbitmq.lane import Batch, Outgoing
+from holdfast.engines.rabbitmq.lane import Outgoing
 from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.recovery_lock import take_lock
-from holdfast.engines.rabbitmq.redriver import Copy, Redriver, as_put_back, read_letter
+from holdfast.engines.rabbitmq.reading import read_message
+from holdfast.engines.rabbitmq.recovery_lock import Deaf, take_lock
+from holdfast.engines.rabbitmq.redriver import Copy, Redriver, as_put_back
+from holdfast.engines.rabbitmq.rights import find_rights
+from holdfast.engines.rabbitmq.told import Ear, Told
 from holdfast.engines.rabbitmq.unsettled import Unsettled
 from holdfast.engines.rabbitmq.wire import commands, methods
-from holdfast.engines.rabbitmq.wire.confirms import Kind, Outcome
-from holdfast.engines.rabbitmq.wire.events import Cancelled, Delivery, Event
+from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import BrokerError, BrokerLost
-from holdfast.ports.recovery import Depth, Exported, Findings, OnOutcome, Taken, Verdict
+from holdfast.ports.recovery import Depth, Exported, Findings, OnOutcome, Taken
 
 PREFETCH_MAX = 65_535
 #: The copies on their way wait for their confirms here as well; more than this only costs memory.
 PUBLISH_WINDOW_BYTES = 8 * 2**20
-
-
-VERDICTS = {kind: Verdict(kind.value) for kind in Kind}
-
-
-class _Told(Batch):
-    """Tells each outcome to the run as soon as it is known."""
-
-    __slots__ = ("_letters", "_on_outcome")
-
-    def __init__(self, letters: Sequence[Taken], on_outcome: OnOutcome) -> None:
-        super().__init__(len(letters), lambda: None)
-        self._letters = letters
-        self._on_outcome = on_outcome
-
-    def settle(self, place: int, outcome: Outcome) -> None:
-        self._on_outcome(self._letters[place], VERDICTS[outcome.kind], outcome.code, outcome.text)
-        self.missing -= 1
-        if not self.missing:
-            self.on_done()
-
-
-class _Ear:
-    """The listener of one channel. Once that channel is left, nothing of it is heard any more."""
-
-    def __init__(self, owner: RabbitDeadLetters | None) -> None:
-        self._owner = owner
-
-    def leave(self) -> None:
-        """Hear nothing more."""
-        self._owner = None
-
-    @classmethod
-    def deaf(cls) -> _Ear:
-        """For a channel that only asks."""
-        return cls(None)
-
-    def on_events(self, events: list[Event]) -> None:
-        if self._owner is None:
-            return
-        self._owner.arrived([event for event in events if type(event) is Delivery])
-        if any(isinstance(event, Cancelled) for event in events):
-            self._owner.lost(BrokerLost("the broker cancelled the consumer"))
-
-    def on_closed(self, error: BrokerError, close: Close) -> None:
-        if self._owner is not None:
-            self._owner.lost(error)
-
-    def on_writable(self) -> None:
-        """Acks are small, and never wait for the socket."""
+#: Another consumer that came while we ran is taken for ours: then it takes this long.
+SETTLE_TIMEOUT_S, SETTLE_STEP_S = 3.0, 0.02
 
 
 class RabbitDeadLetters:
@@ -101,13 +56,14 @@ class RabbitDeadLetters:
         self._publisher = Publisher(address, window_bytes=min(window_bytes_max, PUBLISH_WINDOW_BYTES))
         self._connection: Connection | None = None
         self._channel: Channel | None = None
-        self._ear: _Ear | None = None
+        self._ear: Ear | None = None
         self._books = Unsettled(0)
         self._generation = 0
         self._ready: deque[Delivery] = deque()
         self._owned_bytes = 0
         self._tags: list[str] = []
-        self._capacity_count = 0
+        self._allowance = Allowance()
+        self._others_count = 0
         self._news = asyncio.Event()
         self._loss: BrokerError | None = None
         self._stopped = False
@@ -130,14 +86,22 @@ class RabbitDeadLetters:
         return self._publisher.counts["sent_again"]
 
     @property
-    def unsettled_count(self) -> int:
-        return len(self._books)
+    def untaken_count(self) -> int:
+        return len(self._ready)
 
-    async def inspect(self, table: RouteTable, *, source_queue: str = "") -> Findings:
+    @property
+    def capacity_count(self) -> int:
+        return self._allowance.capacity_count
+
+    async def inspect(self, table: RouteTable, *, targets_only: bool = False) -> Findings:
         assert self._connection is not None  # noqa: S101  connect() comes first
-        self._inspection = Inspection(self._connection, self.queue, self._management)
+        queue = "" if targets_only else self.queue
+        self._inspection = Inspection(self._connection, queue, self._management)
+        self._redriver.blocked = self._inspection.blocked
         found = await self._inspection.run(table)
+        found.rights = await find_rights(self._connection, self._publisher, queue, table, found, self._management)
         self._keeps_leftovers = found.delivery_limit is not None
+        self._others_count = found.depth.consumers
         return found
 
     def receivers(self, address: Destination) -> Sequence[str]:
@@ -161,14 +125,28 @@ class RabbitDeadLetters:
             await self._connection.close_channel(self._channel)
         await self._consume(capacity_count)
 
+    async def want(self, count: int | None) -> None:
+        self._allowance.wanted_count = count
+        if self._stopped or self._loss is not None or self._channel is None or not self._channel.is_open:
+            return
+        need = self._allowance.need_count(len(self._ready))
+        if need == 0 and self._tags:
+            await self._cancel()
+        elif need and not self._tags:
+            # Nobody consumes, and one that was counted turned out to be none of those: so many are still to come.
+            self._allowance.capacity_count = self._unacked_count
+            await self._add_consumer(min(need, PREFETCH_MAX))
+        self._flush()
+
     async def widen(self, capacity_count: int) -> None:
         """One more consumer on the same channel: the prefetch of one that runs cannot be changed."""
-        more = min(capacity_count - self._capacity_count, PREFETCH_MAX)
-        if more <= 0 or self._stopped or self._channel is None:
+        if self._stopped or not self._tags:
             return
-        self._capacity_count += more
-        await self._channel.call(amqp.Basic.Qos(prefetch_count=more))
-        await self._subscribe()
+        more = self._allowance.widened_by(
+            capacity_count, unacked_count=self._unacked_count, ready_count=len(self._ready)
+        )
+        if more > 0:
+            await self._add_consumer(min(more, PREFETCH_MAX))
 
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Taken]:
         if not self._ready:
@@ -183,10 +161,12 @@ class RabbitDeadLetters:
             raise BrokerLost(f"consuming from '{self.queue}' was interrupted; {self._loss}") from self._loss
         ready, taken = self._ready, self._redriver.taken
         self._redriver.tick()
-        return [taken(ready.popleft()) for _ in range(min(count_max, len(ready)))]
+        count = min(count_max, len(ready))
+        self._allowance.taken(count)
+        return [taken(ready.popleft()) for _ in range(count)]
 
     def read(self, letter: Taken) -> Message:
-        return read_letter(_copy(letter).delivery, self.queue)
+        return read_message(_copy(letter).delivery, self.queue)
 
     def export(self, letter: Taken) -> Exported:
         delivery = _copy(letter).delivery
@@ -210,41 +190,39 @@ class RabbitDeadLetters:
             copy, address = _copy(letter), letter.address
             assert address is not None  # noqa: S101  a letter without an address is held
             outgoing.append(Outgoing(address.exchange, address.routing_key, copy.properties, copy.delivery.body))
-        self._publisher.send(outgoing, _Told(letters, on_outcome), timeout_s=timeout_s)
+        self._publisher.send(outgoing, Told(letters, on_outcome), timeout_s=timeout_s)
 
     def put_back(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         outgoing = []
         for letter in letters:
             delivery = _copy(letter).delivery
             outgoing.append(Outgoing("", self.queue, as_put_back(delivery), delivery.body))
-        self._publisher.send(outgoing, _Told(letters, on_outcome), timeout_s=timeout_s)
+        self._publisher.send(outgoing, Told(letters, on_outcome), timeout_s=timeout_s)
 
     def ack(self, letters: Sequence[Taken]) -> Sequence[Taken]:
         generation, take = self._generation, self._books.ack
-        missed = []
+        missed, freed_bytes = [], 0
         for letter in letters:
             delivery = _copy(letter).delivery
             if letter.in_hand and delivery.channel == generation and take(delivery.tag):
-                self._disown(letter)
+                freed_bytes += len(delivery.properties) * 2 + len(delivery.body)
             else:
                 missed.append(letter)
+        self._free(freed_bytes)
         self._flush()
         return missed
 
     def forget(self, letter: Taken) -> None:
         copy = _copy(letter)
         if copy.delivery.body or copy.properties:
-            self._disown(letter)
+            if copy.delivery.channel == self._generation:
+                self._free(len(copy.delivery.properties) * 2 + len(copy.delivery.body))
             copy.delivery.body = copy.delivery.properties = copy.properties = b""
 
     async def stop(self) -> None:
         self._stopped = True
-        if self._connection is not None:
-            self._connection.resume_reading()
         if self._channel is not None and self._channel.is_open:
-            tags, self._tags = self._tags, []
-            for tag in tags:
-                await self._channel.call(amqp.Basic.Cancel(tag))
+            await self._cancel()
 
     def leftovers(self) -> Sequence[Taken]:
         ready, self._ready = self._ready, deque()
@@ -259,11 +237,26 @@ class RabbitDeadLetters:
         count = len(self._books)
         if count:
             channel.write(commands.nack(channel.number, 0, multiple=True, requeue=True))
+        await self._settled()
         self._leave()
         await connection.close_channel(channel)
         return count
 
+    async def _settled(self) -> None:
+        """Wait until the queue has worked through what we sent, before the channel is closed.
+
+        A channel passes on only some 30 acks to a quorum queue at once. It forgets the rest when it is closed, and the
+        letters come back although they were acked. A consumer that is cancelled counts until its last letter is
+        settled, so when ours are not counted any more, all is done.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + SETTLE_TIMEOUT_S
+        while (await self.depth()).consumers > self._others_count and loop.time() < deadline_s:  # noqa: ASYNC110
+            await asyncio.sleep(SETTLE_STEP_S)  # a broker has to be asked
+
     async def let_go(self) -> None:
+        self._allowance.capacity_count = 0
+        self._flush()  # letters that come for these go back at once
         self._leave()
         if self._connection is not None:
             await self._connection.close()
@@ -272,7 +265,7 @@ class RabbitDeadLetters:
     async def depth(self) -> Depth:
         if self._connection is None or not self._connection.is_open:
             self._connection = await Connection.open(self._address)
-        channel = await self._connection.channel(_Ear.deaf())
+        channel = await self._connection.channel(Deaf())
         try:
             answer = await channel.call(methods.QueueDeclare(queue=self.queue, passive=True))
         finally:
@@ -311,6 +304,7 @@ class RabbitDeadLetters:
 
     def lost(self, error: BrokerError) -> None:
         """Whatever is unsettled is the broker's again."""
+        self._allowance.capacity_count = 0  # nobody consumes
         self._flush()  # after a cancel the channel lives: what was settled before still counts
         self._loss = error
         self._leave()
@@ -320,33 +314,55 @@ class RabbitDeadLetters:
 
     async def _consume(self, capacity_count: int) -> None:
         assert self._connection is not None  # noqa: S101
-        ear = _Ear(self)
+        ear = Ear(self)
         channel = await self._connection.channel(ear)
-        self._capacity_count = min(capacity_count, PREFETCH_MAX)
-        await channel.call(amqp.Basic.Qos(prefetch_count=self._capacity_count))
         self._books = Unsettled(channel.number)
         self._generation += 1
         self._owned_bytes = 0
         self._loss = None
         self._channel, self._ear = channel, ear
         self._tags = []
-        await self._subscribe()
+        self._allowance.capacity_count = 0
+        wanted = self._allowance.wanted_count
+        await self._add_consumer(
+            min(capacity_count, PREFETCH_MAX, capacity_count if wanted is None else max(1, wanted))
+        )
 
-    async def _subscribe(self) -> None:
+    async def _add_consumer(self, prefetch: int) -> None:
         assert self._channel is not None  # noqa: S101
+        self._allowance.capacity_count += prefetch
+        await self._channel.call(amqp.Basic.Qos(prefetch_count=prefetch))
         answer = await self._channel.call(methods.Consume(queue=self.queue))
         self._tags.append(str(getattr(answer, "consumer_tag", "")))
 
-    def _flush(self) -> None:
-        if self._channel is not None and self._books.pending:
-            self._channel.write(self._books.flush())
+    async def _cancel(self) -> None:
+        """Consume no more. All acks may go then: nothing comes in the place of what they settle."""
+        assert self._channel is not None  # noqa: S101
+        if self._connection is not None:
+            self._connection.resume_reading()
+        tags, self._tags = self._tags, []
+        for tag in tags:
+            await self._channel.call(amqp.Basic.Cancel(tag))
+        self._allowance.capacity_count = 0
+        self._flush()
 
-    def _disown(self, letter: Taken) -> None:
-        copy = _copy(letter)
-        if copy.delivery.channel == self._generation:
-            self._owned_bytes -= len(copy.delivery.properties) * 2 + len(copy.delivery.body)
-            if self._owned_bytes <= self._window_bytes_max // 2 and self._connection is not None:
-                self._connection.resume_reading()
+    @property
+    def _unacked_count(self) -> int:
+        """As the broker sees it."""
+        return len(self._books) + self._books.unsent_count
+
+    def _flush(self) -> None:
+        """Send acks: near the end as many as make the broker send no more letters than are wanted."""
+        if self._channel is not None and self._books.pending:
+            unacked_count, ready_count = self._unacked_count, len(self._ready)
+            most = self._allowance.acks_count_max(unacked_count=unacked_count, ready_count=ready_count)
+            self._channel.write(self._books.flush(most))
+
+    def _free(self, size_bytes: int) -> None:
+        """So many bytes of letters in hand are gone: read again when there is room."""
+        self._owned_bytes -= size_bytes
+        if self._owned_bytes <= self._window_bytes_max // 2 and self._connection is not None:
+            self._connection.resume_reading()
 
     def _leave(self) -> None:
         if self._ear is not None:

@@ -44,10 +44,17 @@ class Inspection:
         reached = self._seen.reached(address.exchange, address.routing_key) if self._seen else None
         return sorted(reached or ())
 
+    def blocked(self, address: Destination) -> str:
+        """Why nothing that is sent there gets to where it is meant for; empty when it does, or nobody could say."""
+        exchange, key = address.exchange, address.routing_key
+        if self._seen is None or not exchange or not (other := self._seen.only_alternate(exchange, key)):
+            return ""
+        return f"unroutable: exchange '{exchange}', key '{key}': only the alternate exchange '{other}' takes it"
+
     async def run(self, table: RouteTable) -> Findings:
-        """Raises BrokerRefused when the queue is not there or may not be read."""
+        """Raises BrokerRefused when the queue is not there or may not be read. Without a queue: of the targets."""
         session = self._connection.session
-        answer = await self._ask(methods.QueueDeclare(queue=self._queue, passive=True))
+        answer = await self._ask(methods.QueueDeclare(queue=self._queue, passive=True)) if self._queue else None
         product = str(session.server_properties.get("product") or "broker")
         found = Findings(
             broker=f"{product} {session.version}",
@@ -57,7 +64,7 @@ class Inspection:
             ),
         )
         version = _version(session.version)
-        if version >= Version(4, 0):
+        if version >= Version(4, 0) and self._queue:
             found.delivery_limit, found.limit_is_assumed = DELIVERY_LIMIT_DEFAULT, True
         self._seen = world = await self._world(found)
         if self._info is not None and world is not None:
@@ -70,6 +77,12 @@ class Inspection:
             await self._check(destination, world, found)
         if table.mode is Mode.EXCHANGE and world is None:
             found.warnings.append("which other queues get a copy cannot be said without the management API")
+        if world is None and (named := sorted({one.exchange for one in table.fixed_addresses() if one.exchange})):
+            names = ", ".join(f"'{name}'" for name in named)
+            found.warnings.append(
+                f"whether the keys of {names} reach a queue, or an alternate exchange only, "
+                "cannot be known without the management API"
+            )
         return found
 
     async def _check(self, destination: Destination, world: Bindings | None, found: Findings) -> None:
@@ -91,6 +104,10 @@ class Inspection:
             return
         if not reached:
             found.missing.append(f"exchange '{exchange}' routes key '{key}' to no queue")
+        elif other := world.only_alternate(exchange, key):
+            found.missing.append(
+                f"exchange '{exchange}' routes key '{key}' to no queue: only the alternate exchange '{other}' takes it"
+            )
         elif self._queue in reached:
             found.cycles.append(f"exchange '{exchange}' routes key '{key}' into '{self._queue}' itself")
         found.copies = {**found.copies, str(destination): sorted(reached)}
@@ -126,7 +143,7 @@ class Inspection:
                     )
                     return None
                 found.alarm = await management.alarms() or ""
-                self._info = await management.queue(vhost, self._queue)
+                self._info = await management.queue(vhost, self._queue) if self._queue else None
                 world = Bindings(await management.exchanges(vhost), await management.bindings(vhost))
         except HoldfastError as error:
             found.warnings.append(f"the management API could not be asked, checks are fewer; {error.message}")

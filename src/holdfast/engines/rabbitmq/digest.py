@@ -11,6 +11,8 @@ import hashlib
 from holdfast.engines.rabbitmq.wire import properties, table
 
 DIGEST_BYTES = 16
+#: A larger body is not copied to be hashed in one go.
+JOINED_BYTES_MAX = 16_384
 #: What changes from delivery to delivery of one and the same message.
 COUNTS = frozenset((b"x-delivery-count", b"x-acquired-count"))
 
@@ -30,6 +32,9 @@ def digest(raw: bytes, body: bytes) -> bytes:
 
 def hash_of(head: bytes, body: bytes) -> bytes:
     """Of everything but the body, in an order that redeliveries keep, and of the body."""
-    made = hashlib.blake2b(len(head).to_bytes(8, "big") + head, digest_size=DIGEST_BYTES)
+    start = len(head).to_bytes(8, "big") + head
+    if len(body) <= JOINED_BYTES_MAX:
+        return hashlib.blake2b(start + body, digest_size=DIGEST_BYTES).digest()
+    made = hashlib.blake2b(start, digest_size=DIGEST_BYTES)
     made.update(body)
     return made.digest()

@@ -94,6 +94,16 @@ class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True):
     apply_to: str = msgspec.field(default="all", name="apply-to")
 
 
+class PermissionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user may do in a virtual host: expressions over names; an empty one fits none."""
+
+    user: str
+    vhost: str
+    configure: str = ""
+    write: str = ""
+    read: str = ""
+
+
 class _Page(msgspec.Struct, frozen=True, kw_only=True):
     items: list[msgspec.Raw]
     page_count: int = 1
@@ -150,6 +160,11 @@ class Management:
     async def policies(self, vhost: str) -> list[PolicyInfo]:
         """All policies of a virtual host."""
         return _decode(await self._get(f"/policies/{quote(vhost, safe='')}"), list[PolicyInfo], self.address)
+
+    async def permission(self, vhost: str, user: str) -> PermissionInfo:
+        """What a user may do. Raises BrokerRefused with 401 or 403 for whoever is no administrator, 404 for nothing."""
+        answer = await self._get(f"/permissions/{quote(vhost, safe='')}/{quote(user, safe='')}")
+        return _decode(answer, PermissionInfo, self.address)
 
     async def alarms(self) -> str | None:
         """Why the broker takes no publishes now (memory, disk); None when it does."""

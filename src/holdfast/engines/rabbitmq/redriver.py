@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
 from holdfast.core.death import BROKER_HEADERS, FORKING_HEADERS, RETRY_COUNT
 from holdfast.core.death import returns as returns_of
-from holdfast.core.message import Message
-from holdfast.core.redrive import REDRIVE_ID, REDRIVEN_AT, REDRIVEN_COUNT, Redrive, redrive_id, redriven
+from holdfast.core.message import Address, Message
+from holdfast.core.redrive import REDRIVE_ID, REDRIVEN_AT, REDRIVEN_COUNT, Redrive, redrive_ids, redriven
 from holdfast.core.routes import Route, RouteTable, find_route
 from holdfast.engines.rabbitmq.digest import COUNTS, digest, hash_of
+from holdfast.engines.rabbitmq.reading import read_message
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.ports.recovery import Taken
@@ -38,7 +40,10 @@ TELLING = frozenset(
 #: Only whether it is there decides; its value, which differs from letter to letter, does not.
 PRESENT = b"x-kept-death"
 HAS_SENSITIVE = properties.FLAGS["expiration"] | properties.FLAGS["user_id"]
+REDRIVE_ID_NAME = REDRIVE_ID.encode()
 REDRIVE_ID_BYTES = 36
+#: A header table; or where in it the id of an earlier redrive is, and all the other bytes.
+_Key: TypeAlias = bytes | tuple[int, bytes]
 
 
 class _Plan:
@@ -56,12 +61,27 @@ class _Plan:
 
 
 class _Known:
-    """What one header table tells, ready to be used for every letter that has the same."""
+    """What one header table tells, ready to be used for every letter that has the same.
 
-    __slots__ = ("compared", "counts", "kept", "plan", "rest", "returns")
+    The id of an earlier redrive is the only thing that differs in tables that are otherwise the same: it is left out of
+    what is remembered. `compared` then ends where the id belongs, and `behind` follows it.
+    """
 
-    def __init__(self, compared: bytes, kept: bytes, rest: bytes, plan: _Plan, counts: bool, returns: int) -> None:
+    __slots__ = ("behind", "compared", "counts", "kept", "plan", "rest", "returns")
+
+    def __init__(
+        self,
+        compared: bytes,
+        behind: bytes | None,
+        *,
+        kept: bytes,
+        rest: bytes,
+        plan: _Plan,
+        counts: bool,
+        returns: int,
+    ) -> None:
         self.compared = compared
+        self.behind = behind
         self.kept = kept
         self.rest = rest
         self.plan = plan
@@ -83,14 +103,17 @@ class Redriver:
     """`taken(delivery)` for every delivery of one run."""
 
     def __init__(self, redrive: Redrive, routes: RouteTable, *, now: Callable[[], datetime]) -> None:
+        self.blocked: Callable[[Address], str] = lambda address: ""  #: why nothing sent there would arrive
         self._redrive = redrive
         self._routes = routes
         self._telling = TELLING | {routes.type_header.encode("utf-8", "surrogateescape")}
         self._now = now
         self._plans: dict[bytes, _Plan] = {}
-        self._tables: dict[bytes, _Known] = {}
+        self._tables: dict[_Key, _Known] = {}
         self._at = b""
         self._id_head = _entry(REDRIVE_ID, b"S" + REDRIVE_ID_BYTES.to_bytes(4, "big"))
+        self._id_place = len(self._id_head)
+        self._id = redrive_ids(redrive.dead_queue)
 
     def tick(self) -> None:
         """A new batch begins: what is redriven in it carries this moment."""
@@ -105,18 +128,23 @@ class Redriver:
             return self._unreadable(delivery, f"its properties cannot be read: {error}")
         headers = raw[start:end] or table.EMPTY
         sensitive = raw[1] & HAS_SENSITIVE  # both flags are in the second byte
-        known = None if sensitive else self._tables.get(headers)
+        # Where the id of an earlier redrive seems to be; `_read_table` makes sure before it believes that.
+        place = headers.find(self._id_head) + self._id_place
+        last = place + REDRIVE_ID_BYTES
+        key: _Key = (place, headers[:place] + headers[last:]) if place >= self._id_place else headers
+        known = None if sensitive else self._tables.get(key)
         if known is None:
             try:
-                known = self._read_table(delivery, headers, start, end)
+                known = self._read_table(delivery, headers, key)
             except properties.Unreadable as error:
                 return self._unreadable(delivery, f"its properties cannot be read: {error}")
         plan = known.plan
         plain = properties.without_headers(raw, start, end)
-        mark = hash_of(plain + known.compared, body)
+        compared = known.compared if known.behind is None else known.compared + headers[place:last] + known.behind
+        mark = hash_of(plain + compared, body)
         copy = raw
         if plan.route.address is not None:
-            parts = (known.kept, plan.fixed, self._at, self._id_head, self._id(mark), known.rest)
+            parts = (known.kept, plan.fixed, self._at, self._id_head, self._id(mark).encode(), known.rest)
             payload = b"".join(parts)
             copy = properties.with_headers(raw, start, end, payload)
             if plan.dropped_properties:
@@ -130,22 +158,16 @@ class Redriver:
             size_bytes=len(raw) + len(copy) + len(body),
         )
 
-    def _id(self, mark: bytes) -> bytes:
-        return redrive_id(self._redrive.dead_queue, mark).encode()
-
-    def _read_table(self, delivery: Delivery, headers: bytes, start: int, end: int) -> _Known:
+    def _read_table(self, delivery: Delivery, headers: bytes, key: _Key) -> _Known:
         """What the header table tells; remembered, because most letters of a queue tell the same."""
         found = table.scan(headers)
-        kept: list[bytes] = []
         telling: list[bytes] = []
         compared: list[bytes] = []
         entries: list[tuple[bytes, bytes]] = []
-        counts = False
         for name, first, last in found.entries:
             entry = headers[first:last]
             entries.append((name, entry))
             if name in COUNTS:
-                counts = True
                 continue
             compared.append(entry)
             if name in self._telling:
@@ -153,31 +175,58 @@ class Redriver:
             elif name == PRESENT:
                 telling.append(PRESENT)
         rest = headers[found.rest :]
-        key = b"".join(telling)
-        raw = delivery.properties
-        sensitive = raw[1] & HAS_SENSITIVE
-        if sensitive:
-            pieces = properties.split(raw)
-            key += b"\0" + pieces.get("expiration", b"") + b"\0" + pieces.get("user_id", b"")
-        plan = self._plans.get(key)
-        message: Message | None = None
-        if plan is None:
-            message = read_letter(delivery, self._redrive.dead_queue)
-            plan = self._decide(key, message)
-        kept = [entry for name, entry in entries if name not in plan.dropped]
+        plan, message = self._plan(delivery, b"".join(telling))
         returns = 0
-        if counts:
-            message = message or read_letter(delivery, self._redrive.dead_queue)
+        if counts := len(compared) < len(entries):
+            message = message or read_message(delivery, self._redrive.dead_queue)
             returns = returns_of(replace(message, redelivered=True)) or 0
-        known = _Known(b"".join(sorted(compared)) + rest, b"".join(kept), rest, plan, counts, returns)
-        if not sensitive:
+        compared.sort()
+        hole = self._hole(found, compared, headers, key)
+        before = compared if hole is None else [*compared[:hole], self._id_head]
+        known = _Known(
+            b"".join(before) + (rest if hole is None else b""),
+            None if hole is None else b"".join(compared[hole + 1 :]) + rest,
+            kept=b"".join(entry for name, entry in entries if name not in plan.dropped),
+            rest=rest,
+            plan=plan,
+            counts=counts,
+            returns=returns,
+        )
+        if not delivery.properties[1] & HAS_SENSITIVE:
             if len(self._tables) >= REMEMBERED_COUNT_MAX:
                 self._tables.clear()
-            self._tables[headers] = known
+            self._tables[headers if hole is None else key] = known
         return known
+
+    def _hole(self, found: table.Scan, compared: list[bytes], headers: bytes, key: _Key) -> int | None:
+        """Which of the entries is the one whose id was left out of the key; None when it is not what it seemed to be.
+
+        If it is, then in every table with the same key: all bytes by which a table is taken apart are in the key.
+        """
+        own = [(first, last) for name, first, last in found.entries if name == REDRIVE_ID_NAME]
+        if isinstance(key, bytes) or len(own) != 1 or REDRIVE_ID_NAME in self._telling:
+            return None
+        first, last = own[0]
+        if (first + self._id_place, last) != (key[0], key[0] + REDRIVE_ID_BYTES):
+            return None
+        return compared.index(headers[first:last])
+
+    def _plan(self, delivery: Delivery, telling: bytes) -> tuple[_Plan, Message | None]:
+        """What was or is decided for letters that tell this; with the letter, when it had to be read for it."""
+        raw = delivery.properties
+        if raw[1] & HAS_SENSITIVE:
+            pieces = properties.split(raw)
+            telling += b"\0" + pieces.get("expiration", b"") + b"\0" + pieces.get("user_id", b"")
+        plan = self._plans.get(telling)
+        if plan is not None:
+            return plan, None
+        message = read_message(delivery, self._redrive.dead_queue)
+        return self._decide(telling, message), message
 
     def _decide(self, key: bytes, message: Message) -> _Plan:
         route = find_route(message.headers, self._routes, dead_queue=self._redrive.dead_queue)
+        if route.address is not None and (why := self.blocked(route.address)):
+            route = replace(route, blocked=why)
         change = redriven(message, self._redrive)
         fixed = b"".join(_entry(name, table.encode_value(value)) for name, value in change.put.items())  # type: ignore[arg-type]
         names = (*change.drop, *change.put, REDRIVEN_AT, REDRIVE_ID)
@@ -198,27 +247,6 @@ class Redriver:
         )
 
 
-def read_letter(delivery: Delivery, dead_queue: str) -> Message:
-    """A delivery for routes and people. What cannot be decoded is left out here, and travels on as it came."""
-    decoded = delivery.decoded()
-    headers = decoded.get("headers")
-    return Message(
-        body=delivery.body,
-        id=_text(decoded.get("message_id")),
-        queue=dead_queue,
-        exchange=delivery.exchange,
-        routing_key=delivery.routing_key,
-        type=_text(decoded.get("type")),
-        correlation_id=_text(decoded.get("correlation_id")),
-        content_type=_text(decoded.get("content_type")),
-        content_encoding=_text(decoded.get("content_encoding")),
-        expiration=_text(decoded.get("expiration")),
-        user_id=_text(decoded.get("user_id")),
-        headers=headers if isinstance(headers, dict) else {},
-        redelivered=delivery.redelivered,
-    )
-
-
 def as_put_back(delivery: Delivery) -> bytes:
     """The properties of a letter that goes back into its own queue: all as it came, but nothing that expires."""
     try:
@@ -230,7 +258,3 @@ def as_put_back(delivery: Delivery) -> bytes:
 def _entry(name: str, value: bytes) -> bytes:
     raw = name.encode()
     return bytes((len(raw),)) + raw + value
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""

@@ -30,6 +30,11 @@ class Unsettled:
         """Whether `flush` has something to say."""
         return bool(self._acks or self._nacks)
 
+    @property
+    def unsent_count(self) -> int:
+        """Acks that `flush` has not packed yet."""
+        return len(self._acks)
+
     def delivered(self, tag: int) -> None:
         """A message came."""
         self._open[tag] = None
@@ -40,7 +45,11 @@ class Unsettled:
 
     def ack(self, tag: int) -> bool:
         """It is done. False when it is not open: settled before, or never delivered here."""
-        return self.ack_all((tag,)) == 1
+        if tag not in self._open:
+            return False
+        del self._open[tag]
+        self._acks.append(tag)
+        return True
 
     def ack_all(self, tags: Iterable[int]) -> int:
         """They are done. Answers how many of them: others are not open, settled before or never delivered here."""
@@ -65,9 +74,13 @@ class Unsettled:
         for tag in list(self._open):
             self.nack(tag, requeue=True)
 
-    def flush(self) -> bytes:
-        """The frames for everything that was settled since the last time."""
-        acks, self._acks = sorted(self._acks), []
+    def flush(self, acks_count_max: int | None = None) -> bytes:
+        """The frames for everything that was settled since the last time; of the acks, the lowest so many tags."""
+        acks = sorted(self._acks)
+        if acks_count_max is None:
+            self._acks = []
+        else:
+            acks, self._acks = acks[:acks_count_max], acks[acks_count_max:]
         nacks, self._nacks = sorted(self._nacks), []
         lowest_open = next(iter(self._open), None)
         frames = []

@@ -19,6 +19,7 @@ class Books:
         self.flying_bytes = 0
         self.held: dict[Taken, None] = {}
         self._lost: defaultdict[bytes, deque[Taken]] = defaultdict(deque)
+        self.lost_count = 0  #: letters that are still to come again
         self._acked: dict[bytes, None] = {}
         self._put_back: Counter[bytes] = Counter()
 
@@ -51,6 +52,7 @@ class Books:
         """Its delivery is gone; the letter itself is not done."""
         letter.in_hand = False
         self._lost[letter.digest].append(letter)
+        self.lost_count += 1
 
     def find(self, again: Taken) -> Taken | None:
         """The letter of which this is another delivery: the same bytes, lost from our hands; each is found once."""
@@ -58,15 +60,11 @@ class Books:
         if not waiting:
             return None
         letter = waiting.popleft()
+        self.lost_count -= 1
         if not waiting:
             del self._lost[again.digest]
         letter.raw, letter.in_hand, letter.returns = again.raw, True, again.returns
         return letter
-
-    @property
-    def has_lost(self) -> bool:
-        """Whether letters are still to come again."""
-        return bool(self._lost)
 
     def lost(self) -> list[Taken]:
         """Those that have not come again."""

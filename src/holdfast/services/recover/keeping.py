@@ -10,6 +10,8 @@ from holdfast.services.recover.watch import Watch
 
 #: How much longer a publish may take than the run: the run's own clocks decide when it is over.
 PUBLISH_SPARE_S = 60.0
+#: Why a letter is kept that a filter left out.
+LEFT_OUT = "left out by --where"
 
 
 class Keeper:

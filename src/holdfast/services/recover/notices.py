@@ -7,6 +7,7 @@ from collections.abc import Callable
 from holdfast.core.death import deaths
 from holdfast.core.message import Message
 from holdfast.core.recovery import SAMPLE_CHARACTERS_MAX, Sample, Summary
+from holdfast.core.routes import NOWHERE
 from holdfast.errors import BrokerError
 from holdfast.telemetry.events import emit
 
@@ -14,7 +15,9 @@ PROGRESS_COUNT = 1_000
 #: Of each reason; the summary counts them all.
 WARNINGS_COUNT_MAX = 10
 NO_ROUTE = "Message has no MessageType or routing key. Keeping in DLQ for manual review."
+NOT_TAKEN = "{why}. Keeping in DLQ for manual review."
 NOT_PUBLISHED = "Failed to republish message. Keeping in DLQ. MessageType={type}"
+KEEPING, LEAVING = "Keeping in DLQ", "It stays in the backup"
 
 
 class Notices:
@@ -52,8 +55,11 @@ class Notices:
         self._on_progress(summary)
         if count > WARNINGS_COUNT_MAX:
             return
-        emit("recovery.kept", queue=summary.dead_queue, error=why)
-        self.say(f"{NOT_PUBLISHED.format(type=kind) if failed else NO_ROUTE} ({why})")
+        if failed:
+            text = f"{NOT_PUBLISHED.format(type=kind)} ({why})"
+        else:
+            text = f"{NO_ROUTE} ({why})" if why == NOWHERE else NOT_TAKEN.format(why=why[:1].upper() + why[1:])
+        self.say(text if summary.remaining is not None else text.replace(KEEPING, LEAVING, 1))
         if count == WARNINGS_COUNT_MAX:
             self.say(f"Further messages that are kept for this reason are only counted: {why}")
 
@@ -78,6 +84,8 @@ class Notices:
     def ended(self, summary: Summary) -> None:
         """All is said."""
         self._on_progress(summary)
+        for why, reason in summary.reasons.items():
+            emit("recovery.kept", queue=summary.dead_queue, count=reason.count, error=why)
         emit("recovery.ended", queue=summary.dead_queue, recovered=summary.recovered, kept=summary.kept)
 
 

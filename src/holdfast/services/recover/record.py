@@ -40,7 +40,7 @@ class _Detail(Struct, frozen=True, kw_only=True, omit_defaults=True):
     skipped: int = 0
     filtered: int = 0
     possible_duplicates: int = 0
-    remaining: int = 0
+    remaining: int | None = 0
 
 
 async def recorded(entry: Entry, run: Callable[[], Awaitable[Summary]], *, ledger: OpenLedger, clock: Clock) -> Summary:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from holdfast.core.letter_filter import LetterFilter
 from holdfast.core.message import Address
-from holdfast.core.recovery import Limits, StoppedBy, Summary, may_return
+from holdfast.core.recovery import Limits, StoppedBy, Summary, add_planned, may_return
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
 from holdfast.ports.clock import Clock
@@ -21,15 +21,15 @@ from holdfast.ports.recovery import Backup, DeadLetters, Findings, Journal, Take
 from holdfast.proof import crash_point
 from holdfast.services.recover.books import Books
 from holdfast.services.recover.ending import Ending
-from holdfast.services.recover.keeping import PUBLISH_SPARE_S, Keeper, why_not
+from holdfast.services.recover.keeping import LEFT_OUT, PUBLISH_SPARE_S, Keeper, why_not
 from holdfast.services.recover.notices import Notices
+from holdfast.services.recover.quota import Quota
 from holdfast.services.recover.watch import Watch, wait
+from holdfast.services.recover.window import Window
 
 TICK_S = 0.25
 ADDRESSES_COUNT_MAX = 1_000
 BATCH_COUNT_MAX = 1_000
-#: At first the sizes of the letters are not known: the prefetch is widened when they are.
-CAPACITY_COUNT_FIRST = 100
 RECONNECT_S_FIRST, RECONNECT_S_MAX = 0.2, 10.0
 #: Refusals that concern the exchange, not the letter: the next one would be refused as well.
 EXCHANGE_REFUSALS = frozenset((403, 404))
@@ -68,21 +68,15 @@ class Recovery:
         self._room = asyncio.Event()
         self._stop: StoppedBy | None = None
         self._abandoned = asyncio.Event()
-        self._limit = self._limits.limit
-        self._taken_count = 0
-        self._capacity_count = 0
-        self._sizes = [0, 0]  # letters, bytes
+        self._quota = Quota(self._limits.limit, filters=bool(self._where))
+        self._doubtful: set[Taken] = set()  # published by an earlier run, perhaps
+        self._window = Window(self._limits)
         self._refused: dict[str, str] = {}
         self._addresses: dict[Address, None] = {}  # that nobody named beforehand
         self._is_counted = False  # the queue counts returns: it is a quorum queue
         self._findings: Findings | None = None
         self._watch = Watch(self._limits, asyncio.get_running_loop().time)
         self._keeper = Keeper(letters, self._books, self.summary, self._limits, self._watch, self._notices)
-
-    @property
-    def findings(self) -> Findings | None:
-        """What was found before the start."""
-        return self._findings
 
     @property
     def is_stopping(self) -> bool:
@@ -103,12 +97,11 @@ class Recovery:
         """Raises RecoveryLocked or another BrokerError when it cannot begin; after that, the summary says all."""
         self._findings = findings
         self._keeper.delivery_limit = findings.delivery_limit
-        summary, limits = self.summary, self._limits
+        summary = self.summary
         summary.found = findings.depth.ready
-        if self._limit is None and summary.found:
-            self._limit = summary.found
-        self._capacity_count = min(CAPACITY_COUNT_FIRST, limits.window_count_max, self._limit or CAPACITY_COUNT_FIRST)
-        tag = await self._letters.open(capacity_count=max(1, self._capacity_count))
+        self._quota.starts_with(summary.found)
+        await self._want()
+        tag = await self._letters.open(capacity_count=self._window.fits_count)
         self._notices.started(summary, tag)
         for warning in self._letters.warnings:
             summary.notes.append(warning)
@@ -145,6 +138,7 @@ class Recovery:
                 self._watch.arrived()
                 await self._admit(batch)
                 await self._widen()
+        await self._want()
         if self._stop is not None:
             return self._stop
         return await self._is_over()
@@ -156,15 +150,15 @@ class Recovery:
             return 0
         room = min(limits.window_count_max - len(books.flying), BATCH_COUNT_MAX)
         # Letters that come again do not count, so that the limit may be reached while some are still to come.
-        left = room if self._limit is None or books.has_lost else self._limit - self._taken_count
-        return min(room, left)
+        left = self._quota.left()
+        return room if left is None or books.lost_count else min(room, left)
 
     async def _is_over(self) -> StoppedBy | None:
         books, watch = self._books, self._watch
         if trouble := self._letters.trouble:
             watch.suspended()
             self._notices.waits(self.summary, trouble)
-        if self._limit is not None and self._taken_count >= self._limit and not books.flying and not books.has_lost:
+        if self._quota.left() == 0 and not books.flying and not books.lost_count:
             return StoppedBy.ALL_TAKEN
         oldest = next(iter(books.held), None)
         if len(books.held) >= self._limits.held_count_max or (
@@ -187,33 +181,33 @@ class Recovery:
         for letter in batch:
             letter.at_s = now_s
             self._is_counted = self._is_counted or letter.returns is not None
-            self._sizes[0] += 1
-            self._sizes[1] += letter.size_bytes
+            self._window.came(letter.size_bytes)
             if letter.redelivered and (known := self._books.find(letter)) is not None:
                 self._came_again(known, now_s)
                 continue
             if self._books.is_put_back(letter):
                 self._keeper.hold(letter)  # counted when it was taken first
                 continue
-            if self._books.was_acked(letter):
-                self.summary.possible_duplicates += 1
-            elif self._limit is not None and self._taken_count >= self._limit:
-                self._keeper.hold(letter)  # not one of those that were there at the start: it only goes back
-                continue
-            else:
-                self._taken_count += 1
+            if not (is_doubtful := self._books.was_acked(letter)):
+                if self._quota.left() == 0:
+                    self._keeper.hold(letter)  # not one of those that were wanted: it only goes back
+                    continue
+                self._quota.seen_count += 1
                 if letter.redelivered and self._journal is not None and not self.summary.dry_run:
                     if self._journal.recognise(letter.digest):
                         self.summary.recognised += 1
                         done.append(letter)
                         continue
-                    self.summary.possible_duplicates += self._journal.follows_killed_run
+                    is_doubtful = self._journal.follows_killed_run
             if self._may_go(letter):
                 going.append(letter)
+                if is_doubtful:
+                    self._doubtful.add(letter)
         if done:
             self._ack(done)
-        if self._limit is None:
-            self._limit = self._taken_count + self._letters.unsettled_count + (await self._letters.depth()).ready
+        if self._quota.seen_max is None:
+            there = self._letters.untaken_count + (await self._letters.depth()).ready
+            self._quota.starts_with(self._quota.seen_count + there)
         if going:
             await self._send(going)
 
@@ -231,21 +225,21 @@ class Recovery:
         summary, route = self.summary, letter.route
         if self._where and not self._where.fits(self._letters.read(letter), route.type, self._clock.now_us()):
             summary.filtered += 1
-            self._keeper.keep(letter, "left out by --where", warn=False)
+            self._quota.left_out_count += 1
+            self._keeper.keep(letter, LEFT_OUT, warn=False)
             return False
         address = letter.address
         if address is None:
             summary.skipped += 1
             self._keeper.keep(letter, route.why)
             return False
-        if self._refused and (why := self._refused.get(address.exchange)) is not None:
+        if why := route.blocked or self._refused.get(address.exchange):
             self._keeper.failed(letter, why)
             return False
         if self._table.mode is Mode.EXCHANGE and len(self._addresses) < ADDRESSES_COUNT_MAX:
             self._addresses[address] = None
         if summary.dry_run:
-            plan = summary.planned.setdefault(route.type or "(no type)", type(summary.by_queue)())
-            plan[str(address)] += 1
+            add_planned(summary, route)
             self._keeper.hold(letter)
             return False
         return True
@@ -273,6 +267,9 @@ class Recovery:
             return
         if verdict is Verdict.CONFIRMED:
             letter.stored = True
+            if self._doubtful and letter in self._doubtful:
+                self._doubtful.discard(letter)
+                self.summary.possible_duplicates += 1
             self._stored.append(letter)
             self._settle_soon()
             return
@@ -329,15 +326,17 @@ class Recovery:
 
     async def _widen(self) -> None:
         """As many letters in hand as the window allows by their size so far, beside those that are held."""
-        count, size = self._sizes
-        limits = self._limits
-        fits = min(limits.window_count_max, max(1, limits.window_bytes_max * count // max(1, size)))
+        fits = self._window.fits_count
         wanted = fits + len(self._books.held)
-        if self._limit is not None:
-            wanted = min(wanted, self._limit)
-        if wanted > self._capacity_count and (wanted - self._capacity_count) * 4 >= min(fits, wanted):
-            self._capacity_count = wanted
+        if (wanted - self._letters.capacity_count) * 4 >= fits:
+            await self._want()
             await self._letters.widen(wanted)
+
+    async def _want(self) -> None:
+        """No more letters are delivered than are to be taken: each that was too many would be given back."""
+        left = self._quota.left()
+        # What a lost connection took from us comes again, and does not count again.
+        await self._letters.want(None if left is None else left + self._books.lost_count)
 
     # Losing the connection, and the end.
 
@@ -355,6 +354,7 @@ class Recovery:
                 f"ended instead of reconnecting: a letter came back {worst} times, the delivery limit is {limit}"
             )
             return False
+        await self._want()
         delay_s = RECONNECT_S_FIRST
         refused_until_s = self._watch.now_s() + self._limits.stall_timeout_s
         while self._stop is None:
@@ -364,7 +364,7 @@ class Recovery:
                 self._stop = StoppedBy.TOTAL
                 return False
             try:
-                await self._letters.reopen(capacity_count=self._capacity_count)
+                await self._letters.reopen(capacity_count=self._window.fits_count)
             except BrokerRefused as refused:
                 # A queue whose node is down is said not to exist, for as long as that lasts.
                 if self._watch.now_s() > refused_until_s:
@@ -392,6 +392,8 @@ class Recovery:
             queues = list(self._letters.receivers(address))
             if len(queues) > 1:
                 summary.copies[str(address)] = queues
+        if summary.stopped_by is not StoppedBy.EMPTY:
+            summary.unseen = max(0, min(summary.found - self._quota.seen_count, summary.remaining or 0))
         self.summary.possible_duplicates += self._letters.sent_again_count
         self._watch.end(self.summary)
         self._notices.ended(self.summary)

@@ -28,6 +28,8 @@ class Order(Struct, frozen=True, kw_only=True):
     keep_unroutable: bool = False
     strict: bool = False
     run: str = ""
+    journal_file: str = ""  #: where the journal is kept, for people
+    backup_file: str = ""  #: the letters of this backup are published; the queue is not touched
 
 
 def new_run() -> str:
@@ -37,6 +39,8 @@ def new_run() -> str:
 
 def check(order: Order, findings: Findings) -> None:
     """Raises RecoveryRefused: nothing was taken."""
+    if refused := [str(right) for right in findings.rights if right.given is False and right.verb == "read"]:
+        raise RecoveryRefused(f"permission is missing; {'; '.join(refused)}; nothing was taken")
     if findings.cycles:
         raise RecoveryRefused(f"route is cyclic; {'; '.join(findings.cycles)}; nothing was taken")
     if findings.missing and not order.keep_unroutable:
@@ -57,14 +61,21 @@ def preflight_lines(order: Order, findings: Findings) -> list[str]:
     kind = findings.queue_type or "unknown without the management API"
     alarm = findings.alarm or ("none" if findings.has_management else "not asked")
     depth = f"{findings.depth.ready} messages, {findings.depth.consumers} other consumers"
-    lines = [
-        f"Broker: {findings.broker}; alarms: {alarm}",
-        f"Queue '{order.dead_queue}': {depth}, type {kind}, delivery limit {limit}{assumed}",
-    ]
+    lines = [f"Broker: {findings.broker}; alarms: {alarm}"]
+    if order.backup_file:
+        lines.append(f"Backup '{order.backup_file}': its letters are published, no queue is read")
+    else:
+        lines.append(f"Queue '{order.dead_queue}': {depth}, type {kind}, delivery limit {limit}{assumed}")
+    if order.journal_file:
+        lines.append(f"Journal: {order.journal_file}")
+    if findings.rights:
+        lines.append(f"Permissions: {'; '.join(map(str, findings.rights))}")
     if findings.depth.consumers:
         lines.append("Warning: other consumers take letters from this queue as well.")
     if findings.delivery_limit is not None:
         lines.append(f"Warning: letters that come back too often are deleted by the broker; cure: {findings.cure}")
+    barred = [right.what for right in findings.rights if right.given is False and right.verb == "write"]
+    lines += [f"Warning: {what} may not be written to; what would go there is kept." for what in barred]
     lines += [f"Warning: {text}" for text in (*findings.missing, *findings.warnings)]
     if order.table.mode is Mode.EXCHANGE or order.table.mode is Mode.ROUTES:
         for address, queues in findings.copies.items():

@@ -1,0 +1,30 @@
+"""How many letters a run takes: at most those that were there at the start, and of those that fit, as many as asked."""
+
+from __future__ import annotations
+
+#: With a filter nobody knows which letters fit: so many are looked at together even when fewer are still wanted.
+AHEAD_COUNT = 100
+
+
+class Quota:
+    """Counts letters, not deliveries. What `--where` leaves out does not count toward the limit."""
+
+    def __init__(self, limit: int | None, *, filters: bool) -> None:
+        self.seen_max = None if filters else limit  #: letters looked at; None: not known yet
+        self.seen_count = 0
+        self.left_out_count = 0
+        self._fits_max = limit if filters else None
+
+    def starts_with(self, found: int) -> None:
+        """So many are there. A depth of 0 means nothing yet."""
+        if self.seen_max is None and found:
+            self.seen_max = found
+
+    def left(self) -> int | None:
+        """How many more may be taken at once; None: whatever there is."""
+        left = None if self.seen_max is None else max(0, self.seen_max - self.seen_count)
+        if self._fits_max is None:
+            return left
+        wanted = self._fits_max - (self.seen_count - self.left_out_count)
+        ahead = max(wanted, AHEAD_COUNT) if wanted > 0 else 0
+        return ahead if left is None else min(left, ahead)

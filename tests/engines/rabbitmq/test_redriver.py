@@ -1,0 +1,58 @@
+"""What is remembered from letter to letter changes nothing: every letter is redriven as if it were the first."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core.message import Address
+from holdfast.core.redrive import REDRIVE_ID, Redrive
+from holdfast.core.routes import Mode, RouteTable
+from holdfast.engines.rabbitmq.digest import digest
+from holdfast.engines.rabbitmq.redriver import Copy, Redriver
+from holdfast.engines.rabbitmq.wire import properties, table
+from holdfast.engines.rabbitmq.wire.events import Delivery
+
+ID_HEAD = b"\x0cx-redrive-idS\0\0\0\x24"
+IDS = st.sampled_from(["a" * 36, "b" * 36, "c" * 36])
+#: What looks like the entry of an id, and is in the middle of a value; and ids that are none of ours.
+SPOOFS = st.sampled_from([ID_HEAD.decode() + "x" * 36, ID_HEAD.decode() + "y" * 36, "z" * 35, "", "d" * 36])
+VALUES = st.one_of(IDS, SPOOFS, st.integers(0, 3), st.lists(SPOOFS, max_size=2))
+NAMES = st.sampled_from(["a", "zz", "x-redrive-ie", "x-redriven-count", "x-delivery-count", "MessageType", "x-death"])
+
+
+@st.composite
+def header_tables(draw: st.DrawFn) -> bytes:
+    """Entries in any order; names may repeat, as strangers can make them."""
+    entries = draw(st.lists(st.tuples(NAMES, VALUES), max_size=3))
+    entries += [(REDRIVE_ID, draw(st.one_of(IDS, IDS, SPOOFS))) for _ in range(draw(st.integers(0, 2)))]
+    packed = [bytes((len(name),)) + name.encode() + table.encode_value(value) for name, value in entries]  # type: ignore[arg-type]
+    payload = b"".join(draw(st.permutations(packed))) + draw(st.sampled_from([b"", b"", b"", b"\x01?\x7f"]))
+    return len(payload).to_bytes(4, "big") + payload
+
+
+def _redriver(type_header: str) -> Redriver:
+    place: Any = {"mode": Mode.PLACE, "place": Address(exchange="e", routing_key="k"), "type_header": type_header}
+    return Redriver(
+        Redrive(run="r", by="me", dead_queue="dlq"), RouteTable(**place), now=lambda: datetime(2026, 11, 15, tzinfo=UTC)
+    )
+
+
+@given(st.lists(header_tables(), min_size=2, max_size=6), st.sampled_from(["MessageType", REDRIVE_ID]))
+def test_a_letter_is_redriven_as_if_it_were_the_first(tables: list[bytes], type_header: str) -> None:
+    remembering = _redriver(type_header)
+    remembering.tick()
+    for number, headers in enumerate(tables):
+        raw = properties.join({"headers": headers, "delivery_mode": b"\x02"})
+        delivery = Delivery(1, number, False, "", "dlq", "tag", raw, b"body")
+        fresh = _redriver(type_header)
+        fresh.tick()
+        first, again = fresh.taken(delivery), remembering.taken(delivery)
+        assert again.digest == first.digest == digest(raw, b"body")
+        assert isinstance(first.raw, Copy)
+        assert isinstance(again.raw, Copy)
+        assert again.raw.properties == first.raw.properties
+        assert (again.route, again.returns, again.size_bytes) == (first.route, first.returns, first.size_bytes)
