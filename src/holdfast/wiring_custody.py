@@ -33,7 +33,8 @@ from holdfast.services.vault.custody import Custody
 from holdfast.services.vault.plans import Planner
 from holdfast.services.vault.queues import QueuePost
 from holdfast.services.vault.redrive import Redrives
-from holdfast.settings import Settings
+from holdfast.services.vault.successes import Successes
+from holdfast.settings import Settings, load_settings
 from holdfast.telemetry.events import emit
 from holdfast.wiring import SystemClock, open_blobs
 
@@ -96,15 +97,28 @@ async def open_office(
 @asynccontextmanager
 async def open_ledger(settings: Settings, url: str, *, clock: Clock) -> AsyncIterator[Ledger]:
     """The ledger of the vault at a URL, for a row that goes with no letter. Raises CannotStart."""
+    async with open_vault(settings, url, clock=clock) as vault:
+        yield vault.ledger
+
+
+@asynccontextmanager
+async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIterator[Vault]:
+    """The vault at a URL, without brokers. Raises CannotStart."""
     database, _ = _database(url)
     key = await asyncio.to_thread(_key, settings, url)
     vault = SqlVault(database, key=key, clock=clock)
     await _open(vault)
     try:
         await _check_key(vault, key)
-        yield vault.ledger
+        yield vault
     finally:
         await vault.close()
+
+
+def successes(url: str, *, actor: str, clock: Clock) -> Successes:
+    """What consumers tell the vault at a URL. Raises CannotStart for settings that cannot be read."""
+    settings = load_settings(serving=False)
+    return Successes(lambda: open_vault(settings, url, clock=clock), actor=actor)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -85,6 +86,49 @@ async def test_a_target_that_is_gone_since_the_plan_is_reported(admin: Admin, tm
         other = await plan(office, Target(kind="address", routing_key="other"))
         with pytest.raises(Conflict, match=f"operation id is taken; it started redrive {first.id}"):
             await office.planner.execute(other.hash, ADMIN, ACT, operation="once")
+
+
+@pytest.mark.rabbitmq
+async def test_two_clicks_at_once_make_one_task_and_send_each_letter_once(admin: Admin, tmp_path: Path) -> None:
+    await send(admin, [dead(f"{number}".encode()) for number in range(20)])
+    async with office_on(admin, tmp_path) as office:
+        await captured(office)
+        made = await plan(office, Target())
+        click = [office.planner.execute(made.hash, ADMIN, ACT, operation="click") for _ in range(2)]
+        (one, _), (other, _) = await asyncio.gather(*click)
+        assert one.id == other.id
+        # A third one without the id is another task, which finds its letters taken.
+        third, _ = await office.planner.execute(made.hash, ADMIN, ACT)
+        for redrive in (one, other, third):
+            office.redrives.begin(redrive)
+
+        async def are_done() -> bool:
+            found = [await office.redrives.find(redrive.id) for redrive in (one, third)]
+            return all(redrive.state is RedriveState.DONE for redrive in found)
+
+        await eventually(are_done, timeout_s=20)
+        found = [await office.redrives.find(redrive.id) for redrive in (one, third)]
+        assert sum(redrive.redriven for redrive in found) == 20
+        assert sum(redrive.skipped for redrive in found) == 20
+    assert await admin.count(MAIN) == 20
+
+
+@pytest.mark.rabbitmq
+async def test_a_canary_widens_while_nothing_comes_back_and_a_rate_is_kept(admin: Admin, tmp_path: Path) -> None:
+    await send(admin, [dead(f"{number}".encode()) for number in range(7)])
+    async with office_on(admin, tmp_path) as office:
+        await captured(office)
+        await office.custody.start_capture(DLQ, ADMIN)
+        canary = Canary(first=1, wait="200ms", widen=3)
+        wish = Wish(selection=Selection(queue=DLQ), canary=canary, max_per_s=50)
+        made = await office.planner.plan(wish, ADMIN)
+        redrive, _ = await office.planner.execute(made.hash, ADMIN, ACT)
+        began_s = asyncio.get_running_loop().time()
+        await office.redrives.run(redrive.id)
+        # Three may be out after the first look and nine after the second; six of seven keep to 20 ms each.
+        assert asyncio.get_running_loop().time() - began_s >= 0.4 + 6 * 0.02
+        found = await office.redrives.find(redrive.id)
+        assert (found.state, found.redriven) == (RedriveState.DONE, 7)
 
 
 @pytest.mark.rabbitmq

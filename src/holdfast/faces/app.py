@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
+from holdfast.core.message import Message
 from holdfast.core.outcome import delay_us
 from holdfast.core.policy import RetryPolicy
 from holdfast.core.topology import Version
@@ -49,6 +50,9 @@ class App:
     `topology` a topology file that says how wait queues and dead queues are called and how long the delays are; `store`
     a folder (sqlite:///…) that keeps which messages were begun, for classic queues, which do not count.
 
+    `vault` (sqlite:///… or postgresql://…) is where letters are kept: what was redriven out of it and is done here is
+    resolved there.
+
     `stop_timeout` is how long running handlers may go on after a stop; what is not done then goes back to its queue.
     """
 
@@ -60,10 +64,12 @@ class App:
         management: str | None = None,
         topology: str | Path | None = None,
         store: str | None = None,
+        vault: str | None = None,
         stop_timeout: str | float = STOP_TIMEOUT,
         clock: Clock | None = None,
     ) -> None:
         self.url = url
+        self.vault = vault
         self._token = token
         self._management = management
         self._topology = Path(topology) if topology else None
@@ -189,8 +195,21 @@ class App:
             raise
         finally:
             self._starting = None
-        self._workers = [Worker(plan, broker, stop_timeout_s=self._stop_timeout_s) for plan in plans]
+        on_done = await stack.enter_async_context(self._reporting())
+        self._workers = [Worker(plan, broker, stop_timeout_s=self._stop_timeout_s, on_done=on_done) for plan in plans]
         return True
+
+    @asynccontextmanager
+    async def _reporting(self) -> AsyncIterator[Callable[[Message], None] | None]:
+        """What to call for every message that is done; it never waits for the vault."""
+        if self.vault is None:
+            yield None
+            return
+        from holdfast.wiring_custody import successes
+
+        reports = successes(self.vault, actor=f"consumer@{socket.gethostname()}", clock=self._clock)
+        async with reports.at_work():
+            yield reports.note
 
     def _forget(self) -> None:
         self._broker, self._workers = None, []

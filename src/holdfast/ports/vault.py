@@ -187,6 +187,10 @@ class Redrives(Protocol):
     async def contents(self, leased: Sequence[Leased]) -> list[Content]:
         """What is to be published of each, in the same order."""
 
+    async def succeeded(self, redrive_ids: Sequence[str], act: Act) -> list[str]:
+        """A consumer has done what was redriven under these ids: *redriven* becomes *resolved*. Returns those whose
+        confirm is not noted yet; ids that nobody knows are let be."""
+
     async def settle(self, redrive: int, settled: Sequence[Settled], act: Act, *, until: datetime) -> None:
         """What became of letters that were leased until a moment. *redriven* counts also when the lease ran out and
         another has the letter; *failed* and *unknown* only from the one who has it. Unknown ones stay *redriving*."""

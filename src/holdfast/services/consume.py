@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from holdfast.core.death import ORIGINAL_KEY
+from holdfast.core.message import Message
 from holdfast.core.outcome import outcome_of
 from holdfast.core.policy import Ack, Decision, Park, RetryPolicy, Run, Wait, admit, decide
 from holdfast.errors import CannotStart, HoldfastError, NotOurs
@@ -85,8 +86,10 @@ class Worker:
         *,
         stop_timeout_s: float,
         chance: Callable[[], float] = random.random,
+        on_done: Callable[[Message], None] | None = None,
     ) -> None:
         self.plan = plan
+        self._on_done = on_done
         self._broker = broker
         self._stop_timeout_s = stop_timeout_s
         self._chance = chance
@@ -267,6 +270,8 @@ class Worker:
         match decision:
             case Ack():
                 emit("message.done", queue=self.plan.queue)
+                if self._on_done is not None:
+                    self._on_done(incoming.message)
             case Wait():
                 self._emit("message.retried", incoming, delay=decision.delay, error=str(decision.failure))
             case Park():

@@ -89,6 +89,8 @@ def run(
                 target, processes, place, _flags(declare, only or (), logs, config, recover=recover), announce
             )
         loaded = load_app(target)
+        if loaded.vault is None and settings.vault is not None:
+            loaded.vault = settings.vault.reveal()
         return asyncio.run(
             _consume(loaded, settings, declare=declare, only=only or (), health=place, announce=announce)
         )

@@ -66,7 +66,7 @@ class Custody:
     async def dead_queues(self, caller: Caller) -> list[QueueView]:
         """The ones that are known, and those that letters were captured from."""
         found = {one.queue: one for post in self.posts for one in await post.queues()}
-        for tally in await self.vault.ledger.tallies(counted=False):
+        for tally in await self.vault.ledger.tallies():
             found.setdefault(tally.queue, DeadQueue(queue=tally.queue))
         return [await self._view(one) for _, one in sorted(found.items()) if caller.may_touch(one.queue)]
 

@@ -112,7 +112,7 @@ class Redriving:
             settled = await flight
             crash_point("redrive.after_confirm")
             self._outcomes.append(_Outcome(settled, batch.until))
-        self._pace.sent += sum(one.kind != "unknown" for one in settled)
+            self._pace.sent += sum(one.kind != "unknown" for one in settled)
         if pause_s := self._pace.pause_s(len(settled), asyncio.get_running_loop().time() - began_s):
             await self._settle()
             await asyncio.sleep(pause_s)

@@ -1,0 +1,87 @@
+"""A consumer of ours has done a message that was redriven: its letter is resolved, in batches and beside the work.
+
+A report that is lost does no harm: the letter is resolved when it has not come back for long enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from holdfast.core.ledger import Act
+from holdfast.core.message import Message
+from holdfast.core.redrive import REDRIVE_ID
+from holdfast.errors import HoldfastError
+from holdfast.ports.vault import Vault
+from holdfast.telemetry.events import emit
+
+FLUSH_S = 1.0
+BATCH_COUNT_MAX = 1_000
+#: More are let go: time resolves their letters.
+NOTED_COUNT_MAX = 100_000
+#: How often a letter is looked at whose redrive has not noted the broker's confirm yet.
+LOOKS_MAX = 120
+WAIT_S_MAX = 60.0
+LAST_FLUSH_TIMEOUT_S = 5.0
+ID_CHARACTERS_MAX = 200
+
+OpenVault = Callable[[], AbstractAsyncContextManager[Vault]]
+
+
+class Successes:
+    """`note(message)` never waits; `at_work()` carries what was noted to the vault."""
+
+    def __init__(self, open_vault: OpenVault, *, actor: str) -> None:
+        self._open_vault = open_vault
+        self._act = Act(actor=actor, action="letters.resolved", reason="a consumer has done it")
+        self._noted: dict[str, int] = {}
+
+    def note(self, message: Message) -> None:
+        """A handler has done this message, and it is acked."""
+        found = message.headers.get(REDRIVE_ID)
+        if isinstance(found, str) and 0 < len(found) <= ID_CHARACTERS_MAX and len(self._noted) < NOTED_COUNT_MAX:
+            self._noted[found] = 0
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        """While the block runs; what is left at its end is told once more, within a few seconds."""
+        task = asyncio.create_task(self._keep_on(), name="successes for the vault")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            if self._noted:
+                await self._tell_the_rest()
+
+    async def _tell_the_rest(self) -> None:
+        try:
+            async with asyncio.timeout(LAST_FLUSH_TIMEOUT_S), self._open_vault() as vault:
+                await self._flush(vault)
+        except (HoldfastError, TimeoutError) as error:
+            emit("vault.failed", error=error)
+
+    async def _keep_on(self) -> None:
+        wait_s = FLUSH_S
+        while True:
+            try:
+                async with self._open_vault() as vault:
+                    while True:
+                        await asyncio.sleep(FLUSH_S)
+                        await self._flush(vault)
+                        wait_s = FLUSH_S
+            except HoldfastError as error:
+                emit("vault.failed", error=error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, WAIT_S_MAX)
+
+    async def _flush(self, vault: Vault) -> None:
+        ids = list(self._noted)
+        for start in range(0, len(ids), BATCH_COUNT_MAX):
+            batch = ids[start : start + BATCH_COUNT_MAX]
+            early = set(await vault.redrives.succeeded(batch, self._act))
+            for one in batch:
+                looks = self._noted.pop(one, 0)
+                if one in early and looks < LOOKS_MAX:
+                    self._noted[one] = looks + 1

@@ -1,0 +1,115 @@
+"""A consumer of ours that has done a redriven message resolves its letter, beside its work and never in its way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.core.letter_selection import Selection
+from holdfast.core.redrive_task import Settled, Wish
+from holdfast.core.states import LetterState
+from holdfast.engines.postgres.vault import SCHEMA
+from holdfast.ports.vault import Vault
+from holdfast.settings import Secret
+from holdfast.testing import FrozenClock
+from holdfast.wiring_custody import Office
+from tests.engines.rabbitmq.admin import Admin
+from tests.support.eventually import eventually
+from tests.support.rabbitmq import Node, vhost_name
+from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, office_on, send
+from tests.vault.letters import act
+from tests.vault.test_redrives import lease, states, task
+
+S = LetterState
+
+
+async def test_only_what_is_redriven_is_resolved(vault: Vault, clock: FrozenClock) -> None:
+    redrive = await task(vault, [b"1", b"2", b"3"])
+    leased, until = await lease(vault, redrive, clock)
+    ids = [one.redrive_id for one in leased]
+    done = [Settled(1, "redriven"), Settled(3, "failed")]
+    await vault.redrives.settle(redrive.id, done, act("settle"), until=until)
+    early = await vault.redrives.succeeded([*ids, ids[0], "of somebody else"], act("resolve"))
+    assert early == [ids[1]]
+    assert await states(vault) == [S.RESOLVED, S.REDRIVING, S.CAPTURED]
+    assert await vault.redrives.succeeded(ids[:1], act("resolve")) == []
+    rows = await vault.ledger.of_letter(1, count_max=10)
+    assert (rows[-1].action, rows[-1].from_state, rows[-1].to_state) == ("resolve", "redriven", "resolved")
+
+
+@pytest.fixture
+async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Admin]:
+    async with Admin.open(node, vhost_name(request.node.name)) as admin:
+        yield admin
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def vault_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/data"
+    url = str(request.getfixturevalue("postgres_url"))
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+    return url
+
+
+def consuming(admin: Admin, vault: str) -> tuple[holdfast.App, list[bytes]]:
+    app, seen = holdfast.App(admin.node.url(admin.vhost), vault=vault), list[bytes]()
+
+    @app.consumer(MAIN, retry=holdfast.Retry(attempts=1, delay="1s"))
+    async def handle(message: holdfast.Message) -> None:
+        seen.append(message.body)
+        if message.body == b"bad":
+            raise ValueError("no")
+
+    return app, seen
+
+
+async def redriven(office: Office) -> None:
+    await office.custody.capture(DLQ, ADMIN, idle_s=0.3)
+    plan = await office.planner.plan(Wish(selection=Selection(queue=DLQ)), ADMIN)
+    redrive, _ = await office.planner.execute(plan.hash, ADMIN, act("redrives.start"))
+    office.redrives.begin(redrive)
+
+
+@pytest.mark.rabbitmq
+async def test_a_message_that_is_done_resolves_its_letter(
+    admin: Admin, tmp_path: Path, vault_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_LEDGER_KEY", "k" * 32)
+    app, seen = consuming(admin, vault_url)
+    vault, key = Secret(vault_url), Secret("k" * 32)
+    async with office_on(admin, tmp_path, vault=vault, ledger_key=key) as office, app.running(declare=True):
+        await send(admin, [dead(b"good"), dead(b"bad")])
+        await redriven(office)
+
+        async def is_resolved() -> bool:
+            letters = (await office.vault.letters.find(Selection(), count_max=10)).letters
+            return [one.state for one in letters] == [S.REDRIVEN, S.RESOLVED]
+
+        await eventually(is_resolved, timeout_s=20)
+        assert sorted(seen) == [b"bad", b"good"]
+        assert all(row.agrees for row in await office.ledgers.balance())
+        assert not (await office.ledgers.verify()).why
+
+
+@pytest.mark.rabbitmq
+async def test_a_vault_that_is_away_holds_nothing_up(admin: Admin, tmp_path: Path) -> None:
+    app, seen = consuming(admin, "postgresql://nobody@127.0.0.1:1/nothing")
+    async with app.running(declare=True):
+        fresh: dict[str, Any] = {"x-redrive-id": "r", "x-retry-count": 0}
+        await send(admin, [dead(b"good", queue=MAIN, **fresh)])
+
+        async def is_done() -> bool:
+            return seen == [b"good"]
+
+        await eventually(is_done)
+        async with asyncio.timeout(5):
+            while await admin.count(MAIN):  # noqa: ASYNC110 - a broker has to be asked
+                await asyncio.sleep(0.05)
