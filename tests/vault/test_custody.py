@@ -292,3 +292,30 @@ async def test_an_embedded_dead_queue_is_captured_and_redriven(tmp_path: Path) -
         (item,) = (await queues.queue_lease(MAIN)).items
         assert (item.payload, item.kind, item.reference) == (b"\xff1", "order", "r")
         await check(office)
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+async def test_an_item_that_dies_again_is_linked_and_its_redrives_are_counted(
+    request: pytest.FixtureRequest, tmp_path: Path, store: str
+) -> None:
+    urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/queues"}
+    url = urls[store] if store in urls else str(request.getfixturevalue("postgres_url"))
+    settings = Settings(storages=(StorageSettings(name="default", url=f"sqlite:///{tmp_path}/data"),))
+    dlq, main = f"{store}.again.dlq", f"{store}.again"
+    async with holdfast.open(url) as queues, open_office(settings, queues) as office:
+        await queues.queues_create(dlq)
+        await queues.queues_create(main, dead_queue=dlq)
+        await queues.queue_produce(main, [holdfast.NewItem(payload=b"1"), holdfast.NewItem(payload=b"1")])
+        for age in range(3):
+            for dies in (False, True):  # it goes round once more first, and gets another id by that
+                items = (await queues.queue_lease(main, batch_size=10)).items
+                await queues.queue_retry(main, [holdfast.RetryItem(id=item.id, dead=dies) for item in items])
+            await office.custody.capture(dlq, ADMIN, idle_s=0.3)
+            captured = Selection(queue=dlq, state=S.CAPTURED)
+            for letter in (await office.vault.letters.find(captured, count_max=10)).letters:
+                assert (letter.redriven_count, bool(letter.came_from)) == (age, age > 0)
+            guarded = await office.planner.plan(Wish(selection=captured, redrives_max=max(1, age)), ADMIN)
+            assert guarded.count == (0 if age else 2)
+            await finished(office, Wish(selection=captured))
+        assert (await office.vault.letters.count(Selection(queue=dlq, state=S.CAME_BACK))).count == 4
+        await check(office)

@@ -79,3 +79,4 @@ class Item(Struct, frozen=True, kw_only=True, omit_defaults=True):
     death_reason: str = ""
     death_attempts: int = 0
     died_at: datetime | None = None
+    former_key: str = ""  #: the dedupe_key that it had before it died; the key itself is free again

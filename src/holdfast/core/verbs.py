@@ -139,6 +139,7 @@ class ImportedItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     death_reason: str = ""
     death_attempts: int = 0
     died_at: datetime | None = None
+    former_key: str = ""
 
 
 class ImportItemsRequest(Request, frozen=True, kw_only=True):

@@ -36,6 +36,7 @@ class Corpse(Struct, frozen=True, kw_only=True):
     death_reason: str
     death_attempts: int
     died_at_us: int
+    former_key: str = ""
 
     @property
     def is_redrive(self) -> bool:

@@ -59,7 +59,7 @@ class Moves(Reading):
                 created_at_us=self._now_us,
             )
             entry.expire_at_us = self._now_us + operation.expire_timeout_us
-            entry.source_id = corpse.source_id
+            entry.source_id, entry.former_key = corpse.source_id, corpse.former_key
             if not corpse.is_redrive:
                 entry.source_queue, entry.died_at_us = corpse.source_queue, corpse.died_at_us
                 entry.death_reason, entry.death_attempts = corpse.death_reason, corpse.death_attempts

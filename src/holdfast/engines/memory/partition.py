@@ -28,6 +28,7 @@ class Entry:
         "encoding",
         "enqueue_at_us",
         "expire_at_us",
+        "former_key",
         "is_redriven",
         "kind",
         "lease_deadline_us",
@@ -49,6 +50,7 @@ class Entry:
         self.sequence = self.attempts = self.expire_at_us = self.enqueue_at_us = 0
         self.leased_at_us = self.lease_deadline_us = 0
         self.dedupe_key = self.source_id = self.source_queue = self.death_reason = ""
+        self.former_key = ""
         self.death_attempts = self.died_at_us = 0
         self.target: DeadTarget | None = None
         self.is_redriven = False  # on its way back to the queue that it died in
@@ -220,4 +222,5 @@ class Partition:
             death_reason=entry.death_reason,
             death_attempts=entry.death_attempts,
             died_at=moment_or_none(entry.died_at_us),
+            former_key=entry.former_key,
         )

@@ -54,6 +54,7 @@ class Reading:
                 death_reason="" if entry.is_redriven else entry.death_reason,
                 death_attempts=entry.death_attempts,
                 died_at_us=entry.died_at_us,
+                former_key=entry.former_key,
             )
             for entry in list(shelf.dying.values())[:count_max]
             if entry.target is not None

@@ -141,6 +141,7 @@ class MemoryShelves(Moves):
         )
         entry.attempts = item.attempts
         entry.dedupe_key = item.dedupe_key
+        entry.former_key = item.former_key
         entry.source_id, entry.source_queue = item.source_id, item.source_queue
         entry.death_reason, entry.death_attempts = item.death_reason, item.death_attempts
         entry.died_at_us = microseconds(item.died_at) if item.died_at else 0
@@ -205,6 +206,7 @@ class MemoryShelves(Moves):
         """Its keys can be used again, and are not its own any more."""
         self._memory.dedupe.pop(entry.dedupe_key, None)
         self._memory.sources.discard(entry.source_id)
+        entry.former_key = entry.dedupe_key or entry.former_key
         entry.dedupe_key = entry.source_id = ""
 
     def _extend(self, operation: Extend) -> Result:

@@ -139,6 +139,7 @@ async def import_items(batch: Batch, operation: Import) -> Finish:
                 death_reason=item.death_reason,
                 death_attempts=item.death_attempts,
                 died_at=moment_or_none(_us(item.died_at)),
+                former_key=item.former_key,
             )
         )
     return lambda: Imported(stored)
@@ -167,6 +168,7 @@ async def _insert_story(
         bigints([item.attempts for item in items]),
         byteas([item.payload for item in items]),
         SCHEDULE_US_MIN,
+        texts_or_null([item.former_key for item in items]),
     )
     return [(row[0], row[1], row[2], row[3], row[4]) for row in rows]
 
@@ -192,6 +194,7 @@ async def arrive(batch: Batch, operation: Arrive) -> Finish:
             death_reason=corpse.death_reason,
             death_attempts=0 if corpse.is_redrive else corpse.death_attempts,
             died_at=None if corpse.is_redrive else moment(corpse.died_at_us),
+            former_key=corpse.former_key,
         )
         for corpse in corpses.values()
         if corpse.source_id in fresh

@@ -14,7 +14,7 @@ def item(stand: Stand, row: tuple[Any, ...]) -> Item:
     """A row of a listing."""
     number, attempts, created_at, expire_at, lease_deadline, enqueue_at = row[:6]
     kind, encoding, reference, payload, dedupe_key, source_id = row[6:12]
-    source_queue, death_reason, death_attempts, died_at = row[12:]
+    source_queue, death_reason, death_attempts, died_at, former_key = row[12:]
     return Item(
         id=stand.id_of(number),
         attempts=attempts,
@@ -33,6 +33,7 @@ def item(stand: Stand, row: tuple[Any, ...]) -> Item:
         death_reason=death_reason or "",
         death_attempts=death_attempts or 0,
         died_at=moment_or_none(died_at),
+        former_key=former_key or "",
     )
 
 
@@ -55,6 +56,7 @@ def corpse(stand: Stand, queue_name: str, row: tuple[Any, ...]) -> Corpse:
         encoding=row[10],
         reference=row[11],
         payload=row[12],
+        former_key=row[13] or "",
     )
 
 

@@ -246,7 +246,8 @@ class _Taking:
                 claim(books, work, letter.blob)
         now = books.now_us()
         rows = [
-            _row(letter, one, now=now, came_from=old) for letter, one, old in zip(letters, ids, came_from, strict=True)
+            _row(letter, one, now=now, came_from=old, redriven=redriven)
+            for letter, one, (old, redriven) in zip(letters, ids, came_from, strict=True)
         ]
         work.many(statement("insert_letter", dialect), rows)
         work.many(statement("insert_content", dialect), rows)
@@ -259,17 +260,19 @@ class _Taking:
         )
         return ids
 
-    def _came_from(self, letter: NewLetter) -> int:
+    def _came_from(self, letter: NewLetter) -> tuple[int, int]:
+        """The letter that came back as this one, and how often it was redriven."""
         if not letter.redrive_id:
-            return 0
+            return 0, 0
         books, work = self._books, self._work
         rows = books.run(work, "find_came_from", redrive_id=letter.redrive_id)
         if not rows:
-            return 0
-        if rows[0][2] in RETURNING:
+            return 0, 0
+        number, _, state, count = rows[0]
+        if state in RETURNING:
             act = Act(actor=self._act.actor, action="letters.came_back", detail=letter.redrive_id)
             books.move(work, act, rows, LetterState.CAME_BACK.value)
-        return int(rows[0][0])
+        return number, count + (state == LetterState.REDRIVING.value)
 
     def _group(self, letters: Sequence[NewLetter], ids: Sequence[int], now: int) -> None:
         counts = Counter(letter.group for letter in letters)
@@ -286,7 +289,7 @@ class _Taking:
             )
 
 
-def _row(letter: NewLetter, number: int, *, now: int, came_from: int) -> dict[str, Any]:
+def _row(letter: NewLetter, number: int, *, now: int, came_from: int, redriven: int) -> dict[str, Any]:
     death = letter.death
     return {
         "id": number,
@@ -306,7 +309,7 @@ def _row(letter: NewLetter, number: int, *, now: int, came_from: int) -> dict[st
         "error_stack": death.error_stack,
         "grp": letter.group,
         "redrive_id": letter.redrive_id,
-        "redriven_count": letter.redriven_count,
+        "redriven_count": max(letter.redriven_count, redriven),  # an item of an embedded queue carries no count
         "now": now,
         "body_bytes": letter.body_bytes or len(letter.body),
         "digest": letter.digest,

@@ -118,7 +118,7 @@ class Operations:
         if known is not None:
             return known
         row_id = partition.next_row_id(self._now_us)
-        story = (item.dedupe_key or None, None, None, None, None, None)
+        story = (item.dedupe_key or None, None, None, None, None, None, None)
         self._db.execute(
             SQL["insert_item_with_story"],
             (row_id, item.kind, item.encoding, item.reference, *story, item.payload),
@@ -171,6 +171,7 @@ class Operations:
             item.death_reason or None,
             item.death_attempts or None,
             died_at,
+            item.former_key or None,
         )
         self._db.execute(
             SQL["insert_item_with_story"],
@@ -194,6 +195,7 @@ class Operations:
             death_reason=item.death_reason,
             death_attempts=item.death_attempts,
             died_at=moment_or_none(died_at),
+            former_key=item.former_key,
         )
 
     def _arrive(self, operation: Arrive, partition: Partition) -> Counted:
@@ -204,10 +206,18 @@ class Operations:
             if not self._db.changes() or self._is_source_here(corpse.source_id):
                 continue
             row_id = partition.next_row_id(self._now_us)
-            story: tuple[str | int | None, ...] = (None, corpse.source_id, None, None, None, None)
+            story: tuple[str | int | None, ...] = (
+                None,
+                corpse.source_id,
+                None,
+                None,
+                None,
+                None,
+                corpse.former_key or None,
+            )
             if not corpse.is_redrive:
                 death = (corpse.death_reason, corpse.death_attempts, corpse.died_at_us)
-                story = (None, corpse.source_id, corpse.source_queue, *death)
+                story = (None, corpse.source_id, corpse.source_queue, *death, corpse.former_key or None)
                 self._moments.death_us = min(self._moments.death_us, corpse.died_at_us)
             self._db.execute(
                 SQL["insert_item_with_story"],

@@ -191,6 +191,7 @@ class SqliteShelves:
                 encoding=row[10],
                 reference=row[11],
                 payload=row[12],
+                former_key=row[13] or "",
             )
             for row in rows
         ]
@@ -291,7 +292,7 @@ def _item(place: Partition, row: Any) -> Item:
         reference,
         payload,
     ) = row[:10]
-    dedupe_key, source_id, source_queue, death_reason, death_attempts, died_at = row[10:]
+    dedupe_key, source_id, source_queue, death_reason, death_attempts, died_at, former_key = row[10:]
     return Item(
         id=place.id_of(row_id),
         attempts=attempts,
@@ -310,4 +311,5 @@ def _item(place: Partition, row: Any) -> Item:
         death_reason=death_reason or "",
         death_attempts=death_attempts or 0,
         died_at=moment_or_none(died_at),
+        former_key=former_key or "",
     )

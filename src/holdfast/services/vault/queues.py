@@ -219,6 +219,7 @@ def _letter(queue: str, item: Item, *, redelivered: bool, grouped: Fingerprinter
         routing_key=queue,
         shown={"kind": item.kind, "encoding": item.encoding, "reference": item.reference},
         redelivered=redelivered,
+        redrive_id=clip(item.former_key, NAME_CHARACTERS_MAX),  # the key that `publish` gave it
         group=group.key,
         group_title=group.title,
     )

@@ -4,15 +4,15 @@ WITH clock AS MATERIALIZED (
 ), numbered AS MATERIALIZED (
     SELECT nextval('holdfast.item_ids') AS id, given.* FROM unnest(
         $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::bigint[],
-        $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[], $17::bigint[], $18::bytea[]
+        $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[], $17::bigint[], $18::bytea[], $20::text[]
     ) WITH ORDINALITY AS given (
         kind, encoding, reference, dedupe_key, source_id, source_queue, death_reason, death_attempts,
-        died_at, created_at, expire_at, enqueue_at, attempts, payload, position)
+        died_at, created_at, expire_at, enqueue_at, attempts, payload, former_key, position)
 ), inserted AS (
     INSERT INTO holdfast.items (id, queue, partition, kind, encoding, reference, dedupe_key, source_id, source_queue,
-        death_reason, death_attempts, died_at, payload)
+        death_reason, death_attempts, died_at, payload, former_key)
     SELECT id, $1::bigint, $2::bigint, kind, encoding, reference, dedupe_key, source_id, source_queue,
-        death_reason, nullif(death_attempts, 0), nullif(died_at, 0), payload
+        death_reason, nullif(death_attempts, 0), nullif(died_at, 0), payload, former_key
     FROM numbered ORDER BY id
     ON CONFLICT DO NOTHING
     RETURNING id

@@ -14,7 +14,8 @@ WITH clock AS MATERIALIZED (
         WHERE known.queue = $1::bigint AND known.source_id = numbered.source_id AND known.source_id IS NOT NULL
         OFFSET 0)
 ), moved AS (
-    UPDATE holdfast.items SET id = found.id, queue = $1::bigint, partition = $2::bigint, dedupe_key = NULL,
+    UPDATE holdfast.items SET id = found.id, queue = $1::bigint, partition = $2::bigint,
+        former_key = coalesce(items.dedupe_key, items.former_key), dedupe_key = NULL,
         source_id = found.source_id, source_queue = $5::text, death_reason = $6::text,
         death_attempts = found.attempts, died_at = (SELECT now FROM clock)
     FROM found WHERE items.ctid = found.place
