@@ -214,17 +214,16 @@ class RabbitSource:
         if len(body) > LETTER_BYTES_MAX:
             failure = f"its body has {len(body)} bytes, {LETTER_BYTES_MAX} is the most that a letter may have"
         else:
-            try:
-                properties.split(raw)
-                letter = new_letter(delivery, self._consumer.queue, self._grouped)
-            except properties.Unreadable as error:
-                failure = f"its properties cannot be read: {error}"
+            decoded = delivery.decoded()
+            if isinstance(unreadable := decoded.get("(unreadable)"), Undecodable):
+                failure = f"its properties cannot be read: {unreadable.reason}"
+            else:
+                letter = new_letter(delivery, decoded, self._consumer.queue, self._grouped)
         return Caught(letter=letter, body=body, properties=raw, failure=failure, tag=delivery)
 
 
-def new_letter(delivery: Delivery, queue: str, grouped: Fingerprinter) -> NewLetter:
+def new_letter(delivery: Delivery, decoded: dict[str, Value], queue: str, grouped: Fingerprinter) -> NewLetter:
     """A delivery with everything that its headers tell."""
-    decoded = delivery.decoded()
     headers = decoded.pop("headers", None)
     headers = headers if isinstance(headers, dict) else {}
     death = _death(headers)
@@ -281,6 +280,8 @@ def _moment_us(value: object) -> int:
 
 def plain(value: Value) -> JsonValue:
     """A header value as JSON, for people and filters: what JSON has no word for is named by its kind."""
+    if type(value) is str:  # nearly always
+        return clip(value, len(value))
     match value:
         case None | bool():
             return value

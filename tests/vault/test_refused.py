@@ -1,0 +1,64 @@
+"""A vault that refuses: what it will never take is kept apart, its neighbours become letters; trouble is no reason."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from holdfast.engines.postgres.vault import SCHEMA
+from holdfast.errors import StorageFailed
+from holdfast.services import capture
+from holdfast.settings import Secret
+from tests.engines.rabbitmq.admin import Admin
+from tests.support.rabbitmq import Node, vhost_name
+from tests.vault.brokers import ADMIN, DLQ, bodies, dead, office_on, send
+
+pytestmark = [pytest.mark.rabbitmq, pytest.mark.postgres]
+TRIGGER = """
+CREATE FUNCTION {schema}.refusing() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.message_id = 'refused' THEN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER refusing BEFORE INSERT ON {schema}.letters FOR EACH ROW EXECUTE FUNCTION {schema}.refusing();
+"""
+
+
+@pytest.fixture
+async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Admin]:
+    async with Admin.open(node, vhost_name(request.node.name)) as admin:
+        await admin.queue(DLQ)
+        yield admin
+
+
+@pytest.mark.parametrize(("state", "is_its_fault"), [("54000", True), ("22021", True), ("53100", False)])
+async def test_only_what_can_never_be_stored_is_kept_apart(
+    admin: Admin, tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch, state: str, is_its_fault: bool
+) -> None:
+    monkeypatch.setattr(capture, "WAIT_S_FIRST", 0.001)
+    monkeypatch.setattr(capture, "WAIT_S_MAX", 0.001)
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+    await send(admin, [dead(b"1"), dead(b"\xff too big", message_id="refused"), dead(b"3")])
+    async with office_on(admin, tmp_path, vault=Secret(postgres_url), ledger_key=Secret("k")) as office:
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute(TRIGGER.format(schema=SCHEMA, state=state).encode())
+        if not is_its_fault:
+            with pytest.raises(StorageFailed, match="the disk is full"):
+                await office.custody.capture(DLQ, ADMIN, idle_s=0.3)
+            assert await bodies(office) == []
+            assert await office.vault.letters.failed(after=0, count_max=10) == []
+        else:
+            report = await office.custody.capture(DLQ, ADMIN, idle_s=0.3)
+            assert (report.captured, report.failed_imports) == (2, 1)
+            assert await bodies(office) == [b"1", b"3"]
+            (failed,) = await office.vault.letters.failed(after=0, count_max=10)
+            assert (failed.queue, failed.body) == (DLQ, b"\xff too big")
+        assert all(row.agrees for row in await office.ledgers.balance())
+    if is_its_fault:
+        assert await admin.count(DLQ) == 0
+    else:
+        assert len(await admin.drain(DLQ, 3)) == 3
