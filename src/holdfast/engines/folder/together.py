@@ -1,16 +1,21 @@
 """Several blobs in one go: each step is taken for all of them before the next, so that they share what a step costs.
 
-The file system may commit its journal once for files that were written before the first fsync, one fsync of a
-directory makes all names in it durable, and threads change once. Everything here blocks and is called in a thread.
+The fsyncs of the files go at the same time, one fsync of a directory makes all names in it durable, and whoever waits
+for all of it changes threads once. Everything here blocks and is called in a thread.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+from holdfast.engines.folder.threads import THREADS_COUNT_MAX
 from holdfast.engines.folder.tree import Tree
 from holdfast.engines.folder.unnamed import Unnamed
+
+#: Threads that do nothing but fsync. Those who wait for them are others, so that nobody waits for himself.
+_syncs = ThreadPoolExecutor(THREADS_COUNT_MAX, thread_name_prefix="fsync")
 
 
 class Entry:
@@ -73,8 +78,7 @@ def put_together(tree: Tree, blobs: Sequence[tuple[tuple[str, ...], bytes]]) -> 
     try:
         for entry in entries:
             entry.attempt(entry.write)
-        for entry in entries:
-            entry.attempt(entry.sync)
+        _sync_files([entry for entry in entries if entry.is_going])
         for entry in entries:
             entry.attempt(entry.link)
         _sync_folders(tree, [entry for entry in entries if entry.is_going])
@@ -82,6 +86,15 @@ def put_together(tree: Tree, blobs: Sequence[tuple[tuple[str, ...], bytes]]) -> 
         for entry in entries:
             entry.close()
     return entries
+
+
+def _sync_files(written: Sequence[Entry]) -> None:
+    """All at the same time: where an fsync takes long, several take hardly longer than one."""
+    others = [_syncs.submit(entry.attempt, entry.sync) for entry in written[1:]]
+    for entry in written[:1]:
+        entry.attempt(entry.sync)
+    for other in others:
+        other.result()
 
 
 def _sync_folders(tree: Tree, linked: Sequence[Entry]) -> None:
