@@ -282,3 +282,23 @@ def test_nothing_is_lost_and_every_duplicate_is_counted(
     extra = queue.counted() - put
     assert sum(extra.values()) <= possible, f"{dict(extra)} more than put, {possible} were counted"
     assert all(not held.has_route for held in queue.ready)
+
+
+class GhostQueue(WorstQueue):
+    """When a node dies, RabbitMQ 3.10 may go on counting letters to a connection that is gone."""
+
+    ghosts: list[Held]
+
+    def _lose(self) -> None:
+        self.ghosts = self.ready[:5]
+        del self.ready[:5]
+        super()._lose()
+
+
+def test_letters_that_never_come_again_are_not_said_to_be_recovered(tmp_path: Path) -> None:
+    mishaps = ["lost", *["none"] * 8]  # the last is the first: when seven letters are done
+    queue = GhostQueue([Held(n, has_route=True) for n in range(20)], mishaps, tmp_path / "journal")
+    summary = run_once(queue, tmp_path / "journal")
+    assert summary is not None
+    assert (summary.recovered, len(queue.ghosts), summary.unseen, summary.remaining) == (15, 5, 5, 0)
+    assert not summary.is_complete

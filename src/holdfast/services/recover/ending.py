@@ -55,6 +55,11 @@ class Ending:
                 summary.recovered += 1
                 summary.by_queue[address_text(letter.address)] += 1
                 summary.possible_duplicates += 1
+        if missing := sum(not letter.stored for letter in books.lost()):
+            summary.notes.append(
+                f"{missing} letters that a lost connection took have not come again; the broker may still count them "
+                "to that connection, look at the queue's unacknowledged messages"
+            )
         await self._count()
 
     async def _land(self, room: asyncio.Event) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from holdfast.core.recovery import StoppedBy, Summary
+
 #: With a filter nobody knows which letters fit: so many are looked at together even when fewer are still wanted.
 AHEAD_COUNT = 100
 
@@ -28,3 +30,13 @@ class Quota:
         wanted = self._fits_max - (self.seen_count - self.left_out_count)
         ahead = max(wanted, AHEAD_COUNT) if wanted > 0 else 0
         return ahead if left is None else min(left, ahead)
+
+    def unseen(self, summary: Summary) -> int:
+        """Of those that were found, how many were not looked at; what somebody else has taken is none of them.
+
+        A broker that lost a node may count letters to a connection that is gone, and say that the queue is empty.
+        """
+        unseen = max(0, summary.found - self.seen_count)
+        if summary.interruptions:
+            return unseen
+        return 0 if summary.stopped_by is StoppedBy.EMPTY else min(unseen, summary.remaining or 0)

@@ -392,8 +392,7 @@ class Recovery:
             queues = list(self._letters.receivers(address))
             if len(queues) > 1:
                 summary.copies[str(address)] = queues
-        if summary.stopped_by is not StoppedBy.EMPTY:
-            summary.unseen = max(0, min(summary.found - self._quota.seen_count, summary.remaining or 0))
+        summary.unseen = self._quota.unseen(summary)
         self.summary.possible_duplicates += self._letters.sent_again_count
         self._watch.end(self.summary)
         self._notices.ended(self.summary)
