@@ -196,6 +196,8 @@ class RabbitIntake:
         delivery = self._ours(incoming)
         in_vain = self._consumer.counts["settled_in_vain"]
         self._consumer.give_back([delivery])
+        if self._starts is not None:
+            self._starts.leave(delivery)
         self._check(in_vain)
 
     # Inside.

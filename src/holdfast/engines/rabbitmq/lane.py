@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from pamqp import commands as amqp
 
 from holdfast.engines.rabbitmq.channel import Channel, Close
@@ -15,8 +15,7 @@ from holdfast.engines.rabbitmq.wire.events import Confirmed, Event, Returned
 from holdfast.errors import BrokerError, BrokerLost
 
 
-@dataclass(slots=True, eq=False)
-class Outgoing:
+class Outgoing(Struct, eq=False, gc=False):
     """A message to publish. `properties` are raw (`wire.properties`); the publisher sets delivery mode 2 in them."""
 
     exchange: str
@@ -25,21 +24,21 @@ class Outgoing:
     body: bytes
 
 
-class Ticket:
-    """A publish on its way: the message as it is sent, and the batch that waits for it."""
+class Ticket(Struct, eq=False, gc=False):
+    """A publish on its way: the message as it is sent, and the batch that waits for it, at which place.
 
-    __slots__ = ("batch", "body", "done", "exchange", "place", "properties", "routing_key", "sent_count", "size_bytes")
+    Not for the garbage collector: a batch holds its tickets by its timer alone, which goes with the last outcome.
+    """
 
-    def __init__(self, message: Outgoing, properties: bytes, batch: Batch, place: int) -> None:
-        self.exchange = message.exchange
-        self.routing_key = message.routing_key
-        self.properties = properties
-        self.body = message.body
-        self.batch = batch
-        self.place = place
-        self.done = False
-        self.sent_count = 0
-        self.size_bytes = len(properties) + len(message.body)  # what it counts for in the window
+    exchange: str
+    routing_key: str
+    properties: bytes
+    body: bytes
+    batch: Batch
+    place: int
+    size_bytes: int  #: what it counts for in the window
+    done: bool = False
+    sent_count: int = 0
 
 
 class Batch:

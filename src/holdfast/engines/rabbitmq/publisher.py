@@ -168,7 +168,8 @@ class Publisher:
             except properties.Unreadable as error:
                 batch.settle(place, self._counted(Outcome(Kind.REFUSED, 0, f"properties cannot be read: {error}")))
                 continue
-            tickets.append(Ticket(message, raw, batch, place))
+            body = message.body
+            tickets.append(Ticket(message.exchange, message.routing_key, raw, body, batch, place, len(raw) + len(body)))
         return tickets
 
     def _pump(self) -> None:

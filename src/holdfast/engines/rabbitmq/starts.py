@@ -37,6 +37,10 @@ class StartBook:
         number = self._starts.begin(self._queue, digest(delivery.properties, delivery.body))
         self._of.setdefault(delivery, []).append(number)
 
+    def leave(self, delivery: Delivery) -> None:
+        """It goes back to the queue: what was begun stays written down for whoever gets it next."""
+        self._of.pop(delivery, None)
+
     def end(self, delivery: Delivery) -> None:
         """It is settled."""
         if numbers := self._of.pop(delivery, None):

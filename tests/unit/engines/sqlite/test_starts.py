@@ -101,3 +101,14 @@ async def test_of_twins_each_start_is_charged_to_one(tmp_path: Path, clock: Froz
     assert list(starts.left("q", b"")) == []
     assert StartBook(starts, "q", holds=lambda _: True).charge(one) == 0
     starts.close()
+
+
+async def test_what_is_given_back_is_charged_when_it_comes_again(tmp_path: Path, clock: FrozenClock) -> None:
+    starts = SqliteStarts(tmp_path, clock=clock)
+    book = StartBook(starts, "q", holds=lambda _: True)
+    one, again, held = delivery(1), delivery(2), delivery(3, b"held")
+    book.begin(one)
+    book.leave(one)
+    book.leave(held)
+    assert (book.charge(again), book.charge(held)) == (1, 0)
+    starts.close()

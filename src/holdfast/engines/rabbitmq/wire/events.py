@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from msgspec import Struct
 from pamqp import base
 
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.table import Value
 
 
-@dataclass(slots=True, eq=False)
-class Delivery:
+class Delivery(Struct, eq=False, gc=False):
     """A message from a queue, as it came: `properties` are the raw bytes of its content header.
 
-    Names are decoded so that bytes which are not UTF-8 survive the way back (surrogateescape).
+    Names are decoded so that bytes which are not UTF-8 survive the way back (surrogateescape). It holds nothing that
+    could hold it, and there are thousands: the garbage collector need not look at them.
     """
 
     channel: int
