@@ -56,6 +56,17 @@ def journal_path(folder: Path, url: str, dead_queue: str) -> Path:
     return folder / "recover" / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', dead_queue)[:80]}-{mark}.journal"
 
 
+def state_folder(settings: Settings) -> Path:
+    """Where runs from the shell keep their journals: the same place, whatever folder they are started in."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    if Path(given).is_absolute():
+        return Path(given) / "holdfast"
+    try:
+        return Path.home() / ".local" / "state" / "holdfast"
+    except RuntimeError:  # a user without a home
+        return settings.data_folder.absolute()
+
+
 def ledger_of(settings: Settings, *, clock: Clock | None = None) -> OpenLedger:
     """The ledger of these settings; in the data folder where they name no place of their own."""
     url = settings.vault.reveal() if settings.vault else settings.storages[0].url

@@ -94,6 +94,8 @@ def test_a_broker_that_is_not_there(tmp_path: Path) -> None:
     ended = world.command()("recover", "amqp://user:secret@127.0.0.1:1", "some.dlq")
     assert ended.code == 1
     assert "cannot be reached" in ended.stderr
+    assert "holdfast serve" not in ended.stderr
+    assert "check that it runs, and its host and port" in ended.stderr
     assert "secret" not in ended.stderr
 
 

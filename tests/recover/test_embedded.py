@@ -128,7 +128,7 @@ async def test_a_limit_a_filter_and_a_dry_run(url: str) -> None:
         await kill(queues, "orders", b"one", b"two", b"three")
         planned = await recover(queues, dry_run=True)
         assert planned.planned == {"": {"orders": 3}}
-        assert (planned.recovered, planned.remaining) == (0, 3)
+        assert (planned.recovered, planned.remaining, planned.is_complete) == (0, 3, True)
         chosen = await recover(queues, where=["body~two"])
         assert (chosen.recovered, chosen.filtered) == (1, 2)
         none = await recover(queues, where=["reason=other"])
@@ -136,6 +136,30 @@ async def test_a_limit_a_filter_and_a_dry_run(url: str) -> None:
         one = await recover(queues, limits=Limits(limit=1, rate_per_s=1000.0))
         assert (one.recovered, one.remaining) == (1, 1)
         assert await bodies(queues, "orders") == [b"two", b"one"]
+
+
+async def test_a_reason_fits_by_what_stands_before_its_details(url: str) -> None:
+    async with opened(url) as queues:
+        await kill(queues, "orders", b"one", reason="permanent; holdfast.core.outcome.Permanent: no such order")
+        await kill(queues, "orders", b"two", reason="attempts; ValueError: permanent")
+        others = await recover(queues, where=["reason!=permanent"], dry_run=True)
+        assert (others.planned, others.filtered) == ({"": {"orders": 1}}, 1)
+        summary = await recover(queues, where=["reason=permanent"])
+        assert (summary.recovered, summary.filtered) == (1, 1)
+        assert summary.reasons["left out by --where"].count == 1
+        assert await bodies(queues, "dead") == [b"two"]
+
+
+async def test_a_limit_counts_what_fits(url: str) -> None:
+    async with opened(url) as queues:
+        await kill(queues, "orders", *(b"no %d" % number for number in range(150)))
+        await kill(queues, "orders", *(b"yes %d" % number for number in range(5)))
+        await kill(queues, "orders", b"last")
+        few = await recover(queues, where=["body~yes"], limits=Limits(limit=2))
+        assert (few.recovered, few.filtered, few.unseen, few.remaining) == (2, 150, 4, 154)
+        assert few.stopped_by == StoppedBy.ALL_TAKEN
+        rest = await recover(queues, where=["body~yes"], limits=Limits(limit=9))
+        assert (rest.recovered, rest.filtered, rest.unseen, rest.remaining) == (3, 151, 0, 151)
 
 
 async def test_what_dies_again_is_not_chased(url: str) -> None:

@@ -59,7 +59,8 @@ class Command:
         """What a child sees: nothing of ours but what the test says."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         # Warnings are errors in the child too, as in the tests.
-        return {**clean, "HOLDFAST_URL": self.url, "PYTHONWARNINGS": "error", **variables}
+        own = {"HOLDFAST_URL": self.url, "PYTHONWARNINGS": "error", "XDG_STATE_HOME": str(self.folder / "state")}
+        return {**clean, **own, **variables}
 
     def __call__(self, *arguments: str | Path, stdin: bytes = b"", **variables: str) -> Ended:
         """Run it to its end."""

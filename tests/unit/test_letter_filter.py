@@ -32,6 +32,7 @@ HOUR_LATER_US = microseconds(DIED) + 3600 * SECOND_US
         (["type~Sc"], True),
         (["reason=rejected", "queue=orders"], True),
         (["reason=expired"], False),
+        (["reason!=rejected"], False),
         (["age>30m"], True),
         (["age>2h"], False),
         (["age<2h"], True),
@@ -44,6 +45,23 @@ HOUR_LATER_US = microseconds(DIED) + 3600 * SECOND_US
 )
 def test_conditions(texts: list[str], fits: bool) -> None:
     assert LetterFilter(texts).fits(LETTER, "Scan", HOUR_LATER_US) is fits
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("reason=permanent", True),
+        ("reason!=permanent", False),
+        ("reason=permanent; shop.NoSuchOrder: 7; 8", True),
+        ("reason=perm", False),
+        ("reason=shop.NoSuchOrder: 7", False),
+    ],
+)
+def test_a_reason_fits_by_what_stands_before_its_details(text: str, fits: bool) -> None:
+    death = {"queue": "orders", "reason": "permanent; shop.NoSuchOrder: 7; 8", "count": 1, "time": DIED}
+    parked = {"x-parked-reason": death["reason"]}
+    for headers in ({"x-death": [death]}, parked):
+        assert LetterFilter([text]).fits(Message(body=b"", headers=headers), "", HOUR_LATER_US) is fits
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "age=1h", "age>soon", "body=x", "reason~x", "color=red", "header.=x"])

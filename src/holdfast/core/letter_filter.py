@@ -61,15 +61,14 @@ def _condition(text: str) -> Condition:
     if name == "body":
         wanted = value.encode()
         return lambda message, kind, now_us: wanted in message.body
-    read = _reader(name)
-    return _text_condition(read, operator, value)
+    if name == "reason":
+        return _reason(operator, value)
+    return _text_condition(_reader(name), operator, value)
 
 
 def _reader(name: str) -> Callable[[Message, str], str]:
     if name == "type":
         return lambda message, kind: kind
-    if name == "reason":
-        return lambda message, kind: death.reason if (death := _death(message)) else _parked_reason(message)
     if name == "queue":
         return lambda message, kind: death.queue if (death := _death(message)) else ""
     header = name.removeprefix("header.")
@@ -82,6 +81,17 @@ def _text_condition(read: Callable[[Message, str], str], operator: str, value: s
     if operator == "!=":
         return lambda message, kind, now_us: read(message, kind) != value
     return lambda message, kind, now_us: value in read(message, kind)
+
+
+def _reason(operator: str, value: str) -> Condition:
+    """The reason itself, or what stands before its details: `permanent; shop.NoSuchOrder: …` is permanent."""
+
+    def fits(message: Message, kind: str, now_us: int) -> bool:
+        death = _death(message)
+        reason = death.reason if death else _parked_reason(message)
+        return (value in (reason, reason.partition(";")[0].strip())) == (operator == "=")
+
+    return fits
 
 
 def _age(operator: str, age_us: int) -> Condition:

@@ -94,7 +94,7 @@ EVENTS: dict[str, Event] = {
     "recovery.no_journal": Event(logging.WARNING, "the journal '{queue}' cannot be written, going on without; {error}"),
     "recovery.started": Event(logging.INFO, "a recovery of '{queue}' takes {found} letters"),
     "recovery.progress": Event(logging.INFO, "recovered {recovered} letters of '{queue}' so far"),
-    "recovery.kept": Event(logging.WARNING, "a letter of '{queue}' is kept; {error}"),
+    "recovery.kept": Event(logging.WARNING, "{count} letters of '{queue}' are kept; {error}"),
     "recovery.ended": Event(logging.INFO, "a recovery of '{queue}' ended; {recovered} recovered, {kept} kept"),
     "recovery.unrecorded": Event(logging.WARNING, "a recovery of '{queue}' is not in the ledger; {error}"),
     "recovery.failed": Event(logging.ERROR, "a recovery of '{queue}' failed; {error}"),

@@ -53,7 +53,7 @@ class FileJournal:
         head = _Head(what=WHAT, run=run, source=source, boot=_boot())
         journal = cls(path, head)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             journal._lock()
             journal._take_over(head)
             journal._rewrite()

@@ -130,7 +130,9 @@ class RabbitDeadLetters:
         if self._stopped or self._loss is not None or self._channel is None or not self._channel.is_open:
             return
         need = self._allowance.need_count(len(self._ready))
-        if need == 0 and self._tags:
+        if count == 0 and self._tags:
+            # Not before the last is taken: of those that are here some may not count, and what a consumer holds when it
+            # is cancelled makes no room for others when it is acked.
             await self._cancel()
         elif need and not self._tags:
             # Nobody consumes, and one that was counted turned out to be none of those: so many are still to come.

@@ -10,7 +10,7 @@ from enum import IntEnum
 import msgspec
 import typer
 
-from holdfast.errors import CannotStart, HoldfastError, Unauthorized, Unreachable
+from holdfast.errors import BrokerUnreachable, CannotStart, HoldfastError, Unauthorized, Unreachable
 
 
 class ExitCode(IntEnum):
@@ -79,6 +79,8 @@ def advice(error: HoldfastError, *, server: str) -> str:
     match error:
         case Unauthorized():
             return ", give it with --token-file or in HOLDFAST_TOKEN"
+        case BrokerUnreachable() if "cannot be reached" in error.message:
+            return "; check that it runs, and its host and port"
         case Unreachable() if "cannot be reached" in error.message:
             return "; start it with 'holdfast serve', or give another --url"
         case CannotStart() if error.message.startswith("data folder is in use"):

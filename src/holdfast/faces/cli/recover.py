@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import getpass
-import hashlib
 import logging
-import os
 import re
-import signal
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,27 +22,28 @@ from holdfast.faces.cli.app import app
 from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, command
 from holdfast.faces.cli.failures import BadUsage, ExitCode
 from holdfast.faces.cli.recover_ending import finish
+from holdfast.faces.cli.recover_place import find_place
 from holdfast.faces.cli.recover_progress import bar
+from holdfast.faces.cli.recover_report import open_report
+from holdfast.faces.cli.recover_signals import signals
 from holdfast.faces.cli.session import Session
 from holdfast.ports.recovery import DeadLetters
 from holdfast.services.recover.from_backup import publish_backup
 from holdfast.services.recover.notices import Notices
 from holdfast.services.recover.record import Entry, recorded
-from holdfast.services.recover.run import Recovery
 from holdfast.services.recover.service import Order, new_run, recover
 
 TIMEOUTS = ("total", "idle", "empty", "stall", "hold", "stop")
 BROKERS = frozenset(("amqp", "amqps"))
-EXAMPLE = """holdfast recover amqp://guest:guest@localhost imageviewer.dlq --routes routes.toml
-holdfast recover amqp://guest:guest@localhost q.orders.dlq --to-source --dry-run
+EXAMPLE = """holdfast recover imageviewer.dlq --routes routes.toml --dry-run
+holdfast recover amqp://localhost q.orders.dlq --to-source
 holdfast recover sqlite:///work orders-dead"""
-STATE_FOLDER = Path("holdfast-data") / "recover"
 
 
 @command(app, "recover", example=EXAMPLE, shared=(CONFIG_PARAMETER, JSON_PARAMETER))
 async def recover_command(
     session: Session,
-    url: options.Url,
+    url: options.Url = "",
     dead_queue: options.DeadQueue = "",
     routes: options.Routes = None,
     to_source: options.ToSource = False,
@@ -82,8 +76,8 @@ async def recover_command(
     """Send every letter of a dead-letter queue back to where it belongs. None is lost, whatever fails.
 
     A letter is acked only after the broker has confirmed its copy and has not returned it. What cannot go is kept:
-    held, and given back at the end. Ctrl-C stops cleanly. Exit codes: 0 all recovered, 3 some kept or remaining,
-    1 failed, 2 bad usage.
+    held, and given back at the end. Ctrl-C stops cleanly. Exit codes: 0 all recovered (of a dry run: all would be),
+    3 some kept or remaining, 1 failed, 2 bad usage.
     """
     # Everything worth a warning is said by the run itself, in sentences.
     logging.getLogger("holdfast").handlers = [logging.NullHandler()]
@@ -94,9 +88,8 @@ async def recover_command(
         rate_per_s=_rate(rate),
         **_timeouts(total_timeout, idle_timeout, empty_timeout, stall_timeout, hold_timeout, stop_timeout),
     )
-    if not dead_queue and from_backup is None:
-        raise BadUsage("Missing argument 'DLQ'. See 'holdfast recover --help'")
-    _check_filter(where or [])
+    url, dead_queue = find_place(session, url, dead_queue, needs_queue=from_backup is None)
+    _check(where or [], from_backup, backup, journal, strict)
     if urlsplit(url).scheme not in BROKERS:
         from holdfast.faces.cli.recover_embedded import recover_embedded, refuse
 
@@ -105,6 +98,7 @@ async def recover_command(
             session, url, dead_queue, limits=limits, where=where or (), dry_run=dry_run, report=report, by=by
         )
     table = _table(routes, to_source=to_source, to_exchange=to_exchange, through_wait=through_wait, to=to)
+    kept = None if no_journal or dry_run or from_backup else journal or _default_journal(session, url, dead_queue)
     order = Order(
         dead_queue=dead_queue,
         table=table,
@@ -114,25 +108,30 @@ async def recover_command(
         keep_unroutable=keep_unroutable,
         strict=strict,
         run=new_run(),
+        journal_file=str(kept or ""),
+        backup_file=str(from_backup or ""),
     )
-    run = _Run(session, url, order, by=by or _somebody(), management=management)
-    with bar(session.as_json) as (say, on_progress):
-        notices = Notices(say, on_progress)
-        kept = None if no_journal or dry_run or from_backup else journal or _default_journal(url, dead_queue)
-        summary = await run.recorded(notices, journal=kept, backup=backup, from_backup=from_backup)
-    return finish(session, summary, report)
+    run = _Run(session, url, order, by=by, management=management)
+    with open_report(report) as written:
+        with bar(session.as_json) as (say, on_progress):
+            notices = Notices(say, on_progress)
+            summary = await run.recorded(notices, journal=kept, backup=backup, from_backup=from_backup)
+        return finish(session, summary, written)
 
 
 class _Run:
     """One run against a broker."""
 
-    def __init__(self, session: Session, url: str, order: Order, *, by: str, management: str | None) -> None:
+    def __init__(self, session: Session, url: str, order: Order, *, by: str | None, management: str | None) -> None:
+        from holdfast.wiring_recover import somebody
+
         self._session = session
         self._url = url
         self._order = order
-        self._by = by
-        self._redrive = Redrive(run=order.run, by=by, dead_queue=order.dead_queue)
-        self._management = management or os.environ.get("HOLDFAST_MANAGEMENT_URL")
+        self._by = by or somebody()
+        self._redrive = Redrive(run=order.run, by=self._by, dead_queue=order.dead_queue)
+        known = session.settings.management
+        self._management = management or (known.reveal() if known else None)
 
     async def recorded(
         self, notices: Notices, *, journal: Path | None, backup: Path | None, from_backup: Path | None
@@ -164,7 +163,7 @@ class _Run:
             kept = open_journal(journal, source=source, run=order.run) if journal else None
             clean = False
             try:
-                with _signals() as on_begin:
+                with signals() as on_begin:
                     summary = await recover(
                         letters, order, clock=clock, journal=kept, backup=written, notices=notices, on_begin=on_begin
                     )
@@ -176,11 +175,18 @@ class _Run:
 
     async def publish(self, backup: Path, notices: Notices) -> Summary:
         """From a backup."""
-        from holdfast.wiring import backup_letters
+        from holdfast.wiring import SystemClock, backup_letters
 
-        summary = Summary(dead_queue=self._order.dead_queue, run=self._order.run)
         async with self._open() as letters:
-            return await publish_backup(letters, backup_letters(backup), summary, self._order.limits, notices)
+            with signals() as on_begin:
+                return await publish_backup(
+                    letters,
+                    backup_letters(backup),
+                    self._order,
+                    clock=SystemClock(),
+                    notices=notices,
+                    on_begin=on_begin,
+                )
 
     def _open(self) -> AbstractAsyncContextManager[DeadLetters]:
         from holdfast.wiring import open_dead_letters
@@ -192,26 +198,6 @@ class _Run:
             management=self._management,
             window_bytes_max=self._order.limits.window_bytes_max,
         )
-
-
-@contextmanager
-def _signals() -> Iterator[Callable[[Recovery], None]]:
-    """The first signal stops cleanly, the second at once."""
-    loop = asyncio.get_running_loop()
-    running: list[Recovery] = []
-
-    def on_signal() -> None:
-        for recovery in running:
-            recovery.abandon() if recovery.is_stopping else recovery.stop()
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, on_signal)
-    try:
-        yield running.append
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 def _table(
@@ -240,7 +226,9 @@ def _bytes(path: Path) -> bytes:
     return data
 
 
-def _check_filter(texts: list[str]) -> None:
+def _check(texts: list[str], from_backup: Path | None, *for_queues: object) -> None:
+    if from_backup is not None and any(for_queues):
+        raise BadUsage("--backup, --journal and --strict are for a queue; --from-backup reads none")
     try:
         LetterFilter(texts)
     except HoldfastError as error:
@@ -269,17 +257,7 @@ def _rate(text: str | None) -> float:
     return float(found[1])
 
 
-def _default_journal(url: str, dead_queue: str) -> Path:
-    from holdfast.wiring import recovery_source
+def _default_journal(session: Session, url: str, dead_queue: str) -> Path:
+    from holdfast.wiring_recover import journal_path, state_folder
 
-    mark = hashlib.sha256(recovery_source(url, dead_queue).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", dead_queue)[:80]
-    return STATE_FOLDER / f"{name}-{mark}.journal"
-
-
-def _somebody() -> str:
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):
-        name = str(os.getuid())
-    return f"{name}@{socket.gethostname()}"
+    return journal_path(state_folder(session.settings), url, dead_queue)

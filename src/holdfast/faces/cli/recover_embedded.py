@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,6 +11,8 @@ from holdfast.core.recovery import Limits, Summary
 from holdfast.faces.cli.failures import BadUsage, ExitCode
 from holdfast.faces.cli.recover_ending import finish
 from holdfast.faces.cli.recover_progress import bar
+from holdfast.faces.cli.recover_report import open_report
+from holdfast.faces.cli.recover_signals import signals
 from holdfast.faces.cli.session import Session
 from holdfast.services.recover.embedded import EmbeddedRecovery
 from holdfast.services.recover.notices import Notices
@@ -42,25 +41,27 @@ async def recover_embedded(
 
     entry = Entry(run=new_run(), by=by or somebody(), dead_queue=dead_queue, source=source_of(url, dead_queue))
     clock = SystemClock()
-    with bar(session.as_json) as (say, on_progress):
+    with open_report(report) as written:
+        with bar(session.as_json) as (say, on_progress):
 
-        async def run() -> Summary:
-            async with replace(session, url=url).open() as queues:
-                recovery = EmbeddedRecovery(
-                    queues,
-                    dead_queue=dead_queue,
-                    run=entry.run,
-                    clock=clock,
-                    limits=limits,
-                    where=where,
-                    dry_run=dry_run,
-                    notices=Notices(say, on_progress),
-                )
-                with _signals(recovery):
-                    return await recovery.run()
+            async def run() -> Summary:
+                async with replace(session, url=url).open() as queues:
+                    recovery = EmbeddedRecovery(
+                        queues,
+                        dead_queue=dead_queue,
+                        run=entry.run,
+                        clock=clock,
+                        limits=limits,
+                        where=where,
+                        dry_run=dry_run,
+                        notices=Notices(say, on_progress),
+                    )
+                    with signals() as on_begin:
+                        on_begin(recovery)
+                        return await recovery.run()
 
-        summary = await recorded(entry, run, ledger=ledger_of(session.settings), clock=clock)
-    return finish(session, summary, report)
+            summary = await recorded(entry, run, ledger=ledger_of(session.settings), clock=clock)
+        return finish(session, summary, written)
 
 
 def refuse(*broker_options: object) -> None:
@@ -70,17 +71,3 @@ def refuse(*broker_options: object) -> None:
             "option is for a broker (amqp://…); an embedded dead queue gives each item back to the queue it died in, "
             "with --limit, --rate, --where, --dry-run, --report and the limits of time"
         )
-
-
-@contextmanager
-def _signals(recovery: EmbeddedRecovery) -> Iterator[None]:
-    """The first signal stops cleanly, the second at once."""
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, lambda: recovery.abandon() if recovery.is_stopping else recovery.stop())
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

@@ -18,7 +18,9 @@ from holdfast.core.recovery import SAMPLE_CHARACTERS_MAX, Limits, Sample, Stoppe
 from holdfast.errors import QueueMissing, ShuttingDown, TryAgain, Unreachable
 from holdfast.ports.clock import Clock
 from holdfast.services.queue.methods import Queues
+from holdfast.services.recover.keeping import LEFT_OUT
 from holdfast.services.recover.notices import Notices
+from holdfast.services.recover.quota import Quota
 from holdfast.telemetry.events import emit
 
 PAGE_COUNT_FIRST = 16
@@ -56,6 +58,7 @@ class EmbeddedRecovery:
         self._clock = clock
         self._limits = limits or Limits()
         self._where = LetterFilter(where)
+        self._quota = Quota(self._limits.limit, filters=bool(self._where))
         self._notices = notices or Notices()
         self._now_s = asyncio.get_running_loop().time
         self._began_s = self._now_s()
@@ -92,11 +95,13 @@ class EmbeddedRecovery:
         emit("recovery.started", queue=name, found=summary.found)
         found = f"Found {summary.found} messages in DLQ. Starting recovery..." if summary.found else "DLQ Empty"
         self._notices.say(found)
-        left = summary.found if self._limits.limit is None else min(self._limits.limit, summary.found)
-        for partition, count in counts.items():
-            left -= await self._partition(partition, min(count, left))
-        summary.stopped_by = self._stop or (StoppedBy.EMPTY if left else StoppedBy.ALL_TAKEN)
+        self._quota.starts_with(summary.found)
+        there = sum([await self._partition(partition, count) for partition, count in counts.items()])
+        is_short = self._quota.left() != 0 and there < summary.found
+        summary.stopped_by = self._stop or (StoppedBy.EMPTY if is_short else StoppedBy.ALL_TAKEN)
         await self._arrived()
+        if summary.stopped_by is not StoppedBy.EMPTY:
+            summary.unseen = max(0, min(summary.found - self._quota.seen_count, summary.remaining or 0))
         summary.duration_s = round(self._now_s() - self._began_s, 3)
         summary.rate_per_s = round(summary.recovered / summary.duration_s, 1) if summary.duration_s else 0.0
         self._notices.ended(summary)
@@ -117,8 +122,8 @@ class EmbeddedRecovery:
         """Look at so many items from the first one on, which are those that were there at the start; returns how many
         there were. Ids rise: one that comes back during the run is behind them."""
         seen, last = 0, ""
-        while seen < count and not self._is_over():
-            page = await self._page(partition, last, min(self._page_count, count - seen))
+        while seen < count and (left := self._quota.left()) != 0 and not self._is_over():
+            page = await self._page(partition, last, min(self._page_count, count - seen, left or count))
             if not page:
                 break
             seen, last = seen + len(page), page[-1].id
@@ -144,8 +149,13 @@ class EmbeddedRecovery:
     async def _page_of(self, partition: int, page: Sequence[Item]) -> None:
         groups: dict[str, list[Item]] = {}
         for item in page:
+            if self._quota.left() == 0:
+                break  # untouched, and counted as remaining
+            self._quota.seen_count += 1
             if self._where and not self._where.fits(_message(item), item.kind, self._clock.now_us()):
                 self.summary.filtered += 1
+                self._quota.left_out_count += 1
+                self._keep_quietly(item, LEFT_OUT)
             elif not item.source_queue:
                 self._keep(item, NO_SOURCE)
             elif item.is_leased:
@@ -213,16 +223,20 @@ class EmbeddedRecovery:
             elif item.id in gone:
                 self._keep(item, GONE)
 
-    def _keep(self, item: Item, why: str, *, failed: bool = False) -> None:
-        summary, reason = self.summary, self.summary.reason(why)
+    def _keep_quietly(self, item: Item, why: str) -> int:
+        reason = self.summary.reason(why)
         reason.count += 1
         reason.sample = reason.sample or _sample(item)
+        return reason.count
+
+    def _keep(self, item: Item, why: str, *, failed: bool = False) -> None:
+        summary, count = self.summary, self._keep_quietly(item, why)
         if failed:
             summary.failed += 1
             summary.failed_by_queue[item.source_queue] += 1
         else:
             summary.skipped += 1
-        self._notices.kept(summary, why, item.kind, count=reason.count, failed=failed)
+        self._notices.kept(summary, why, item.kind, count=count, failed=failed)
 
     # --- time -------------------------------------------------------------------------------------------------
 

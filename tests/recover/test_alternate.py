@@ -1,0 +1,73 @@
+"""An alternate exchange takes what no binding does: for a recovery that is as bad as nowhere, and must be seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.engines.rabbitmq.wire import methods
+from tests.engines.rabbitmq.admin import Admin
+from tests.recover.world import World, letter, summary
+
+pytestmark = pytest.mark.rabbitmq
+
+OWN = {"x-original-exchange": "shop", "x-original-routing-key": "old.key"}
+
+
+@pytest.fixture
+async def shop(world: World) -> World:
+    """An exchange with one binding, and an alternate exchange with a queue for all that no binding takes."""
+    await world.admin.exchange("unrouted", "fanout")
+    await world.admin.queue("unrouted")
+    await world.admin.bind("unrouted", "unrouted", "")
+    await _exchange_with_alternate(world.admin)
+    await world.admin.bind("collection.scan", "shop", "good.key")
+    world.routes.write_text("exchange = 'shop'\n[routes]\nCollectionScan = 'good.key'\nOld = 'old.key'\n")
+    return world
+
+
+async def _exchange_with_alternate(admin: Admin) -> None:
+    await admin.channel.call(
+        methods.ExchangeDeclare(
+            exchange="shop", exchange_type="topic", durable=True, arguments={"alternate-exchange": "unrouted"}
+        )
+    )
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+async def test_such_a_route_is_refused_before_the_start(shop: World, more: tuple[str, ...]) -> None:
+    await shop.fill(letter(n, kind="Old") for n in range(5))
+    ended = await shop.recover("--management", shop.admin.node.management_url, *more)
+    assert ended.code == 1
+    assert "only the alternate exchange 'unrouted' takes it" in ended.stderr
+    assert "nothing was taken" in ended.stderr
+    await shop.check(places=("unrouted",))
+
+
+@pytest.mark.parametrize("dry", [False, True])
+async def test_a_letter_that_only_it_would_take_is_kept(shop: World, dry: bool) -> None:
+    await shop.fill(letter(n, kind=None if n % 2 else "CollectionScan", told=OWN) for n in range(20))
+    shop.routes.write_text("exchange = 'shop'\n[routes]\nCollectionScan = 'good.key'\n")
+    ended = await shop.recover("--management", shop.admin.node.management_url, *(["--dry-run"] if dry else []))
+    told = summary(ended)
+    assert ended.code == 3
+    assert (told["recovered"], told["failed"], told["remaining"]) == ((0, 10, 20) if dry else (10, 10, 10))
+    [reason] = told["reasons"]
+    assert reason == "unroutable: exchange 'shop', key 'old.key': only the alternate exchange 'unrouted' takes it"
+    assert told["failed_by_queue"] == {"old.key": 10}
+    assert await shop.admin.count("unrouted") == 0
+    await shop.check(places=("collection.scan", "unrouted"))
+
+
+async def test_who_goes_on_keeps_them(shop: World) -> None:
+    await shop.fill(letter(n, kind="Old") for n in range(5))
+    ended = await shop.recover("--management", shop.admin.node.management_url, "--keep-unroutable")
+    assert (ended.code, summary(ended)["failed"]) == (3, 5)
+    assert await shop.admin.count("unrouted") == 0
+    await shop.check(places=("unrouted",))
+
+
+async def test_without_the_management_api_it_is_said_that_nobody_knows(shop: World) -> None:
+    await shop.fill([letter(1)])
+    ended = await shop.recover("--management", "http://127.0.0.1:1")
+    assert ended.code == 0, ended
+    assert "whether the keys of 'shop' reach a queue, or an alternate exchange only, cannot be known" in ended.stderr
