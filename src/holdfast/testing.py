@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -15,6 +16,12 @@ from holdfast.wiring import open_queues
 
 #: Where a frozen clock starts: 2030-01-01.
 START_US = 1_893_456_000_000_000
+#: What a call sets off in memory (a lease ends, an item dies, it moves to its dead queue) is done after fewer turns of
+#: the event loop than this.
+TURNS_COUNT = 50
+#: How long `assert_dead` waits for an item that is on its way.
+ARRIVE_TIMEOUT_S = 1.0
+ARRIVE_POLL_S = 0.01
 
 
 class _Call:
@@ -57,8 +64,13 @@ class FrozenClock:
             self._now_us = max(self._now_us, at_us)
             if call.callback is not None:
                 asyncio.get_running_loop().call_soon(call.make)
-                await asyncio.sleep(0)
+                await _turns()
         self._now_us = end_us
+        await _turns()
+
+
+async def _turns() -> None:
+    for _ in range(TURNS_COUNT):
         await asyncio.sleep(0)
 
 
@@ -87,16 +99,22 @@ async def drain(queues: Queues, queue_name: str) -> list[LeasedItem]:
 
 
 async def assert_dead(queues: Queues, dead_queue: str, *, source_queue: str, reason: str | None = None) -> list[Item]:
-    """There are dead letters of that queue (with that reason); returns them."""
+    """There are dead letters of that queue (with that reason), or there will be in a moment; returns them."""
+    deadline_s = time.monotonic() + ARRIVE_TIMEOUT_S
+    while not (letters := await _dead(queues, dead_queue, source_queue, reason)):
+        if time.monotonic() > deadline_s:
+            raise AssertionError(
+                f"no item of '{source_queue}' died into '{dead_queue}'" + (f" of {reason}" if reason else "")
+            )
+        await asyncio.sleep(ARRIVE_POLL_S)
+    return letters
+
+
+async def _dead(queues: Queues, dead_queue: str, source_queue: str, reason: str | None) -> list[Item]:
     info = await queues.queues_info(dead_queue)
-    letters = [
+    return [
         item
         for partition in info.partitions
         for item in await queues.storage_items_list(dead_queue, partition=partition.partition)
         if item.source_queue == source_queue and reason in {None, item.death_reason}
     ]
-    if not letters:
-        raise AssertionError(
-            f"no item of '{source_queue}' died into '{dead_queue}'" + (f" of {reason}" if reason else "")
-        )
-    return letters
