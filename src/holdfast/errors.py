@@ -18,7 +18,7 @@ HoldfastError
 ├── UnknownMethod      501
 ├── Unreachable             a client could not reach its server
 ├── NotOurs                 a message that is no longer ours to settle: it comes again
-├── BrokerError             RabbitMQ said no, could not be reached, or is no RabbitMQ; see the end of this file
+├── BrokerError        502  RabbitMQ said no, could not be reached, or is no RabbitMQ; see the end of this file
 └── CannotStart             settings, folder lock, schema version: said at start-up
 
 A text is `constant part; details`, so that a program can match the part before the semicolon.
@@ -165,6 +165,9 @@ class CannotStart(HoldfastError):
 class BrokerError(HoldfastError):
     """RabbitMQ said no, could not be reached, or is no RabbitMQ."""
 
+    code = 502
+    code_text = "Broker Error"
+
 
 class BadAddress(BrokerError):
     """The amqp:// or amqps:// address cannot be used as it stands."""
@@ -175,6 +178,9 @@ class BadAddress(BrokerError):
 
 class BrokerUnreachable(BrokerError, Unreachable):
     """None of the broker's addresses could be connected to; nothing was sent."""
+
+    code = Unreachable.code
+    code_text = Unreachable.code_text
 
 
 class BrokerLost(BrokerUnreachable):
@@ -192,6 +198,8 @@ class TlsRefused(BrokerError):
 class BrokerRefused(BrokerError):
     """The broker does not let us do this: login, virtual host, permission, a missing queue or exchange."""
 
+    code_text = "Broker Refused"
+
     def __init__(self, message: str, *, reply_code: int = 0) -> None:
         super().__init__(message)
         self.reply_code = reply_code
@@ -203,6 +211,9 @@ class ConsumerLost(BrokerError):
 
 class RecoveryLocked(BrokerError):
     """Another recovery of the same dead-letter queue is running."""
+
+    code = 409
+    code_text = "Conflict"
 
 
 class RecoveryRefused(HoldfastError):

@@ -41,7 +41,7 @@ def test_a_queue_lives_from_create_to_delete(run: Command) -> None:
     assert run.done("queue", "list", "--limit", "1", "--json").document["queue_name"] == "orders"
     run.done("queue", "produce", "orders", "hello")
     refused = run("queue", "delete", "orders")
-    assert (refused.code, refused.stderr) == (1, "error: queue is not empty; 'orders' has 1 items, use force\n")
+    assert (refused.code, refused.stderr) == (1, "error: queue is not empty; 'orders' has 1 item, use --force\n")
     assert run.done("queue", "delete", "orders", "--force", "--json").document == {"code": 200}
     assert run("queue", "info", "orders").stderr == "error: queue does not exist; no such queue named 'orders'\n"
 
@@ -87,7 +87,10 @@ def test_a_paused_queue_gives_nothing_out_until_resumed(run: Command) -> None:
     run.done("queue", "produce", "orders", "x")
     run.done("queue", "pause", "orders")
     assert "paused" in run.done("queue", "list").text
-    assert run("queue", "lease", "orders", "--timeout", "10ms").code == 1
+    refused = run("queue", "lease", "orders", "--timeout", "10ms")
+    assert refused.code == 1
+    assert "queue 'orders' is paused and gives nothing out, 'holdfast queue resume orders' ends that" in refused.stderr
+    assert run("queue", "lease", "orders", "--timeout", "10ms", "--json").error["code"] == 454
     run.done("queue", "resume", "orders")
     run.done("queue", "lease", "orders", "--timeout", "10s")
 
@@ -97,14 +100,30 @@ def test_clear_says_what_to_clear(run: Command) -> None:
     run.done("queue", "produce", "orders", "now")
     run.done("queue", "produce", "orders", "later", "--enqueue-at", "+10m")
     run.done("queue", "produce", "orders", "much later", "--enqueue-at", "2199-01-01T00:00:00Z")
-    assert "one of 'queue', 'scheduled' must be true" in run("queue", "clear", "orders").stderr
-    run.done("queue", "clear", "orders", "--queue")
+    assert run.done("queue", "clear", "orders", "--queue").text == "queue 'orders' was cleared; 1 item queued went\n"
     (partition,) = run.done("queue", "stats", "orders", "--json").document["logicalQueues"][0]["partitions"]
     assert (partition["total"], partition["scheduled"]) == (0, 2)
     listed = run.done("queue", "items", "list", "orders", "--scheduled", "--json").documents
-    run.done("queue", "items", "delete", "orders", listed[0]["id"])
+    deleted = run.done("queue", "items", "delete", "orders", listed[0]["id"], "nope", listed[0]["id"])
+    assert deleted.text == "1 item deleted; 1 id was not there\n"
+    assert run.done("queue", "items", "delete", "orders", "nope").text == "0 items deleted; 1 id was not there\n"
+    assert run("queue", "items", "delete", "nowhere", "nope").code == 1
     run.done("queue", "clear", "orders", "--scheduled")
     assert run.done("queue", "items", "list", "orders", "--scheduled").text == "queue 'orders' has no scheduled items\n"
+
+
+def test_whoever_makes_a_queue_without_a_dead_queue_is_told_what_is_deleted(run: Command) -> None:
+    told = run.done("queue", "create", "orders", "--expire-timeout", "2h", "--max-attempts", "3").stderr
+    assert told.startswith("note: it has no dead queue; an item that waits longer than 2h, or leased 3 times")
+    assert told.count("\n") == 1
+    assert run.done("queue", "create", "paid", "--dead-queue", "orders").stderr == ""
+    assert run.done("queue", "create", "quiet", "--json").stderr == ""
+
+
+def test_what_the_service_calls_a_field_is_an_option_here(run: Command) -> None:
+    run.done("queue", "create", "orders")
+    run.done("queue", "produce", "orders", "x")
+    assert run("queue", "delete", "orders").stderr.endswith("use --force\n")
 
 
 def test_json_lines_are_produced_with_what_each_says(run: Command) -> None:
@@ -235,6 +254,21 @@ def test_tables_are_for_people(run: Command) -> None:
         (["queue", "produce", "x", "--dedupe-key", "k"], '--dedupe-key is for one item; say "dedupe_key" in each line'),
         (["queue", "produce", "x", "t", "--enqueue-at", "soon"], "use 2030-01-31T08:00:00Z or +10m"),
         (["queue", "produce", "x", "t", "--enqueue-at", "2030-01-01T00:00:00"], "end it with Z for UTC"),
+        (["queue", "produce", "x", "t", "--enqueue-at", "+zz"], "'zz' is not a duration"),
+        (["queue", "produce", "x", "--file", "none.jsonl"], "'none.jsonl': No such file or directory"),
+        (["queue", "produce", "x", "--file", "."], "'.': Is a directory"),
+        (["queue", "create", "x", "--lease-timeout", "zz"], "--lease-timeout is invalid; 'zz' is not a duration"),
+        (["queue", "update", "x", "--expire-timeout", "zz"], "--expire-timeout is invalid; 'zz' is not a duration"),
+        (["queue", "lease", "x", "--timeout", "zz"], "--timeout is invalid; 'zz' is not a duration"),
+        (["queue", "clear", "x"], "say what to delete; --queue, --scheduled, or both"),
+        (["letters", "list", "--older-than", "1x"], "--older-than is invalid; '1x' is not a duration"),
+        (["letters", "list", "--state", "foo"], "'foo' is none of captured, redriving, redriven, resolved, came_back"),
+        (["letters", "edit", "1", "--revision", "0", "--body-file", "none"], "'none': No such file or directory"),
+        (["groups", "change", "x", "--status", "foo"], "'foo' is none of open, resolved, ignored"),
+        (["token", "create", "x", "--role", "god"], "'god' is none of viewer, operator, admin"),
+        (["plan", "--queue", "x", "--target", "foo"], "'foo' is none of queue, wait, original, address"),
+        (["topology", "plan", "none.toml"], "'none.toml': No such file or directory"),
+        (["ledger", "verify", "--anchor", "foo"], "--anchor is invalid; it is not what 'holdfast ledger head' prints"),
     ],
 )
 def test_bad_usage_is_one_line_with_what_to_do(run: Command, arguments: list[str], text: str) -> None:
@@ -252,8 +286,6 @@ def test_bad_usage_is_one_line_with_what_to_do(run: Command, arguments: list[str
         (["queue", "list", "--url", "ftp://x"], "use one of sqlite:///FOLDER, postgresql://…, memory://"),
         (["queue", "list", "--url", "http://127.0.0.1:1"], "start it with 'holdfast serve', or give another --url"),
         (["queue", "list", "--config", "none.toml"], "none.toml: No such file or directory"),
-        (["queue", "produce", "x", "--file", "none.jsonl"], "'none.jsonl': No such file or directory"),
-        (["queue", "produce", "x", "--file", "."], "'.': Is a directory"),
         (["queue", "create", "a\nb"], "'a\\nb' cannot contain whitespace"),
         (["serve", "--listen", "0.0.0.0:0"], "--tls-cert and --tls-key, or --insecure-http"),
         (["serve", "--url", "http://127.0.0.1:1"], "a server needs a storage"),

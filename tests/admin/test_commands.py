@@ -50,7 +50,10 @@ def test_letters_are_captured_found_edited_and_redriven(run: Inside) -> None:
     body.write_bytes(b"one pear")
     edit = ("letters", "edit", "1", "--revision", "0", "--body-file", body, "--set", "tenant=7", "--json")
     assert run.done(*edit).document == {"revision": 1}
-    assert run(*edit).code == 1
+    conflict = run(*edit)
+    assert (conflict.code, conflict.error["code"], conflict.error["code_text"]) == (1, 409, "Conflict")
+    sensitive = run("letters", "edit", "1", "--revision", "1", "--set", "x-death=1")
+    assert sensitive.stderr.endswith("say --sensitive\n"), sensitive.stderr
     changed = run.done("letters", "diff", "1", "--json").document
     assert changed["put"] == {"tenant": 7}
     assert "+one pear" in changed["body"]
@@ -67,6 +70,12 @@ def test_letters_are_captured_found_edited_and_redriven(run: Inside) -> None:
     assert run.done("balance", "--json").document[0]["ledger"] == {"redriven": 2}
 
 
+def test_a_queue_that_only_a_broker_could_have_says_how_to_name_one(run: Inside) -> None:
+    unknown = run("capture", "nowhere.dlq")
+    assert unknown.code == 1
+    assert "no broker is configured: for a queue of RabbitMQ set HOLDFAST_BROKER_URL" in unknown.stderr
+
+
 def test_actions_name_their_count_and_the_ledger_tells_of_them(run: Inside) -> None:
     run.done("capture", QUEUE)
     assert run("letters", "archive", "--count", "2").code == 2, "no selection"
@@ -80,7 +89,8 @@ def test_actions_name_their_count_and_the_ledger_tells_of_them(run: Inside) -> N
     assert run.done("groups", "change", group["key"], "--status", "ignored", "--json").document["status"] == "ignored"
     head = run.done("ledger", "head", "--json").document["head"]
     assert run.done("ledger", "verify", "--anchor", head).code == 0
-    assert run("ledger", "verify", "--anchor", "9999:00").code == 1
+    assert run("ledger", "verify", "--anchor", f"9999:{'0' * 64}").code == 1
+    assert run("ledger", "verify", "--anchor", "9999:00").code == 2, "a slip of the pen is no tampering"
     rows = run.done("ledger", "show", "--json").document["rows"]
     assert {row["actor"].partition(":")[0] for row in rows} == {"cli"}
 

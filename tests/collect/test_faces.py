@@ -104,3 +104,6 @@ async def test_the_command_line_alone_collects_while_it_waits(tmp_path: Path) ->
     )
     assert waited.document["state"] == "completed"
     assert (await asyncio.to_thread(command.done, "results", "cat", "t", "lines")).stdout == whole("lines")
+    unknown = await asyncio.to_thread(command, "results", "cat", "t", "nosuchseries")
+    assert (unknown.code, unknown.stdout) == (1, b"")
+    assert "'t' has no series 'nosuchseries', it has " in unknown.stderr

@@ -50,7 +50,8 @@ class Difference(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         detail = "; ".join(str(aspect) for aspect in self.aspects)
-        return f"{self.what} '{self.name}' is {self.kind}" + (f": {detail}" if detail else "")
+        name = self.name if "'" in self.name else f"'{self.name}'"  # that of a binding quotes what it binds
+        return f"{self.what} {name} is {self.kind}" + (f": {detail}" if detail else "")
 
 
 def diff(wanted: Topology, found: Topology, *, owns: Sequence[str] = ()) -> list[Difference]:

@@ -96,7 +96,7 @@ async def test_a_process_that_is_killed_comes_back(folder: Path) -> None:
     [
         ("shop", "is not MODULE:NAME"),
         ("nowhere:app", "No module named 'nowhere'"),
-        ("broken:app", "ZeroDivisionError"),
+        ("broken:app", r"ZeroDivisionError: .+, in .+/broken\.py line 1: .*1 / 0"),
         ("shop:missing", "is not there"),
         ("shop:number", "is a int, not a holdfast.App"),
     ],
@@ -115,6 +115,7 @@ def test_a_queue_that_is_missing_is_said_before_anything_runs(folder: Path) -> N
     assert ended.code == 1
     assert "queue 'work' does not exist, create it or use --declare" in ended.stderr
     assert "queue 'other' does not exist" in ended.stderr
+    assert ended.text == "", "nothing is consumed"
 
 
 def test_health_is_red_in_trouble_and_while_nobody_consumes() -> None:

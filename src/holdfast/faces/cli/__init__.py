@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import typer
 from typer.exceptions import TyperException
+from typer.main import get_command
 
 from holdfast.faces.cli import (
     config,
@@ -28,6 +29,7 @@ from holdfast.faces.cli import (
 )
 from holdfast.faces.cli.app import app
 from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode, report
+from holdfast.faces.cli.help import for_people
 from holdfast.faces.cli.output import forget_stdout
 
 __all__ = ["app", "main", "modules"]
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     as_json = "--json" in argv
     _open_streams()
     try:
-        code = app(argv, prog_name="holdfast", standalone_mode=False)
+        code = for_people(get_command(app))(argv, prog_name="holdfast", standalone_mode=False)
         sys.stdout.flush()
         return int(code or ExitCode.DONE)
     except TyperException as error:

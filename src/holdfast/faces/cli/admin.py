@@ -9,20 +9,25 @@ import getpass
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlsplit
 
-import httpx2
 import msgspec
 import typer
 
 from holdfast.errors import Forbidden, HoldfastError, Unauthorized, Unreachable
+from holdfast.faces.cli import checks
 from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
 from holdfast.faces.cli.session import Session
+
+if TYPE_CHECKING:  # it takes a tenth of a second, which `--help` need not wait for
+    import httpx2
 
 TIMEOUT_S = 600.0
 LIST_COUNT_DEFAULT = 50
 PANEL = "Which letters"
+STATES = ("captured", "redriving", "redriven", "resolved", "came_back", "archived", "discarded")
 
 
 class Admin:
@@ -61,6 +66,8 @@ class Admin:
                     yield line.encode() + b"\n"
 
     async def _send(self, method: str, path: str, **more: Any) -> httpx2.Response:
+        import httpx2
+
         try:
             answer = await self._client.request(method, path, **more)
         except httpx2.HTTPError as error:
@@ -86,12 +93,16 @@ def _error(answer: httpx2.Response) -> HoldfastError:
         return Forbidden(detail)
     failed = CommandFailed(detail)
     failed.code = answer.status_code
+    if failed.code in HTTPStatus.__members__.values():
+        failed.code_text = HTTPStatus(failed.code).phrase
     return failed
 
 
 @asynccontextmanager
 async def open_admin(session: Session) -> AsyncIterator[Admin]:
     """Custody at --url. Raises CannotStart."""
+    import httpx2
+
     url = session.settings.storages[0].url
     scheme = urlsplit(url).scheme
     if scheme in {"http", "https"}:
@@ -102,7 +113,7 @@ async def open_admin(session: Session) -> AsyncIterator[Admin]:
             yield Admin(client)
         return
     if scheme in {"amqp", "amqps"}:
-        raise BadUsage("letters are kept in a vault; --url names its storage or server, HOLDFAST_BROKER the broker")
+        raise BadUsage("letters are kept in a vault; --url names its storage or server, HOLDFAST_BROKER_URL the broker")
     from holdfast.faces.api.app import make_app
     from holdfast.services.queue.methods import Queues
     from holdfast.wiring import open_service
@@ -158,6 +169,7 @@ def filtered(body: Filtered) -> Filtered:
 
     async def run(given_session: Session, **given: Any) -> ExitCode | None:
         filters = {name: given.pop(name) for name in FILTERS}
+        _check_filters(filters)
         name, _, value = filters["header"].partition("=")
         filters |= {"header": name, "header_value": value, "reason": filters.pop("death_reason")}
         return await body(given_session, {key: text for key, text in filters.items() if text}, **given)
@@ -168,6 +180,12 @@ def filtered(body: Filtered) -> Filtered:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by `command`
     run.__doc__ = body.__doc__
     return run
+
+
+def _check_filters(filters: dict[str, str]) -> None:
+    checks.duration(filters["older_than"], option="--older-than")
+    if filters["state"]:
+        checks.one_of(filters["state"], STATES, option="--state")
 
 
 def as_selection(filters: dict[str, str]) -> dict[str, object]:

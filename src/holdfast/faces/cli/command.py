@@ -92,11 +92,7 @@ def run_body(body: Body, session: Session, arguments: dict[str, Any]) -> int:
     try:
         return asyncio.run(body(session, **arguments)) or ExitCode.DONE
     except HoldfastError as error:
-        try:
-            server = session.server
-        except HoldfastError:
-            return report(error, as_json=session.as_json)
-        return report(error, as_json=session.as_json, server=server)
+        return report(error, as_json=session.as_json, server=_server(session))
     except BrokenPipeError:
         forget_stdout()
         return ExitCode.READER_GONE
@@ -105,7 +101,15 @@ def run_body(body: Body, session: Session, arguments: dict[str, Any]) -> int:
         ours, others = group.split(HoldfastError)
         if ours is None or others is not None:
             raise
-        return report(_first(ours), as_json=session.as_json)
+        return report(_first(ours), as_json=session.as_json, server=_server(session))
+
+
+def _server(session: Session) -> str:
+    """Where a server of these settings would be; nowhere when they cannot be read."""
+    try:
+        return session.server
+    except HoldfastError:
+        return ""
 
 
 def _first(group: BaseExceptionGroup[HoldfastError]) -> HoldfastError:

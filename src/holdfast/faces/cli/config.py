@@ -39,7 +39,7 @@ async def show(
             session.out.say(f"    from: {row.source}")
     else:
         session.out.document({row.key: row.plain for row in rows})
-        shown = table("setting", "value", wraps=["value"])
+        shown = table("setting", "value")
         for row in rows:
             add_row(shown, row.key, ", ".join(row.value.splitlines()))
         session.out.show(shown)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
+from holdfast.core.ledger import is_anchor
 from holdfast.faces.cli.admin import LIST_COUNT_DEFAULT, open_admin, quoted
 from holdfast.faces.cli.app import app, groups, ledger, tokens
+from holdfast.faces.cli.checks import duration, one_of
 from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import ExitCode
+from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
 from holdfast.faces.cli.output import filled_table, plural
 from holdfast.faces.cli.session import Session
 
@@ -28,7 +31,10 @@ async def capture(
     """Take the letters of a dead-letter queue into custody: stored first, acked second."""
     async with open_admin(session) as admin:
         request = {"queue": queue, "limit": limit, "continuous": continuous}
-        done = await admin.post("/admin/captures", request)
+        try:
+            done = await admin.post("/admin/captures", request)
+        except CommandFailed as error:
+            raise _without_broker(session, error) from error
     session.out.document(done)
     text = f"{plural(done['captured'], 'letter')} of '{queue}' captured"
     if done["matched"]:
@@ -39,6 +45,17 @@ async def capture(
     return ExitCode.PARTLY_DONE if done["failed_imports"] or done["not_acked"] else ExitCode.DONE
 
 
+def _without_broker(session: Session, error: CommandFailed) -> CommandFailed:
+    """A queue that is unknown may be one of a broker that nobody told us of."""
+    is_here = urlsplit(session.settings.storages[0].url).scheme not in {"http", "https"}
+    if is_here and session.settings.broker is None and error.message.startswith("queue is unknown"):
+        error.message += (
+            "; no broker is configured: for a queue of RabbitMQ set HOLDFAST_BROKER_URL to "
+            "amqp://user:password@host/vhost, or broker in holdfast.toml"
+        )
+    return error
+
+
 @command(groups, "list", example="holdfast groups list --status open")
 async def list_groups(
     session: Session,
@@ -46,13 +63,15 @@ async def list_groups(
     limit: Limit = LIST_COUNT_DEFAULT,
 ) -> None:
     """List failure groups; the one that got a letter last comes first."""
+    if status:
+        one_of(status, ("open", "resolved", "ignored", "regressed"), option="--status")
     async with open_admin(session) as admin:
         found = (await admin.get("/admin/groups", status=status, limit=limit))["groups"]
     session.out.documents(found)
-    names = ("key", "title", "count", "status", "first_at", "last_at", "sample", "note")
+    names = ("key", "title", "count", "status", "last_at", "sample", "note")
     rows = [[group[name] for name in names] for group in found]
-    columns = ("key", "title", "#letters", "status", "first", "last", "#sample", "note")
-    session.out.show(filled_table(columns, rows, wraps=("title", "note")))
+    columns = ("key", "title", "#letters", "status", "last", "#sample", "note")
+    session.out.show(filled_table(columns, rows))
 
 
 @command(groups, "change", example="holdfast groups change 3f2a9c0d1e4b5a68 --status resolved --note 'fixed in 1.4'")
@@ -63,6 +82,8 @@ async def change_group(
     note: Annotated[str | None, typer.Option(help="What is known about it.", show_default=False)] = None,
 ) -> None:
     """Resolve, ignore or reopen a group. One that is resolved and gets another letter is regressed."""
+    if status is not None:
+        one_of(status, ("open", "resolved", "ignored"), option="--status")
     async with open_admin(session) as admin:
         request = {name: text for name, text in (("status", status), ("note", note)) if text is not None}
         changed = await admin.post(f"/admin/groups/{quoted(key)}", request)
@@ -79,6 +100,8 @@ async def create_token(
     queue: Annotated[list[str] | None, typer.Option(help="A pattern of queues that it is for.")] = None,
 ) -> None:
     """Make an API token. It is shown this once; only its hash is kept."""
+    one_of(role, ("viewer", "operator", "admin"), option="--role")
+    duration(expires_in, option="--expires-in")
     request = {"name": name, "role": role, "expires_in": expires_in, "queues": queue or []}
     async with open_admin(session) as admin:
         made = await admin.post("/admin/tokens", request)
@@ -121,7 +144,7 @@ async def show_ledger(
     names = ("number", "at", "actor", "action", "outcome", "queue", "to_state", "count", "reason")
     rows = [[row[name] for name in names] for row in page["rows"]]
     columns = ("#row", "at", "who", "what", "outcome", "queue", "state", "#letters", "why")
-    session.out.show(filled_table(columns, rows, wraps=("why",)))
+    session.out.show(filled_table(columns, rows))
     if page["next"]:
         session.out.note(f"more with --cursor {page['next']}")
 
@@ -141,6 +164,8 @@ async def verify(
     anchor: Annotated[str, typer.Option(help="A head that was noted before.", show_default=False)] = "",
 ) -> ExitCode:
     """Walk the whole chain; exit code 1 names the first row that was changed, removed or inserted."""
+    if anchor and not is_anchor(anchor):
+        raise BadUsage("--anchor is invalid; it is not what 'holdfast ledger head' prints, NUMBER:HASH")
     async with open_admin(session) as admin:
         found = await admin.get("/admin/ledger/verify", anchor=anchor)
     session.out.document(found)

@@ -12,6 +12,9 @@ import typer
 
 from holdfast.errors import BrokerUnreachable, CannotStart, HoldfastError, Unauthorized, Unreachable
 
+#: What the service calls a field is an option here.
+OPTIONS = {"say sensitive = true": "say --sensitive", ", use force": ", use --force"}
+
 
 class ExitCode(IntEnum):
     """How a command ended. 141 is what the shell shows for a reader that went away."""
@@ -56,9 +59,11 @@ def partly_done(message: str, cause: HoldfastError, *, done_count: int, **detail
     return failed
 
 
-def report(error: HoldfastError, *, as_json: bool, server: str = "http://127.0.0.1:8470") -> ExitCode:
+def report(error: HoldfastError, *, as_json: bool, server: str = "") -> ExitCode:
     """Say it on stderr; returns how the command ended."""
     message = error.message + advice(error, server=server)
+    for field, option in OPTIONS.items():
+        message = message.replace(field, option)
     details: dict[str, object] = {"ids": list(error.ids)} if error.ids else {}
     if isinstance(error, CommandFailed):
         details = error.details
@@ -84,7 +89,8 @@ def advice(error: HoldfastError, *, server: str) -> str:
         case Unreachable() if "cannot be reached" in error.message:
             return "; start it with 'holdfast serve', or give another --url"
         case CannotStart() if error.message.startswith("data folder is in use"):
-            return f"; if that process is a Holdfast server, talk to it: --url {server}"
+            where = f"--url {server}" if server else "give its address with --url http://HOST:PORT"
+            return f"; if that process is a Holdfast server, talk to it: {where}"
     return ""
 
 

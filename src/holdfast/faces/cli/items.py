@@ -10,6 +10,7 @@ import typer
 from holdfast.core.checks import BATCH_COUNT_MAX
 from holdfast.core.item import Item
 from holdfast.core.verbs import CodeReply
+from holdfast.errors import Invalid, QueueMissing
 from holdfast.faces.cli.app import items as app
 from holdfast.faces.cli.command import command
 from holdfast.faces.cli.failures import CommandFailed, ExitCode
@@ -79,14 +80,32 @@ async def delete_items(
     partition: Annotated[int, typer.Option(help="The partition that they are in.")] = 0,
 ) -> None:
     """Delete items by id, leased ones too. Ids that are not there are skipped."""
+    wanted = list(dict.fromkeys(ids))
     async with session.open() as queues:
+        there = [item_id for item_id in wanted if await _is_there(queues, name, item_id, partition=partition)]
 
         async def call(batch: Sequence[str]) -> None:
             await queues.storage_items_delete(name, batch, partition=partition)
 
-        await in_batches(ids, call, done="deleted")
+        await in_batches(wanted, call, done="deleted")
     session.out.document(CodeReply(200))
-    session.out.say(f"{plural(len(ids), 'id')} deleted, as far as they were there")
+    absent = len(wanted) - len(there)
+    told = f"; {plural(absent, 'id')} {'was' if absent == 1 else 'were'} not there" if absent else ""
+    session.out.say(f"{plural(len(there), 'item')} deleted{told}")
+
+
+async def _is_there(queues: Queues, name: str, item_id: str, *, partition: int) -> bool:
+    """Whether a listing that begins with the id begins with that item. Deleting tells nobody how many there were."""
+    for listing in (queues.storage_items_list, queues.storage_scheduled_list):
+        try:
+            page = await listing(name, partition=partition, pivot=item_id, limit=1)
+        except QueueMissing:
+            raise
+        except Invalid:  # not even the form of an id
+            return False
+        if page and page[0].id == item_id:
+            return True
+    return False
 
 
 async def pages(

@@ -12,10 +12,11 @@ import typer
 from holdfast.core.checks import BATCH_COUNT_MAX
 from holdfast.core.item import ExtendedItem, RetryItem
 from holdfast.core.verbs import CodeReply, ExtendReply
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, NothingToLease
+from holdfast.faces.cli import checks
 from holdfast.faces.cli.app import queue as app
 from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import partly_done
+from holdfast.faces.cli.failures import CommandFailed, partly_done
 from holdfast.faces.cli.moments import parse_moment
 from holdfast.faces.cli.output import add_row, filled_table, plural, table
 from holdfast.faces.cli.queues import Name
@@ -43,12 +44,26 @@ async def lease(
 
     Settle them with 'queue complete', 'queue retry' or 'queue extend'.
     """
+    checks.duration(timeout, option="--timeout")
     async with session.open() as queues:
-        reply = await queues.queue_lease(name, batch_size=batch_size, request_timeout=timeout, client_id=client_id)
+        try:
+            reply = await queues.queue_lease(name, batch_size=batch_size, request_timeout=timeout, client_id=client_id)
+        except NothingToLease as error:
+            if (await queues.queues_info(name)).paused:
+                raise _paused(name) from error
+            raise
     session.out.document(reply)
     columns = ("id", "#attempts", "leased until", "kind", "reference", "payload")
     rows = [(i.id, i.attempts, i.lease_deadline, i.kind, i.reference, i.payload) for i in reply.items]
     session.out.show(filled_table(columns, rows, title=f"partition {reply.partition}"))
+
+
+def _paused(name: str) -> CommandFailed:
+    failed = CommandFailed(
+        f"request timeout; queue '{name}' is paused and gives nothing out, 'holdfast queue resume {name}' ends that"
+    )
+    failed.code, failed.code_text = NothingToLease.code, NothingToLease.code_text
+    return failed
 
 
 @command(app, "complete", example="holdfast queue complete orders 0632c2f0b0a4d1-1-0 --partition 0")
@@ -116,6 +131,7 @@ async def extend(
     ] = "",
 ) -> None:
     """Let leases run longer (or shorter). All of them, or none."""
+    checks.duration(lease_timeout, option="--lease-timeout")
     extended: list[ExtendedItem] = []
     async with session.open() as queues:
 

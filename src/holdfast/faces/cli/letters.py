@@ -13,9 +13,10 @@ import typer
 
 from holdfast.faces.cli.admin import LIST_COUNT_DEFAULT, Admin, as_selection, filtered, open_admin
 from holdfast.faces.cli.app import letters as app
+from holdfast.faces.cli.checks import read_file
 from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
-from holdfast.faces.cli.output import filled_table, plural
+from holdfast.faces.cli.failures import BadUsage, ExitCode
+from holdfast.faces.cli.output import Output, filled_table, plural
 from holdfast.faces.cli.session import Session
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
@@ -59,7 +60,7 @@ async def _list(session: Session, filters: dict[str, str], limit: int) -> None:
     session.out.documents(found)
     total = f"{'' if page['count_is_exact'] else 'at least '}{plural(page['count'], 'letter')}"
     rows = [[letter[name] for name in FIELDS] for letter in found]
-    session.out.show(filled_table(COLUMNS, rows, title=f"{total}, {len(found)} shown", wraps=("error",)))
+    session.out.show(filled_table(COLUMNS, rows, title=f"{total}, {len(found)} shown"))
 
 
 @command(app, "show", example="holdfast letters show 42\nholdfast letters show 42 --body > body.bin")
@@ -76,13 +77,25 @@ async def show(
         found = await admin.get(f"/admin/letters/{letter}")
         history = (await admin.get(f"/admin/letters/{letter}/history"))["rows"]
     session.out.document({**found, "history": history})
-    session.out.show(filled_table(("what", "value"), [[name, _plain(value)] for name, value in found.items()]))
+    _show_letter(session.out, found)
     rows = [[row["at"], row["actor"], row["action"], row["to_state"], row["reason"]] for row in history]
-    session.out.show(filled_table(("at", "who", "what", "state", "why"), rows, title="History", wraps=("why",)))
+    session.out.show(filled_table(("at", "who", "what", "state", "why"), rows, title="History"))
 
 
-def _plain(value: object) -> object:
-    return msgspec.json.encode(value).decode() if isinstance(value, dict | list) else value
+def _show_letter(out: Output, found: dict[str, Any]) -> None:
+    """What is short as a record; headers, properties and the stack trace as blocks below it."""
+    blocks = {name: value for name, value in found.items() if isinstance(value, dict | list) or name == "error_stack"}
+    out.record([(name, value) for name, value in found.items() if name not in blocks and value not in (None, "")])
+    for name, value in blocks.items():
+        if isinstance(value, str):
+            lines = value.splitlines()
+        elif isinstance(value, dict):
+            lines = [f"{key} = {msgspec.json.encode(each).decode()}" for key, each in value.items()]
+        else:
+            lines = [msgspec.json.encode(each).decode() for each in value]
+        if lines:
+            out.block(name.replace("_", " ").capitalize(), lines)
+    out.say("")
 
 
 @command(app, "edit", example="holdfast letters edit 42 --revision 0 --body-file mended.json --set tenant=7")
@@ -100,7 +113,7 @@ async def edit(
     """Edit a letter: a new revision. The original stays, and letters diff shows what changed."""
     request: dict[str, object] = {"revision": revision, "sensitive": sensitive, "restore": restore, "reason": reason}
     if body_file is not None:
-        request["body"] = base64.b64encode(_read(body_file)).decode()
+        request["body"] = base64.b64encode(read_file(body_file, bytes_max=BODY_BYTES_MAX)).decode()
     request["put"] = dict(_header(text) for text in put or [])
     request["drop"] = drop or []
     async with open_admin(session) as admin:
@@ -117,17 +130,6 @@ def _header(text: str) -> tuple[str, object]:
         return name, msgspec.json.decode(value)
     except msgspec.DecodeError:
         return name, value
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(BODY_BYTES_MAX + 1)
-    except OSError as error:
-        raise CommandFailed(f"file cannot be read; '{path}': {error.strerror or error}") from error
-    if len(data) > BODY_BYTES_MAX:
-        raise CommandFailed(f"file is too large; '{path}' has more than {BODY_BYTES_MAX} bytes")
-    return data
 
 
 @command(app, "diff", example="holdfast letters diff 42")

@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.core.checks import BATCH_COUNT_MAX
 from holdfast.errors import HoldfastError, Unreachable
-from holdfast.faces.cli.failures import CommandFailed, partly_done
+from holdfast.faces.cli.failures import BadUsage, CommandFailed, partly_done
 from holdfast.faces.cli.output import plural
 from holdfast.faces.cli.progress import Meter
 
@@ -57,7 +57,7 @@ class BadLine(CommandFailed):
 
 
 def open_input(path: Path | None) -> tuple[int, int | None]:
-    """The descriptor of a file, or of stdin, and its size if it has one. Raises CommandFailed."""
+    """The descriptor of a file, or of stdin, and its size if it has one. Raises BadUsage."""
     if path is None or str(path) == "-":
         return sys.stdin.fileno(), None
     try:
@@ -65,7 +65,7 @@ def open_input(path: Path | None) -> tuple[int, int | None]:
         if path.is_dir():
             raise IsADirectoryError(21, "Is a directory")
     except OSError as error:
-        raise CommandFailed(f"file cannot be read; '{path}': {error.strerror}") from error
+        raise BadUsage(f"file cannot be read; '{path}': {error.strerror}") from error
     return descriptor, os.fstat(descriptor).st_size or None
 
 
@@ -213,4 +213,4 @@ def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     text = str(error).replace("`", "'")
-    return text[:1].lower() + text[1:]
+    return text if text.startswith("JSON") else text[:1].lower() + text[1:]

@@ -7,13 +7,15 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from holdfast.core.moments import parse_duration
+from holdfast.faces.cli.checks import duration
 from holdfast.faces.cli.failures import BadUsage
 
 
 def parse_moment(text: str, *, option: str) -> datetime:
     """The moment that was meant; raises BadUsage."""
     if text.startswith("+"):
-        return datetime.now(UTC) + timedelta(microseconds=parse_duration(text[1:], what=option))
+        delay_us = parse_duration(duration(text[1:], option=option), what=option)
+        return datetime.now(UTC) + timedelta(microseconds=delay_us)
     try:
         at = msgspec.convert(text, datetime)
     except msgspec.ValidationError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
@@ -16,13 +17,17 @@ from rich.text import Text
 
 from holdfast.core.moments import format_duration, parse_duration
 from holdfast.faces.cli.failures import one_line
+from holdfast.faces.cli.layout import NOTHING, folded, print_table, record
 
 #: Wide enough for every table: what is piped into a file or another program is never cut.
 PIPE_COLUMNS = 10_000
 PREVIEW_CHARACTERS_MAX = 60
-NOTHING = "-"
+INDENT = "  "
+#: What other commands ask for: never folded.
+WHOLE = ("id", "key", "transaction")
 
 _encoder = msgspec.json.Encoder()
+_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
 
 
 class Output:
@@ -52,7 +57,21 @@ class Output:
     def show(self, table: Table) -> None:
         """A table for people; nothing as JSON."""
         if not self.as_json:
-            self.people.print(table)
+            print_table(table, self.people, piped=not sys.stdout.isatty())
+
+    def record(self, pairs: Sequence[tuple[str, object]]) -> None:
+        """`name  value` lines for people; nothing as JSON."""
+        if not self.as_json:
+            self._lines(record([(name, shown(value)) for name, value in pairs], self.people.width))
+
+    def block(self, title: str, lines: Iterable[str]) -> None:
+        """Text of several lines below its title, for people; nothing as JSON."""
+        if not self.as_json:
+            parts = [part for line in lines for part in folded(one_line(line), self.people.width - len(INDENT))]
+            self._lines(["", title, *(f"{INDENT}{part}" for part in parts)])
+
+    def _lines(self, lines: Iterable[str]) -> None:
+        self.people.print(Text("\n".join(lines)), soft_wrap=True)
 
     def note(self, text: str) -> None:
         """A remark on stderr, for people alone."""
@@ -71,8 +90,11 @@ def forget_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def table(*columns: str, title: str = "", wraps: Collection[str] = ()) -> Table:
-    """An empty table. A column that begins with `#` holds numbers or durations and is right-aligned."""
+def table(*columns: str, title: str = "", whole: Collection[str] = WHOLE) -> Table:
+    """An empty table. A column that begins with `#` holds numbers or durations and is right-aligned.
+
+    On a narrow terminal numbers and the `whole` columns stay as they are; the others fold.
+    """
     made = Table(
         box=box.SIMPLE_HEAD,
         title=Text(one_line(title), style="bold") if title else None,
@@ -82,12 +104,12 @@ def table(*columns: str, title: str = "", wraps: Collection[str] = ()) -> Table:
     )
     for column in columns:
         name = column.removeprefix("#")
+        is_number = column.startswith("#")
         made.add_column(
             name,
-            justify="right" if column.startswith("#") else "left",
-            # On a narrow terminal these columns fold first, so that ids and numbers stay whole.
-            no_wrap=name not in wraps,
-            overflow="fold" if name in wraps else "ellipsis",
+            justify="right" if is_number else "left",
+            no_wrap=is_number or name in whole,
+            overflow="fold",
         )
     return made
 
@@ -97,12 +119,12 @@ def filled_table(
     rows: Sequence[Sequence[object]],
     *,
     title: str = "",
-    wraps: Collection[str] = ("kind", "reference", "payload"),
+    whole: Collection[str] = WHOLE,
 ) -> Table:
     """A table of these rows without the columns in which nothing stands."""
     texts = [[shown(cell) for cell in row] for row in rows]
     kept = [index for index in range(len(columns)) if not texts or any(row[index] != NOTHING for row in texts)]
-    made = table(*(columns[index] for index in kept), title=title, wraps=wraps)
+    made = table(*(columns[index] for index in kept), title=title, whole=whole)
     for row in texts:
         made.add_row(*(Text(row[index]) for index in kept))
     return made
@@ -126,6 +148,8 @@ def shown(value: object) -> str:
             return value.strftime("%Y-%m-%d %H:%M:%SZ")
         case bytes():
             return preview(value)
+        case str() if moment := _MOMENT.fullmatch(value):  # as a server writes it
+            return f"{moment[1]} {moment[2]}Z"
     return one_line(str(value))
 
 

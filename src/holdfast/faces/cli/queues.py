@@ -12,14 +12,18 @@ from rich.table import Table
 from holdfast.core.checks import LIST_COUNT_DEFAULT
 from holdfast.core.queue import QueueInfo
 from holdfast.core.verbs import CodeReply, PartitionStats, StatsReply
+from holdfast.faces.cli import checks
 from holdfast.faces.cli.app import queue as app
 from holdfast.faces.cli.command import command
-from holdfast.faces.cli.output import add_row, filled_table, readable, table
+from holdfast.faces.cli.failures import BadUsage
+from holdfast.faces.cli.output import add_row, filled_table, plural, readable, table
 from holdfast.faces.cli.session import Session
 from holdfast.services.queue.methods import Queues
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", show_default=False)]
 
+#: What `counts` begins with, in words.
+_PLACES = ("queued", "leased", "scheduled")
 _LEASE = "How long a lease lasts, such as 30s or 5m."
 _EXPIRE = "How long an item may wait before it dies, such as 24h."
 _ATTEMPTS = "How often an item may be leased before it dies; 0 is without limit."
@@ -42,6 +46,7 @@ async def create(
     dead_retention: Annotated[str, typer.Option(help=_RETENTION, show_default=False)] = "",
 ) -> None:
     """Make a queue."""
+    _check_durations(lease_timeout=lease_timeout, expire_timeout=expire_timeout, dead_retention=dead_retention)
     async with session.open() as queues:
         await queues.queues_create(
             name,
@@ -55,6 +60,8 @@ async def create(
         )
     session.out.document(CodeReply(200))
     session.out.say(f"queue '{name}' was created")
+    if not dead_queue:
+        _remark_deletion(session, expire_timeout, max_attempts)
 
 
 @command(
@@ -72,6 +79,7 @@ async def update(
     dead_retention: Annotated[str | None, typer.Option(help=f"{_RETENTION} '' takes it away.")] = None,
 ) -> None:
     """Change a queue's settings. What is not given stays as it is; '' and 0 are said explicitly."""
+    _check_durations(lease_timeout=lease_timeout, expire_timeout=expire_timeout, dead_retention=dead_retention)
     async with session.open() as queues:
         await queues.queues_update(
             name,
@@ -156,10 +164,18 @@ async def clear(
     destructive: Annotated[bool, typer.Option("--destructive", help="With --queue: leased items too.")] = False,
 ) -> None:
     """Delete items and keep the queue. Say which: --queue, --scheduled, or both."""
+    if not queue and not scheduled:
+        raise BadUsage("say what to delete; --queue, --scheduled, or both")
     async with session.open() as queues:
+        before = counts(await _partitions(queues, name))
         await queues.queue_clear(name, queue=queue, scheduled=scheduled, destructive=destructive)
+        after = counts(await _partitions(queues, name))
     session.out.document(CodeReply(200))
-    session.out.say(f"queue '{name}' was cleared")
+    gone = [max(0, were - are) for were, are in zip(before, after, strict=True)][:3]
+    parts = [f"{plural(count, 'item')} {what}" for count, what in zip(gone, _PLACES, strict=True) if count]
+    session.out.say(f"queue '{name}' was cleared; {', '.join(parts) or 'no items'} went")
+    if after[1] and queue:
+        session.out.note(f"{plural(after[1], 'item')} leased stayed; --destructive deletes those too")
 
 
 @command(app, "pause", example="holdfast queue pause orders")
@@ -198,6 +214,25 @@ async def all_queues(queues: Queues, *, pivot: str = "", limit: int = 0) -> Asyn
         last = pivot = page[-1].queue_name
 
 
+async def _partitions(queues: Queues, name: str) -> list[PartitionStats]:
+    reply = await queues.queue_stats(name)
+    return [partition for logical in reply.logical_queues for partition in logical.partitions]
+
+
+def _check_durations(**given: str | None) -> None:
+    for name, text in given.items():
+        checks.duration(text or "", option=f"--{name.replace('_', '-')}")
+
+
+def _remark_deletion(session: Session, expire_timeout: str, max_attempts: int) -> None:
+    """Without a dead queue a policy deletes: whoever sets it should know."""
+    attempts = f", or leased {max_attempts} times without success" if max_attempts else ""
+    session.out.note(
+        f"note: it has no dead queue; an item that waits longer than {expire_timeout}{attempts} is deleted. "
+        "'queue update --dead-queue' changes that"
+    )
+
+
 def _given(value: str | None) -> str | UnsetType:
     return UNSET if value is None else value
 
@@ -206,7 +241,7 @@ def _info_table(found: QueueInfo) -> Table:
     places: dict[str, int] = {}
     for partition in found.partitions:
         places[partition.storage] = places.get(partition.storage, 0) + 1
-    shown = table("queue", found.queue_name, wraps=[found.queue_name])
+    shown = table("queue", found.queue_name)
     for what, value in (
         ("lease timeout", found.lease_timeout),
         ("expire timeout", found.expire_timeout),

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from holdfast.core.message import Address
+from holdfast.core.redrive_task import Target
 from holdfast.core.routes import TYPE_HEADER, parse_routes
 from holdfast.errors import Invalid
 from holdfast.faces.cli.admin import LIST_COUNT_DEFAULT, Admin, as_selection, filtered, open_admin
 from holdfast.faces.cli.app import app
 from holdfast.faces.cli.app import redrive as group
+from holdfast.faces.cli.checks import one_of
 from holdfast.faces.cli.command import command
 from holdfast.faces.cli.failures import ExitCode
 from holdfast.faces.cli.output import filled_table, plural
@@ -23,6 +25,7 @@ from holdfast.faces.cli.session import Session
 
 STEP_S = 0.2
 STEPS_MAX = 5 * 86_400 * 7
+TARGETS = get_args(get_type_hints(Target)["kind"])
 
 Limit = Annotated[int, typer.Option(help="At most so many.", min=1, max=1_000)]
 Id = Annotated[int, typer.Argument(metavar="ID", help="The id of the task.", min=1, show_default=False)]
@@ -49,6 +52,7 @@ async def plan(
     canary_stop_above: Annotated[float, typer.Option(help="The part that may come back.")] = 0.05,
 ) -> ExitCode:
     """Show what a redrive would do: how many letters go where, what is left out and why. Changes nothing."""
+    one_of(target, TARGETS, option="--target")
     request: dict[str, object] = {
         "selection": as_selection(filters),
         "target": {"kind": target, "exchange": exchange, "routing_key": routing_key, **_table(routes)},
@@ -151,7 +155,7 @@ async def list_redrives(
     names = ("id", "state", "total", "redriven", "failed", "skipped", "came_back", "name", "started_by", "why")
     rows = [[one[name] for name in names] for one in found]
     columns = ("#id", "state", "#letters", "#redriven", "#failed", "#skipped", "#back", "name", "who", "why")
-    session.out.show(filled_table(columns, rows, wraps=("why",)))
+    session.out.show(filled_table(columns, rows))
 
 
 async def _watched(session: Session, admin: Admin, task: dict[str, Any], *, pauses: bool = True) -> ExitCode:

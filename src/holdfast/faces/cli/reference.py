@@ -59,7 +59,7 @@ def _section(path: str, command: Any) -> str:
         lines += [_row(_argument(param), param) for param in arguments]
         lines += [_row(" ".join(param.opts), param) for param in options]
         lines.append("")
-    example = command.epilog.replace("\\[", "[").split("\n\n")[1:]
+    example = _unescaped(command.epilog).split("\n\n")[1:]
     return "\n".join([*lines, "```sh", *(line.strip().removeprefix("$ ") for line in example), "```", ""])
 
 
@@ -76,7 +76,12 @@ def _argument(param: Any) -> str:
 def _row(name: str, param: Any) -> str:
     says_nothing = param.required or param.default in (None, "") or param.default is False
     default = "" if says_nothing else f"`{param.default}`"
-    return f"| `{name}` | {default} | {param.help} |"
+    return f"| `{name}` | {default} | {_unescaped(param.help)} |"
+
+
+def _unescaped(text: str) -> str:
+    """Without what keeps a bracket from being markup."""
+    return text.replace("\\[", "[")
 
 
 if __name__ == "__main__":

@@ -14,14 +14,16 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from holdfast.core.collect_views import GapView, ResultView, StartResultRequest
 from holdfast.faces.cli.app import results as app
+from holdfast.faces.cli.checks import read_file
 from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import BadUsage, ExitCode
+from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
 from holdfast.faces.cli.output import add_row, console, filled_table, shown, table
 from holdfast.faces.cli.session import Session
 from holdfast.services.collect.results import ENDS, LocalResults, Results
 from holdfast.services.collect.service import PAGE_COUNT_MAX
 
 LOOK_S = 0.25
+REQUEST_BYTES_MAX = 64 * 1024 * 1024
 
 Id = Annotated[str, typer.Argument(metavar="TRANSACTION", help="The transaction's id.", show_default=False)]
 Blobs = Annotated[
@@ -67,7 +69,7 @@ async def opened(session: Session, blobs: str | None, broker: str | None) -> Asy
 )
 async def start(
     session: Session,
-    request: Annotated[str, typer.Argument(metavar="[TEXT]", help="The request's body.", show_default=False)] = "",
+    request: Annotated[str, typer.Argument(metavar="TEXT", help="The request's body.", show_default=False)] = "",
     producer: Annotated[str, typer.Option(help="Where the request goes: a queue, or EXCHANGE/KEY.")] = "",
     notify: Annotated[str, typer.Option(help="Where the completion notice goes.", show_default=False)] = "",
     series: Annotated[
@@ -88,7 +90,7 @@ async def start(
     """
     if not producer:
         raise BadUsage("--producer is missing; say where the request goes")
-    body = file.read_bytes() if file is not None else request.encode()
+    body = read_file(file, bytes_max=REQUEST_BYTES_MAX) if file is not None else request.encode()
     wanted = StartResultRequest(
         producer=producer, notify=notify, transaction_id=transaction_id, series=series, request=body
     )
@@ -143,7 +145,7 @@ async def list_results(
         found = (await results.page(after=after, limit=limit)).items
     session.out.documents(found)
     rows = [(each.id, each.state, each.producer, each.created_at, each.updated_at, each.reason) for each in found]
-    session.out.show(filled_table(("id", "state", "producer", "created", "updated", "reason"), rows, wraps=["reason"]))
+    session.out.show(filled_table(("id", "state", "producer", "created", "updated", "reason"), rows))
 
 
 @command(app, "show", example="holdfast results show t-1")
@@ -171,7 +173,7 @@ async def gaps(session: Session, transaction: Id, blobs: Blobs = None, broker: B
     async with opened(session, blobs, broker) as results:
         found = (await results.gaps(transaction)).items
     session.out.documents(found)
-    made = table("series", "#stored", "#count", "missing", wraps=["missing"])
+    made = table("series", "#stored", "#count", "missing")
     for gap in found:
         add_row(made, gap.series, gap.stored_count, gap.count, missing_text(gap))
     session.out.show(made)
@@ -193,6 +195,10 @@ async def cat(
 ) -> None:
     """Write a series to stdout, in order and verified, up to the first gap."""
     async with opened(session, blobs, broker) as results, aclosing(results.stream(transaction, series)) as chunks:
+        known = [each.series for each in (await results.show(transaction)).series]
+        if series not in known:
+            have = f"it has {', '.join(known)}" if known else "it has none yet"
+            raise CommandFailed(f"series does not exist; '{transaction}' has no series '{series}', {have}")
         async for chunk in chunks:
             sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()

@@ -7,6 +7,7 @@ import importlib
 import logging
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -40,11 +41,14 @@ EXAMPLE = """Example:
 PROCESSES_COUNT_MAX = 64
 #: Ctrl-C reaches every process of a group, and the first of them passes it on: that is one signal, not two.
 SAME_SIGNAL_S = 1.0
+_PACKAGE = str(Path(__file__).parents[2])
 
 
 @commands.command("run", epilog=EXAMPLE)
 def run(
-    target: Annotated[str, typer.Argument(help="MODULE:NAME of a holdfast.App, found from the current folder.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="MODULE:NAME of a holdfast.App, found from the current folder.")
+    ],
     declare: Annotated[
         bool, typer.Option("--declare", help="Make queues, wait queues and dead queues that are missing.")
     ] = False,
@@ -62,7 +66,7 @@ def run(
         ),
     ] = None,
     recover: Annotated[
-        bool, typer.Option("--recover/--no-recover", help="Whether to run what [recover] of holdfast.toml says.")
+        bool, typer.Option("--recover/--no-recover", help="Whether to run what \\[recover] of holdfast.toml says.")
     ] = True,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info (default), warning or error.", show_default=False)
@@ -109,14 +113,25 @@ def load_app(target: str) -> App:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise CannotStart(f"module cannot be imported; '{module_name}': {error}") from error
+        raise CannotStart(f"module cannot be imported; '{module_name}': {error}{_place_of(error, folder)}") from error
     except Exception as error:
-        raise CannotStart(f"module cannot be imported; '{module_name}': {type(error).__name__}: {error}") from error
+        what = error.msg if isinstance(error, SyntaxError) else str(error)
+        text = f"{type(error).__name__}: {what}{_place_of(error, folder)}"
+        raise CannotStart(f"module cannot be imported; '{module_name}': {text}") from error
     found = getattr(module, name, None)
     if not isinstance(found, App):
         what = "is not there" if found is None else f"is a {type(found).__name__}, not a holdfast.App"
         raise CannotStart(f"app is not found; '{name}' in '{module_name}' {what}")
     return found
+
+
+def _place_of(error: Exception, folder: str) -> str:
+    """Where the user's own code failed: its file and line. Our frames and those of Python would only hide it."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f", in {error.filename} line {error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(folder)]
+    theirs = [frame for frame in frames if not frame.filename.startswith((_PACKAGE, sys.prefix))]
+    return f", in {theirs[-1].filename} line {theirs[-1].lineno}: {theirs[-1].line}" if theirs else ""
 
 
 async def _consume(
@@ -148,10 +163,10 @@ async def _consume(
             announce(f"Health on http://{place}/health")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
-        announce(f"Consuming {', '.join(only or [plan.queue for plan in app.consumers])}")
         recoveries = _recoveries(app, settings).schedule() if settings.recover else Schedule(())
         try:
             async with app.running(declare=declare, only=only), recoveries.at_work():
+                announce(f"Consuming {', '.join(only or [plan.queue for plan in app.consumers])}")
                 await app.ended()
         except asyncio.CancelledError:
             return 130

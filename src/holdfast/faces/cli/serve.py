@@ -12,6 +12,7 @@ from holdfast.errors import HoldfastError
 from holdfast.faces.cli.app import app
 from holdfast.faces.cli.command import Config, Json
 from holdfast.faces.cli.failures import report
+from holdfast.faces.cli.session import server_of
 from holdfast.settings import load_settings
 
 EXAMPLE = """Example:
@@ -70,13 +71,15 @@ def serve(
         "log_level": log_level,
         "log_format": log_format,
     }
+    server = ""
     try:
         settings = load_settings(arguments, file=config)
+        server = server_of(settings)
         from holdfast.faces.api.server import run
 
         run(settings, announce=_announce_json if as_json else typer.echo)
     except HoldfastError as error:
-        return report(error, as_json=as_json)
+        return report(error, as_json=as_json, server=server)
     return 0
 
 

@@ -41,8 +41,7 @@ class Session:
     @property
     def server(self) -> str:
         """Where a server of these settings would be."""
-        scheme = "https" if self.settings.tls_cert else "http"
-        return f"{scheme}://{self.settings.address}"
+        return server_of(self.settings)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Queues]:
@@ -89,6 +88,13 @@ class Session:
             raise CannotStart(
                 f"CA file cannot be used; '{self.ca_file}': {error.strerror or error}, give a PEM file"
             ) from error
+
+
+def server_of(settings: Settings) -> str:
+    """The address of a server with these settings; none when it takes a free port."""
+    if not settings.address.port:
+        return ""
+    return f"{'https' if settings.tls_cert else 'http'}://{settings.address}"
 
 
 def _read_token(path: Path) -> str:

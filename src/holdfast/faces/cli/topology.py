@@ -21,6 +21,7 @@ from holdfast.core.topology_draw import mermaid, svg
 from holdfast.core.topology_file import FILE_BYTES_MAX, TopologyFile, parse_file
 from holdfast.core.topology_layouts import design
 from holdfast.faces.cli.app import topology as app
+from holdfast.faces.cli.checks import read_file
 from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, PANEL, command
 from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
 from holdfast.faces.cli.session import Session
@@ -145,7 +146,7 @@ async def export(
     session: Session,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="A topology file; without one, the broker as it is.", show_default=False),
+        typer.Argument(metavar="FILE", help="A topology file; without one, the broker as it is.", show_default=False),
     ] = None,
     broker_version: BrokerVersion = VERSION_DEFAULT,
     vhost: Annotated[str, typer.Option(help="With FILE: the virtual host that the definitions name.")] = "/",
@@ -175,7 +176,7 @@ async def import_definitions(
 
     The broker ignores changed arguments without a word; this does not. Users and permissions are left out.
     """
-    data = _bytes(file, DEFINITIONS_BYTES_MAX)
+    data = read_file(file, bytes_max=DEFINITIONS_BYTES_MAX)
     async with _open(session, management) as topologies:
         given = from_definitions(data, vhost=topologies.vhost, source=str(file))
         done = await topologies.import_definitions(given, accept_hazards=accept_hazards)
@@ -215,18 +216,7 @@ async def _open(session: Session, management: str | None) -> AsyncIterator[Topol
 
 
 def _read(path: Path) -> TopologyFile:
-    return parse_file(_bytes(path, FILE_BYTES_MAX), source=str(path))
-
-
-def _bytes(path: Path, bytes_max: int) -> bytes:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(bytes_max + 1)
-    except OSError as error:
-        raise CommandFailed(f"file cannot be read; '{path}': {error.strerror or error}") from error
-    if len(data) > bytes_max:
-        raise CommandFailed(f"file is too large; '{path}' has more than {bytes_max} bytes")
-    return data
+    return parse_file(read_file(path, bytes_max=FILE_BYTES_MAX), source=str(path))
 
 
 def _write(data: bytes, path: Path | None) -> None:

@@ -31,7 +31,7 @@ INTERVAL_S = 1.0
 async def watch(
     session: Session,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[QUEUE…]", help="Which queues; all if left out.", show_default=False)
+        list[str] | None, typer.Argument(metavar="QUEUE…", help="Which queues; all if left out.", show_default=False)
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Show one frame and end.")] = False,
     interval_s: Annotated[
@@ -121,7 +121,7 @@ class _Frames:
                 reply.queue_name, queued, change, leased, scheduled, *(count or None for count in wrong), waiting,
                 _average_age(partitions),
             ])  # fmt: skip
-        made = filled_table(columns, rows, wraps=("queue",))
+        made = filled_table(columns, rows)
         made.caption = Text(one_line(self._trouble), style="red") if self._trouble else time.strftime("%H:%M:%S")
         made.caption_justify = "left"
         return made

@@ -116,7 +116,8 @@ def deleted(name: str, *, force: bool, item_count: int) -> Callable[[Neighbours]
             raise Invalid(f"queue is in use; '{name}' is the dead_queue of '{others[0]}'")
         count = item_count if neighbours.item_count is None else neighbours.item_count
         if count and not force:
-            raise Invalid(f"queue is not empty; '{name}' has {count} items, use force")
+            items = "1 item" if count == 1 else f"{count} items"
+            raise Invalid(f"queue is not empty; '{name}' has {items}, use force")
         return neighbours.current
 
     return decide
