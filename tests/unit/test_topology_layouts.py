@@ -127,15 +127,15 @@ def test_a_ladder_is_one_wait_queue_per_delay() -> None:
 
 def test_shared_dlq_is_one_dead_queue_for_many_and_a_timeout_for_each() -> None:
     found = example("shared-dlq")
-    assert {family.dead.queue for family in found.families if family.dead} == {"images.dlq"}
+    assert {family.dead.queue for family in found.families if family.dead} == {"imageviewer.dlq"}
     assert len(found.families) == 7
     for family in found.families:
         assert queue(found, family.queue).arguments == {
             "x-message-ttl": 86_400_000,
             "x-dead-letter-exchange": "",
-            "x-dead-letter-routing-key": "images.dlq",
+            "x-dead-letter-routing-key": "imageviewer.dlq",
         }
-    assert queue(found, "images.dlq").arguments == {}
+    assert queue(found, "imageviewer.dlq").arguments == {}
 
 
 def test_names_and_suffixes_are_settings() -> None:

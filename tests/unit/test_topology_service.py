@@ -134,11 +134,11 @@ async def test_old_queues_with_messages_are_probed_only_on_demand() -> None:
     service = Topologies(broker)
     await service.apply(example("shared-dlq"), probe=False)
     assert broker.probes == []
-    broker.busy = {"images.dlq"}
+    broker.busy = {"imageviewer.dlq"}
     done = await service.apply(example("shared-dlq"))
     assert broker.probes == ["unroutable → unroutable"]
     assert {probe.reason for probe in done.probes if probe.outcome == "skipped"} == {
-        "'images.dlq' has messages or consumers; --probe sends it anyway"
+        "'imageviewer.dlq' has messages or consumers; --probe sends it anyway"
     }
     await service.check(example("shared-dlq"))
     assert len(broker.probes) == 1
