@@ -25,6 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test
 from msgspec import to_builtins
 
 from tests.collect.kills import Tally, embedded_kills, shared_kills
+from tests.collect.large import CEILING_MIB, peak_mib
 from tests.collect.shared import running_bucket
 from tests.engines.rabbitmq.admin import Admin
 from tests.faults.consuming import random_faults
@@ -42,6 +43,7 @@ from tests.vault.test_model import MemoryVault, PostgresVault, SqliteVault
 
 KILLS_DEFAULT = 60
 EXAMPLES_DEFAULT = 1_000
+LARGE_COUNT = 2_048
 COLLECT_KILLS_MIN = 200
 CUSTODY_KILLS = 200
 
@@ -87,6 +89,7 @@ class Soak:
             "custody-postgres-model": self._postgres_vault,
             "collect-embedded": self._collect_embedded,
             "collect-shared": self._collect_shared,
+            "collect-large": self._collect_large,
         }
 
     def run(self, name: str) -> None:
@@ -144,6 +147,12 @@ class Soak:
                 return await shared_kills(url, admin, bucket, kills=kills, seed=self._options.seed)
 
         self._collect(name, run())
+
+    def _collect_large(self, name: str) -> None:
+        """2 GiB in parts of 1 MiB: the memory stays what it is for 100 of them."""
+        told = asyncio.run(peak_mib(self._folder(), LARGE_COUNT))
+        self.ok = self.ok and told["peak_mib"] < CEILING_MIB
+        print(json.dumps({"scenario": name, "parts": LARGE_COUNT, **told, "ceiling_mib": CEILING_MIB}), flush=True)
 
     def _collect(self, name: str, running: Coroutine[Any, Any, Tally]) -> None:
         began = time.monotonic()
