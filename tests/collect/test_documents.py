@@ -35,10 +35,11 @@ def test_the_example_runs(tmp_path: Path) -> None:
 def test_the_example_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
     page = (ROOT / "docs/collector.md").read_text("utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-c", example], check=False, capture_output=True, text=True, timeout=60, cwd=tmp_path
-    )
-    assert (done.stdout, done.returncode) == ("0 1\n1 1\n2 1\n", 0), done.stderr
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", example], check=False, capture_output=True, text=True, timeout=60, cwd=tmp_path
+        )
+        assert (done.stdout, done.returncode) == ("0 1\n1 1\n2 1\n", 0), done.stderr
 
 
 def test_the_quick_start_of_the_first_page_runs_and_runs_again(tmp_path: Path) -> None:
