@@ -77,10 +77,10 @@ class Inspection:
             await self._check(destination, world, found)
         if table.mode is Mode.EXCHANGE and world is None:
             found.warnings.append("which other queues get a copy cannot be said without the management API")
-        if world is None and (named := sorted({one.exchange for one in table.fixed_addresses() if one.exchange})):
-            names = ", ".join(f"'{name}'" for name in named)
+        named = sorted({f"'{one.exchange}'" for one in table.fixed_addresses() if one.exchange})
+        if world is None and (named or table.mode not in (Mode.SOURCE, Mode.PLACE)):
             found.warnings.append(
-                f"whether the keys of {names} reach a queue, or an alternate exchange only, "
+                f"whether the keys of {', '.join(named) or 'exchanges'} reach a queue, or an alternate exchange only, "
                 "cannot be known without the management API"
             )
         return found
