@@ -142,7 +142,7 @@ async def seed_shape(*, count: int = 119_762) -> Tally:
             assert process.returncode == 3, err
             told = json.loads(out.splitlines()[-1])
             assert (told["recovered"], told["failed"], told["skipped"]) == (good, refused, unknown), told
-            assert told["remaining"] == refused + unknown
+            assert told["remaining"] == refused + unknown, told
             await world.admin.drain("refusing.queue", 1)
             seen = await world.found()
             kept = [str(one.decoded()["message_id"]) for one in seen[world.dlq]]
