@@ -95,8 +95,8 @@ async def test_a_folder_that_a_server_has_says_who_and_what_to_do(tmp_path: Path
         assert f"is locked by process {child.pid}" in second.stderr
         assert second.stderr.endswith("talk to it: give its address with --url http://HOST:PORT\n")
         (tmp_path / "holdfast.toml").write_text('listen = "127.0.0.1:9471"', "utf-8")
-        for arguments in (["queue", "list"], ["serve", "--url", "sqlite:///work"], ["letters", "list"]):
-            configured = await call(Inside(tmp_path, "sqlite:///work"), *arguments)
+        for arguments in (["queue", "list"], ["serve"], ["letters", "list"]):
+            configured = await call(Command(tmp_path, "sqlite:///work"), *arguments)
             assert configured.stderr.endswith("talk to it: --url http://127.0.0.1:9471\n")
 
 

@@ -52,7 +52,7 @@ def test_letters_are_captured_found_edited_and_redriven(run: Inside) -> None:
     assert run.done(*edit).document == {"revision": 1}
     conflict = run(*edit)
     assert (conflict.code, conflict.error["code"], conflict.error["code_text"]) == (1, 409, "Conflict")
-    sensitive = run("letters", "edit", "1", "--revision", "1", "--set", "x-death=1")
+    sensitive = run("letters", "edit", "1", "--revision", "1", "--set", "BCC=1")
     assert sensitive.stderr.endswith("say --sensitive\n"), sensitive.stderr
     changed = run.done("letters", "diff", "1", "--json").document
     assert changed["put"] == {"tenant": 7}
@@ -106,7 +106,28 @@ def test_an_interrupted_redrive_is_paused_and_can_be_resumed(run: Inside) -> Non
         stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 3, stderr
     assert (json.loads(stdout)["state"], json.loads(stdout)["redriven"]) == ("paused", 1)
+    told = run("redrive", "watch", "1").text
+    assert "redrive 1 is paused: 1 of 2 redriven\n" in told
+    assert "go on with: holdfast redrive resume 1" in told
     assert run.done("redrive", "resume", "1", "--json").document["redriven"] == 2
+
+
+def test_a_task_whose_process_was_killed_is_taken_over_and_tells_what_may_be_there_twice(run: Inside) -> None:
+    run.done("capture", QUEUE)
+    plan = run.done("plan", "--queue", QUEUE, "--json").document
+    command = Command(run.folder, run.url)
+    killed = command("redrive", "start", plan["hash"], HOLDFAST_CRASH_AT="redrive.after_confirm:1")
+    assert killed.code == -9, killed
+    held = run("redrive", "resume", "1")
+    assert (held.code, "if that one is gone, try again in" in " ".join(held.stderr.split())) == (1, True), held
+    later = {"HOLDFAST_CLOCK_OFFSET_S": "1000"}  # its hold and its leases have run out
+    watched = run("redrive", "watch", "1", **later)
+    assert watched.code == 1
+    assert "nobody seems to run it" in watched.text
+    assert "go on with: holdfast redrive resume 1" in watched.text
+    task = run.done("redrive", "resume", "1", "--json", **later).document
+    assert (task["state"], task["redriven"], task["unknown"], task["possible_duplicates"]) == ("done", 2, 0, 2)
+    assert "2 of them maybe twice" in run("redrive", "watch", "1").text
 
 
 def _has_redriven(path: Path) -> bool:
