@@ -120,12 +120,12 @@ def test_a_task_whose_process_was_killed_is_taken_over_and_tells_what_may_be_the
     assert killed.code == -9, killed
     held = run("redrive", "resume", "1")
     assert (held.code, "if that one is gone, try again in" in " ".join(held.stderr.split())) == (1, True), held
-    later = {"HOLDFAST_CLOCK_OFFSET_S": "1000"}  # its hold and its leases have run out
-    watched = run("redrive", "watch", "1", **later)
+    later = "1000"  # its hold and its leases have run out
+    watched = run("redrive", "watch", "1", HOLDFAST_CLOCK_OFFSET_S=later)
     assert watched.code == 1
     assert "nobody seems to run it" in watched.text
     assert "go on with: holdfast redrive resume 1" in watched.text
-    task = run.done("redrive", "resume", "1", "--json", **later).document
+    task = run.done("redrive", "resume", "1", "--json", HOLDFAST_CLOCK_OFFSET_S=later).document
     assert (task["state"], task["redriven"], task["unknown"], task["possible_duplicates"]) == ("done", 2, 0, 2)
     assert "2 of them maybe twice" in run("redrive", "watch", "1").text
 

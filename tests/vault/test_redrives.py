@@ -121,6 +121,39 @@ async def test_an_unknown_letter_stays_and_is_repeated_under_its_id(vault: Vault
     assert await states(vault) == [S.REDRIVEN]
 
 
+async def test_what_is_leased_again_is_a_possible_duplicate(vault: Vault, clock: FrozenClock) -> None:
+    redrive = await task(vault, [b"1", b"2"])
+    await lease(vault, redrive, clock, count_max=1)
+    await clock.advance(LEASE_S + 1)
+    _, until = await lease(vault, redrive, clock)
+    await vault.redrives.settle(
+        redrive.id, [Settled(1, "redriven"), Settled(2, "redriven")], act("settle"), until=until
+    )
+    found = await vault.redrives.find(redrive.id)
+    assert found is not None
+    assert (found.redriven, found.unknown, found.possible_duplicates) == (2, 0, 1)
+
+
+async def test_a_task_is_held_by_one_until_he_is_silent_for_too_long(vault: Vault, clock: FrozenClock) -> None:
+    redrive = await task(vault, [b"1"])
+    until = moment(clock.now_us()) + timedelta(seconds=LEASE_S)
+    assert await vault.redrives.hold(redrive.id, "one", until=until)
+    assert await vault.redrives.hold(redrive.id, "one", until=until), "he says it again"
+    assert not await vault.redrives.hold(redrive.id, "two", until=until)
+    await vault.redrives.let_go(redrive.id, "two")
+    found = await vault.redrives.find(redrive.id)
+    assert found is not None
+    assert (found.held_by, found.held_until) == ("one", until)
+    await clock.advance(LEASE_S + 1)
+    found = await vault.redrives.find(redrive.id)
+    assert found is not None
+    assert (found.held_by, found.held_until) == ("", None)
+    later = moment(clock.now_us()) + timedelta(seconds=LEASE_S)
+    assert await vault.redrives.hold(redrive.id, "two", until=later)
+    await vault.redrives.let_go(redrive.id, "two")
+    assert await vault.redrives.hold(redrive.id, "one", until=later)
+
+
 async def test_a_letter_that_is_being_redriven_is_nobody_elses(vault: Vault, clock: FrozenClock) -> None:
     redrive = await task(vault, [b"1"])
     await lease(vault, redrive, clock)

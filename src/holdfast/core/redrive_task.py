@@ -116,7 +116,9 @@ class RedriveState(Enum):
 
 
 class Redrive(Struct, frozen=True, kw_only=True):
-    """A task. What is not redriven, failed or skipped is still to come."""
+    """A task. What is not redriven, failed or skipped is still to come. Possible duplicates are letters that were
+    published again, because nobody knows whether the first copy arrived. A running task that nobody holds has lost its
+    process."""
 
     id: int
     name: str
@@ -133,7 +135,10 @@ class Redrive(Struct, frozen=True, kw_only=True):
     skipped: int = 0
     unknown: int = 0
     came_back: int = 0
+    possible_duplicates: int = 0
     why: str = ""
+    held_by: str = ""
+    held_until: datetime | None = None
 
 
 class Leased(Struct, frozen=True):

@@ -178,6 +178,12 @@ class Redrives(Protocol):
     async def set_state(self, redrive: int, state: RedriveState, *, sources: Sequence[RedriveState], act: Act) -> bool:
         """Bring a task into a state; false when it was in none of `sources`."""
 
+    async def hold(self, redrive: int, holder: str, *, until: datetime) -> bool:
+        """Say who runs a running task, until a moment; false when another has said so, or it is not running."""
+
+    async def let_go(self, redrive: int, holder: str) -> None:
+        """Nobody runs it any more, if this one did."""
+
     async def lease(
         self, redrive: int, *, count_max: int, until: datetime, act: Act, bytes_max: int = LEASE_BYTES_MAX
     ) -> list[Leased]:

@@ -108,6 +108,27 @@ class SqlRedrives:
 
         return await self._books.database.write(work)
 
+    async def hold(self, redrive: int, holder: str, *, until: datetime) -> bool:
+        def work(work: Work) -> bool:
+            rows = self._books.run(work, "find_redrive_hold", redrive=redrive)
+            if not rows or rows[0][0] != RedriveState.RUNNING.value:
+                return False
+            _, other, held_until = rows[0]
+            if other != holder and held_until > self._books.now_us():
+                return False
+            self._books.run(work, "set_redrive_hold", redrive=redrive, holder=holder, until=microseconds(until))
+            return True
+
+        return await self._books.database.write(work)
+
+    async def let_go(self, redrive: int, holder: str) -> None:
+        def work(work: Work) -> None:
+            rows = self._books.run(work, "find_redrive_hold", redrive=redrive)
+            if rows and rows[0][1] == holder:
+                self._books.run(work, "set_redrive_hold", redrive=redrive, holder="", until=0)
+
+        await self._books.database.write(work)
+
     async def lease(
         self, redrive: int, *, count_max: int, until: datetime, act: Act, bytes_max: int = LEASE_BYTES_MAX
     ) -> list[Leased]:
@@ -224,9 +245,11 @@ class SqlRedrives:
         return [self._redrive(work, row) for row in work.rows(f"{SQL['select_redrive']} {where}", **values)]
 
     def _redrive(self, work: Work, row: Row) -> Redrive:
-        # Two counts, each by an index: a task of a million letters is looked at several times a second.
+        # Three counts, each by an index: a task of a million letters is looked at several times a second.
         counts: dict[str, int] = dict(self._books.run(work, "count_redrive_letters", redrive=row[0]))
         ((came_back,),) = self._books.run(work, "count_came_back", redrive=row[0])
+        ((repeated,),) = self._books.run(work, "count_repeated", redrive=row[0])
+        is_held = row[12] > self._books.now_us()
         return Redrive(
             id=row[0],
             name=row[1],
@@ -244,6 +267,9 @@ class SqlRedrives:
             skipped=counts.get("skipped", 0),
             unknown=counts.get("unknown", 0) + counts.get("leased", 0),
             came_back=came_back,
+            possible_duplicates=repeated,
+            held_by=row[11] if is_held else "",
+            held_until=moment(row[12]) if is_held else None,
         )
 
 

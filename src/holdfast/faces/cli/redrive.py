@@ -24,6 +24,8 @@ from holdfast.faces.cli.progress import meter
 from holdfast.faces.cli.session import Session
 
 STEP_S = 0.2
+#: For so long a running task may be in nobody's hands: one that has just begun, or goes from one process to another.
+ORPHAN_S = 3.0
 STEPS_MAX = 5 * 86_400 * 7
 TARGETS = get_args(get_type_hints(Target)["kind"])
 
@@ -117,9 +119,15 @@ async def start(
 
 @command(group, "resume", example="holdfast redrive resume 7")
 async def resume(session: Session, number: Id) -> ExitCode:
-    """Go on with a task that was paused or stopped, and watch it."""
+    """Go on with a task that was paused or stopped, or whose process is gone, and watch it."""
     async with open_admin(session) as admin:
-        return await _watched(session, admin, await admin.post(f"/admin/redrives/{number}/resume"))
+        task = await admin.post(f"/admin/redrives/{number}/resume")
+        if task["unknown"]:
+            session.out.say(
+                f"{plural(task['unknown'], 'letter')} may be on the way already; sent again when the lease of the "
+                "process before has run out, within 2 minutes"
+            )
+        return await _watched(session, admin, task)
 
 
 @command(group, "watch", example="holdfast redrive watch 7")
@@ -152,9 +160,12 @@ async def list_redrives(
     async with open_admin(session) as admin:
         found = (await admin.get("/admin/redrives", limit=limit))["redrives"]
     session.out.documents(found)
-    names = ("id", "state", "total", "redriven", "failed", "skipped", "came_back", "name", "started_by", "why")
+    names = (
+        "id", "state", "total", "redriven", "possible_duplicates", "failed", "skipped", "came_back", "name",
+        "started_by", "why",
+    )  # fmt: skip
     rows = [[one[name] for name in names] for one in found]
-    columns = ("#id", "state", "#letters", "#redriven", "#failed", "#skipped", "#back", "name", "who", "why")
+    columns = ("#id", "state", "#letters", "#redriven", "#twice?", "#failed", "#skipped", "#back", "name", "who", "why")
     session.out.show(filled_table(columns, rows))
 
 
@@ -164,13 +175,14 @@ async def _watched(session: Session, admin: Admin, task: dict[str, Any], *, paus
     loop.add_signal_handler(signal.SIGINT, interrupted.set)
     try:
         with meter(f"redrive {task['id']}", total=task["total"], quiet=session.as_json) as bar:
-            done = 0
+            done, held_at_s = 0, loop.time()
             for _ in range(STEPS_MAX):
                 now = task["redriven"] + task["failed"] + task["skipped"]
                 bar.add(now - done)
                 bar.advance(now - done)
                 done = now
-                if task["state"] != "running":
+                held_at_s = loop.time() if task["held_by"] else held_at_s
+                if task["state"] != "running" or loop.time() - held_at_s > ORPHAN_S:
                     break
                 try:
                     await asyncio.wait_for(interrupted.wait(), STEP_S)
@@ -192,4 +204,12 @@ def _told(session: Session, task: dict[str, Any]) -> None:
     text = f"redrive {task['id']} is {task['state']}: {task['redriven']} of {task['total']} redriven"
     if task["failed"] or task["skipped"]:
         text += f", {task['failed']} failed, {task['skipped']} skipped"
-    session.out.say(f"{text}; {task['why']}" if task["why"] else text)
+    if task["possible_duplicates"]:
+        text += f", {task['possible_duplicates']} of them maybe twice"
+    if task["why"] and task["why"] != f"redrive {task['id']}":
+        text += f"; {task['why']}"
+    session.out.say(text)
+    if task["state"] == "running" and not task["held_by"]:
+        session.out.say("nobody seems to run it: its process is gone")
+    if task["state"] in ("paused", "stopped") or (task["state"] == "running" and not task["held_by"]):
+        session.out.say(f"go on with: holdfast redrive resume {task['id']}")

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import uuid
+from contextlib import suppress
+from datetime import timedelta
 
 from holdfast.core.ledger import Act
+from holdfast.core.moments import moment
 from holdfast.core.redrive_task import Redrive, RedriveState
-from holdfast.errors import BrokerError, Conflict, NotFound, TryAgain
+from holdfast.errors import BrokerError, Conflict, HoldfastError, NotFound, TryAgain
 from holdfast.services.vault.custody import Custody
 from holdfast.services.vault.redriving import LEASE_S, WAIT_S_FIRST, WAIT_S_MAX, Redriving
 from holdfast.telemetry.events import emit
 
 LIST_COUNT_MAX = 1_000
+#: Who runs a task says so again and again; who was silent for so long is taken for dead.
+HOLD_S = 15.0
+BEAT_S = 3.0
+WAIT_FOR_HOLD_S = 1.0
 
 
 class Redrives:
@@ -21,6 +31,8 @@ class Redrives:
         self._custody = custody
         self._running: dict[int, asyncio.Task[None]] = {}
         self._closing = False
+        self._name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._lost: set[int] = set()  #: another runs them by now
 
     async def resume_all(self) -> None:
         """Go on with every task that was running when its process ended."""
@@ -53,6 +65,9 @@ class Redrives:
             "cancel": (RedriveState.CANCELLED, [RedriveState.RUNNING, RedriveState.PAUSED, RedriveState.STOPPED]),
         }[word]
         redrive = await self.find(number)
+        if word == "resume" and redrive.state is RedriveState.RUNNING:
+            self._check_takeover(redrive)
+            sources = [*sources, RedriveState.RUNNING]
         if not await self._custody.vault.redrives.set_state(number, state, sources=sources, act=act):
             raise Conflict(f"redrive cannot {word}; redrive {number} is {redrive.state.value}")
         if number in self._running and state is not RedriveState.RUNNING:
@@ -61,6 +76,17 @@ class Redrives:
         self.begin(changed)
         return changed
 
+    def _check_takeover(self, redrive: Redrive) -> None:
+        """A running task is taken over only from nobody. Raises Conflict."""
+        if redrive.id in self._running:
+            raise Conflict(f"redrive cannot resume; redrive {redrive.id} is running")
+        if redrive.held_until is not None:
+            left_s = (redrive.held_until - moment(self._custody.clock.now_us())).total_seconds()
+            raise Conflict(
+                f"redrive cannot resume; redrive {redrive.id} is running in the process {redrive.held_by}; if that one "
+                f"is gone, try again in {max(1, round(left_s + 0.5))} s"
+            )
+
     async def close(self) -> None:
         """End after the batch that is in flight; tasks go on when the server is back."""
         self._closing = True
@@ -68,9 +94,46 @@ class Redrives:
             await asyncio.wait(list(self._running.values()), timeout=LEASE_S)
 
     async def _keep_on(self, number: int) -> None:
+        """Run a task as the only one who does: its letters are leased one by one, its rate and canary are not."""
+        self._lost.discard(number)
+        if not await self._held(number):
+            return
+        beating = asyncio.create_task(self._beat(number), name=f"hold on redrive {number}")
+        try:
+            await self._persist(number)
+        finally:
+            beating.cancel()
+            await asyncio.wait([beating])
+            with suppress(HoldfastError):  # it runs out by itself
+                await self._custody.vault.redrives.let_go(number, self._name)
+
+    async def _held(self, number: int) -> bool:
+        """Wait until nobody else runs it; false when there is nothing to run any more."""
+        while not self._closing:
+            with suppress(BrokerError, TryAgain):
+                if await self._hold(number):
+                    return True
+                if (await self.find(number)).state is not RedriveState.RUNNING:
+                    return False
+            await asyncio.sleep(WAIT_FOR_HOLD_S)
+        return False
+
+    async def _beat(self, number: int) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            with suppress(HoldfastError):
+                if not await self._hold(number):
+                    self._lost.add(number)
+                    return
+
+    async def _hold(self, number: int) -> bool:
+        until = moment(self._custody.clock.now_us()) + timedelta(seconds=HOLD_S)
+        return await self._custody.vault.redrives.hold(number, self._name, until=until)
+
+    async def _persist(self, number: int) -> None:
         """Run a task, whatever the vault or the broker do meanwhile. A bug stops it, and says so."""
         wait_s = WAIT_S_FIRST
-        while not self._closing:
+        while not self._is_over(number):
             try:
                 await self.run(number)
                 return
@@ -86,9 +149,12 @@ class Redrives:
     async def run(self, number: int) -> None:
         """Until it is done, paused, cancelled, or this server stops."""
         redrive = await self.find(number)
-        why = await Redriving(self._custody, redrive, is_closing=lambda: self._closing).run()
+        why = await Redriving(self._custody, redrive, is_closing=lambda: self._is_over(number)).run()
         if why:
             await self._stop(number, why)
+
+    def _is_over(self, number: int) -> bool:
+        return self._closing or number in self._lost
 
     async def _stop(self, number: int, why: str) -> None:
         act = Act(actor=self._custody.actor, action="redrives.stopped", detail=why)

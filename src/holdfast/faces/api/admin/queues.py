@@ -84,7 +84,7 @@ async def redrive(desk: Desk) -> RedriveReply:
     return RedriveReply(
         redriven=task.redriven,
         kept=len(ids) - task.redriven,
-        possible_duplicates=task.unknown,
+        possible_duplicates=max(task.possible_duplicates, task.unknown),
         reasons=dict(reasons),
     )
 

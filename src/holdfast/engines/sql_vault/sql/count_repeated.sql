@@ -1,0 +1,1 @@
+SELECT count(*) FROM redrive_letters WHERE redrive = :redrive AND repeated = 1

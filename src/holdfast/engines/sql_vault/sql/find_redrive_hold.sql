@@ -1,0 +1,1 @@
+SELECT state, holder, held_until FROM redrives WHERE id = :redrive

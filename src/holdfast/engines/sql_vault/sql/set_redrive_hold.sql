@@ -1,0 +1,1 @@
+UPDATE redrives SET holder = :holder, held_until = :until WHERE id = :redrive
