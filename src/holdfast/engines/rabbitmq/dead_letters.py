@@ -142,8 +142,8 @@ class RabbitDeadLetters:
 
     async def widen(self, capacity_count: int) -> None:
         """One more consumer on the same channel: the prefetch of one that runs cannot be changed."""
-        if self._stopped or not self._tags:
-            return
+        if self._stopped or self._loss is not None or not self._tags:
+            return  # after a loss it is for `reopen` to find out whether the queue is still there
         more = self._allowance.widened_by(
             capacity_count, unacked_count=self._unacked_count, ready_count=len(self._ready)
         )
