@@ -173,7 +173,7 @@ async def test_letters_that_are_kept_are_one_line_in_the_log_for_each_reason(wor
     env = {"HOLDFAST_BROKER_URL": world.url}
     async with serving(f"sqlite:///{world.folder}/work", world.folder, env=env) as server:
         await server.start()
-        await eventually(lambda: "recovery.ended" in server.child.stderr.tail)
+        await eventually(lambda: "recovery.kept" in server.child.stderr.tail)
         await stopped(server)
         [kept] = [line for line in server.child.stderr.tail.splitlines() if "recovery.kept" in line]
     assert "15 letters of" in kept
