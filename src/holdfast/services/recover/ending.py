@@ -16,7 +16,7 @@ from holdfast.services.recover.books import Books
 
 STEADY_COUNT = 3
 STEADY_STEP_S = 0.1
-STEADY_TIMEOUT_S = 10.0
+STEADY_TIMEOUT_S = 30.0
 
 
 class Ending:
@@ -120,14 +120,19 @@ class Ending:
             self._books.held.pop(letter, None)
 
     async def _count(self) -> None:
-        """While letters are being given back, a queue says fewer than it has: read until it is steady."""
+        """While letters are being given back, a queue says fewer than it has: read until it is steady.
+
+        A busy broker says 0 for seconds. Nobody else consumes: then it must come to say what was given back.
+        """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + STEADY_TIMEOUT_S
         seen: list[int] = []
         try:
             while loop.time() < deadline_s:
-                seen.append((await self._letters.depth()).ready)
-                if len(seen) >= STEADY_COUNT and len(set(seen[-STEADY_COUNT:])) == 1:
+                depth = await self._letters.depth()
+                seen.append(depth.ready)
+                is_whole = depth.ready >= self._summary.returned or depth.consumers
+                if is_whole and len(seen) >= STEADY_COUNT and len(set(seen[-STEADY_COUNT:])) == 1:
                     break
                 await asyncio.sleep(STEADY_STEP_S)
         except BrokerError as error:
