@@ -130,6 +130,18 @@ def test_a_task_whose_process_was_killed_is_taken_over_and_tells_what_may_be_the
     assert "2 of them maybe twice" in run("redrive", "watch", "1").text
 
 
+def test_a_plan_says_how_long_it_takes_and_why_letters_are_left_out(run: Inside) -> None:
+    run.done("capture", QUEUE)
+    told = run.done("plan", "--queue", QUEUE).text
+    assert "it takes about 1s" in told
+    assert "execute it: holdfast redrive start" in told
+    run.done("letters", "archive", "--queue", QUEUE, "--count", "2")
+    empty = run("plan", "--queue", QUEUE)
+    assert (empty.code, "2 letters are left out, 1 for one: it is archived" in empty.text) == (1, True), empty.text
+    assert "there is nothing to execute" in empty.text
+    assert "redrive start" not in empty.text
+
+
 def _has_redriven(path: Path) -> bool:
     database = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     try:

@@ -88,6 +88,22 @@ async def test_the_endpoints_of_the_seed_on_an_embedded_dead_queue(house: House)
         assert balance[0]["ledger"] == balance[0]["vault"] == {"redriven": 1}
 
 
+async def test_letters_that_cannot_go_are_in_nobodys_way(house: House) -> None:
+    await house.put(b"1", b"2", b"3")  # of a broker that this house does not have
+    await dead_item(house)
+    async with house.client() as client:
+        seen = (await client.get(f"/admin/dlq/queues/{QUEUE}/messages")).json()
+        assert (seen["source"], len(seen["messages"]), seen["waiting"]) == ("vault", 3, 1)
+        url = f"/admin/dlq/queues/{QUEUE}/re-drive"
+        why = {"its broker is not configured here": 3}
+        done = (await client.post(url, json={"limit": 1})).json()
+        assert done == {"redriven": 1, "kept": 3, "possible_duplicates": 0, "reasons": why}
+        again = (await client.post(url, json={"limit": 1})).json()
+        assert again == {"redriven": 0, "kept": 3, "possible_duplicates": 0, "reasons": why}
+        plan = (await client.post("/admin/plans", json={"selection": {"ids": [1, 2, 3]}})).json()
+        assert plan["reasons"] == [{"why": "its broker is not configured here", "count": 3, "sample": 1}]
+
+
 async def test_letters_are_found_page_by_page_and_looked_at(house: House) -> None:
     await house.put(*(f"body {number}".encode() for number in range(5)))
     async with house.client() as client:

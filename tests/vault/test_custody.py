@@ -17,8 +17,10 @@ from holdfast.engines.rabbitmq.lane import Outgoing
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import Conflict, NotFound
-from holdfast.settings import Settings, StorageSettings
+from holdfast.proof.proxy import Proxy
+from holdfast.settings import Secret, Settings, StorageSettings
 from holdfast.wiring_custody import Office, open_office
+from tests.admin.house import open_house
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, vhost_name
@@ -250,6 +252,45 @@ async def test_only_known_queues_are_touched(admin: Admin, tmp_path: Path) -> No
                 await office.custody.capture(name, ADMIN)
         views = await office.custody.dead_queues(ADMIN)
         assert [(view.queue, view.source_queue) for view in views] == [(DLQ, MAIN)]
+
+
+async def test_a_capture_that_stands_still_and_a_silent_broker_are_shown(admin: Admin, tmp_path: Path) -> None:
+    await admin.queue("images.dlq")
+    await send(admin, [dead(b"1"), dead(b"2", queue="images.dlq")])
+    async with Proxy("127.0.0.1", admin.node.port) as proxy:
+        url = admin.node.url(admin.vhost).replace(f":{admin.node.port}/", f":{proxy.port}/")
+        more = {"broker": Secret(url), "management": None, "dead_queues": f"{DLQ},images.dlq"}
+        async with open_house(tmp_path, **more) as house, house.client() as client:
+            await house.office.custody.start_capture(DLQ, ADMIN)
+
+            async def has_one() -> bool:
+                return bool((await client.get("/admin/letters")).json()["count"] == 1)
+
+            await eventually(has_one)
+            images, orders = (await client.get("/admin/dlq/queues")).json()
+            assert (images["source_queue"], images["ready"], images["captured"]) == (None, 1, 0)
+            assert (orders["source_queue"], orders["ready"], orders["captured"]) == (MAIN, 0, 1)
+            assert (await client.get("/health")).json()["status"] == "pass"
+            await proxy.refuse()
+            await proxy.cut()
+
+            async def stands() -> bool:
+                return bool((await client.get("/admin/captures")).json()[0]["state"] == "waiting")
+
+            await eventually(stands)
+            assert "cannot be reached" in (await client.get("/admin/captures")).json()[0]["why"]
+            health = await client.get("/health")
+            assert (health.status_code, health.json()["status"]) == (200, "warn")
+            assert f"the capture of {DLQ} stands still" in health.json()["notes"][0]
+            (queue,) = (await client.get("/admin/dlq/queues")).json()
+            assert (queue["queue"], queue["ready"], queue["consumers"], queue["captured"]) == (DLQ, None, None, 1)
+            assert (await client.get(f"/admin/dlq/queues/{DLQ}/messages")).json()["waiting"] is None
+            proxy.accept()
+
+            async def runs() -> bool:
+                return bool((await client.get("/health")).json()["status"] == "pass")
+
+            await eventually(runs)
 
 
 async def test_a_limited_capture_takes_no_letter_that_it_gives_back(admin: Admin, tmp_path: Path) -> None:

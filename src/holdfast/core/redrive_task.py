@@ -86,6 +86,14 @@ class Unrouted(Struct, frozen=True):
     why: str
 
 
+class LeftOut(Struct, frozen=True):
+    """One reason, how many letters are left out for it, and the id of one of them."""
+
+    why: str
+    count: int
+    sample: int
+
+
 class Plan(Struct, frozen=True, kw_only=True):
     """What `execute` will do, exactly. `ids` is the frozen set, in ranges."""
 
@@ -101,6 +109,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     made_at: datetime
     made_by: str
+    reasons: tuple[LeftOut, ...] = ()  #: all that are left out, the most frequent reason first
     copies: dict[str, list[str]] = {}  #: address → every queue that gets a copy, for exchanges
     canary_wait: str = ""  #: how long a canary watches, `auto` put into seconds
 

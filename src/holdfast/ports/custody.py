@@ -30,6 +30,10 @@ class Caught(Struct, frozen=True, kw_only=True, eq=False):
 class Source(Protocol):
     """A dead-letter queue that is being emptied."""
 
+    @property
+    def trouble(self) -> str:
+        """Why nothing can come now; empty when it can."""
+
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Caught]:
         """Wait for letters; none when none came in time. Raises BrokerError or TryAgain."""
 

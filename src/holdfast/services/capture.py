@@ -41,7 +41,7 @@ CLAIM_S = 24 * 3600.0
 
 
 class CaptureReport(Struct, kw_only=True):
-    """What a capture did."""
+    """What a capture did. `waiting` is one that stands still until its broker or the vault is back."""
 
     queue: str
     captured: int = 0
@@ -68,6 +68,14 @@ class Capture:
         self._stopping = False
         self._act = Act(actor=actor, action="capture", origin="capture")
         self.report = CaptureReport(queue=queue)
+        self._source: Source | None = None
+
+    def look(self) -> CaptureReport:
+        """The report as of now: a source that has lost its broker takes up again by itself, and says nothing."""
+        if self._source is not None:
+            self.report.why = self._source.trouble
+            self.report.state = "waiting" if self.report.why else "running"
+        return self.report
 
     def stop(self) -> None:
         """End after the batch that is in hand."""
@@ -79,6 +87,7 @@ class Capture:
         """Raises BrokerError when the queue cannot be consumed, StorageFailed when the vault does not come back."""
         try:
             async with self._post.source(self.report.queue, capacity_count=count_max) as source:
+                self._source, self.report.state, self.report.why = source, "running", ""
                 if count_max <= HELD_COUNT_MAX and not continuous:
                     await self._exactly(source, count_max, idle_s)
                 else:
@@ -87,6 +96,8 @@ class Capture:
             self.report.state = "failed"
             self.report.why = error.message if isinstance(error, HoldfastError) else type(error).__name__
             raise
+        finally:
+            self._source = None
         self.report.state = "done"
         return self.report
 
@@ -133,10 +144,10 @@ class Capture:
                 await self.run(continuous=True)
                 return
             except (BrokerError, TryAgain) as error:
+                self.report.state = "waiting"
                 emit("capture.failed", queue=self.report.queue, error=error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, WAIT_S_MAX)
-                self.report.state = "running"
 
     async def _take_in(self, source: Source, caught: Sequence[Caught]) -> None:
         good = [(one, letter) for one in caught if (letter := one.letter) is not None]

@@ -103,6 +103,7 @@ EVENTS: dict[str, Event] = {
     ),
     "capture.failed": Event(logging.WARNING, "the capture of '{queue}' waits and tries again; {error}"),
     "vault.failed": Event(logging.WARNING, "the vault cannot be looked after, trying again; {error}"),
+    "dead_queues.unknown": Event(logging.WARNING, "dead-letter queues of a broker are not known now; {error}"),
     "redrive.waits": Event(logging.WARNING, "redrive {redrive} waits and tries again; {error}"),
     "redrive.ended": Event(logging.INFO, "redrive {redrive} is {state}; {redriven} redriven, {failed} failed"),
     "broker.lost": Event(logging.WARNING, "no connection to {address}, trying again; {error}"),

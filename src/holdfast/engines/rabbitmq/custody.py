@@ -12,6 +12,7 @@ from math import isfinite
 from types import TracebackType
 from typing import Self
 
+from msgspec.structs import replace
 from pamqp import commands as amqp
 
 from holdfast.core.death import deaths, first_death
@@ -120,10 +121,17 @@ class RabbitCustody:
     async def queues(self) -> list[DeadQueue]:
         if self._management is None:
             found = [await self.queue(name) for name in self._known]
-            return [one for one in found if one is not None]
+            return [replace(one, source_queue=await self._source(one.queue)) for one in found if one is not None]
         async with Management(self._management) as api:
             infos = await api.queues(self._address.login.vhost)
-        return [_dead_queue(info) for info in infos if self._knows(info.name)]
+        names = {info.name for info in infos}
+        dead = [_dead_queue(info) for info in infos if self._knows(info.name)]
+        return [replace(one, source_queue=_source(one.queue) if _source(one.queue) in names else "") for one in dead]
+
+    async def _source(self, dead_queue: str) -> str:
+        """The queue that a dead-letter queue is named after, if there is one."""
+        name = _source(dead_queue)
+        return name if name and await self._asked(name) is not None else ""
 
     async def queue(self, name: str) -> DeadQueue | None:
         if not self._knows(name):
@@ -132,14 +140,25 @@ class RabbitCustody:
             if self._management is not None:
                 async with Management(self._management) as api:
                     return _dead_queue(await api.queue(self._address.login.vhost, name))
+            ready = await self._asked(name)
+        except BrokerRefused as error:
+            if error.reply_code == 404:
+                return None
+            raise
+        if ready is None:
+            return None
+        return DeadQueue(queue=name, ready=ready, note="its delivery limit is not known")
+
+    async def _asked(self, name: str) -> int | None:
+        """How many messages wait in a queue, asked over AMQP; None when there is no such queue."""
+        try:
             async with self._channel() as channel:
                 answer = await channel.call(methods.QueueDeclare(queue=name, passive=True))
         except BrokerRefused as error:
             if error.reply_code == 404:
                 return None
             raise
-        ready = answer.message_count or 0 if isinstance(answer, amqp.Queue.DeclareOk) else 0
-        return DeadQueue(queue=name, source_queue=_source(name), ready=ready, note="its delivery limit is not known")
+        return answer.message_count or 0 if isinstance(answer, amqp.Queue.DeclareOk) else 0
 
     def _knows(self, name: str) -> bool:
         return name in self._known or any(fnmatchcase(name, pattern) for pattern in self._patterns)
@@ -189,6 +208,10 @@ class RabbitSource:
     def __init__(self, consumer: Consumer, grouped: Fingerprinter) -> None:
         self._consumer = consumer
         self._grouped = grouped
+
+    @property
+    def trouble(self) -> str:
+        return "" if self._consumer.connected else "its broker cannot be reached, the connection is tried again"
 
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Caught]:
         batch = await self._consumer.batch(count_max=count_max, timeout_s=timeout_s)
@@ -350,7 +373,6 @@ def _dead_queue(info: QueueInfo) -> DeadQueue:
     free = info.type != "quorum" or limit == -1
     return DeadQueue(
         queue=info.name,
-        source_queue=_source(info.name),
         ready=info.messages_ready or 0,
         consumers=info.consumers or 0,
         peek_is_free=free,

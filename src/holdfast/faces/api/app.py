@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from starlette.applications import Starlette
@@ -49,7 +49,7 @@ def make_app(
 
     async def health(request: Request) -> Response:
         door.check_page(request.scope)
-        status, body = health_of(manager, version)
+        status, body = health_of(manager, version, standing=standing_captures(office) if office is not None else [])
         return Response(body, status, media_type="application/health+json")
 
     async def metrics(request: Request) -> Response:
@@ -108,8 +108,14 @@ async def letters_page(office: Office) -> str:
     return render_vault({(one.queue, one.state): one.count for one in tallies}, office.vault.moves, captures)
 
 
-def health_of(manager: QueueManager, version: str) -> tuple[int, bytes]:
-    """200 while requests can be served; a storage that is set aside is named."""
+def standing_captures(office: Office) -> list[str]:
+    """The captures that stand still, each with its reason."""
+    found = [one for one in office.custody.captures() if one.state in ("waiting", "failed")]
+    return [f"the capture of {one.queue} stands still: {one.why}" for one in found]
+
+
+def health_of(manager: QueueManager, version: str, *, standing: Sequence[str] = ()) -> tuple[int, bytes]:
+    """200 while requests can be served; a storage that is set aside, and a capture that stands still, are named."""
     failing = [
         f"{record.name}: storage '{lane.storage}' is set aside"
         for record in manager.records()
@@ -119,8 +125,8 @@ def health_of(manager: QueueManager, version: str) -> tuple[int, bytes]:
     ]
     queues = manager.records()
     down = manager.closing or (bool(queues) and len(failing) >= len(queues))
-    status = "fail" if down else "warn" if failing else "pass"
-    body = {"status": status, "version": version, "queues": len(queues), "notes": failing[:20]}
+    status = "fail" if down else "warn" if failing or standing else "pass"
+    body = {"status": status, "version": version, "queues": len(queues), "notes": [*failing, *standing][:20]}
     return (503 if down else 200), msgspec.json.encode(body)
 
 

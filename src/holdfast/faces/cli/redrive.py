@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from holdfast.core.message import Address
+from holdfast.core.moments import format_duration
 from holdfast.core.redrive_task import Target
 from holdfast.core.routes import TYPE_HEADER, parse_routes
 from holdfast.errors import Invalid
@@ -19,7 +20,7 @@ from holdfast.faces.cli.app import redrive as group
 from holdfast.faces.cli.checks import one_of
 from holdfast.faces.cli.command import command
 from holdfast.faces.cli.failures import ExitCode
-from holdfast.faces.cli.output import filled_table, plural
+from holdfast.faces.cli.output import filled_table, plural, readable
 from holdfast.faces.cli.progress import meter
 from holdfast.faces.cli.session import Session
 
@@ -72,14 +73,23 @@ async def plan(
     async with open_admin(session) as admin:
         made = await admin.post("/admin/plans", request)
     session.out.document(made)
+    _show_plan(session, made)
+    return ExitCode.DONE if made["count"] else ExitCode.FAILED
+
+
+def _show_plan(session: Session, made: dict[str, Any]) -> None:
     rows = [[address, count] for address, count in made["targets"].items()]
     session.out.show(filled_table(("to", "#letters"), rows, title=f"{plural(made['count'], 'letter')} can go"))
     for note in made["notes"]:
         session.out.say(note)
-    for one in made["left_out"]:
-        session.out.say(f"letter {one['letter']} is left out: {one['why']}")
+    for one in made["reasons"]:
+        letters = "1 letter is" if one["count"] == 1 else f"{one['count']} letters are"
+        session.out.say(f"{letters} left out, {one['sample']} for one: {one['why']}")
+    if not made["count"]:
+        session.out.say("there is nothing to execute")
+        return
+    session.out.say(f"it takes about {readable(format_duration(max(1, round(made['estimated_s'])) * 1_000_000))}")
     session.out.say(f"execute it: holdfast redrive start {made['hash']}")
-    return ExitCode.DONE if made["count"] else ExitCode.FAILED
 
 
 def _table(file: Path | None) -> dict[str, object]:

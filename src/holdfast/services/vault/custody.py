@@ -15,7 +15,7 @@ from holdfast.core.moments import moment_or_none
 from holdfast.core.redrive_task import PLAN_COUNT_MAX, Leased, Place, Target
 from holdfast.core.roles import Caller
 from holdfast.core.states import LetterState
-from holdfast.errors import Conflict, Forbidden, Invalid, NotFound, StorageFailed
+from holdfast.errors import BrokerError, Conflict, Forbidden, Invalid, NotFound, StorageFailed
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.clock import Clock
 from holdfast.ports.custody import DeadQueue, Post
@@ -40,11 +40,11 @@ class QueueView(Struct, frozen=True, kw_only=True):
     """A dead-letter queue: what the broker has, and what the vault has of it."""
 
     queue: str
-    source_queue: str
-    ready: int
+    source_queue: str | None  #: null when none is known
+    ready: int | None  #: null when its broker does not say
     captured: int
     oldest_at: datetime | None
-    consumers: int
+    consumers: int | None
 
 
 class Custody:
@@ -64,23 +64,44 @@ class Custody:
     # --- queues -----------------------------------------------------------------------------------------------
 
     async def dead_queues(self, caller: Caller) -> list[QueueView]:
-        """The ones that are known, and those that letters were captured from."""
-        found = {one.queue: one for post in self.posts for one in await post.queues()}
-        for tally in await self.vault.ledger.tallies():
-            found.setdefault(tally.queue, DeadQueue(queue=tally.queue))
-        return [await self._view(one) for _, one in sorted(found.items()) if caller.may_touch(one.queue)]
+        """The ones that are known, and those that letters were captured from. A broker that does not answer takes
+        nothing away from what the vault and the others know."""
+        found: dict[str, DeadQueue] = {}
+        silent = False
+        for post in self.posts:
+            try:
+                found |= {one.queue: one for one in await post.queues()}
+            except BrokerError as error:
+                emit("dead_queues.unknown", error=error)
+                silent = True
+        told = set(found)
+        for queue in [*(tally.queue for tally in await self.vault.ledger.tallies()), *self._captures]:
+            found.setdefault(queue, DeadQueue(queue=queue))
+        return [
+            await self._view(one, is_told=name in told or not silent)
+            for name, one in sorted(found.items())
+            if caller.may_touch(name)
+        ]
 
-    async def _view(self, found: DeadQueue) -> QueueView:
+    async def waiting(self, queue: str, caller: Caller) -> int | None:
+        """How many letters are in a queue itself; None when its broker does not say, or does not know it."""
+        try:
+            _, found = await self.known(queue, caller)
+        except (BrokerError, NotFound):
+            return None
+        return found.ready
+
+    async def _view(self, found: DeadQueue, *, is_told: bool) -> QueueView:
         selection = Selection(queue=found.queue, state=LetterState.CAPTURED)
         ids = await self.vault.letters.count(selection)
         oldest = await self.vault.letters.oldest(selection) if ids.count else None
         return QueueView(
             queue=found.queue,
-            source_queue=found.source_queue,
-            ready=found.ready,
+            source_queue=found.source_queue or None,
+            ready=found.ready if is_told else None,
             captured=ids.count,
             oldest_at=moment_or_none(oldest.death.last_at_us or oldest.captured_at_us) if oldest else None,
-            consumers=found.consumers,
+            consumers=found.consumers if is_told else None,
         )
 
     async def known(self, queue: str, caller: Caller) -> tuple[Post, DeadQueue]:
@@ -105,11 +126,11 @@ class Custody:
 
     def captures(self) -> list[CaptureReport]:
         """The captures of this process since it started, one for each queue."""
-        return [capture.report for capture in self._captures.values()]
+        return [capture.look() for capture in self._captures.values()]
 
     def is_capturing(self, queue: str) -> bool:
         """Whether what dies into a queue is captured now."""
-        return queue in self._captures and self._captures[queue].report.state == "running"
+        return queue in self._captures and self._captures[queue].report.state in ("running", "waiting")
 
     async def capture(
         self, queue: str, caller: Caller, *, count_max: int = COUNT_MAX, idle_s: float = IDLE_S

@@ -19,6 +19,7 @@ from holdfast.core.redrive_task import (
     PLAN_COUNT_MAX,
     REASON_CHARACTERS_MAX,
     UNROUTED_SHOWN_MAX,
+    LeftOut,
     Plan,
     Redrive,
     Unrouted,
@@ -85,6 +86,7 @@ class Planner:
             targets=dict(Counter(str(one.address) for one in going)),
             left_out=tuple(left_out[:UNROUTED_SHOWN_MAX]),
             left_out_count=len(left_out),
+            reasons=_reasons(left_out),
             redriven_before=before,
             estimated_s=round(len(going) / (wish.max_per_s or RATE_PER_S_ASSUMED), 3),
             notes=(*_notes(going, reached), *canary_note(wish, wait)),
@@ -220,6 +222,12 @@ def _parted(going: Sequence[Going], reached: dict[Address, Reach]) -> tuple[list
         else:
             arriving.append(one)
     return arriving, left_out
+
+
+def _reasons(left_out: Sequence[Unrouted]) -> tuple[LeftOut, ...]:
+    counts = Counter(one.why for one in left_out)
+    samples = {one.why: one.letter for one in reversed(left_out)}
+    return tuple(LeftOut(why, count, samples[why]) for why, count in counts.most_common())
 
 
 def _notes(going: Iterable[Going], reached: dict[Address, Reach]) -> list[str]:

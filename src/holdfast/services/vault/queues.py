@@ -135,6 +135,8 @@ class _Tag(NamedTuple):
 class QueueSource:
     """Leases of one dead queue."""
 
+    trouble = ""
+
     def __init__(self, queues: Queues, queue: str, grouped: Fingerprinter) -> None:
         self._queues = queues
         self._queue = queue

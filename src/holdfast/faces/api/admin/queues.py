@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 from msgspec import Struct
 
+from holdfast.core.ledger import expand
 from holdfast.core.letter_selection import Selection, decode_cursor, encode_cursor
-from holdfast.core.redrive_task import RedriveState, Wish
+from holdfast.core.redrive_task import Plan, RedriveState, Wish
 from holdfast.core.states import LetterState
 from holdfast.errors import HoldfastError
 from holdfast.faces.api.admin.desk import Desk, Endpoint
@@ -29,6 +31,8 @@ from holdfast.services.vault.custody import QueueView, check_queue
 REDRIVE_TIMEOUT_S = 60.0
 REDRIVE_STEP_S = 0.05
 CAPTURE_IDLE_S = 0.5
+#: So many letters are looked at, to find some that can go.
+PASSED_OVER_MAX = 100_000
 
 
 class MessagesQuery(Struct, frozen=True, kw_only=True):
@@ -46,30 +50,33 @@ async def messages(desk: Desk) -> MessagesReply:
     queue, query = desk.text("queue"), desk.query(MessagesQuery)
     check_queue(desk.caller, queue)
     selection = Selection(queue=queue, state=LetterState.CAPTURED)
+    waiting = await desk.custody.waiting(queue, desk.caller)
     if not query.live and (await desk.vault.letters.count(selection)).count:
         page = await desk.vault.letters.find(selection, count_max=query.limit)
         found = [MessageView.of(one, (await desk.custody.content(one)).body) for one in page.letters]
-        return MessagesReply(source="vault", messages=found, cost="none: read from the vault")
+        return MessagesReply(source="vault", messages=found, cost="none: read from the vault", waiting=waiting)
     letters = await desk.custody.peek(queue, desk.caller, count_max=query.limit, live=query.live)
     cost = "each letter was delivered once and given back; where the queue counts that, it counted"
-    return MessagesReply(source="live", messages=[MessageView.of(one, one.body) for one in letters], cost=cost)
+    views = [MessageView.of(one, one.body) for one in letters]
+    return MessagesReply(source="live", messages=views, cost=cost, waiting=waiting)
 
 
 async def redrive(desk: Desk) -> RedriveReply:
     """Into the vault, then out of it: committed, then acked; confirmed, then settled."""
     queue, limit = desk.text("queue"), desk.body(RedriveRequest).limit
     await desk.custody.known(queue, desk.caller)
-    selection = Selection(queue=queue, state=LetterState.CAPTURED)
-    ids = await _oldest(desk, selection, limit)
-    if len(ids) < limit and not desk.custody.is_capturing(queue):
-        await desk.custody.capture(queue, desk.caller, count_max=limit - len(ids), idle_s=CAPTURE_IDLE_S)
-        ids = await _oldest(desk, selection, limit)
-    if not ids:
+    plan = await _oldest_that_can_go(desk, queue, limit)
+    if (plan.count if plan else 0) < limit and not desk.custody.is_capturing(queue):
+        count = limit - (plan.count if plan else 0)
+        await desk.custody.capture(queue, desk.caller, count_max=count, idle_s=CAPTURE_IDLE_S)
+        plan = await _oldest_that_can_go(desk, queue, limit)
+    if plan is None:
         return RedriveReply(redriven=0, kept=0, possible_duplicates=0, reasons={})
-    plan = await desk.office.planner.plan(Wish(selection=Selection(ids=tuple(ids), queue=queue)), desk.caller)
-    reasons = Counter(one.why for one in plan.left_out)
+    reasons, left_out_count = Counter({one.why: one.count for one in plan.reasons}), plan.left_out_count
     if not plan.count:
-        return RedriveReply(redriven=0, kept=len(ids), possible_duplicates=0, reasons=dict(reasons))
+        return RedriveReply(redriven=0, kept=left_out_count, possible_duplicates=0, reasons=dict(reasons))
+    if plan.count > limit:
+        plan = await _planned(desk, queue, expand(plan.ids)[:limit])
     act = desk.act(reason="re-drive")
     task, _ = await desk.office.planner.execute(plan.hash, desk.caller, act, name=f"re-drive of {queue}"[:200])
     desk.office.redrives.begin(task)
@@ -83,14 +90,28 @@ async def redrive(desk: Desk) -> RedriveReply:
         reasons["the broker did not take it"] += task.failed
     return RedriveReply(
         redriven=task.redriven,
-        kept=len(ids) - task.redriven,
+        kept=left_out_count + task.total - task.redriven,
         possible_duplicates=max(task.possible_duplicates, task.unknown),
         reasons=dict(reasons),
     )
 
 
-async def _oldest(desk: Desk, selection: Selection, limit: int) -> list[int]:
-    return [one for one, _ in await desk.vault.letters.oldest_ids(selection, count_max=limit)]
+async def _oldest_that_can_go(desk: Desk, queue: str, limit: int) -> Plan | None:
+    """What cannot go is passed over, or it would be in the way of all others for ever. None when there is no letter."""
+    selection = Selection(queue=queue, state=LetterState.CAPTURED)
+    count = limit
+    while True:
+        found = await desk.vault.letters.oldest_ids(selection, count_max=count)
+        if not found:
+            return None
+        plan = await _planned(desk, queue, [one for one, _ in found])
+        if plan.count >= limit or len(found) < count or count >= PASSED_OVER_MAX:
+            return plan
+        count = min(count * 10, PASSED_OVER_MAX)
+
+
+async def _planned(desk: Desk, queue: str, ids: Sequence[int]) -> Plan:
+    return await desk.office.planner.plan(Wish(selection=Selection(ids=tuple(ids), queue=queue)), desk.caller)
 
 
 async def captures(desk: Desk) -> list[CaptureReport]:

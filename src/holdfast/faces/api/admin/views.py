@@ -166,11 +166,13 @@ class MessageView(Struct, frozen=True, kw_only=True):
 
 
 class MessagesReply(Struct, frozen=True, kw_only=True):
-    """`live` is read from the queue itself; `cost` says what that did to it."""
+    """`live` is read from the queue itself; `cost` says what that did to it. `waiting` is how many letters are in the
+    queue itself and not in the vault; null when its broker does not say."""
 
     source: Literal["vault", "live"]
     messages: list[MessageView]
     cost: str
+    waiting: int | None
 
 
 class RedriveRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
