@@ -74,7 +74,7 @@ async def open_office(
     async with AsyncExitStack() as stack:
         database, beside = _database(url)
         grouped = load_fingerprint(settings.fingerprint)
-        key = await asyncio.to_thread(_key, settings, url)
+        key = await _chain_key(settings, url, time_source)
         vault = SqlVault(database, key=key, clock=time_source)
         await _open(vault)
         stack.push_async_callback(vault.close)
@@ -105,7 +105,7 @@ async def open_ledger(settings: Settings, url: str, *, clock: Clock) -> AsyncIte
 async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIterator[Vault]:
     """The vault at a URL, without brokers. Raises CannotStart."""
     database, _ = _database(url)
-    key = await asyncio.to_thread(_key, settings, url)
+    key = await _chain_key(settings, url, clock)
     vault = SqlVault(database, key=key, clock=clock)
     await _open(vault)
     try:
@@ -220,8 +220,8 @@ def _retries(settings: Settings) -> Retries:
     return Retries(attempts=settings.retry_attempts, delays_s=tuple(delays))
 
 
-def _key(settings: Settings, url: str) -> bytes:
-    """The key of the chain: given, or made once and kept in a file that only we read."""
+async def _chain_key(settings: Settings, url: str, clock: Clock) -> bytes:
+    """The key of the chain: given, or made once and kept in a file. Raises CannotStart."""
     if settings.ledger_key is not None:
         return settings.ledger_key.reveal().encode()
     parts = urlsplit(url)
@@ -229,6 +229,29 @@ def _key(settings: Settings, url: str) -> bytes:
         return secrets.token_bytes(KEY_BYTES)
     folder = Path(unquote(parts.path[1:])) if parts.scheme == "sqlite" else settings.data_folder
     path = folder / "ledger-key"
+    if not await asyncio.to_thread(path.exists) and await _has_rows(url, clock):
+        # A new one would only be in the way of the right one.
+        raise CannotStart(
+            f"key of the ledger is missing; the vault's chain was begun with a key and {path} is not there, bring back "
+            "the file ledger-key or set HOLDFAST_LEDGER_KEY"
+        )
+    return await asyncio.to_thread(_key, path)
+
+
+async def _has_rows(url: str, clock: Clock) -> bool:
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite" and not await asyncio.to_thread((Path(unquote(parts.path[1:])) / "vault.db").exists):
+        return False
+    vault = SqlVault(_database(url)[0], key=b"", clock=clock)  # it writes nothing
+    await _open(vault)
+    try:
+        return bool(await vault.ledger.rows(after=0, count_max=1))
+    finally:
+        await vault.close()
+
+
+def _key(path: Path) -> bytes:
+    """The key in a file that only we read, made now if there is none."""
     try:
         with suppress(FileExistsError):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

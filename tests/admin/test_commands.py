@@ -152,6 +152,33 @@ def _has_redriven(path: Path) -> bool:
         database.close()
 
 
+def test_what_would_change_nothing_is_refused_with_the_reason(run: Inside) -> None:
+    run.done("capture", QUEUE)
+    unchanged = run("letters", "edit", "1", "--revision", "0")
+    assert (unchanged.code, "nothing is changed" in unchanged.stderr) == (1, True), unchanged
+    assert run.done("letters", "diff", "1", "--json").document["revision"] == 0
+    run.done("letters", "discard", "--ids", "1", "--count", "1")
+    gone = run("letters", "restore", "--ids", "1")
+    assert (gone.code, "discarded letters cannot be restored" in gone.text) == (1, True), gone
+    assert "--count 0" not in gone.text
+    assert "cannot be restored" in run("letters", "restore", "--ids", "1", "--state", "discarded").stderr
+    assert (
+        run("letters", "restore", "--ids", "2").text == "no letter that is archived fits; there is nothing to restore\n"
+    )
+
+
+def test_no_key_is_made_for_a_ledger_that_has_another(run: Inside) -> None:
+    run.done("capture", QUEUE)
+    key = run.folder / "data" / "ledger-key"
+    kept = key.read_bytes()
+    key.unlink()
+    missing = run("letters", "list")
+    assert (missing.code, "bring back the file" in missing.stderr) == (1, True), missing
+    assert not key.exists()
+    key.write_bytes(kept)
+    run.done("letters", "list")
+
+
 def test_tokens_are_made_listed_and_revoked(run: Inside) -> None:
     token = run.done("token", "create", "ci", "--role", "operator", "--json").document["token"]
     assert token not in json.dumps(run.done("token", "list", "--json").documents)

@@ -152,7 +152,7 @@ async def test_an_edit_keeps_the_original_and_refuses_locked_headers(house: Hous
         assert (await client.post(url, json=edit)).status_code == 409
         assert (await client.get("/admin/letters/1/body")).content == b"good"
         assert (await client.get("/admin/letters/1/body?original=1")).content == b"bad"
-        for bad in ({"put": {"x-redrive-id": "1"}}, {"put": {"CC": ["x"]}}, {"drop": [""]}, {"revision": -1}):
+        for bad in ({"put": {"x-redrive-id": "1"}}, {"put": {"CC": ["x"]}}, {"drop": [""]}, {"revision": -1}, {}):
             answer = await client.post(url, json={"revision": 1, **bad})
             assert answer.status_code == 400, bad
         assert (await client.post(url, json={"revision": 1, "put": {"CC": "x"}, "sensitive": True})).status_code == 200
@@ -227,12 +227,22 @@ async def test_a_token_held_to_queues_sends_letters_to_no_other_place_that_it_na
         assert not await house.queues.storage_items_list("other")
 
 
+async def test_what_is_of_all_queues_says_that_it_needs_a_token_for_all(house: House) -> None:
+    act = Act(actor="test", action="tokens.create")
+    token = await house.office.tokens.create("held", Role.ADMIN, act, queues=["orders*"])
+    async with house.client(token) as client:
+        for path in ("groups", "redrives", "ledger", "tokens", "events", "imports/failed"):
+            answer = await client.get(f"/admin/{path}")
+            assert (answer.status_code, "needs a token for all queues" in answer.json()["detail"]) == (403, True), path
+        assert "name one of them" in (await client.get("/admin/letters")).json()["detail"]
+
+
 async def test_the_ledger_is_read_and_verified(house: House) -> None:
     await house.put(b"1")
     async with house.client() as client:
         head = (await client.get("/admin/ledger/head")).json()["head"]
         assert (await client.get("/admin/ledger/verify", params={"anchor": head})).json()["why"] == ""
-        cut = (await client.get("/admin/ledger/verify", params={"anchor": "7:00"})).json()
+        cut = (await client.get("/admin/ledger/verify", params={"anchor": f"7:{'0' * 64}"})).json()
         assert "cut off" in cut["why"]
         rows = (await client.get("/admin/ledger")).json()["rows"]
         assert [(row["action"], row["count"]) for row in rows] == [("capture", 1)]

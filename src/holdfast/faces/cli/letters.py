@@ -167,6 +167,9 @@ def _action(word: str, state: str) -> None:
         ] = None,
         reason: Reason = "",
     ) -> ExitCode | None:
+        if filters.get("state", state) != state:
+            lost = "; discarded letters cannot be restored" if (word, filters["state"]) == LOST else ""
+            raise BadUsage(f"--state is {filters['state']}; {word} takes letters that are {state} alone{lost}")
         selection = {"state": state, **as_selection(filters)}
         filters = {"state": state, **filters}
         async with open_admin(session) as admin:
@@ -190,10 +193,18 @@ def _action(word: str, state: str) -> None:
 async def _only_counted(session: Session, admin: Admin, filters: dict[str, str], word: str) -> ExitCode:
     page = await admin.get("/admin/letters", **filters, limit=1)
     session.out.document({"count": page["count"], "count_is_exact": page["count_is_exact"], "done": False})
+    if not page["count"]:
+        text = f"no letter that is {filters['state']} fits; there is nothing to {word}"
+        if word == "restore":
+            lost = await admin.get("/admin/letters", **{**filters, "state": "discarded"}, limit=1)
+            text += f"; {lost['count']} of them are gone: discarded letters cannot be restored" if lost["count"] else ""
+        session.out.say(text)
+        return ExitCode.FAILED
     session.out.say(f"{plural(page['count'], 'letter')} would be changed; say --count {page['count']} to {word} them")
     return ExitCode.BAD_USAGE
 
 
+LOST = ("restore", "discarded")
 ACTIONS: dict[str, str] = {"archive": "captured", "restore": "archived", "discard": "captured", "resolve": "redriven"}
 for _word, _state in ACTIONS.items():
     _action(_word, _state)

@@ -229,6 +229,8 @@ class Custody:
         """A new revision. Locked headers are refused, sensitive ones need to be said."""
         letter = await self.letter(number, caller)
         names = [*put, *drop]
+        if body is None and not names:
+            raise Invalid("edit is invalid; nothing is changed, give a body, or headers to put or drop")
         locked = sorted(set(names) & set(LOCKED_HEADERS))
         if locked:
             raise Invalid(f"header is locked; '{locked[0]}' says who the message is or where it has been")
@@ -247,6 +249,15 @@ def check_queue(caller: Caller, queue: str) -> None:
     """A caller who is held to some queues names one of them. Raises Forbidden."""
     if caller.queues and (not queue or not caller.may_touch(queue)):
         raise Forbidden(f"forbidden; this token is for the queues {', '.join(caller.queues)} alone, name one of them")
+
+
+def check_all_queues(caller: Caller) -> None:
+    """What is of all queues is not for a caller who is held to some. Raises Forbidden."""
+    if caller.queues:
+        raise Forbidden(
+            f"forbidden; this token is for the queues {', '.join(caller.queues)} alone, and this is of all: it needs a "
+            "token for all queues"
+        )
 
 
 def check_target(caller: Caller, target: Target) -> None:

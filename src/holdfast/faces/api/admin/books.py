@@ -22,7 +22,7 @@ from holdfast.faces.api.admin.views import (
     TokenView,
 )
 from holdfast.services.ledger import BalanceRow, Verified
-from holdfast.services.vault.custody import check_queue
+from holdfast.services.vault.custody import check_all_queues
 
 EVENTS_STEP_S = 1.0
 EVENTS_COUNT_MAX = 3_600
@@ -39,7 +39,7 @@ class VerifyQuery(Struct, frozen=True, kw_only=True):
 
 async def ledger(desk: Desk) -> LedgerReply:
     query = desk.query(PageQuery)
-    check_queue(desk.caller, "")
+    check_all_queues(desk.caller)
     after = decode_cursor("ledger", query.cursor) if query.cursor else 0
     rows = await desk.vault.ledger.rows(after=after, count_max=query.limit)
     return LedgerReply(rows=rows, next=encode_cursor("ledger", rows[-1].number) if len(rows) == query.limit else "")
@@ -58,7 +58,7 @@ async def balance(desk: Desk) -> list[BalanceRow]:
 
 
 async def tokens(desk: Desk) -> list[TokenView]:
-    check_queue(desk.caller, "")
+    check_all_queues(desk.caller)
     return [
         TokenView(
             name=one.name,
@@ -75,7 +75,7 @@ async def tokens(desk: Desk) -> list[TokenView]:
 
 async def create_token(desk: Desk) -> TokenReply:
     wanted = desk.body(TokenRequest)
-    check_queue(desk.caller, "")
+    check_all_queues(desk.caller)
     secret = await desk.office.tokens.create(
         wanted.name,
         Role[wanted.role.upper()],
@@ -87,14 +87,14 @@ async def create_token(desk: Desk) -> TokenReply:
 
 
 async def revoke_token(desk: Desk) -> ActionReply:
-    check_queue(desk.caller, "")
+    check_all_queues(desk.caller)
     name = desk.text("name").replace("\x00", "")
     await desk.office.tokens.revoke(name, desk.act(detail=f"token '{name[:200]}'"))
     return ActionReply(1)
 
 
 async def events(desk: Desk) -> Response:
-    check_queue(desk.caller, "")
+    check_all_queues(desk.caller)
     return StreamingResponse(_stream(desk), media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 

@@ -26,7 +26,7 @@ from holdfast.faces.api.admin.views import (
     RedriveRequest,
 )
 from holdfast.services.capture import CaptureReport
-from holdfast.services.vault.custody import QueueView, check_queue
+from holdfast.services.vault.custody import QueueView, check_all_queues, check_queue
 
 REDRIVE_TIMEOUT_S = 60.0
 REDRIVE_STEP_S = 0.05
@@ -130,7 +130,7 @@ async def start_capture(desk: Desk) -> CaptureReport:
 
 async def failed(desk: Desk) -> FailedReply:
     query = desk.query(PageQuery)
-    check_queue(desk.caller, "")
+    check_all_queues(desk.caller)
     after = decode_cursor("failed", query.cursor) if query.cursor else 0
     found = await desk.vault.letters.failed(after=after, count_max=query.limit)
     views = [

@@ -22,7 +22,7 @@ from holdfast.faces.api.admin.views import (
     StartRequest,
     Text,
 )
-from holdfast.services.vault.custody import check_queue
+from holdfast.services.vault.custody import check_all_queues, check_queue
 
 
 class GroupsQuery(Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class GroupsQuery(Struct, frozen=True, kw_only=True):
 
 async def groups(desk: Desk) -> GroupsReply:
     query = desk.query(GroupsQuery)
-    check_queue(desk.caller, "")
+    check_all_queues(desk.caller)
     after = decode_cursor("groups", query.cursor) if query.cursor else ID_MAX
     status = GroupStatus(query.status) if query.status else None
     found = await desk.vault.groups.page(status=status, after=after, count_max=query.limit)
@@ -45,7 +45,7 @@ async def groups(desk: Desk) -> GroupsReply:
 
 async def change_group(desk: Desk) -> GroupView:
     wanted = desk.body(GroupChange)
-    check_queue(desk.caller, "")
+    check_all_queues(desk.caller)
     status = GroupStatus(wanted.status) if wanted.status else None
     key = desk.text("key")
     act = desk.act(reason=wanted.note or "", detail=f"{key[:50]} {wanted.status or ''}")
@@ -91,7 +91,7 @@ async def start(desk: Desk) -> Redrive:
 
 async def redrives(desk: Desk) -> RedrivesReply:
     query = desk.query(PageQuery)
-    check_queue(desk.caller, "")
+    check_all_queues(desk.caller)
     before = decode_cursor("redrives", query.cursor) if query.cursor else ID_MAX
     found = await desk.vault.redrives.page(before=before, count_max=query.limit)
     return RedrivesReply(
@@ -101,7 +101,10 @@ async def redrives(desk: Desk) -> RedrivesReply:
 
 async def show(desk: Desk) -> Redrive:
     redrive = await desk.office.redrives.find(desk.number())
-    check_queue(desk.caller, redrive.wish.selection.queue)
+    if redrive.wish.selection.queue:
+        check_queue(desk.caller, redrive.wish.selection.queue)
+    else:
+        check_all_queues(desk.caller)
     return redrive
 
 
