@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 import holdfast
@@ -13,6 +14,7 @@ from holdfast.core.letter_selection import Selection
 from holdfast.core.moments import moment
 from holdfast.core.redrive_task import Canary, Redrive, RedriveState, Target, Wish
 from holdfast.core.states import LetterState
+from holdfast.engines.postgres.vault import SCHEMA
 from holdfast.engines.rabbitmq.lane import Outgoing
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.events import Delivery
@@ -205,6 +207,38 @@ async def test_a_task_goes_on_after_a_restart(admin: Admin, tmp_path: Path) -> N
 
         await eventually(is_done)
     assert len(await admin.drain(MAIN, 2)) == 2
+
+
+@pytest.mark.postgres
+async def test_a_task_is_not_taken_from_a_process_that_lives(admin: Admin, tmp_path: Path, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+    await send(admin, [dead(b"1"), dead(b"2"), dead(b"3")])
+    shared = {"vault": Secret(postgres_url), "ledger_key": Secret("k")}
+    async with office_on(admin, tmp_path / "one", **shared) as one, office_on(admin, tmp_path / "two", **shared) as two:
+        await captured(one)
+        plan = await one.planner.plan(Wish(selection=Selection(queue=DLQ), max_per_s=1), ADMIN)
+        redrive, _ = await one.planner.execute(plan.hash, ADMIN, ACT)
+        one.redrives.begin(redrive)
+
+        async def is_held() -> bool:
+            return bool((await two.redrives.find(redrive.id)).held_by)
+
+        await eventually(is_held)
+        holder = (await two.redrives.find(redrive.id)).held_by
+        with pytest.raises(Conflict, match="if that one is gone, try again in"):
+            await two.redrives.change(redrive.id, "resume", ACT)
+        await two.redrives.resume_all()  # it stands by, and takes over when the other falls silent
+        await one.redrives.close()
+        assert (await two.redrives.find(redrive.id)).held_by != holder
+
+        async def is_done() -> bool:
+            return (await two.redrives.find(redrive.id)).state is RedriveState.DONE
+
+        await eventually(is_done)
+        found = await two.redrives.find(redrive.id)
+        assert (found.redriven, found.possible_duplicates) == (3, 0)
+    assert len(await admin.drain(MAIN, 3)) == 3
 
 
 async def test_a_letter_that_is_being_redriven_cannot_be_touched(admin: Admin, tmp_path: Path) -> None:
