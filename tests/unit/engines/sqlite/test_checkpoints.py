@@ -6,13 +6,20 @@ import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import apsw
 import pytest
 
 from holdfast.engines.sqlite import checkpoints
-from holdfast.engines.sqlite.checkpoints import BESIDE_PAGES_COUNT, WITHIN_PAGES_COUNT, Checkpoints
+from holdfast.engines.sqlite.checkpoints import (
+    AHEAD_BYTES,
+    AHEAD_BYTES_MAX,
+    BESIDE_PAGES_COUNT,
+    WITHIN_PAGES_COUNT,
+    Checkpoints,
+)
 from holdfast.engines.sqlite.connection import open_writer, transaction
 from holdfast.engines.sqlite.counts import Partition
 
@@ -111,3 +118,31 @@ def test_ids_in_a_row_are_the_ids_one_by_one() -> None:
     for sequence, count in ((4090, 1), (4090, 6), (4090, 7), (4095, 9000), (8192, 4096), (1 << 52, 5000)):
         rows = range(partition.first | sequence, (partition.first | sequence) + count)
         assert partition.ids_of(rows) == [partition.id_of(row) for row in rows]
+
+
+def test_a_young_log_is_longer_than_its_frames_and_is_read_as_if_it_were_not(
+    tmp_path: Path, threads: ThreadPoolExecutor
+) -> None:
+    path = tmp_path / "queue.db"
+    writer = open_writer(path, kind="queue", create=True)
+    folding = Checkpoints(path, writer, threads)
+    log = tmp_path / "queue.db-wal"
+    lengths = []
+    for number in range(1, 400):
+        _write(writer, 4)
+        lengths.append(log.stat().st_size)
+        if number % 50 == 0:  # as after a kill: the file and its log as they lie there
+            left = tmp_path / f"left-{number}"
+            left.mkdir()
+            shutil.copyfile(path, left / "queue.db")
+            shutil.copyfile(log, left / "queue.db-wal")
+            again = apsw.Connection(str(left / "queue.db"))
+            assert again.execute("SELECT count(*) FROM items").fetchone() == (number,)
+            assert again.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            again.close()
+    assert lengths[0] >= AHEAD_BYTES
+    steps = {after - before for before, after in pairwise(lengths) if before < AHEAD_BYTES_MAX}
+    assert len(steps - {0}) <= 3, "in few long steps, not commit by commit"
+    assert folding.pages_count * PAGE_BYTES > AHEAD_BYTES_MAX, "and it goes on beyond them"
+    folding.close()
+    writer.close()
