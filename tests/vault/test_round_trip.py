@@ -127,6 +127,18 @@ async def test_bodies_of_every_kind_are_shown_exported_and_sent_back_as_they_cam
     assert [hashlib.sha256(one.body).hexdigest() for one in found] == [hashlib.sha256(b).hexdigest() for b in bodies]
 
 
+async def test_a_letter_whose_body_is_gone_does_not_hold_up_its_neighbours(admin: Admin, tmp_path: Path) -> None:
+    await send(admin, [dead(b"before"), dead(bytes(2**20 + 1), message_id="large"), dead(b"after")])
+    async with open_house(tmp_path, **on(admin)) as house, house.client() as client:
+        assert (await client.post("/admin/captures", json={"queue": DLQ})).json()["captured"] == 3
+        (blob,) = [path for path in (tmp_path / "data/vault-blobs").rglob("*") if path.is_file()]
+        blob.unlink()
+        task = await redriven(house)
+        assert (task["redriven"], task["kept"]) == (2, 1), task
+        assert (await client.get("/admin/letters/2")).json()["state"] == "captured"
+    assert [one.body for one in await admin.drain(MAIN, 2)] == [b"before", b"after"]
+
+
 async def test_header_values_of_every_type_keep_their_bytes(admin: Admin, tmp_path: Path) -> None:
     await admin.queue("witness")
     letter = with_values(b"x")

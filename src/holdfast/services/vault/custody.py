@@ -16,7 +16,7 @@ from holdfast.core.redrive_task import PLAN_COUNT_MAX, Leased, Place, Target
 from holdfast.core.roles import Caller
 from holdfast.core.states import LetterState
 from holdfast.errors import BrokerError, Conflict, Forbidden, Invalid, NotFound, StorageFailed
-from holdfast.ports.blobs import Blobs
+from holdfast.ports.blobs import BlobMissing, Blobs
 from holdfast.ports.clock import Clock
 from holdfast.ports.custody import DeadQueue, Post
 from holdfast.ports.vault import Vault
@@ -187,9 +187,15 @@ class Custody:
             raise NotFound(f"letter does not exist; there is no letter {letter.id}")
         return await self._with_body(found)
 
-    async def contents(self, leased: Sequence[Leased]) -> list[Content]:
-        """What is to be published of letters, with their bodies."""
-        return [await self._with_body(one) for one in await self.vault.redrives.contents(leased)]
+    async def contents(self, leased: Sequence[Leased]) -> list[Content | BlobMissing]:
+        """What is to be published of letters, with their bodies; one whose body is gone does not hold up the others."""
+        return [await self._with_body_or_error(one) for one in await self.vault.redrives.contents(leased)]
+
+    async def _with_body_or_error(self, content: Content) -> Content | BlobMissing:
+        try:
+            return await self._with_body(content)
+        except BlobMissing as error:
+            return error
 
     async def _with_body(self, content: Content) -> Content:
         if not content.blob:

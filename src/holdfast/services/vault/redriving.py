@@ -17,6 +17,7 @@ from holdfast.core.ledger import Act
 from holdfast.core.moments import moment
 from holdfast.core.redrive_task import Leased, Redrive, RedriveState, Settled
 from holdfast.errors import BrokerError, TryAgain
+from holdfast.ports.blobs import BlobMissing
 from holdfast.ports.custody import Parcel, Post, Posted
 from holdfast.proof import crash_point
 from holdfast.services.vault.canary import Canaries, Pace
@@ -152,6 +153,9 @@ class Redriving:
         by_post: dict[Post, list[Parcel]] = {}
         contents = await self._custody.contents(leased)
         for one, content in zip(leased, contents, strict=True):
+            if isinstance(content, BlobMissing):
+                settled.append(Settled(one.letter, "failed", f"its body is gone; {content}"))
+                continue
             post = next((post for post in self._custody.posts if post.origin == one.origin), None)
             if post is None:
                 settled.append(Settled(one.letter, "failed", "its broker is not configured here"))
