@@ -64,14 +64,14 @@ class FrozenClock:
             self._now_us = max(self._now_us, at_us)
             if call.callback is not None:
                 asyncio.get_running_loop().call_soon(call.make)
-                await _turns()
+                await self._consequences()
         self._now_us = end_us
-        await _turns()
+        await self._consequences()
 
-
-async def _turns() -> None:
-    for _ in range(TURNS_COUNT):
-        await asyncio.sleep(0)
+    async def _consequences(self) -> None:
+        """Whoever can tell when all of them have happened may wait for that instead."""
+        for _ in range(TURNS_COUNT):
+            await asyncio.sleep(0)
 
 
 @asynccontextmanager

@@ -34,7 +34,17 @@ HEAL_STEPS_COUNT_MAX = 400
 
 
 class ModelClock(FrozenClock):
-    """A frozen clock that can be handed to the next process."""
+    """A frozen clock that can be handed to the next process, and stops until the store is at rest.
+
+    A commit in a thread ends at a moment of its own: time that went on meanwhile would make every run another one.
+    """
+
+    def __init__(self, faults: Faults) -> None:
+        super().__init__()
+        self._faults = faults
+
+    async def _consequences(self) -> None:
+        await self._faults.rest()
 
     def forget(self) -> None:
         """The process whose calls were armed is gone."""
@@ -132,8 +142,8 @@ class Installation:
     """The whole in-process service over one flaky storage."""
 
     def __init__(self, kind: str) -> None:
-        self.clock = ModelClock()
         self.faults = Faults()
+        self.clock = ModelClock(self.faults)
         self._loop = asyncio.new_event_loop()
         self._backend: Backend = BACKENDS[kind]()
         self._storage: FlakyStorage | None = None

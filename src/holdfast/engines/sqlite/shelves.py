@@ -113,9 +113,11 @@ class SqliteShelves:
 
     def _open(self) -> None:
         exists = self.path.exists()
-        if not exists and self._storage.was_made(self._generation):
+        is_empty = not exists or not self.path.stat().st_size  # also while somebody copies a backup to its place
+        if is_empty and self._storage.was_made(self._generation):
+            what = "empty" if exists else "missing"
             raise StorageFailed(
-                f"storage failed; the file {self.path.name} of queue '{self._name}' is missing, restore it from a "
+                f"storage failed; the file {self.path.name} of queue '{self._name}' is {what}, restore it from a "
                 "backup or delete the queue"
             )
         writer = open_writer(self.path, kind="queue", create=not exists)
