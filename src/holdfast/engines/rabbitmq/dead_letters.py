@@ -38,7 +38,7 @@ PREFETCH_MAX = 65_535
 #: The copies on their way wait for their confirms here as well; more than this only costs memory.
 PUBLISH_WINDOW_BYTES = 8 * 2**20
 #: Another consumer that came while we ran is taken for ours: then it takes this long.
-SETTLE_TIMEOUT_S, SETTLE_STEP_S = 3.0, 0.02
+SETTLE_TIMEOUT_S, SETTLE_STEP_S = 10.0, 0.02
 
 
 class RabbitDeadLetters:
