@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.support.postgres import Cluster, running_cluster
 from tests.support.rabbitmq_cluster import RabbitCluster, cluster_versions, running_rabbitmq_cluster
@@ -13,6 +14,10 @@ from tests.support.rabbitmq_fixtures import admin, every_admin, every_node, node
 from tests.support.servers import skip_left_out
 
 __all__ = ["admin", "every_admin", "every_node", "node", "nodes"]
+
+# `make test` tries the same examples each time, so that a red run speaks of the change; `make soak` looks for new ones.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

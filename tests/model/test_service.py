@@ -53,3 +53,18 @@ def test_the_sqlite_store_keeps_the_books() -> None:
 def test_the_postgres_store_keeps_the_books(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PostgresBackend, "url", postgres_url)
     run_state_machine_as_test(PostgresMachine, settings=settings_for(examples=5, steps=25))
+
+
+def test_a_death_in_postgres_whose_answer_was_lost_can_be_leased_at_once(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PostgresBackend, "url", postgres_url)
+    machine = PostgresMachine()
+    try:
+        machine.begin(partitions=1, max_attempts=0)
+        machine.lease("dead", 2, 1.0)  # its counts are known, and nothing is hinted any more
+        machine.settle("work", 0, "dead", 0, 0, "after")
+        machine.the_books_are_right()
+        machine.lease("dead", 1, 0.01)
+    finally:
+        machine.teardown()

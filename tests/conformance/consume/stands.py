@@ -13,6 +13,7 @@ from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.ports.broker import Layout
 from tests.engines.rabbitmq.admin import Admin, outgoing
+from tests.support.eventually import eventually
 
 QUEUE = "work"
 
@@ -97,6 +98,11 @@ class RabbitStand:
             async with Consumer(self.admin.address(), f"{queue}.dlq", prefetch=count) as consumer:
                 while len(held) < count and (batch := await consumer.batch(timeout_s=5)):
                     held += batch
+
+            async def given_back() -> bool:
+                return await self.admin.count(f"{queue}.dlq") >= len(held)
+
+            await eventually(given_back)  # a closed channel's messages are ready again a moment later
         return held
 
     async def parked(self, queue: str = QUEUE) -> list[Letter]:

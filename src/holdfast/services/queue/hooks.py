@@ -26,6 +26,9 @@ class Hooks:
     def loaded(self, queue: LogicalQueue) -> None:
         """A storage was read anew: items may be dying of which nobody was told."""
 
+    def failed(self, queue: LogicalQueue) -> None:
+        """A commit failed, as far as is known: on a shared storage it may have moved items to other queues."""
+
     def missing(self, queue: LogicalQueue) -> None:
         """The store says that the queue is gone or was made anew."""
 

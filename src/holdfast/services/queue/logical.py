@@ -163,6 +163,8 @@ class LogicalQueue(Line):
 
     def _failure(self, lane: Lane, error: Exception) -> HoldfastError:
         """A commit failed: what its requests hear. The lane is not used again before it has been loaded."""
+        if lane.abilities.shared:
+            self.hooks.failed(self)
         if isinstance(error, QueueMissing):
             self.hooks.missing(self)
             return error

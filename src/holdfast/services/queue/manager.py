@@ -232,7 +232,8 @@ class QueueManager(Hooks):
         self._look_again(record.dead_queue)
 
     def _look_again(self, name: str) -> None:
-        """By which rules its items die may have changed: a queue became a dead queue, or is one no more."""
+        """By which rules its items die may have changed (a queue became a dead queue, or is one no more), or it may
+        have items that nobody here was told of."""
         if (queue := self._queues.get(name)) is not None:
             queue.look_again()
 
@@ -314,6 +315,12 @@ class QueueManager(Hooks):
         """A commit whose answer was lost may have marked items as dying: carry them."""
         if (mover := self._movers.get(queue.record.name)) is not None:
             mover.wake()
+
+    def failed(self, queue: LogicalQueue) -> None:
+        """A death, or a redrive, whose answer was lost may have happened: who waits where it leads to looks again."""
+        record = queue.record
+        for name in (record.dead_queue, *self._source_queues.get(record.name, ())):
+            self._look_again(name)
 
     def missing(self, queue: LogicalQueue) -> None:
         """Another server deleted the queue or made it anew: read the catalog."""
