@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
@@ -188,6 +188,65 @@ async def test_after_stop_nothing_new_comes_but_what_is_held_can_be_settled(admi
         consumer.ack([held])
         assert [delivery async for delivery in consumer] == []
     assert [d.body for d in await admin.drain("q", 1)] == [b"new"]
+
+
+async def take_all(consumer: Consumer, count: int) -> list[Delivery]:
+    held: list[Delivery] = []
+    while len(held) < count:
+        held += await consumer.batch(timeout_s=10.0)
+    return held
+
+
+def ack_one_by_one(consumer: Consumer, held: list[Delivery]) -> None:
+    """So many frames, not one that settles all: the first is open until the others are on their way."""
+    consumer.ack(held[1:])
+    consumer.flush()
+    consumer.ack(held[:1])
+
+
+async def is_empty_for_good(admin: Admin, queue: str) -> bool:
+    """Also when what a channel held has come back: a new consumer would get it."""
+    async with Consumer(admin.address(), queue) as consumer:
+        return not await consumer.batch(timeout_s=0.3)
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["closed", "stopped and closed"])
+@KINDS
+async def test_what_was_acked_just_before_the_close_does_not_come_again(
+    every_admin: Admin, kind: str, stops: bool
+) -> None:
+    """A channel passes acks on to a quorum queue a few at a time, and forgets the others when it is closed."""
+    await every_admin.queue("q", **{"x-queue-type": kind})
+    for _ in range(4):
+        await fill(every_admin, "q", [b"%d" % i for i in range(300)])
+        async with Consumer(every_admin.address(), "q") as consumer:
+            held = await take_all(consumer, 300)
+            if stops:
+                await consumer.stop()
+            ack_one_by_one(consumer, held)
+        assert await is_empty_for_good(every_admin, "q")
+
+
+async def test_consumers_that_close_together_do_not_take_anothers_end_for_their_own(every_admin: Admin) -> None:
+    await every_admin.quorum_queue("q")
+    await fill(every_admin, "q", [b"%d" % i for i in range(1200)])
+    async with AsyncExitStack() as stack:
+        opened = [Consumer(every_admin.address(), "q", prefetch=300) for _ in range(4)]
+        consumers = [await stack.enter_async_context(consumer) for consumer in opened]
+        held = [await take_all(consumer, 300) for consumer in consumers]
+        await asyncio.gather(*(consumer.stop() for consumer in consumers))
+        for consumer, its in zip(consumers, held, strict=True):
+            ack_one_by_one(consumer, its)
+        await asyncio.gather(*(consumer.close() for consumer in consumers))
+    assert await is_empty_for_good(every_admin, "q")
+
+
+async def test_a_close_that_may_not_look_at_the_queue_closes_all_the_same(every_admin: Admin) -> None:
+    await every_admin.queue("q")
+    await fill(every_admin, "q", [b"x"])
+    async with asyncio.timeout(5), Consumer(every_admin.address(), "q") as consumer:
+        await one(consumer)
+        await every_admin.delete("q")
 
 
 async def test_a_prefetch_that_means_something_else_is_refused(admin: Admin) -> None:

@@ -20,6 +20,7 @@ from holdfast.engines.rabbitmq.backoff import Backoff, Patience
 from holdfast.engines.rabbitmq.channel import Channel, Close
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.insist import passes
+from holdfast.engines.rabbitmq.last_acks import count_consumers, wait_until_settled
 from holdfast.engines.rabbitmq.unsettled import Unsettled
 from holdfast.engines.rabbitmq.wire import methods
 from holdfast.engines.rabbitmq.wire.events import Cancelled, Delivery, Event
@@ -99,6 +100,7 @@ class Consumer:
         self._generation = 0
         self._keeper: asyncio.Task[None] | None = None
         self._consumer_tag = ""
+        self._count_before: int | None = None  # consumers of the queue while ours was certainly among them
         self._flush_due = False
         self._stopping = False
 
@@ -146,7 +148,7 @@ class Consumer:
             count += 1
             if delivery.channel == generation:
                 tags.append(delivery.tag)
-        self._settled("acked", self._books.ack_all(tags), count)
+        self._settled("acked", len(tags) - len(self._books.ack_all(tags)), count)
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Back to the queue (nack with requeue); at once, so hold them rather than give back in a loop."""
@@ -160,6 +162,7 @@ class Consumer:
         """No new messages; what is unsettled can still be settled. Raises BrokerError when the broker is gone."""
         self._stopping = True
         self._news.set()
+        await self._look_around()
         if self._channel is not None and self._consumer_tag:
             tag, self._consumer_tag = self._consumer_tag, ""
             await self._channel.call(amqp.Basic.Cancel(tag))
@@ -173,6 +176,7 @@ class Consumer:
         channel, connection = self._channel, self._connection
         if connection is not None and channel is not None and channel.is_open:
             try:
+                await self._look_around()
                 # In this order: given back before the cancel, a quorum queue loses the order of its messages.
                 if self._consumer_tag:
                     await channel.call(amqp.Basic.Cancel(self._consumer_tag), timeout_s=CLOSE_TIMEOUT_S)
@@ -180,6 +184,8 @@ class Consumer:
                 self._books.nack_all()
                 self.flush()
                 self._intake = None  # what ends now, ends on purpose
+                if self._count_before is not None:
+                    await wait_until_settled(connection, self.queue, count_before=self._count_before)
                 await connection.close_channel(channel)
             except BrokerError as error:
                 self._trouble = error  # then the broker gives them back by itself
@@ -253,6 +259,11 @@ class Consumer:
         if not self._flush_due and self._books.pending:
             self._flush_due = True
             asyncio.get_running_loop().call_soon(self.flush)
+
+    async def _look_around(self) -> None:
+        """Count the queue's consumers while ours is one: it is not cancelled yet, or holds messages still."""
+        if self._connection is not None and (self._consumer_tag or self._books):
+            self._count_before = await count_consumers(self._connection, self.queue)
 
     async def _wait_for_news(self) -> None:
         while not self._ready and not self._stopping:
