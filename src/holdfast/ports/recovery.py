@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from msgspec import Struct, field
 
@@ -27,37 +27,27 @@ class Verdict(enum.Enum):
     UNKNOWN = "unknown"
 
 
-class Taken:
-    """A letter in hand. It lives through lost connections: a later delivery of the same bytes takes its place."""
+class Taken(Struct, eq=False, gc=False):
+    """A letter in hand. It lives through lost connections: a later delivery of the same bytes takes its place.
 
-    __slots__ = (
-        "address",
-        "at_s",
-        "digest",
-        "in_hand",
-        "kept",
-        "raw",
-        "redelivered",
-        "returns",
-        "route",
-        "size_bytes",
-        "stored",
-    )
+    Nothing that it holds holds it, and there are thousands: the garbage collector need not look at them.
+    """
 
-    def __init__(
-        self, raw: object, digest: bytes, route: Route, *, redelivered: bool, returns: int | None, size_bytes: int
-    ) -> None:
-        self.raw = raw  #: the broker's own; None once nothing but its settling is left to do
-        self.digest = digest
-        self.route = route
-        self.address = route.address
-        self.redelivered = redelivered
-        self.returns = returns  #: how often the queue had it back; None where nobody counts
-        self.size_bytes = size_bytes
-        self.at_s = 0.0
-        self.in_hand = True  #: False: the delivery was lost with its connection
-        self.stored = False  #: its copy is confirmed
-        self.kept = False  #: it is held, to be given back at the end
+    raw: Any  #: the broker's own
+    digest: bytes
+    route: Route
+    redelivered: bool
+    returns: int | None  #: how often the queue had it back; None where nobody counts
+    size_bytes: int
+    at_s: float = 0.0
+    in_hand: bool = True  #: False: the delivery was lost with its connection
+    stored: bool = False  #: its copy is confirmed
+    kept: bool = False  #: it is held, to be given back at the end
+
+    @property
+    def address(self) -> Address | None:
+        """Where it goes; None when it is kept."""
+        return self.route.address
 
 
 class Depth(Struct, frozen=True, kw_only=True):
@@ -97,7 +87,8 @@ class Findings(Struct, kw_only=True):
     warnings: list[str] = field(default_factory=list)
 
 
-OnOutcome: TypeAlias = Callable[[Taken, Verdict, int, str], None]
+#: Letters that share an outcome, with the broker's code and text for it.
+OnOutcome: TypeAlias = Callable[[Sequence[Taken], Verdict, int, str], None]
 
 
 class DeadLetters(Protocol):
@@ -154,7 +145,7 @@ class DeadLetters(Protocol):
         """A letter of a backup, to be sent; there is nothing to settle."""
 
     def send(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
-        """Publish each to its address, in this order; `on_outcome` is called once per letter."""
+        """Publish each to its address, in this order; `on_outcome` is told of every letter once."""
 
     def put_back(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         """Publish each into the dead-letter queue itself, as it is."""

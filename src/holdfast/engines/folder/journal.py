@@ -70,8 +70,10 @@ class FileJournal:
 
     def acking(self, digests: Sequence[bytes]) -> None:
         """Their acks are about to be sent: from here on they are not recognised any more, whatever happens."""
+        still = self._open
         for digest in digests:
-            self._use_up(digest)
+            if (count := still.pop(digest, 0)) > 1:
+                still[digest] = count - 1
         self._append(ACKING, digests)
         if self._bytes > FILE_BYTES_MAX:
             self._guarded(self._rewrite)
@@ -100,7 +102,7 @@ class FileJournal:
 
     def _append(self, kind: bytes, digests: Sequence[bytes]) -> None:
         if self._file >= 0 and digests:
-            data = b"".join(kind + digest for digest in digests)
+            data = kind + kind.join(digests)
             self._guarded(lambda: self._write(data))
 
     def _write(self, data: bytes) -> None:
@@ -134,11 +136,9 @@ class FileJournal:
         try:
             before = msgspec.json.decode(first, type=_Head)
         except msgspec.MsgspecError as error:
-            raise CannotStart(
-                f"journal is none; '{self._path}' is another file, give another --journal FILE"
-            ) from error
+            raise CannotStart(self._not_ours()) from error
         if not newline or before.what != WHAT:
-            raise CannotStart(f"journal is none; '{self._path}' is another file, give another --journal FILE")
+            raise CannotStart(self._not_ours())
         if before.source != head.source:
             raise CannotStart(
                 f"journal belongs to another queue; '{self._path}' is of {before.source}, give another --journal FILE"

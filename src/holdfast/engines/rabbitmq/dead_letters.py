@@ -168,10 +168,10 @@ class RabbitDeadLetters:
         return [taken(ready.popleft()) for _ in range(count)]
 
     def read(self, letter: Taken) -> Message:
-        return read_message(_copy(letter).delivery, self.queue)
+        return read_message(letter.raw.delivery, self.queue)
 
     def export(self, letter: Taken) -> Exported:
-        delivery = _copy(letter).delivery
+        delivery: Delivery = letter.raw.delivery
         return Exported(
             exchange=delivery.exchange,
             routing_key=delivery.routing_key,
@@ -189,7 +189,8 @@ class RabbitDeadLetters:
     def send(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         outgoing = []
         for letter in letters:
-            copy, address = _copy(letter), letter.address
+            copy: Copy = letter.raw
+            address = letter.route.address
             assert address is not None  # noqa: S101  a letter without an address is held
             outgoing.append(Outgoing(address.exchange, address.routing_key, copy.properties, copy.delivery.body))
         self._publisher.send(outgoing, Told(letters, on_outcome), timeout_s=timeout_s)
@@ -197,25 +198,31 @@ class RabbitDeadLetters:
     def put_back(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         outgoing = []
         for letter in letters:
-            delivery = _copy(letter).delivery
+            delivery: Delivery = letter.raw.delivery
             outgoing.append(Outgoing("", self.queue, as_put_back(delivery), delivery.body))
         self._publisher.send(outgoing, Told(letters, on_outcome), timeout_s=timeout_s)
 
     def ack(self, letters: Sequence[Taken]) -> Sequence[Taken]:
-        generation, take = self._generation, self._books.ack
-        missed, freed_bytes = [], 0
+        generation, freed_bytes = self._generation, 0
+        tags: dict[int, Taken] = {}
+        missed = []
         for letter in letters:
-            delivery = _copy(letter).delivery
-            if letter.in_hand and delivery.channel == generation and take(delivery.tag):
+            delivery: Delivery = letter.raw.delivery
+            if letter.in_hand and delivery.channel == generation:
+                tags[delivery.tag] = letter
                 freed_bytes += len(delivery.properties) * 2 + len(delivery.body)
             else:
                 missed.append(letter)
+        for tag in self._books.ack_all(tags):
+            delivery = tags[tag].raw.delivery
+            freed_bytes -= len(delivery.properties) * 2 + len(delivery.body)
+            missed.append(tags[tag])
         self._free(freed_bytes)
         self._flush()
         return missed
 
     def forget(self, letter: Taken) -> None:
-        copy = _copy(letter)
+        copy: Copy = letter.raw
         if copy.delivery.body or copy.properties:
             if copy.delivery.channel == self._generation:
                 self._free(len(copy.delivery.properties) * 2 + len(copy.delivery.body))
@@ -290,12 +297,12 @@ class RabbitDeadLetters:
         """Letters came."""
         if not deliveries:
             return
-        generation, delivered = self._generation, self._books.delivered
+        generation = self._generation
         size = 0
         for delivery in deliveries:
             delivery.channel = generation
-            delivered(delivery.tag)
             size += len(delivery.properties) * 2 + len(delivery.body)
+        self._books.delivered_all([delivery.tag for delivery in deliveries])
         if self._stopped and not self._keeps_leftovers:
             return  # on their way when we said stop: they go back with the rest
         self._owned_bytes += size
@@ -374,8 +381,3 @@ class RabbitDeadLetters:
         self._generation += 1
         if self._connection is not None:
             self._connection.resume_reading()
-
-
-def _copy(letter: Taken) -> Copy:
-    assert isinstance(letter.raw, Copy)  # noqa: S101  whoever made it was us
-    return letter.raw

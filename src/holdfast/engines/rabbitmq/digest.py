@@ -6,7 +6,8 @@ it: so headers are taken in the order of their names, no table is an empty one, 
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
+from hashlib import blake2b
 
 from holdfast.engines.rabbitmq.wire import properties, table
 
@@ -22,19 +23,19 @@ def digest(raw: bytes, body: bytes) -> bytes:
     try:
         start, end = properties.header_span(raw)
     except properties.Unreadable:
-        return hash_of(raw, body)
+        return hash_of((raw,), body)
     headers = raw[start:end] or table.EMPTY
     found = table.scan(headers)
     # An entry begins with the length of its name, so this is not the order of names; but it is one and the same.
     entries = sorted(headers[first:last] for name, first, last in found.entries if name not in COUNTS)
-    return hash_of(b"".join((properties.without_headers(raw, start, end), *entries, headers[found.rest :])), body)
+    return hash_of((properties.without_headers(raw, start, end), *entries, headers[found.rest :]), body)
 
 
-def hash_of(head: bytes, body: bytes) -> bytes:
-    """Of everything but the body, in an order that redeliveries keep, and of the body."""
-    start = len(head).to_bytes(8, "big") + head
+def hash_of(head: Sequence[bytes], body: bytes) -> bytes:
+    """Of everything but the body, in pieces and in an order that redeliveries keep, and of the body."""
+    start = sum(map(len, head)).to_bytes(8, "big")
     if len(body) <= JOINED_BYTES_MAX:
-        return hashlib.blake2b(start + body, digest_size=DIGEST_BYTES).digest()
-    made = hashlib.blake2b(start, digest_size=DIGEST_BYTES)
+        return blake2b(b"".join((start, *head, body)), digest_size=DIGEST_BYTES).digest()
+    made = blake2b(b"".join((start, *head)), digest_size=DIGEST_BYTES)
     made.update(body)
     return made.digest()

@@ -51,10 +51,11 @@ class Batch:
         self.missing = count
         self.on_done = on_done
 
-    def settle(self, place: int, outcome: Outcome) -> None:
-        """One outcome; the caller is woken by the last."""
-        self.outcomes[place] = outcome
-        self.missing -= 1
+    def settle(self, places: Sequence[int], outcome: Outcome) -> None:
+        """What became of these; the caller is woken by the last."""
+        for place in places:
+            self.outcomes[place] = outcome
+        self.missing -= len(places)
         if not self.missing:
             self.on_done()
 

@@ -40,7 +40,7 @@ class Rewriter:
             raw = self._edited(parcel, own)
         else:
             kept, rest = self._remembered(parcel, raw[start:end] or table.EMPTY)
-            raw = properties.with_headers(raw, start, end, b"".join((kept, own, rest)))
+            raw = properties.with_headers(raw, start, end, (kept, own, rest))
         return Outgoing(parcel.address.exchange, parcel.address.routing_key, raw, content.body)
 
     def _remembered(self, parcel: Parcel, headers: bytes) -> tuple[bytes, bytes]:
@@ -66,7 +66,7 @@ class Rewriter:
         start, end = properties.header_span(raw)
         headers = raw[start:end] or table.EMPTY
         rest = table.scan(headers).rest
-        return properties.with_headers(raw, start, end, headers[4:rest] + own + headers[rest:])
+        return properties.with_headers(raw, start, end, (headers[4:rest], own, headers[rest:]))
 
     def _change(self, parcel: Parcel) -> Change:
         decoded = properties.decode(parcel.content.properties)

@@ -18,6 +18,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from types import TracebackType
 from typing import Self
 
@@ -166,7 +168,8 @@ class Publisher:
             try:
                 raw = persistent(message.properties)
             except properties.Unreadable as error:
-                batch.settle(place, self._counted(Outcome(Kind.REFUSED, 0, f"properties cannot be read: {error}")))
+                outcome = Outcome(Kind.REFUSED, 0, f"properties cannot be read: {error}")
+                batch.settle([place], self._counted(outcome))
                 continue
             body = message.body
             tickets.append(Ticket(message.exchange, message.routing_key, raw, body, batch, place, len(raw) + len(body)))
@@ -212,16 +215,16 @@ class Publisher:
     # Answers.
 
     def _on_outcomes(self, lane: Lane, outcomes: list[tuple[Ticket, Outcome]]) -> None:
-        confirmed = 0
+        confirmed: list[Ticket] = []
         for ticket, outcome in outcomes:
             if outcome is CONFIRMED and not ticket.done:
                 ticket.done = True
-                ticket.batch.settle(ticket.place, outcome)
-                confirmed += 1
+                confirmed.append(ticket)
             else:
                 self._on_outcome(lane, ticket, outcome)
-        if confirmed:
-            self.counts["confirmed"] += confirmed
+        self.counts["confirmed"] += len(confirmed)
+        for batch, tickets in groupby(confirmed, key=attrgetter("batch")):
+            batch.settle([ticket.place for ticket in tickets], CONFIRMED)
         if lane is self._alone and not self._suspects:
             self._alone_only = False
         if lane in self._retiring and not lane.flying:
@@ -262,7 +265,7 @@ class Publisher:
 
     def _settle(self, ticket: Ticket, outcome: Outcome) -> None:
         ticket.done = True
-        ticket.batch.settle(ticket.place, self._counted(outcome))
+        ticket.batch.settle([ticket.place], self._counted(outcome))
 
     def _counted(self, outcome: Outcome) -> Outcome:
         self.counts[outcome.kind.value] += 1

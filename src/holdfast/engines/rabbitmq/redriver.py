@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TypeAlias
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.death import BROKER_HEADERS, FORKING_HEADERS, RETRY_COUNT
@@ -46,57 +47,36 @@ REDRIVE_ID_BYTES = 36
 _Key: TypeAlias = bytes | tuple[int, bytes]
 
 
-class _Plan:
+class _Plan(Struct, frozen=True):
     """What was decided for all letters whose headers tell the same."""
 
-    __slots__ = ("dropped", "dropped_properties", "fixed", "route")
-
-    def __init__(
-        self, route: Route, dropped: frozenset[bytes], dropped_properties: tuple[str, ...], fixed: bytes
-    ) -> None:
-        self.route = route
-        self.dropped = dropped
-        self.dropped_properties = dropped_properties
-        self.fixed = fixed  # header entries that are set, packed
+    route: Route
+    dropped: frozenset[bytes]
+    dropped_properties: tuple[str, ...]
+    fixed: bytes  #: header entries that are set, packed
 
 
-class _Known:
+class _Known(Struct, frozen=True, kw_only=True):
     """What one header table tells, ready to be used for every letter that has the same.
 
     The id of an earlier redrive is the only thing that differs in tables that are otherwise the same: it is left out of
     what is remembered. `compared` then ends where the id belongs, and `behind` follows it.
     """
 
-    __slots__ = ("behind", "compared", "counts", "kept", "plan", "rest", "returns")
-
-    def __init__(
-        self,
-        compared: bytes,
-        behind: bytes | None,
-        *,
-        kept: bytes,
-        rest: bytes,
-        plan: _Plan,
-        counts: bool,
-        returns: int,
-    ) -> None:
-        self.compared = compared
-        self.behind = behind
-        self.kept = kept
-        self.rest = rest
-        self.plan = plan
-        self.counts = counts
-        self.returns = returns
+    compared: bytes
+    behind: bytes | None
+    head: bytes  #: the entries of the copy that stand before those of the letter alone: kept ones, then set ones
+    rest: bytes
+    plan: _Plan
+    counts: bool
+    returns: int
 
 
-class Copy:
+class Copy(Struct, eq=False, gc=False):
     """A delivery and what is published in its place."""
 
-    __slots__ = ("delivery", "properties")
-
-    def __init__(self, delivery: Delivery, raw: bytes) -> None:
-        self.delivery = delivery
-        self.properties = raw
+    delivery: Delivery
+    properties: bytes
 
 
 class Redriver:
@@ -110,14 +90,14 @@ class Redriver:
         self._now = now
         self._plans: dict[bytes, _Plan] = {}
         self._tables: dict[_Key, _Known] = {}
-        self._at = b""
+        self._own = b""  # the entries of a letter alone, up to its id
         self._id_head = _entry(REDRIVE_ID, b"S" + REDRIVE_ID_BYTES.to_bytes(4, "big"))
         self._id_place = len(self._id_head)
         self._id = redrive_ids(redrive.dead_queue)
 
     def tick(self) -> None:
         """A new batch begins: what is redriven in it carries this moment."""
-        self._at = _entry(REDRIVEN_AT, table.encode_value(self._now().isoformat()))
+        self._own = _entry(REDRIVEN_AT, table.encode_value(self._now().isoformat())) + self._id_head
 
     def taken(self, delivery: Delivery) -> Taken:
         """Never raises: what cannot be read is kept, with the reason."""
@@ -140,23 +120,20 @@ class Redriver:
                 return self._unreadable(delivery, f"its properties cannot be read: {error}")
         plan = known.plan
         plain = properties.without_headers(raw, start, end)
-        compared = known.compared if known.behind is None else known.compared + headers[place:last] + known.behind
-        mark = hash_of(plain + compared, body)
+        if known.behind is None:
+            mark = hash_of((plain, known.compared), body)
+        else:
+            mark = hash_of((plain, known.compared, headers[place:last], known.behind), body)
         copy = raw
         if plan.route.address is not None:
-            parts = (known.kept, plan.fixed, self._at, self._id_head, self._id(mark).encode(), known.rest)
-            payload = b"".join(parts)
-            copy = properties.with_headers(raw, start, end, payload)
+            copy = properties.with_headers(
+                raw, start, end, (known.head, self._own, self._id(mark).encode(), known.rest)
+            )
             if plan.dropped_properties:
                 copy = properties.splice(copy, drop=plan.dropped_properties)
-        return Taken(
-            Copy(delivery, copy),
-            mark,
-            plan.route,
-            redelivered=delivery.redelivered,
-            returns=(known.returns if delivery.redelivered else 0) if known.counts else None,
-            size_bytes=len(raw) + len(copy) + len(body),
-        )
+        returns = (known.returns if delivery.redelivered else 0) if known.counts else None
+        size_bytes = len(raw) + len(copy) + len(body)
+        return Taken(Copy(delivery, copy), mark, plan.route, delivery.redelivered, returns, size_bytes)
 
     def _read_table(self, delivery: Delivery, headers: bytes, key: _Key) -> _Known:
         """What the header table tells; remembered, because most letters of a queue tell the same."""
@@ -183,10 +160,11 @@ class Redriver:
         compared.sort()
         hole = self._hole(found, compared, headers, key)
         before = compared if hole is None else [*compared[:hole], self._id_head]
+        kept = [entry for name, entry in entries if name not in plan.dropped]
         known = _Known(
-            b"".join(before) + (rest if hole is None else b""),
-            None if hole is None else b"".join(compared[hole + 1 :]) + rest,
-            kept=b"".join(entry for name, entry in entries if name not in plan.dropped),
+            compared=b"".join(before) + (rest if hole is None else b""),
+            behind=None if hole is None else b"".join(compared[hole + 1 :]) + rest,
+            head=b"".join([*kept, plan.fixed]),
             rest=rest,
             plan=plan,
             counts=counts,
@@ -241,9 +219,9 @@ class Redriver:
             Copy(delivery, delivery.properties),
             digest(delivery.properties, delivery.body),
             Route(address=None, why=why),
-            redelivered=delivery.redelivered,
-            returns=None,
-            size_bytes=len(delivery.properties) + len(delivery.body),
+            delivery.redelivered,
+            None,
+            len(delivery.properties) + len(delivery.body),
         )
 
 

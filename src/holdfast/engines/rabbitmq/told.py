@@ -25,9 +25,10 @@ class Told(Batch):
         self._letters = letters
         self._on_outcome = on_outcome
 
-    def settle(self, place: int, outcome: Outcome) -> None:
-        self._on_outcome(self._letters[place], VERDICTS[outcome.kind], outcome.code, outcome.text)
-        self.missing -= 1
+    def settle(self, places: Sequence[int], outcome: Outcome) -> None:
+        letters = self._letters
+        self._on_outcome([letters[place] for place in places], VERDICTS[outcome.kind], outcome.code, outcome.text)
+        self.missing -= len(places)
         if not self.missing:
             self.on_done()
 

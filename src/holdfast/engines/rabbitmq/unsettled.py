@@ -51,15 +51,16 @@ class Unsettled:
         self._acks.append(tag)
         return True
 
-    def ack_all(self, tags: Iterable[int]) -> int:
-        """They are done. Answers how many of them: others are not open, settled before or never delivered here."""
-        still, acks = self._open, self._acks
-        before = len(acks)
+    def ack_all(self, tags: Iterable[int]) -> list[int]:
+        """They are done. Answers those that are not open: settled before, or never delivered here."""
+        still, acks, others = self._open, self._acks, []
         for tag in tags:
             if tag in still:
                 del still[tag]
                 acks.append(tag)
-        return len(acks) - before
+            else:
+                others.append(tag)
+        return others
 
     def nack(self, tag: int, *, requeue: bool) -> bool:
         """It goes back to the queue, or to the dead-letter exchange. False as for `ack`."""

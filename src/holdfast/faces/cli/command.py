@@ -1,11 +1,10 @@
 """How a command is made: an async function whose first parameter is the Session; the shared options come by themselves.
 
-This is the one place where the command line enters asyncio.
+This is the place where the command line enters asyncio, on the loop that the server has too.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Coroutine
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+import uvloop
 from rich.markup import escape
 
 from holdfast.errors import HoldfastError
@@ -90,7 +90,7 @@ def run_body(body: Body, session: Session, arguments: dict[str, Any]) -> int:
     """Run a command to its end; errors of ours are reported here."""
     _say_warnings(as_json=session.as_json)
     try:
-        return asyncio.run(body(session, **arguments)) or ExitCode.DONE
+        return uvloop.run(body(session, **arguments)) or ExitCode.DONE
     except HoldfastError as error:
         return report(error, as_json=session.as_json, server=_server(session))
     except BrokenPipeError:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import typer
+import uvloop
 from msgspec.structs import replace
 
 from holdfast.errors import CannotStart, HoldfastError
@@ -95,9 +96,7 @@ def run(
         loaded = load_app(target)
         if loaded.vault is None and settings.vault is not None:
             loaded.vault = settings.vault.reveal()
-        return asyncio.run(
-            _consume(loaded, settings, declare=declare, only=only or (), health=place, announce=announce)
-        )
+        return uvloop.run(_consume(loaded, settings, declare=declare, only=only or (), health=place, announce=announce))
     except HoldfastError as error:
         return report(error, as_json=as_json)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from holdfast.ports.recovery import Taken
 
@@ -20,21 +20,23 @@ class Books:
         self.held: dict[Taken, None] = {}
         self._lost: defaultdict[bytes, deque[Taken]] = defaultdict(deque)
         self.lost_count = 0  #: letters that are still to come again
-        self._acked: dict[bytes, None] = {}
+        # The last ones, and those before them: forgotten half by half, since to find the oldest of so many takes long.
+        self._acked: set[bytes] = set()
+        self._acked_before: set[bytes] = set()
         self._put_back: Counter[bytes] = Counter()
 
-    def fly(self, letter: Taken) -> None:
-        """It is published."""
-        self.flying.add(letter)
-        self.flying_bytes += letter.size_bytes
+    def fly(self, letters: Sequence[Taken]) -> None:
+        """They are published."""
+        self.flying.update(letters)
+        self.flying_bytes += sum([letter.size_bytes for letter in letters])
 
-    def land(self, letter: Taken) -> bool:
-        """Its outcome is known; False when nobody waits for it any more."""
-        if letter not in self.flying:
-            return False
-        self.flying.discard(letter)
-        self.flying_bytes -= letter.size_bytes
-        return True
+    def land(self, letters: Sequence[Taken]) -> Sequence[Taken]:
+        """Their outcome is known; answers those that somebody still waits for."""
+        flying = self.flying
+        landed = [letter for letter in letters if letter in flying]
+        flying.difference_update(landed)
+        self.flying_bytes -= sum([letter.size_bytes for letter in landed])
+        return landed
 
     def hold(self, letter: Taken) -> None:
         """It is kept."""
@@ -78,6 +80,11 @@ class Books:
         """It went to the end of its queue by a publish, and may be delivered from there."""
         self._put_back[letter.digest] += 1
 
+    @property
+    def has_put_back(self) -> bool:
+        """Whether any did."""
+        return bool(self._put_back)
+
     def is_put_back(self, letter: Taken) -> bool:
         """Whether this is one of those; each is found once."""
         if letter.redelivered or not self._put_back.get(letter.digest):
@@ -87,12 +94,10 @@ class Books:
 
     def acked(self, letters: Iterable[Taken]) -> None:
         """These are done."""
-        acked = self._acked
-        for letter in letters:
-            acked[letter.digest] = None
-        while len(acked) > ACKED_COUNT_MAX:
-            del acked[next(iter(acked))]
+        self._acked.update([letter.digest for letter in letters])
+        if len(self._acked) * 2 > ACKED_COUNT_MAX:
+            self._acked, self._acked_before = set(), self._acked
 
     def was_acked(self, letter: Taken) -> bool:
         """Whether a letter that came again looks like one that we are done with. Not a reason to ack it."""
-        return letter.redelivered and letter.digest in self._acked
+        return letter.redelivered and (letter.digest in self._acked or letter.digest in self._acked_before)

@@ -81,7 +81,7 @@ class Ending:
         """Nobody knows whether the broker has these: they are not acked."""
         summary = self._summary
         for letter in list(self._books.flying):
-            self._books.land(letter)
+            self._books.land([letter])
             if letter.kept:
                 summary.possible_duplicates += 1  # it was being put back, and is counted as kept
                 continue
@@ -102,10 +102,10 @@ class Ending:
         waiting = set(tired)
         stored: list[Taken] = []
 
-        def on_outcome(letter: Taken, verdict: Verdict, code: int, text: str) -> None:
-            waiting.discard(letter)
+        def on_outcome(letters: Sequence[Taken], verdict: Verdict, code: int, text: str) -> None:
+            waiting.difference_update(letters)
             if verdict is Verdict.CONFIRMED:
-                stored.append(letter)
+                stored.extend(letters)
             if not waiting and not done.done():
                 done.set_result(None)
 

@@ -171,21 +171,21 @@ class BackupRun:
         while self._flying and not self._abandoned.is_set() and self._watch.now_s() < deadline_s:
             self._landed.clear()
             await wait(self._landed, min(0.1, deadline_s - self._watch.now_s()))
-        for letter in list(self._flying):
-            self._on_outcome(letter, Verdict.UNKNOWN, 0, "no answer before the end")
+        self._on_outcome(list(self._flying), Verdict.UNKNOWN, 0, "no answer before the end")
 
-    def _on_outcome(self, letter: Taken, verdict: Verdict, code: int, text: str) -> None:
-        if letter not in self._flying:
-            return  # its answer came after the end
-        self._flying.discard(letter)
+    def _on_outcome(self, letters: Sequence[Taken], verdict: Verdict, code: int, text: str) -> None:
         summary = self.summary
-        if verdict is Verdict.CONFIRMED:
-            summary.recovered += 1
-            summary.by_queue[address_text(letter.address)] += 1
-        else:
-            summary.unknown += verdict is Verdict.UNKNOWN
-            summary.possible_duplicates += verdict is Verdict.UNKNOWN
-            self._fail(letter, why_not(verdict, code, text))
+        for letter in letters:
+            if letter not in self._flying:
+                continue  # its answer came after the end
+            self._flying.discard(letter)
+            if verdict is Verdict.CONFIRMED:
+                summary.recovered += 1
+                summary.by_queue[address_text(letter.address)] += 1
+            else:
+                summary.unknown += verdict is Verdict.UNKNOWN
+                summary.possible_duplicates += verdict is Verdict.UNKNOWN
+                self._fail(letter, why_not(verdict, code, text))
         if not self._flying:
             self._landed.set()
 

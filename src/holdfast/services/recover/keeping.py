@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast.core.recovery import Limits, Summary, may_return
 from holdfast.ports.recovery import DeadLetters, Taken, Verdict, address_text
 from holdfast.services.recover.books import Books
@@ -60,21 +62,23 @@ class Keeper:
             self._letters.forget(letter)
             return
         # Now, not at the end: until then a lost connection or a kill would return it once more.
-        self._books.fly(letter)
+        self._books.fly([letter])
         timeout_s = self._watch.left_s() + self._limits.stop_timeout_s + PUBLISH_SPARE_S
         self._letters.put_back([letter], self._on_put_back, timeout_s=timeout_s)
 
-    def _on_put_back(self, letter: Taken, verdict: Verdict, code: int, text: str) -> None:
-        """It is in the queue a second time, with a count that begins anew: the first one goes."""
-        if not self._books.land(letter) or verdict is not Verdict.CONFIRMED:
-            return  # it stays held; the end tries again
-        self._watch.progressed()
-        self._books.release(letter)
-        self._books.was_put_back(letter)
-        self._summary.put_back += 1
-        if not letter.in_hand or self._letters.ack([letter]):
-            # Its delivery was lost before the ack: both are in the queue now, and nobody can tell them apart.
-            self._summary.possible_duplicates += 1
+    def _on_put_back(self, letters: Sequence[Taken], verdict: Verdict, code: int, text: str) -> None:
+        """They are in the queue a second time, with a count that begins anew: the first ones go."""
+        landed = self._books.land(letters)
+        if verdict is not Verdict.CONFIRMED:
+            return  # they stay held; the end tries again
+        for letter in landed:
+            self._watch.progressed()
+            self._books.release(letter)
+            self._books.was_put_back(letter)
+            self._summary.put_back += 1
+            if not letter.in_hand or self._letters.ack([letter]):
+                # Its delivery was lost before the ack: both are in the queue now, and nobody can tell them apart.
+                self._summary.possible_duplicates += 1
 
 
 def why_not(verdict: Verdict, code: int, text: str) -> str:

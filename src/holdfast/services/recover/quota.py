@@ -22,6 +22,15 @@ class Quota:
         if self.seen_max is None and found:
             self.seen_max = found
 
+    def take(self) -> bool:
+        """Count one more letter that is looked at; False, and not counted, when it is none of those wanted."""
+        if self.seen_max is not None and self.seen_count >= self.seen_max:
+            return False
+        if self._fits_max is not None and self.seen_count - self.left_out_count >= self._fits_max:
+            return False
+        self.seen_count += 1
+        return True
+
     def left(self) -> int | None:
         """How many more may be taken at once; None: whatever there is."""
         left = None if self.seen_max is None else max(0, self.seen_max - self.seen_count)

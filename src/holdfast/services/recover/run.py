@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 
 from holdfast.core.letter_filter import LetterFilter
 from holdfast.core.message import Address
@@ -74,6 +76,8 @@ class Recovery:
         self._refused: dict[str, str] = {}
         self._addresses: dict[Address, None] = {}  # that nobody named beforehand
         self._is_counted = False  # the queue counts returns: it is a quorum queue
+        # Nothing is asked of a letter but its route.
+        self._is_plain = not self._where and not dry_run and table.mode is not Mode.EXCHANGE
         self._findings: Findings | None = None
         self._watch = Watch(self._limits, asyncio.get_running_loop().time)
         self._keeper = Keeper(letters, self._books, self.summary, self._limits, self._watch, self._notices)
@@ -175,24 +179,23 @@ class Recovery:
 
     async def _admit(self, batch: Sequence[Taken]) -> None:
         crash_point("recover.after_take")
-        now_s = self._watch.now_s()
+        now_s, books, take = self._watch.now_s(), self._books, self._quota.take
         going: list[Taken] = []
         done: list[Taken] = []
+        self._window.came(batch)
+        self._is_counted = self._is_counted or any(letter.returns is not None for letter in batch)
         for letter in batch:
             letter.at_s = now_s
-            self._is_counted = self._is_counted or letter.returns is not None
-            self._window.came(letter.size_bytes)
-            if letter.redelivered and (known := self._books.find(letter)) is not None:
+            if letter.redelivered and (known := books.find(letter)) is not None:
                 self._came_again(known, now_s)
                 continue
-            if self._books.is_put_back(letter):
+            if books.has_put_back and books.is_put_back(letter):
                 self._keeper.hold(letter)  # counted when it was taken first
                 continue
-            if not (is_doubtful := self._books.was_acked(letter)):
-                if self._quota.left() == 0:
+            if not (is_doubtful := letter.redelivered and books.was_acked(letter)):
+                if not take():
                     self._keeper.hold(letter)  # not one of those that were wanted: it only goes back
                     continue
-                self._quota.seen_count += 1
                 if letter.redelivered and self._journal is not None and not self.summary.dry_run:
                     if self._journal.recognise(letter.digest):
                         self.summary.recognised += 1
@@ -223,6 +226,8 @@ class Recovery:
 
     def _may_go(self, letter: Taken) -> bool:
         summary, route = self.summary, letter.route
+        if self._is_plain and route.address is not None and not route.blocked and not self._refused:
+            return True
         if self._where and not self._where.fits(self._letters.read(letter), route.type, self._clock.now_us()):
             summary.filtered += 1
             self._quota.left_out_count += 1
@@ -253,8 +258,7 @@ class Recovery:
                 await wait(self._abandoned, part.delay_s)
             if self._stop is not None:
                 return  # unsent and unacked: they go back with the rest
-            for letter in part.letters:
-                self._books.fly(letter)
+            self._books.fly(part.letters)
             # Longer than the run itself: its own clocks decide when it is over.
             timeout_s = self._watch.left_s() + self._limits.stop_timeout_s + PUBLISH_SPARE_S
             self._letters.send(part.letters, self._on_outcome, timeout_s=timeout_s)
@@ -262,17 +266,21 @@ class Recovery:
 
     # Settling.
 
-    def _on_outcome(self, letter: Taken, verdict: Verdict, code: int, text: str) -> None:
-        if not self._books.land(letter):
-            return
+    def _on_outcome(self, letters: Sequence[Taken], verdict: Verdict, code: int, text: str) -> None:
+        landed = self._books.land(letters)
         if verdict is Verdict.CONFIRMED:
-            letter.stored = True
-            if self._doubtful and letter in self._doubtful:
-                self._doubtful.discard(letter)
-                self.summary.possible_duplicates += 1
-            self._stored.append(letter)
+            for letter in landed:
+                letter.stored = True
+            if self._doubtful:
+                self.summary.possible_duplicates += len(self._doubtful.intersection(landed))
+                self._doubtful.difference_update(landed)
+            self._stored += landed
             self._settle_soon()
             return
+        for letter in landed:
+            self._not_stored(letter, verdict, code, text)
+
+    def _not_stored(self, letter: Taken, verdict: Verdict, code: int, text: str) -> None:
         address = letter.address or Address()
         if verdict is Verdict.REFUSED and code in EXCHANGE_REFUSALS:
             self._refused[address.exchange] = why_not(verdict, code, text)
@@ -319,7 +327,8 @@ class Recovery:
         done = [letter for letter in letters if letter not in missed] if missed else letters
         self._books.acked(done)
         summary = self.summary
-        summary.by_queue.update([address_text(letter.address) for letter in done])
+        for route, same in groupby(done, key=attrgetter("route")):
+            summary.by_queue[address_text(route.address)] += len(list(same))
         before = summary.recovered
         summary.recovered += len(done)
         self._notices.progressed(summary, before)

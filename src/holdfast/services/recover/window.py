@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast.core.recovery import Limits
+from holdfast.ports.recovery import Taken
 
 #: At first the sizes of the letters are not known: the prefetch is widened when they are.
 CAPACITY_COUNT_FIRST = 100
 
 
 class Window:
-    """`came` for every letter."""
+    """`came` for all letters."""
 
     def __init__(self, limits: Limits) -> None:
         self._count_max = limits.window_count_max
         self._bytes_max = limits.window_bytes_max
         self._count = self._bytes = 0
 
-    def came(self, size_bytes: int) -> None:
-        """A letter of this size."""
-        self._count += 1
-        self._bytes += size_bytes
+    def came(self, letters: Sequence[Taken]) -> None:
+        """These came."""
+        self._count += len(letters)
+        self._bytes += sum([letter.size_bytes for letter in letters])
 
     @property
     def fits_count(self) -> int:

@@ -6,7 +6,7 @@ removes named properties without touching the bytes of the others; `decode` is f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final
@@ -102,10 +102,10 @@ def without_headers(raw: bytes, start: int, end: int) -> bytes:
     return bytes((raw[0] & ~(HAS_HEADERS >> 8), raw[1])) + raw[2:start] + raw[end:]
 
 
-def with_headers(raw: bytes, start: int, end: int, payload: bytes) -> bytes:
-    """The same list with a header table of these entries in place of the one at `start` to `end`."""
+def with_headers(raw: bytes, start: int, end: int, entries: Sequence[bytes]) -> bytes:
+    """The same list with a header table of these entries, in pieces, in place of the one at `start` to `end`."""
     flags = bytes((raw[0] | HAS_HEADERS >> 8, raw[1]))
-    return b"".join((flags, raw[2:start], len(payload).to_bytes(4, "big"), payload, raw[end:]))
+    return b"".join((flags, raw[2:start], sum(map(len, entries)).to_bytes(4, "big"), *entries, raw[end:]))
 
 
 def join(pieces: Mapping[str, bytes]) -> bytes:
