@@ -127,10 +127,7 @@ async def office_at_work(office: Office, settings: Settings) -> AsyncIterator[No
     retention = parse_retention(settings.retention)
     resolve_after_s = parse_duration(settings.resolve_after, what="resolve_after") / 1_000_000
     for queue in listed(settings.capture):
-        try:
-            await office.custody.start_capture(queue, SERVER)
-        except HoldfastError as error:
-            emit("capture.failed", queue=queue, error=error)  # the rest is served all the same
+        office.custody.keep_capturing(queue, SERVER)
     await office.redrives.resume_all()
     upkeep = asyncio.create_task(_upkeep(office, resolve_after_s, retention), name="upkeep of the vault")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import httpx2
@@ -13,6 +14,41 @@ from tests.support.eventually import eventually
 from tests.vault.brokers import DLQ, MAIN, dead, send
 
 pytestmark = pytest.mark.rabbitmq
+
+
+async def test_a_server_captures_a_queue_that_comes_after_its_start(admin: Admin, tmp_path: Path) -> None:
+    env = {"HOLDFAST_BROKER": admin.node.url(admin.vhost), "HOLDFAST_CAPTURE": DLQ}
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    async with serving(f"sqlite:///{tmp_path}/data", tmp_path, env=env) as server:
+        child = await server.start()
+        async with httpx2.AsyncClient(base_url=server.address, headers=headers, timeout=60) as client:
+
+            async def waits() -> bool:
+                (capture,) = (await client.get("/admin/captures")).json()
+                assert DLQ in capture["why"]
+                return bool(capture["state"] == "waiting")
+
+            async def has_it() -> bool:
+                return bool((await client.get("/admin/letters")).json()["count"] == 1)
+
+            await eventually(waits)
+            assert f"the capture of {DLQ} stands still" in (await client.get("/health")).text
+            await admin.queue(DLQ)
+            await send(admin, [dead(b"1")])
+            await eventually(has_it, timeout_s=30)
+            (capture,) = (await client.get("/admin/captures")).json()
+            assert (capture["state"], capture["captured"], capture["why"]) == ("running", 1, "")
+        assert await child.terminate() == 0, child.stderr.tail
+    assert "\n".join(child.stderr.lines).count("waits and tries again") == 1
+
+
+async def test_a_server_whose_capture_waits_stops_at_once(admin: Admin, tmp_path: Path) -> None:
+    env = {"HOLDFAST_BROKER": admin.node.url(admin.vhost), "HOLDFAST_CAPTURE": DLQ}
+    async with serving(f"sqlite:///{tmp_path}/data", tmp_path, env=env) as server:
+        child = await server.start()
+        await eventually(lambda: "waits and tries again" in child.stderr.tail)
+        async with asyncio.timeout(8):
+            assert await child.terminate() == 0, child.stderr.tail
 
 
 async def test_a_server_captures_all_the_time_and_redrives_on_demand(admin: Admin, tmp_path: Path) -> None:

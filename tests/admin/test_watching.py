@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,18 @@ import pytest
 from holdfast.core.groups import Fingerprint, fingerprint
 from holdfast.core.ledger import Act
 from holdfast.core.letter import DeathStory
-from holdfast.core.roles import NEEDS, REDRIVES, Role, needs
+from holdfast.core.roles import NEEDS, REDRIVES, Caller, Role, needs
 from holdfast.core.states import LetterState
 from holdfast.errors import CannotStart
 from holdfast.faces.api.admin import books
+from holdfast.ports.custody import DeadQueue, Post
+from holdfast.services import capture
 from holdfast.services.fingerprints import load_fingerprint
 from holdfast.telemetry.vault_metrics import OTHERS, QUEUES_COUNT_MAX, CaptureGauge, render_vault
+from holdfast.wiring_custody import SERVER
 from tests.admin.house import House, open_house
 from tests.admin.test_endpoints import dead_item
+from tests.support.eventually import eventually
 from tests.vault.letters import QUEUE, act
 
 
@@ -84,6 +89,36 @@ async def test_metrics_tell_of_letters_and_captures(house: House) -> None:
     assert f'holdfast_failed_imports_total{{queue="{QUEUE}"}} 0' in page
     lag = next(line for line in page if line.startswith(f'holdfast_capture_lag_seconds{{queue="{QUEUE}"}}'))
     assert 0 <= float(lag.rpartition(" ")[2]) < 60
+
+
+async def test_a_capture_of_a_queue_that_is_not_there_yet_is_tried_again_and_told_once(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(capture, "WAIT_S_MAX", 0.02)
+    caplog.set_level(logging.INFO)
+    tries = 0
+    find = house.office.custody.known
+
+    async def counted(queue: str, caller: Caller) -> tuple[Post, DeadQueue]:
+        nonlocal tries
+        tries += 1
+        return await find(queue, caller)
+
+    monkeypatch.setattr(house.office.custody, "known", counted)
+    report = house.office.custody.keep_capturing(QUEUE, SERVER)
+    assert house.office.custody.keep_capturing(QUEUE, SERVER) is report
+    await eventually(lambda: tries >= 5)
+    assert (report.state, "queue is unknown" in report.why) == ("waiting", True)
+    async with house.client() as client:
+        assert (await client.post("/admin/captures", json={"queue": QUEUE})).status_code == 404
+    await dead_item(house)
+    await eventually(lambda: report.captured == 1)
+    assert (report.state, report.why) == ("running", "")
+    told = [record.message for record in caplog.records if f"the capture of '{QUEUE}'" in record.message]
+    assert [line.partition(";")[0] for line in told] == [
+        f"the capture of '{QUEUE}' waits and tries again",
+        f"the capture of '{QUEUE}' runs",
+    ]
 
 
 def test_the_labels_of_the_vaults_metrics_are_bounded() -> None:

@@ -10,15 +10,16 @@ acked: it never comes round again.
 from __future__ import annotations
 
 import asyncio
+import random
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.ledger import Act
 from holdfast.core.letter import BLOB_BYTES_MIN, NewLetter
-from holdfast.errors import BrokerError, HoldfastError, StorageFailed, TryAgain, Unstorable
+from holdfast.errors import BrokerError, HoldfastError, NotFound, QueueMissing, StorageFailed, TryAgain, Unstorable
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.clock import Clock
 from holdfast.ports.custody import Caught, Post, Source
@@ -32,6 +33,8 @@ IDLE_S = 1.0
 TRIES_MAX = 8
 WAIT_S_FIRST = 0.1
 WAIT_S_MAX = 10.0
+#: What ran for so long is no longer the failure that it followed: the wait begins small again.
+STEADY_S = 10.0
 COUNT_MAX = 10_000_000
 #: Up to so many are taken before the first is acked.
 HELD_COUNT_MAX = 1_000
@@ -59,13 +62,22 @@ class Capture:
     """One dead-letter queue. `run` ends when nothing came for `idle_s`, or goes on until it is stopped."""
 
     def __init__(
-        self, vault: Vault, post: Post, queue: str, *, actor: str, clock: Clock, blobs: Blobs | None = None
+        self,
+        vault: Vault,
+        find: Callable[[], Awaitable[Post]],
+        queue: str,
+        *,
+        actor: str,
+        clock: Clock,
+        blobs: Blobs | None = None,
     ) -> None:
+        """`find` answers which broker has the queue; it raises NotFound or BrokerError when none says so now."""
         self._clock = clock
         self._vault = vault
-        self._post = post
+        self._find = find
         self._blobs = blobs
-        self._stopping = False
+        self._stopped = asyncio.Event()
+        self._waits = False
         self._act = Act(actor=actor, action="capture", origin="capture")
         self.report = CaptureReport(queue=queue)
         self._source: Source | None = None
@@ -79,15 +91,17 @@ class Capture:
 
     def stop(self) -> None:
         """End after the batch that is in hand."""
-        self._stopping = True
+        self._stopped.set()
 
     async def run(
         self, *, count_max: int = COUNT_MAX, idle_s: float = IDLE_S, continuous: bool = False
     ) -> CaptureReport:
-        """Raises BrokerError when the queue cannot be consumed, StorageFailed when the vault does not come back."""
+        """Raises NotFound or BrokerError when the queue cannot be consumed, StorageFailed when the vault stays away."""
         try:
-            async with self._post.source(self.report.queue, capacity_count=count_max) as source:
+            post = await self._find()
+            async with post.source(self.report.queue, capacity_count=count_max) as source:
                 self._source, self.report.state, self.report.why = source, "running", ""
+                self._goes_on()
                 if count_max <= HELD_COUNT_MAX and not continuous:
                     await self._exactly(source, count_max, idle_s)
                 else:
@@ -105,7 +119,7 @@ class Capture:
         """Take no more than so many: a letter that is delivered and given back comes nearer to its delivery limit."""
         held: list[Caught] = []
         size = 0
-        while len(held) < count_max and size < HELD_BYTES_MAX and not self._stopping:
+        while len(held) < count_max and size < HELD_BYTES_MAX and not self._stopped.is_set():
             caught = await source.take(count_max=count_max - len(held), timeout_s=idle_s)
             if not caught:
                 break
@@ -119,7 +133,7 @@ class Capture:
         left = count_max
         storing: asyncio.Task[None] | None = None
         try:
-            while left > 0 and not self._stopping:
+            while left > 0 and not self._stopped.is_set():
                 caught = await source.take(count_max=min(left, BATCH_COUNT_MAX), timeout_s=idle_s)
                 if storing is not None:
                     last, storing = storing, None
@@ -137,17 +151,40 @@ class Capture:
             await self._take_in(source, batch)
 
     async def keep_on(self) -> None:
-        """Capture until stopped; trouble with the broker or the vault is waited for, and told."""
+        """Capture until stopped. What is away (queue, broker, vault) is waited for; that is told once, not each try."""
+        loop = asyncio.get_running_loop()
         wait_s = WAIT_S_FIRST
-        while not self._stopping:
+        while not self._stopped.is_set():
+            since_s = loop.time()
             try:
                 await self.run(continuous=True)
                 return
-            except (BrokerError, TryAgain) as error:
-                self.report.state = "waiting"
-                emit("capture.failed", queue=self.report.queue, error=error)
-                await asyncio.sleep(wait_s)
-                wait_s = min(wait_s * 2, WAIT_S_MAX)
+            except (BrokerError, NotFound, QueueMissing, TryAgain) as error:
+                self._stands_still(error)
+            if loop.time() - since_s >= STEADY_S:
+                wait_s = WAIT_S_FIRST
+            # Spread, so that many captures do not ask a broker that is back in the same moment.
+            await self._rest(wait_s * (0.5 + random.random() / 2))  # noqa: S311  nobody gains by guessing it
+            wait_s = min(wait_s * 2, WAIT_S_MAX)
+
+    def _stands_still(self, error: HoldfastError) -> None:
+        self.report.state = "waiting"
+        if not self._waits:
+            self._waits = True
+            emit("capture.failed", queue=self.report.queue, error=error)
+
+    def _goes_on(self) -> None:
+        if self._waits:
+            self._waits = False
+            emit("capture.resumed", queue=self.report.queue)
+
+    async def _rest(self, wait_s: float) -> None:
+        """Until the next try, or until we are stopped."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._stopped.wait()
+        except TimeoutError:
+            pass
 
     async def _take_in(self, source: Source, caught: Sequence[Caught]) -> None:
         good = [(one, letter) for one in caught if (letter := one.letter) is not None]

@@ -102,6 +102,7 @@ EVENTS: dict[str, Event] = {
         logging.WARNING, "the fingerprint function {function} failed, the built-in one is used; {error}"
     ),
     "capture.failed": Event(logging.WARNING, "the capture of '{queue}' waits and tries again; {error}"),
+    "capture.resumed": Event(logging.INFO, "the capture of '{queue}' runs"),
     "vault.failed": Event(logging.WARNING, "the vault cannot be looked after, trying again; {error}"),
     "dead_queues.unknown": Event(logging.WARNING, "dead-letter queues of a broker are not known now; {error}"),
     "redrive.waits": Event(logging.WARNING, "redrive {redrive} waits and tries again; {error}"),

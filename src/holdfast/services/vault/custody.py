@@ -136,14 +136,22 @@ class Custody:
         self, queue: str, caller: Caller, *, count_max: int = COUNT_MAX, idle_s: float = IDLE_S
     ) -> CaptureReport:
         """Capture what is there, and return when nothing more comes."""
-        capture = await self._new_capture(queue, caller)
-        return await capture.run(count_max=count_max, idle_s=idle_s)
+        await self.known(queue, caller)  # of a queue that nobody knows there is no capture to be shown
+        if self.is_capturing(queue):
+            raise Conflict(f"capture runs already; '{queue}' is being captured by this server")
+        return await self._new_capture(queue, caller).run(count_max=count_max, idle_s=idle_s)
 
     async def start_capture(self, queue: str, caller: Caller) -> CaptureReport:
-        """Capture from now on, until `close`. One that runs already is left to it."""
+        """Capture from now on, until `close`. One that runs already is left to it. Raises NotFound, BrokerError."""
+        if not self.is_capturing(queue):
+            await self.known(queue, caller)
+        return self.keep_capturing(queue, caller)
+
+    def keep_capturing(self, queue: str, caller: Caller) -> CaptureReport:
+        """Capture until `close`, as soon as the queue can be found: until then it is tried again and again."""
         if self.is_capturing(queue):
             return self._captures[queue].report
-        capture = await self._new_capture(queue, caller)
+        capture = self._new_capture(queue, caller)
         task: asyncio.Task[object] = asyncio.create_task(capture.keep_on(), name=f"capture of {queue}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -154,11 +162,12 @@ class Custody:
         if not task.cancelled() and (bug := task.exception()) is not None:
             emit("server.bug", method=task.get_name(), error=repr(bug), traceback=bug)
 
-    async def _new_capture(self, queue: str, caller: Caller) -> Capture:
-        if self.is_capturing(queue):
-            raise Conflict(f"capture runs already; '{queue}' is being captured by this server")
-        post, _ = await self.known(queue, caller)
-        capture = Capture(self.vault, post, queue, actor=caller.name, clock=self.clock, blobs=self._blobs)
+    def _new_capture(self, queue: str, caller: Caller) -> Capture:
+        async def find() -> Post:
+            post, _ = await self.known(queue, caller)
+            return post
+
+        capture = Capture(self.vault, find, queue, actor=caller.name, clock=self.clock, blobs=self._blobs)
         self._captures[queue] = capture
         return capture
 
