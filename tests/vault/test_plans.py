@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from pamqp import commands as amqp
 
 from holdfast.core.ledger import Act
 from holdfast.core.letter import Content
@@ -69,6 +70,26 @@ async def test_an_exchange_that_routes_nowhere_is_seen_and_copies_are_named(admi
         blind = await plan(office, Target(kind="original"))
         assert (blind.count, blind.copies) == (3, {})
         assert any("seen only when letters are published" in note for note in blind.notes)
+
+
+@pytest.mark.rabbitmq
+async def test_a_target_that_only_an_alternate_exchange_takes_is_left_out(admin: Admin, tmp_path: Path) -> None:
+    await admin.exchange("unrouted", "fanout")
+    await admin.bind(await admin.queue("unrouted"), "unrouted")
+    await admin.exchange("shop", "topic", **{"alternate-exchange": "unrouted"})
+    await admin.bind(MAIN, "shop", "good")
+    headers = [{"x-original-exchange": "shop", "x-original-routing-key": key} for key in ("good", "old")]
+    await send(admin, [dead(b"%d" % place, **each) for place, each in enumerate(headers)])
+    async with office_on(admin, tmp_path) as office:
+        await captured(office)
+        made = await plan(office, Target(kind="original"))
+        assert (made.count, made.copies) == (1, {"exchange 'shop' with key 'good'": [MAIN]})
+        assert [one.why for one in made.left_out] == ["exchange 'shop' with key 'old' does not route"]
+        assert any("only the alternate exchange 'unrouted' takes it" in note for note in made.notes)
+        # A binding that is gone since the plan makes the alternate exchange take it: that is a change too.
+        await admin.channel.call(amqp.Queue.Unbind(queue=MAIN, exchange="shop", routing_key="good"))
+        with pytest.raises(Conflict, match="targets have changed; 1 of 1 letters"):
+            await office.planner.execute(made.hash, ADMIN, ACT)
 
 
 @pytest.mark.rabbitmq

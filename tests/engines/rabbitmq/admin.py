@@ -73,9 +73,10 @@ class Admin:
         """A quorum queue."""
         return await self.queue(name, **{"x-queue-type": "quorum", **arguments})
 
-    async def exchange(self, name: str, kind: str = "direct") -> str:
+    async def exchange(self, name: str, kind: str = "direct", **arguments: int | str) -> str:
         """A durable exchange."""
-        await self.channel.call(methods.ExchangeDeclare(exchange=name, exchange_type=kind, durable=True))
+        declare = methods.ExchangeDeclare(exchange=name, exchange_type=kind, durable=True, arguments=dict(arguments))
+        await self.channel.call(declare)
         return name
 
     async def bind(self, queue: str, exchange: str, key: str = "") -> None:

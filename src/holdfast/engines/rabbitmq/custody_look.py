@@ -41,6 +41,10 @@ class _World:
             return {address.routing_key} & self.queues.keys()
         return self._bindings.reached(address.exchange, address.routing_key)
 
+    def only_alternate(self, address: Destination) -> str:
+        """The alternate exchange that takes it because no binding does; empty when one does."""
+        return self._bindings.only_alternate(address.exchange, address.routing_key) if address.exchange else ""
+
     def dead_from(self, queue: str) -> set[str] | None:
         """Where its dead letters go, when the queue says with which key."""
         exchange, key = self.queues[queue].get(DEAD_EXCHANGE), self.queues[queue].get(DEAD_KEY)
@@ -135,11 +139,15 @@ async def _looked(connection: Connection, address: Destination, world: _World | 
     if why := await _refusal(connection, methods.ExchangeDeclare(exchange=exchange, passive=True)):
         return Reach(why=why, queues=())
     if world is None:
-        return Reach(note=f"whether {address} routes is seen only when letters are published: {trouble}")
+        seen = "is seen only when letters are published, and what an alternate exchange takes not even then"
+        return Reach(note=f"whether {address} routes {seen}: {trouble}")
     reached = world.reached(address)
     if reached is None:
         return Reach(note=f"whether {address} routes depends on headers and was not checked")
     why = "" if reached else f"exchange '{exchange}' routes key '{key}' to no queue"
+    if other := world.only_alternate(address):
+        # It would be confirmed, and lie where nobody looks for it.
+        why = f"exchange '{exchange}' routes key '{key}' to no queue: only the alternate exchange '{other}' takes it"
     return Reach(why=why, queues=tuple(sorted(reached)))
 
 
