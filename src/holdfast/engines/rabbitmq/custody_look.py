@@ -144,11 +144,11 @@ async def _looked(connection: Connection, address: Destination, world: _World | 
     reached = world.reached(address)
     if reached is None:
         return Reach(note=f"whether {address} routes depends on headers and was not checked")
-    why = "" if reached else f"exchange '{exchange}' routes key '{key}' to no queue"
+    nowhere = f"exchange '{exchange}' routes key '{key}' to no queue"
     if other := world.only_alternate(address):
         # It would be confirmed, and lie where nobody looks for it.
-        why = f"exchange '{exchange}' routes key '{key}' to no queue: only the alternate exchange '{other}' takes it"
-    return Reach(why=why, queues=tuple(sorted(reached)))
+        return Reach(why=f"{nowhere}: only the alternate exchange '{other}' takes it", queues=())
+    return Reach(why="" if reached else nowhere, queues=tuple(sorted(reached)))
 
 
 async def _refusal(connection: Connection, method: base.Frame) -> str:
