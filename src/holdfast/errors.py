@@ -20,6 +20,7 @@ HoldfastError
 ├── NotOurs                 a message that is no longer ours to settle: it comes again
 ├── BrokerError        502  RabbitMQ said no, could not be reached, or is no RabbitMQ; see the end of this file
 └── CannotStart             settings, folder lock, schema version: said at start-up
+    └── BadUrl              a URL that names no storage, vault or place for blobs, wherever it is tried
 
 A text is `constant part; details`, so that a program can match the part before the semicolon.
 """
@@ -157,6 +158,10 @@ class CannotStart(HoldfastError):
 
     code = 400
     code_text = "Cannot Start"
+
+
+class BadUrl(CannotStart):
+    """A URL that names nothing that there is: who gave it has to give another one."""
 
 
 # RabbitMQ. No text of these ever holds a password.

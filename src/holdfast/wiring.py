@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from holdfast.core.moments import format_duration, moment
 from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
-from holdfast.errors import CannotStart
+from holdfast.errors import BadUrl, CannotStart
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.broker import Broker
 from holdfast.ports.clock import Clock, Timer
@@ -66,7 +66,7 @@ def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int) -> S
         return MemoryStorage(clock)
     if parts.scheme == "sqlite":
         if parts.netloc or not parts.path.strip("/"):
-            raise CannotStart(
+            raise BadUrl(
                 f"storage URL is invalid; '{url}' names no folder, use sqlite:///relative or sqlite:////absolute"
             )
         # sqlite:///x is relative, sqlite:////x absolute: the first slash only ends the empty host.
@@ -77,7 +77,7 @@ def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int) -> S
 
         return PostgresStorage(url, name=name, clock=None if isinstance(clock, SystemClock) else clock)
     known = "sqlite:///FOLDER, postgresql://…, memory://"
-    raise CannotStart(f"storage URL is invalid; '{parts.scheme or url}' is not known here, use one of {known}")
+    raise BadUrl(f"storage URL is invalid; '{parts.scheme or url}' is not known here, use one of {known}")
 
 
 @asynccontextmanager
@@ -177,7 +177,7 @@ def open_collect_store(url: str, *, clock: Clock) -> CollectStore:
         from holdfast.engines.memory.collect import MemoryCollectStore
 
         return MemoryCollectStore(clock=clock)
-    raise CannotStart(f"collector URL is invalid; '{masked(url)}' is not sqlite:///FOLDER, postgresql://… or memory://")
+    raise BadUrl(f"collector URL is invalid; '{masked(url)}' is not sqlite:///FOLDER, postgresql://… or memory://")
 
 
 @asynccontextmanager
@@ -191,7 +191,7 @@ async def open_blobs(url: str) -> AsyncIterator[Blobs]:
             yield objects
         return
     if scheme not in {"", "file"}:
-        raise CannotStart(f"blob URL is invalid; '{scheme}' is not known here, use a folder, s3://, az:// or gs://")
+        raise BadUrl(f"blob URL is invalid; '{scheme}' is not known here, use a folder, s3://, az:// or gs://")
     from holdfast.engines.folder.blobs import open_folder_blobs
 
     async with open_folder_blobs(Path(unquote(urlsplit(url).path) if scheme else url)) as folder:

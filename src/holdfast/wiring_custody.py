@@ -19,7 +19,7 @@ from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.engines.sql_vault.database import Database
 from holdfast.engines.sql_vault.vault import SqlVault
 from holdfast.engines.sqlite.vault import SqliteDatabase
-from holdfast.errors import CannotStart, HoldfastError, Invalid
+from holdfast.errors import BadUrl, CannotStart, HoldfastError, Invalid
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.clock import Clock
 from holdfast.ports.custody import Post
@@ -179,7 +179,7 @@ def _database(url: str) -> tuple[Database, str | None]:
         from holdfast.engines.postgres.vault import PostgresDatabase
 
         return PostgresDatabase(url), None
-    raise CannotStart("vault URL is invalid; use sqlite:///FOLDER, postgresql://… or memory://")
+    raise BadUrl("vault URL is invalid; use sqlite:///FOLDER, postgresql://… or memory://")
 
 
 async def _open(vault: SqlVault) -> None:

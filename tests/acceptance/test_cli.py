@@ -260,6 +260,11 @@ def test_tables_are_for_people(run: Command) -> None:
         (["queue", "create", "x", "--lease-timeout", "zz"], "--lease-timeout is invalid; 'zz' is not a duration"),
         (["queue", "update", "x", "--expire-timeout", "zz"], "--expire-timeout is invalid; 'zz' is not a duration"),
         (["queue", "lease", "x", "--timeout", "zz"], "--timeout is invalid; 'zz' is not a duration"),
+        (["queue", "list", "--url", "ftp://x"], "use one of sqlite:///FOLDER, postgresql://…, memory://"),
+        (["queue", "list", "--url", "sqlite://work"], "names no folder, use sqlite:///relative or sqlite:////absolute"),
+        (["letters", "list", "--url", "ftp://x"], "use one of sqlite:///FOLDER, postgresql://…, memory://"),
+        (["serve", "--url", "ftp://x"], "use one of sqlite:///FOLDER, postgresql://…, memory://"),
+        (["serve", "--url", "http://x"], "is the address of a server, a server needs a storage"),
         (["queue", "clear", "x"], "say what to delete; --queue, --scheduled, or both"),
         (["letters", "list", "--older-than", "1x"], "--older-than is invalid; '1x' is not a duration"),
         (["letters", "list", "--state", "foo"], "'foo' is none of captured, redriving, redriven, resolved, came_back"),
@@ -283,12 +288,10 @@ def test_bad_usage_is_one_line_with_what_to_do(run: Command, arguments: list[str
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["queue", "list", "--url", "ftp://x"], "use one of sqlite:///FOLDER, postgresql://…, memory://"),
         (["queue", "list", "--url", "http://127.0.0.1:1"], "start it with 'holdfast serve', or give another --url"),
         (["queue", "list", "--config", "none.toml"], "none.toml: No such file or directory"),
         (["queue", "create", "a\nb"], "'a\\nb' cannot contain whitespace"),
         (["serve", "--listen", "0.0.0.0:0"], "--tls-cert and --tls-key, or --insecure-http"),
-        (["serve", "--url", "http://127.0.0.1:1"], "a server needs a storage"),
         (["serve", "--auth", "maybe"], "use one of token, none"),
     ],
 )

@@ -7,7 +7,7 @@ import ssl
 from urllib.parse import urlsplit
 
 from holdfast.core.moments import SECOND_US, parse_duration
-from holdfast.errors import CannotStart, Invalid
+from holdfast.errors import BadUrl, CannotStart, Invalid
 from holdfast.settings.values import Settings, is_readable, masked, parse_address
 
 RECOVERABLE = frozenset({"amqp", "amqps", "sqlite", "postgresql", "postgres"})
@@ -22,7 +22,7 @@ def check(settings: Settings) -> None:
         raise CannotStart(f"storages is invalid; the list is empty ({source}), leave it out or name one")
     for storage in storages:
         if not is_readable(storage.url):
-            raise CannotStart(f"storage URL is invalid; the one of '{storage.name}' ({source}) is not a URL")
+            raise BadUrl(f"storage URL is invalid; the one of '{storage.name}' ({source}) is not a URL")
     for what, texts in (
         ("name", [storage.name for storage in storages]),
         ("url", [masked(storage.url) for storage in storages if not storage.url.startswith("memory:")]),
@@ -56,7 +56,7 @@ def check_serving(settings: Settings) -> None:
     """The rules that keep a server from standing open by mistake; raises CannotStart that says what to do."""
     for storage in settings.storages:
         if urlsplit(storage.url).scheme in {"http", "https"}:
-            raise CannotStart(
+            raise BadUrl(
                 f"storage URL is invalid; {masked(storage.url)} is the address of a server, a server needs a storage, "
                 "use --url sqlite:///FOLDER or postgresql://…"
             )

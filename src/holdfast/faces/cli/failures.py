@@ -10,7 +10,7 @@ from enum import IntEnum
 import msgspec
 import typer
 
-from holdfast.errors import BrokerUnreachable, CannotStart, HoldfastError, Unauthorized, Unreachable
+from holdfast.errors import BadUrl, BrokerUnreachable, CannotStart, HoldfastError, Unauthorized, Unreachable
 
 #: What the service calls a field is an option here.
 OPTIONS = {"say sensitive = true": "say --sensitive", ", use force": ", use --force"}
@@ -76,7 +76,9 @@ def report(error: HoldfastError, *, as_json: bool, server: str = "") -> ExitCode
         if len(error.ids) > 1:
             line += f" (and {len(error.ids) - 1} more: {one_line(', '.join(error.ids[1:6]))})"
     typer.echo(line, err=True)
-    return error.exit_code if isinstance(error, CommandFailed) else ExitCode.FAILED
+    if isinstance(error, CommandFailed):
+        return error.exit_code
+    return ExitCode.BAD_USAGE if isinstance(error, BadUrl) else ExitCode.FAILED
 
 
 def advice(error: HoldfastError, *, server: str) -> str:
