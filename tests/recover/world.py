@@ -19,7 +19,7 @@ from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.proof.conservation import Conservation, Report
 from tests.engines.rabbitmq.admin import Admin
-from tests.support.command import Command, Ended
+from tests.support.command import Command, Ended, Forked
 
 EXCHANGE = "imageviewer"
 KEYS = {"CollectionScan": "collection.scan", "CacheGeneration": "cache.generation"}
@@ -162,7 +162,7 @@ class World:
     # The command.
 
     def command(self) -> Command:
-        return Command(self.folder, "memory://")
+        return Forked(self.folder, "memory://")
 
     def arguments(self, *more: str | Path) -> list[str]:
         return ["recover", self.url, self.dlq, "--json", *map(str, more)]

@@ -10,11 +10,13 @@ import subprocess
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from holdfast.faces.cli import main
+from tests.support.forking import Parent
 
 PROGRAM = Path(sys.executable).with_name("holdfast")
 TIMEOUT_S = 60.0
@@ -96,6 +98,28 @@ class Command:
             cwd=self.folder,
             env=self.environment(**variables),
         )
+
+
+class Forked(Command):
+    """The same in a process that was forked from one which has read the program: only the start of Python is left out.
+
+    Variables of one's own may be read at the start: then it is not left out.
+    """
+
+    def run(self, *arguments: str, stdin: bytes, **variables: str) -> Ended:
+        if variables:
+            return super().run(*arguments, stdin=stdin, **variables)
+        environment = self.environment()
+        code, stdout, stderr = parent().run(
+            [str(PROGRAM), *arguments], stdin=stdin, folder=self.folder, environment=environment, timeout_s=TIMEOUT_S
+        )
+        return Ended(code, stdout, stderr.decode())
+
+
+@cache
+def parent() -> Parent:
+    """One for the run."""
+    return Parent(Command(Path(), "memory://").environment())
 
 
 class Inside(Command):

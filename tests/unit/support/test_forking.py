@@ -1,0 +1,51 @@
+"""A forked command is like one that was started: same output, same codes, its own folder, and a limit ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.command import PROGRAM, Command, Forked, parent
+from tests.support.eventually import eventually
+
+SEVERAL = [("--version",), ("recover",), ("recover", "amqp://127.0.0.1:1", "some.dlq"), ("nothing",)]
+
+
+@pytest.mark.parametrize("arguments", SEVERAL)
+def test_it_says_and_ends_as_a_started_one(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    assert Forked(tmp_path, "memory://")(*arguments) == Command(tmp_path, "memory://")(*arguments)
+
+
+def test_it_has_its_own_folder_and_stdin(tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        forked = Forked(tmp_path / name, "sqlite:///work")
+        forked.done("queue", "create", "orders")
+        forked.done("queue", "produce", "orders", stdin=b'{"utf8": "%s"}\n' % name.encode())
+        (item,) = forked.done("queue", "lease", "orders", "--json").document["items"]
+        assert base64.b64decode(item["bytes"]) == name.encode()
+
+
+async def test_a_limit_ends_it(tmp_path: Path) -> None:
+    environment = Forked(tmp_path, "sqlite:///work").environment()
+    argv = [str(PROGRAM), "serve", "--listen", "127.0.0.1:0"]
+
+    def serve() -> None:
+        parent().run(argv, stdin=b"", folder=tmp_path, environment=environment, timeout_s=2.0)
+
+    async def count() -> int:
+        return sum(process.info["cwd"] == str(tmp_path) for process in psutil.process_iter(["cwd"]))
+
+    async def is_gone() -> bool:
+        return await count() == 0
+
+    serving = asyncio.create_task(asyncio.to_thread(serve))
+    await eventually(count)
+    with pytest.raises(subprocess.TimeoutExpired):
+        await serving
+    await eventually(is_gone)
