@@ -140,6 +140,7 @@ async def office_at_work(office: Office, settings: Settings) -> AsyncIterator[No
 async def _upkeep(office: Office, resolve_after_s: float, retention: Mapping[LetterState, float]) -> None:
     while True:
         try:
+            await office.redrives.release()
             await office.retention.run(resolve_after_s=resolve_after_s, retention_s=retention)
             await office.tokens.load()
         except HoldfastError as error:

@@ -130,6 +130,27 @@ def test_a_task_whose_process_was_killed_is_taken_over_and_tells_what_may_be_the
     assert "2 of them maybe twice" in run("redrive", "watch", "1").text
 
 
+def test_a_cancelled_task_of_a_killed_process_gives_its_letters_back_and_says_what_may_be_there_twice(
+    run: Inside,
+) -> None:
+    run.done("capture", QUEUE)
+    plan = run.done("plan", "--queue", QUEUE, "--json").document
+    killed = Command(run.folder, run.url)("redrive", "start", plan["hash"], HOLDFAST_CRASH_AT="redrive.after_confirm:1")
+    assert killed.code == -9, killed
+    told = " ".join(run.done("redrive", "cancel", "1").text.split())
+    assert "2 letters may have been published; captured again now, or within 3 minutes" in told
+    assert len(run.done("letters", "list", "--state", "redriving", "--json").documents) == 2, "its lease runs"
+    later = "1000"
+    task = run.done("redrive", "cancel", "1", "--json", HOLDFAST_CLOCK_OFFSET_S=later).document
+    assert (task["state"], task["redriven"], task["failed"], task["unknown"]) == ("cancelled", 0, 0, 2)
+    assert "nobody knows whether it was published" in " ".join(run.done("letters", "show", "1").text.split())
+    run.done("letters", "discard", "--ids", "1", "--count", "1")
+    plan = run.done("plan", "--queue", QUEUE, "--json").document
+    again = run.done("redrive", "start", plan["hash"], "--json").document
+    assert (again["redriven"], again["possible_duplicates"]) == (1, 1)
+    assert run.done("balance").code == 0
+
+
 def test_a_plan_says_how_long_it_takes_and_why_letters_are_left_out(run: Inside) -> None:
     run.done("capture", QUEUE)
     told = run.done("plan", "--queue", QUEUE).text

@@ -288,6 +288,23 @@ class VaultMachine(RuleBasedStateMachine):
         assert done == (task.state == source)
         task.state = state.value if done else task.state
 
+    @precondition(lambda self: self.books.tasks)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        task = data.draw(st.sampled_from(self.books.tasks))
+        sources = [RedriveState.RUNNING, RedriveState.PAUSED]
+        done = self.run(
+            self.vault.redrives.set_state(task.id, RedriveState.CANCELLED, sources=sources, act=act("cancel"))
+        )
+        assert done == (task.state != "cancelled")
+        task.state = "cancelled"
+
+    @rule()
+    def release(self) -> None:
+        """Letters of cancelled tasks that nobody has in hand are an operator's again, whatever became of them."""
+        count = self.run(self.vault.redrives.release(count_max=ALL, act=act("release")))
+        assert count == self.books.release(self.now_us)
+
     # --- the world ------------------------------------------------------------------------------------------------
 
     @rule(seconds=st.sampled_from([1, LEASE_S, 10 * LEASE_S]))
@@ -345,7 +362,7 @@ class VaultMachine(RuleBasedStateMachine):
                 status["redriven"],
                 status["failed"],
                 status["skipped"],
-                status["unknown"] + status["leased"],
+                status["unknown"] + status["leased"] + status["released"],
             )
 
 

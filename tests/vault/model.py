@@ -14,7 +14,7 @@ from holdfast.core.states import LETTER_MOVES, LetterState
 
 S = LetterState
 RETURNING = (S.REDRIVING, S.REDRIVEN, S.RESOLVED)
-FINAL = ("redriven", "failed", "skipped")
+FINAL = ("redriven", "failed", "skipped", "released")
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,21 @@ class Books:
         place.status, place.until_us = kind, 0
         if kind == "failed" and letter.state is S.REDRIVING:
             letter.move(S.CAPTURED, now_us)
+
+    def release(self, now_us: int) -> int:
+        """What nobody has in hand any more of cancelled tasks goes back; how many there were."""
+        count = 0
+        for task in self.tasks:
+            for number, place in task.places.items():
+                is_due = place.status in ("leased", "unknown") and place.until_us <= now_us
+                if task.state != "cancelled" or not is_due:
+                    continue
+                count += 1
+                letter = self.letters[number]
+                place.status = "released" if letter.state is S.REDRIVING else "redriven"
+                if letter.state is S.REDRIVING:
+                    letter.move(S.CAPTURED, now_us)
+        return count
 
     def is_held_elsewhere(self, number: int, task: Task) -> bool:
         """Whether another task has this letter in its hands."""

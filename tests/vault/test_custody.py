@@ -394,3 +394,39 @@ async def test_an_item_that_dies_again_is_linked_and_its_redrives_are_counted(
             await finished(office, Wish(selection=captured))
         assert (await office.vault.letters.count(Selection(queue=dlq, state=S.CAME_BACK))).count == 4
         await check(office)
+
+
+async def test_letters_of_a_cancelled_redrive_that_nobody_confirmed_are_captured_with_a_note(
+    admin: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await send(admin, [dead(b"1"), dead(b"2")])
+    wish = Wish(selection=Selection(queue=DLQ))
+    async with (
+        Proxy("127.0.0.1", admin.node.port) as proxy,
+        office_on(admin, tmp_path, broker=Secret(admin.node.url(admin.vhost, port=proxy.port))) as office,
+    ):
+        await captured(office)
+        publisher = getattr(office.custody.posts[0], "_publisher")  # noqa: B009  it waits for a minute
+        monkeypatch.setattr(publisher, "_timeout_s", 0.5)
+        plan = await office.planner.plan(wish, ADMIN)
+        task, _ = await office.planner.execute(plan.hash, ADMIN, ACT)
+        proxy.pause("down")
+        office.redrives.begin(task)
+
+        async def has_them() -> bool:
+            return await admin.count(MAIN) >= 2
+
+        await eventually(has_them)
+        cancelled = await office.redrives.change(task.id, "cancel", ACT)
+        assert (cancelled.state, cancelled.redriven, cancelled.failed) == (RedriveState.CANCELLED, 0, 0)
+        assert cancelled.unknown == 2
+        page = await office.vault.letters.find(Selection(), count_max=10)
+        assert [one.state for one in page.letters] == [S.CAPTURED, S.CAPTURED]
+        note = (await office.vault.ledger.of_letter(1, count_max=10))[-1]
+        assert "nobody knows whether it was published" in note.reason
+        proxy.resume("down")
+        await check(office)
+        again = await finished(office, wish)
+        assert (again.state, again.redriven, again.possible_duplicates) == (RedriveState.DONE, 2, 2)
+        await check(office)
+    assert {one.body for one in await admin.drain(MAIN, await admin.count(MAIN))} == {b"1", b"2"}

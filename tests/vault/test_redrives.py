@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.letter_selection import Selection
 from holdfast.core.moments import moment
-from holdfast.core.redrive_task import Leased, Plan, Redrive, Settled, Wish
+from holdfast.core.redrive_task import Leased, Plan, Redrive, RedriveState, Settled, Wish
 from holdfast.core.states import LetterState
 from holdfast.errors import Conflict
 from holdfast.ports.vault import Vault
@@ -152,6 +152,77 @@ async def test_a_task_is_held_by_one_until_he_is_silent_for_too_long(vault: Vaul
     assert await vault.redrives.hold(redrive.id, "two", until=later)
     await vault.redrives.let_go(redrive.id, "two")
     assert await vault.redrives.hold(redrive.id, "one", until=later)
+
+
+async def cancel(vault: Vault, redrive: Redrive) -> int:
+    """Cancel a task and release what can be; how many were."""
+    states = [RedriveState.RUNNING, RedriveState.CANCELLED]
+    assert await vault.redrives.set_state(redrive.id, RedriveState.CANCELLED, sources=states, act=act("cancel"))
+    return await vault.redrives.release(count_max=10, act=act("redrives.release"))
+
+
+async def test_what_is_unknown_of_a_cancelled_task_is_an_operators_again_with_a_note(
+    vault: Vault, clock: FrozenClock
+) -> None:
+    redrive = await task(vault, [b"known", b"unknown", b"in flight", b"waiting"])
+    _, until = await lease(vault, redrive, clock, count_max=3)
+    outcomes = [Settled(1, "redriven"), Settled(2, "unknown", "no answer")]
+    await vault.redrives.settle(redrive.id, outcomes, act("settle"), until=until)
+    assert await vault.redrives.release(count_max=10, act=act("redrives.release")) == 0, "the task goes on"
+    assert await cancel(vault, redrive) == 1
+    # The third is in somebody's hands until his lease is over: he may publish it yet.
+    assert await states(vault) == [S.REDRIVEN, S.CAPTURED, S.REDRIVING, S.CAPTURED]
+    await clock.advance(LEASE_S + 1)
+    assert await cancel(vault, redrive) == 1
+    assert await states(vault) == [S.REDRIVEN, S.CAPTURED, S.CAPTURED, S.CAPTURED]
+    found = await vault.redrives.find(redrive.id)
+    assert found is not None
+    assert (found.redriven, found.failed, found.skipped, found.unknown) == (1, 0, 0, 2)
+    row = (await vault.ledger.of_letter(2, count_max=10))[-1]
+    assert (row.action, row.from_state, row.to_state) == ("redrives.release", "redriving", "captured")
+    assert "nobody knows whether it was published" in row.reason
+    assert vault.moves["orders.dlq", "unknown", "captured"] == 2
+    assert ("orders.dlq", "redriving", "captured") not in vault.moves, "nothing is known to have failed"
+    # What is redriven again may be there twice; what was never published may not.
+    again = await task_over(vault, [2, 4])
+    await lease(vault, again, clock)
+    assert (found := await vault.redrives.find(again.id)) is not None
+    assert found.possible_duplicates == 1
+
+
+async def test_a_confirm_counts_also_when_the_task_was_cancelled_before(vault: Vault, clock: FrozenClock) -> None:
+    redrive = await task(vault, [b"1", b"2", b"3"])
+    _, until = await lease(vault, redrive, clock)
+    await clock.advance(LEASE_S + 1)
+    assert await cancel(vault, redrive) == 3
+    other = await task_over(vault, [2])
+    await lease(vault, other, clock)
+    told = [Settled(1, "redriven"), Settled(2, "redriven"), Settled(3, "failed", "no")]
+    await vault.redrives.settle(redrive.id, told, act("settle"), until=until)
+    assert await states(vault) == [S.REDRIVEN, S.REDRIVING, S.CAPTURED]
+    found = await vault.redrives.find(redrive.id)
+    assert found is not None
+    assert (found.redriven, found.failed, found.unknown) == (2, 0, 1), "a failure counts from the holder alone"
+
+
+async def test_a_copy_that_came_back_was_published_whatever_its_cancelled_task_knows(
+    vault: Vault, clock: FrozenClock
+) -> None:
+    redrive = await task(vault, [b"1", b"2"])
+    (first, second), until = await lease(vault, redrive, clock)
+    unknown = [Settled(1, "unknown", "no answer"), Settled(2, "unknown", "no answer")]
+    await vault.redrives.settle(redrive.id, unknown, act("settle"), until=until)
+    await vault.letters.put([letter(b"1", redrive_id=first.redrive_id)], ACT)
+    assert await cancel(vault, redrive) == 2
+    assert await states(vault) == [S.CAME_BACK, S.CAPTURED, S.CAPTURED]
+    found = await vault.redrives.find(redrive.id)
+    assert found is not None
+    assert (found.redriven, found.unknown) == (1, 1)
+    # One that comes back after that is linked to its letter, which nobody says anything else of.
+    await vault.letters.put([letter(b"2", redrive_id=second.redrive_id)], ACT)
+    back = await vault.letters.get(4)
+    assert back is not None
+    assert (back.came_from, await states(vault)) == (2, [S.CAME_BACK, S.CAPTURED, S.CAPTURED, S.CAPTURED])
 
 
 async def test_a_letter_that_is_being_redriven_is_nobody_elses(vault: Vault, clock: FrozenClock) -> None:

@@ -56,7 +56,7 @@ LETTER_MOVES: Mapping[tuple[LetterState, LetterState], str] = {
     (LetterState.OUTSIDE, LetterState.CAPTURED): "capture",
     (LetterState.CAPTURED, LetterState.REDRIVING): "a redrive takes it",
     (LetterState.REDRIVING, LetterState.REDRIVEN): "the broker has confirmed it",
-    (LetterState.REDRIVING, LetterState.CAPTURED): "known not to have been published",
+    (LetterState.REDRIVING, LetterState.CAPTURED): "known not to have been published, or cancelled and unknown",
     (LetterState.REDRIVING, LetterState.CAME_BACK): "captured again with its redrive id, before the confirm was noted",
     (LetterState.REDRIVEN, LetterState.RESOLVED): "done by a consumer, not back within resolve_after, or by hand",
     (LetterState.REDRIVEN, LetterState.CAME_BACK): "captured again with its redrive id",

@@ -190,6 +190,11 @@ class Redrives(Protocol):
         """Letters to publish: *redriving* from now on. What is no longer *captured* is skipped. Always at least one
         where there is one, whatever its size."""
 
+    async def release(self, *, count_max: int, act: Act) -> int:
+        """Letters of cancelled tasks whose outcome is unknown, or whose lease has run out, are *captured* again, with
+        a note of that in the ledger; how many there were. To the task they stay unknown, and a confirm still counts.
+        """
+
     async def contents(self, leased: Sequence[Leased]) -> list[Content]:
         """What is to be published of each, in the same order."""
 
@@ -260,7 +265,8 @@ class Vault(Protocol):
     ledger: Ledger
     tokens: Tokens
     loose: LooseBlobs
-    #: How many letters this process has moved, by queue, source and target; "" is outside.
+    #: How many letters this process has moved, by queue, source and target; "" is outside, and a source "unknown" is
+    #: *redriving* of a task that was cancelled.
     moves: Mapping[tuple[str, str, str], int]
 
     async def open(self) -> None:

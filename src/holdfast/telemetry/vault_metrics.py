@@ -15,9 +15,12 @@ MOVES = {
     "captured": "Letters captured by this process.",
     "redriven": "Letters redriven by this process.",
     "failed": "Letters of which a redrive by this process is known to have failed.",
+    "released": "Letters of cancelled redrives that this process captured again; if they were published is unknown.",
     "came_back": "Redriven letters that were captured again by this process.",
     "deleted": "Letters deleted by retention in this process.",
 }
+#: Moves that are named by where they come from.
+RETURNS = {("redriving", "captured"): "failed", ("unknown", "captured"): "released"}
 
 
 class CaptureGauge(NamedTuple):
@@ -55,7 +58,7 @@ def _letters(tallies: Mapping[tuple[str, str], int], named: set[str]) -> Iterato
 def _moves(moves: Mapping[tuple[str, str, str], int], named: set[str]) -> Iterator[str]:
     counts: Counter[tuple[str, str]] = Counter()
     for (queue, source, target), count in moves.items():
-        name = "failed" if (source, target) == ("redriving", "captured") else target
+        name = RETURNS.get((source, target), target)
         if name == "captured" and source:
             continue  # restored from the archive
         counts[name, queue if queue in named else OTHERS] += count

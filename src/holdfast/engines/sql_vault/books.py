@@ -73,9 +73,10 @@ class Books:
         self.run(work, "set_counter", name=name, value=last + count)
         return last + 1
 
-    def book(self, work: Work, act: Act, moved: Sequence[Moved]) -> None:
-        """Letters changed their state: one row per queue and move, and the tallies."""
-        work.moved += moved
+    def book(self, work: Work, act: Act, moved: Sequence[Moved], *, counted_from: str = "") -> None:
+        """Letters changed their state: one row per queue and move, and the tallies. `counted_from` stands for their
+        old state among the moves of this process."""
+        work.moved += [one._replace(source=counted_from) for one in moved] if counted_from else moved
         kinds: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
         for one in moved:
             kinds[one.queue, one.source, one.target].append(one.letter)
@@ -89,13 +90,13 @@ class Books:
             if count:
                 self.run(work, "add_tally", queue=queue, state=state, count=count)
 
-    def move(self, work: Work, act: Act, rows: Sequence[Row], target: str) -> None:
+    def move(self, work: Work, act: Act, rows: Sequence[Row], target: str, *, counted_from: str = "") -> None:
         """Bring letters (id, queue, state) into a state, with their row."""
         if not rows:
             return
         ids = [row[0] for row in rows]
         self.run(work, "set_state", state=target, now=self.now_us(), ids=work.dialect.ids(ids))
-        self.book(work, act, [Moved(row[0], row[1], row[2], target) for row in rows])
+        self.book(work, act, [Moved(row[0], row[1], row[2], target) for row in rows], counted_from=counted_from)
 
     def append(
         self,

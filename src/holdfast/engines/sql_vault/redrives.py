@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.core.ledger import Act
 from holdfast.core.letter import Content, clip
@@ -183,6 +184,17 @@ class SqlRedrives:
         await books.database.write(work)
         crash_point("vault.after_settle")
 
+    async def release(self, *, count_max: int, act: Act) -> int:
+        books = self._books
+
+        def work(work: Work) -> int:
+            rows = books.run(work, "select_to_release", now=books.now_us(), count_max=count_max)
+            for redrive in dict.fromkeys(row[4] for row in rows):
+                self._release(work, redrive, [row for row in rows if row[4] == redrive], act)
+            return len(rows)
+
+        return await books.database.write(work)
+
     async def succeeded(self, redrive_ids: Sequence[str], act: Act) -> list[str]:
         books = self._books
 
@@ -208,10 +220,10 @@ class SqlRedrives:
             return
         books, redriving = self._books, LetterState.REDRIVING.value
         self._set_status(work, redrive, rows, "redriven", "")
-        # Somebody else thought that it had failed, and it is captured since: it has gone all the same.
+        # It was thought to have failed, or nobody knew, and it is captured since: it has gone all the same.
         again = [row[:3] for row in rows if row[2] == LetterState.CAPTURED.value]
         books.move(work, act, again, redriving)
-        mistaken = [row[0] for row in rows if row[3] == "failed"]
+        mistaken = [row[0] for row in rows if row[3] in ("failed", "released")]
         held = books.run(work, "select_held_elsewhere", redrive=redrive, ids=work.dialect.ids(mistaken))
         elsewhere = {row[0] for row in held} if mistaken else set()
         # One that has come back already stays so: it was published, whatever we heard of it.
@@ -223,6 +235,17 @@ class SqlRedrives:
         moved = {row[0] for row in going}
         if others := [row[0] for row in rows if row[0] not in moved]:
             books.run(work, "add_redriven_count", ids=work.dialect.ids(others))
+
+    def _release(self, work: Work, redrive: int, rows: Sequence[Row], act: Act) -> None:
+        """Letters of a cancelled task whose outcome nobody will tell: an operator's again, with a note."""
+        ours = [row[:3] for row in rows if row[2] == LetterState.REDRIVING.value]
+        self._set_status(work, redrive, ours, "released", "its redrive was cancelled before the outcome was known")
+        why = f"redrive {redrive} was cancelled, nobody knows whether it was published: redriven again, maybe twice"
+        noted = replace(act, reason=why, detail=f"redrive {redrive}")
+        self._books.move(work, noted, ours, LetterState.CAPTURED.value, counted_from="unknown")
+        for row in rows:
+            if row[2] != LetterState.REDRIVING.value:
+                self._pass_over(work, redrive, row[0], status=row[3], state=row[2])
 
     def _set_status(self, work: Work, redrive: int, rows: Sequence[Row], status: str, why: str) -> None:
         if rows:
@@ -265,7 +288,7 @@ class SqlRedrives:
             redriven=counts.get("redriven", 0),
             failed=counts.get("failed", 0),
             skipped=counts.get("skipped", 0),
-            unknown=counts.get("unknown", 0) + counts.get("leased", 0),
+            unknown=sum(counts.get(status, 0) for status in ("unknown", "leased", "released")),
             came_back=came_back,
             possible_duplicates=repeated,
             held_by=row[11] if is_held else "",

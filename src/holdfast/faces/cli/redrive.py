@@ -156,7 +156,7 @@ async def pause(session: Session, number: Id) -> None:
 
 @command(group, "cancel", example="holdfast redrive cancel 7")
 async def cancel(session: Session, number: Id) -> None:
-    """End a task for good; what was not redriven stays captured."""
+    """End a task for good; what was not redriven is captured, also what may have been: its history says so."""
     async with open_admin(session) as admin:
         _told(session, await admin.post(f"/admin/redrives/{number}/cancel"))
 
@@ -219,6 +219,11 @@ def _told(session: Session, task: dict[str, Any]) -> None:
     if task["why"] and task["why"] != f"redrive {task['id']}":
         text += f"; {task['why']}"
     session.out.say(text)
+    if task["state"] == "cancelled" and task["unknown"]:
+        session.out.say(
+            f"{plural(task['unknown'], 'letter')} may have been published; captured again now, or within 3 minutes: "
+            "redriven once more, they may be there twice"
+        )
     if task["state"] == "running" and not task["held_by"]:
         session.out.say("nobody seems to run it: its process is gone")
     if task["state"] in ("paused", "stopped") or (task["state"] == "running" and not task["held_by"]):

@@ -22,6 +22,7 @@ LIST_COUNT_MAX = 1_000
 HOLD_S = 15.0
 BEAT_S = 3.0
 WAIT_FOR_HOLD_S = 1.0
+RELEASE_COUNT_MAX = 2_000
 
 
 class Redrives:
@@ -65,6 +66,9 @@ class Redrives:
             "cancel": (RedriveState.CANCELLED, [RedriveState.RUNNING, RedriveState.PAUSED, RedriveState.STOPPED]),
         }[word]
         redrive = await self.find(number)
+        if word == "cancel" and redrive.state is RedriveState.CANCELLED:
+            await self.release()  # leases may have run out since
+            return await self.find(number)
         if word == "resume" and redrive.state is RedriveState.RUNNING:
             self._check_takeover(redrive)
             sources = [*sources, RedriveState.RUNNING]
@@ -72,9 +76,17 @@ class Redrives:
             raise Conflict(f"redrive cannot {word}; redrive {number} is {redrive.state.value}")
         if number in self._running and state is not RedriveState.RUNNING:
             await asyncio.wait([self._running[number]], timeout=LEASE_S)
+        if state is RedriveState.CANCELLED:
+            await self.release()
         changed = await self.find(number)
         self.begin(changed)
         return changed
+
+    async def release(self) -> None:
+        """Letters of cancelled tasks that nobody has in hand any more are an operator's again, with a note."""
+        act = Act(actor=self._custody.actor, action="redrives.release")
+        while await self._custody.vault.redrives.release(count_max=RELEASE_COUNT_MAX, act=act) == RELEASE_COUNT_MAX:
+            pass
 
     def _check_takeover(self, redrive: Redrive) -> None:
         """A running task is taken over only from nobody. Raises Conflict."""
