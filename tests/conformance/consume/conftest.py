@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
-from functools import cache
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +11,7 @@ from holdfast.engines.rabbitmq import newborn
 from holdfast.ports.broker import Layout
 from tests.conformance.consume.stands import QueueStand, RabbitStand, Stand
 from tests.engines.rabbitmq.admin import Admin
-from tests.support.rabbitmq import Node, running_node, versions, vhost_name
+from tests.support.rabbitmq import Node, versions, vhost_name
 
 #: Which layout the suite runs over on which version: each of both at least once.
 LAYOUTS: dict[str, Layout] = {"3.10": "per-consumer", "4.0": "quorum", "4.3": "quorum"}
@@ -27,13 +24,6 @@ def _no_growing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(newborn, "GROWN_S", 0.0)
 
 
-@pytest.fixture(scope="session")
-def consume_nodes() -> Iterator[Any]:
-    """The RabbitMQ of these tests by version, started when first asked for."""
-    with ExitStack() as stack:
-        yield cache(lambda version: stack.enter_context(running_node(version)))
-
-
 @pytest.fixture(params=["memory", "sqlite", *RABBITS])
 async def stand(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stand]:
     """One broker in turn."""
@@ -43,13 +33,13 @@ async def stand(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         case "sqlite":
             yield QueueStand(f"sqlite:///{tmp_path}/data")
         case version:
-            node: Node = request.getfixturevalue("consume_nodes")(version)
-            async with Admin.open(node, vhost_name(request.node.name)) as admin:
+            nodes: dict[str, Node] = request.getfixturevalue("nodes")
+            async with Admin.open(nodes[version], vhost_name(request.node.name)) as admin:
                 yield RabbitStand(admin, LAYOUTS[version])
 
 
 @pytest.fixture
-async def rabbit(request: pytest.FixtureRequest, consume_nodes: Any) -> AsyncIterator[RabbitStand]:
+async def rabbit(request: pytest.FixtureRequest, nodes: dict[str, Node]) -> AsyncIterator[RabbitStand]:
     """Debian's RabbitMQ with classic queues."""
-    async with Admin.open(consume_nodes("3.10"), vhost_name(request.node.name)) as admin:
+    async with Admin.open(nodes["3.10"], vhost_name(request.node.name)) as admin:
         yield RabbitStand(admin, "per-consumer")

@@ -20,7 +20,7 @@ from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.conformance.consume.stands import QUEUE, RabbitStand, headers_of
 from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import running_node, versions, vhost_name
+from tests.support.rabbitmq import Node, running_node, versions, vhost_name
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -44,9 +44,9 @@ FORGED: dict[str, object] = {
 
 
 @pytest.fixture(params=versions())
-async def stand(request: pytest.FixtureRequest, consume_nodes: Any) -> AsyncIterator[RabbitStand]:
+async def stand(request: pytest.FixtureRequest, nodes: dict[str, Node]) -> AsyncIterator[RabbitStand]:
     """Each version in turn."""
-    async with Admin.open(consume_nodes(request.param), vhost_name(request.node.name)) as admin:
+    async with Admin.open(nodes[request.param], vhost_name(request.node.name)) as admin:
         yield RabbitStand(admin, "per-consumer")
 
 

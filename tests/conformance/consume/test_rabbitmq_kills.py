@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
@@ -18,7 +18,7 @@ from tests.conformance.consume.test_kills import BODIES, ROOT, WORKING, argv, do
 from tests.engines.rabbitmq.admin import Admin
 from tests.engines.rabbitmq.test_cuts import seen
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import vhost_name
+from tests.support.rabbitmq import Node, vhost_name
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -45,10 +45,10 @@ async def declare(stand: RabbitStand, app: holdfast.App) -> None:
 @pytest.mark.parametrize("point", ["rabbitmq.after_wait_confirm", "rabbitmq.after_park_confirm"])
 @pytest.mark.parametrize(("version", "layout"), [("3.10", "quorum"), ("4.0", "quorum"), ("4.0", "per-consumer")])
 async def test_a_kill_loses_nothing_on_other_layouts_and_versions(
-    request: pytest.FixtureRequest, consume_nodes: Any, tmp_path: Path, version: str, layout: Layout, point: str
+    request: pytest.FixtureRequest, nodes: dict[str, Node], tmp_path: Path, version: str, layout: Layout, point: str
 ) -> None:
     done = tmp_path / "done"
-    async with Admin.open(consume_nodes(version), vhost_name(request.node.name)) as admin:
+    async with Admin.open(nodes[version], vhost_name(request.node.name)) as admin:
         stand = RabbitStand(admin, layout)
         app = stand._app = make_app(stand.url, done, layout)
         await declare(stand, app)
