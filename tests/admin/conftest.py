@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.admin.house import House, open_house
+from tests.support.folders import tmp_path
+
+__all__ = ["tmp_path"]
 
 
 @pytest.fixture

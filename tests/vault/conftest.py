@@ -12,6 +12,9 @@ from holdfast.engines.postgres.vault import SCHEMA, PostgresDatabase
 from holdfast.engines.sql_vault.vault import SqlVault
 from holdfast.engines.sqlite.vault import SqliteDatabase
 from holdfast.testing import FrozenClock
+from tests.support.folders import tmp_path
+
+__all__ = ["tmp_path"]
 
 STORES = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 KEY = b"k" * 32
