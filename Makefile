@@ -6,8 +6,9 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 ARGS   ?=
 # Most of a test's time is waiting for servers. A file stays with one worker, which has servers of its own.
+# Files go out in the order of tests/conftest.py: the long ones first.
 WORKERS ?= 2
-PARALLEL := -n $(WORKERS) --dist loadfile
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help

@@ -19,9 +19,30 @@ __all__ = ["admin", "every_admin", "every_node", "node", "nodes"]
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
 
+#: Folders whose files take longest, those first: at the end of a run no worker waits for another's long file.
+LONGEST_FIRST = (
+    "recover",
+    "vault",
+    "collect",
+    "faults",
+    "model",
+    "engines",
+    "conformance/consume",
+    "admin",
+    "acceptance",
+    "conformance/queue",
+)
 
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip_left_out(items)
+    items.sort(key=_rank)  # files of one rank stay in the order that chance gave them
+
+
+def _rank(item: pytest.Item) -> int:
+    ranks = (rank for rank, name in enumerate(LONGEST_FIRST) if item.nodeid.startswith(f"tests/{name}/"))
+    return next(ranks, len(LONGEST_FIRST))
 
 
 @pytest.fixture(scope="session")
