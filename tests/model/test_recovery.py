@@ -170,7 +170,7 @@ class WorstQueue:
                 loop.call_soon(self._kill)
             if mishap == "cut_after_send":
                 self._lose()
-            loop.call_soon(on_outcome, letter, verdict, 0, "")
+            loop.call_soon(on_outcome, [letter], verdict, 0, "")
 
     def put_back(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         raise NotImplementedError

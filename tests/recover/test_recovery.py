@@ -268,6 +268,20 @@ async def test_acks_between_letters_that_are_kept_take_effect(any_world: World) 
     await world.check()
 
 
+async def test_many_that_are_kept_among_many_that_go(any_world: World) -> None:
+    """So many that consuming moves on to fresh channels: nothing is lost, and a classic queue keeps its order."""
+    world = any_world
+    await world.fill(letter(n, kind=("CollectionScan", "Strange")[n % 4 == 3]) for n in range(4_000))
+    told = summary(await world.recover("--window", "500"))
+    counts = told["recovered"], told["skipped"], told["returned"], told["remaining"], told["possible_duplicates"]
+    assert counts == (3_000, 1_000, 1_000, 1_000, 0)
+    seen = await world.found()
+    world.books.check()
+    for place in ("collection.scan", *([world.dlq] if world.kind == "classic" else [])):
+        numbers = [str(one.decoded()["message_id"]) for one in seen[place]]
+        assert numbers == sorted(numbers), place
+
+
 async def test_letters_that_are_kept_count_toward_the_limit_and_nothing_else_is_touched(any_world: World) -> None:
     world = any_world
     await world.fill(letter(n, kind=("CollectionScan", "Strange")[n % 2]) for n in range(500))

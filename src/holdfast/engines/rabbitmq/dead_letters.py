@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from itertools import groupby
 
 from pamqp import commands as amqp
 
@@ -18,18 +19,18 @@ from holdfast.core.message import Message
 from holdfast.core.routes import RouteTable
 from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.allowance import Allowance
-from holdfast.engines.rabbitmq.channel import Channel
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.dead_letters_check import Inspection
 from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.rabbitmq.last_acks import wait_until_settled
+from holdfast.engines.rabbitmq.letter_line import Line
 from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.reading import read_message
 from holdfast.engines.rabbitmq.recovery_lock import Deaf, take_lock
 from holdfast.engines.rabbitmq.redriver import Copy, Redriver, as_put_back
 from holdfast.engines.rabbitmq.rights import find_rights
-from holdfast.engines.rabbitmq.told import Ear, Told
-from holdfast.engines.rabbitmq.unsettled import Unsettled
-from holdfast.engines.rabbitmq.wire import commands, methods
+from holdfast.engines.rabbitmq.told import Told
+from holdfast.engines.rabbitmq.wire import methods
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import BrokerError, BrokerLost
 from holdfast.ports.recovery import Depth, Exported, Findings, OnOutcome, Taken
@@ -37,8 +38,12 @@ from holdfast.ports.recovery import Depth, Exported, Findings, OnOutcome, Taken
 PREFETCH_MAX = 65_535
 #: The copies on their way wait for their confirms here as well; more than this only costs memory.
 PUBLISH_WINDOW_BYTES = 8 * 2**20
-#: Another consumer that came while we ran is taken for ours: then it takes this long.
-SETTLE_TIMEOUT_S, SETTLE_STEP_S = 10.0, 0.02
+#: For the last acks. Another consumer that came while we ran is taken for ours: then it takes this long.
+SETTLE_TIMEOUT_S = 10.0
+#: Channels that letters may be held on, of the 2 047 that a connection may have.
+LINES_COUNT_MAX = 500
+#: Until a consumer has been sent all that its prefetch allows, when there are more letters than that.
+FILL_TIMEOUT_S = 2.0
 
 
 class RabbitDeadLetters:
@@ -55,13 +60,15 @@ class RabbitDeadLetters:
         self._window_bytes_max = window_bytes_max
         self._publisher = Publisher(address, window_bytes=min(window_bytes_max, PUBLISH_WINDOW_BYTES))
         self._connection: Connection | None = None
-        self._channel: Channel | None = None
-        self._ear: Ear | None = None
-        self._books = Unsettled(0)
-        self._generation = 0
+        self._line: Line | None = None  # that we consume on
+        self._lines: dict[int, Line] = {}  # with those that were left because too many letters are held there
+        self._lines_count = 0
+        self._fresh_count = 0  # with such a prefetch consuming goes on on a fresh line, as soon as it can
+        self._fresh_by_s = 0.0
+        self._moves_on = True
+        self._left: list[Line] = []  # after a loss: nothing of these counts any more
         self._ready: deque[Delivery] = deque()
         self._owned_bytes = 0
-        self._tags: list[str] = []
         self._allowance = Allowance()
         self._others_count = 0
         self._news = asyncio.Event()
@@ -91,7 +98,7 @@ class RabbitDeadLetters:
 
     @property
     def capacity_count(self) -> int:
-        return self._allowance.capacity_count
+        return self._allowance.capacity_count + self._held_elsewhere_count
 
     async def inspect(self, table: RouteTable, *, targets_only: bool = False) -> Findings:
         assert self._connection is not None  # noqa: S101  connect() comes first
@@ -110,8 +117,7 @@ class RabbitDeadLetters:
     async def open(self, *, capacity_count: int) -> str:
         assert self._connection is not None  # noqa: S101  connect() comes first
         self.warnings += await take_lock(self._connection, self.queue, patience_s=0.0)
-        await self._consume(capacity_count)
-        return self._tags[0]
+        return await self._consume(capacity_count)
 
     async def reopen(self, *, capacity_count: int) -> None:
         if self._connection is None or not self._connection.is_open:
@@ -121,34 +127,49 @@ class RabbitDeadLetters:
             # The broker may not have noticed yet that our old connection is gone, which holds the lock.
             patience_s = 2.0 * self._connection.session.heartbeat_s
             await take_lock(self._connection, self.queue, patience_s=patience_s)
-        elif self._channel is not None and self._channel.is_open:
-            await self._connection.close_channel(self._channel)
+        for line in self._left:
+            if line.channel is not None and line.is_open:
+                await self._connection.close_channel(line.channel)
+        self._left.clear()
         await self._consume(capacity_count)
 
     async def want(self, count: int | None) -> None:
         self._allowance.wanted_count = count
-        if self._stopped or self._loss is not None or self._channel is None or not self._channel.is_open:
+        line = self._line
+        if self._stopped or self._loss is not None or line is None or not line.is_open:
             return
         need = self._allowance.need_count(len(self._ready))
-        if count == 0 and self._tags:
+        if count == 0 and line.tags:
             # Not before the last is taken: of those that are here some may not count, and what a consumer holds when it
             # is cancelled makes no room for others when it is acked.
-            await self._cancel()
-        elif need and not self._tags:
+            await self._cancel(line)
+        elif need and not line.tags:
             # Nobody consumes, and one that was counted turned out to be none of those: so many are still to come.
-            self._allowance.capacity_count = self._unacked_count
-            await self._add_consumer(min(need, PREFETCH_MAX))
+            self._allowance.capacity_count = line.unacked_count
+            await self._add_consumer(line, min(need, PREFETCH_MAX))
+        elif line.is_slow and not self._fresh_count:
+            self._plan_to_move_on(self._allowance.capacity_count)
+        if self._fresh_count:
+            await self._move_on(line)
         self._flush()
 
     async def widen(self, capacity_count: int) -> None:
-        """One more consumer on the same channel: the prefetch of one that runs cannot be changed."""
-        if self._stopped or self._loss is not None or not self._tags:
+        """Consume with another prefetch; that of a consumer which runs cannot be changed.
+
+        On a fresh channel, because on one that has several consumers a quorum queue gives letters back in the order of
+        these; and letters that are held do not use up its prefetch.
+        """
+        line = self._line
+        if self._stopped or self._loss is not None or line is None or not line.tags:
             return  # after a loss it is for `reopen` to find out whether the queue is still there
+        elsewhere = self._held_elsewhere_count
         more = self._allowance.widened_by(
-            capacity_count, unacked_count=self._unacked_count, ready_count=len(self._ready)
+            capacity_count - elsewhere, unacked_count=line.unacked_count, ready_count=len(self._ready)
         )
-        if more > 0:
-            await self._add_consumer(min(more, PREFETCH_MAX))
+        if more <= 0 or self._fresh_count:
+            return
+        if not self._plan_to_move_on(capacity_count - elsewhere - line.held_count):
+            await self._add_consumer(line, min(more, PREFETCH_MAX))
 
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Taken]:
         if not self._ready:
@@ -203,20 +224,16 @@ class RabbitDeadLetters:
         self._publisher.send(outgoing, Told(letters, on_outcome), timeout_s=timeout_s)
 
     def ack(self, letters: Sequence[Taken]) -> Sequence[Taken]:
-        generation, freed_bytes = self._generation, 0
-        tags: dict[int, Taken] = {}
-        missed = []
-        for letter in letters:
-            delivery: Delivery = letter.raw.delivery
-            if letter.in_hand and delivery.channel == generation:
-                tags[delivery.tag] = letter
-                freed_bytes += len(delivery.properties) * 2 + len(delivery.body)
-            else:
-                missed.append(letter)
-        for tag in self._books.ack_all(tags):
-            delivery = tags[tag].raw.delivery
-            freed_bytes -= len(delivery.properties) * 2 + len(delivery.body)
-            missed.append(tags[tag])
+        missed: list[Taken] = []
+        freed_bytes = 0
+        for number, same in groupby(letters, key=_line_number):
+            line = self._lines.get(number)
+            if line is None:
+                missed += same
+                continue
+            by_tag = {letter.raw.delivery.tag: letter for letter in same}
+            missed += [by_tag.pop(tag) for tag in line.books.ack_all(by_tag)]
+            freed_bytes += sum([_owned_bytes(letter.raw.delivery) for letter in by_tag.values()])
         self._free(freed_bytes)
         self._flush()
         return missed
@@ -224,52 +241,46 @@ class RabbitDeadLetters:
     def forget(self, letter: Taken) -> None:
         copy: Copy = letter.raw
         if copy.delivery.body or copy.properties:
-            if copy.delivery.channel == self._generation:
-                self._free(len(copy.delivery.properties) * 2 + len(copy.delivery.body))
+            if (line := self._lines.get(copy.delivery.channel)) is not None:
+                line.held_count += 1
+                self._free(_owned_bytes(copy.delivery))
             copy.delivery.body = copy.delivery.properties = copy.properties = b""
 
     async def stop(self) -> None:
         self._stopped = True
-        if self._channel is not None and self._channel.is_open:
-            await self._cancel()
+        if self._line is not None and self._line.is_open:
+            await self._cancel(self._line)
 
     def leftovers(self) -> Sequence[Taken]:
         ready, self._ready = self._ready, deque()
         return [self._redriver.taken(delivery) for delivery in ready] if self._keeps_leftovers else ()
 
     async def give_back(self) -> int:
-        """All of the channel by one frame, tag 0: one by one is quadratic on a classic queue."""
-        channel, connection = self._channel, self._connection
-        if channel is None or connection is None or not channel.is_open:
+        connection, lines = self._connection, [line for line in self._lines.values() if line.is_open]
+        if connection is None or not lines:
             return 0
         self._flush()
-        count = len(self._books)
-        if count:
-            channel.write(commands.nack(channel.number, 0, multiple=True, requeue=True))
-        await self._settled()
+        count = sum([await line.give_back() for line in lines])  # one after the other, the oldest letters first
+        if not await wait_until_settled(
+            connection, self.queue, count_before=self._others_count + 1, timeout_s=SETTLE_TIMEOUT_S
+        ):
+            self.warnings.append(
+                f"the queue has not taken all acks within {SETTLE_TIMEOUT_S:g} s, or somebody else began to consume: "
+                "letters that are counted as recovered may come again"
+            )
         self._leave()
-        await connection.close_channel(channel)
+        for line in lines:
+            if line.channel is not None:
+                await connection.close_channel(line.channel)
         return count
 
-    async def _settled(self) -> None:
-        """Wait until the queue has worked through what we sent, before the channel is closed.
-
-        A channel passes on only some 30 acks to a quorum queue at once. It forgets the rest when it is closed, and the
-        letters come back although they were acked. A consumer that is cancelled counts until its last letter is
-        settled, so when ours are not counted any more, all is done.
-        """
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + SETTLE_TIMEOUT_S
-        while (await self.depth()).consumers > self._others_count and loop.time() < deadline_s:  # noqa: ASYNC110
-            await asyncio.sleep(SETTLE_STEP_S)  # a broker has to be asked
-
     async def let_go(self) -> None:
-        self._allowance.capacity_count = 0
+        self._allowance.capacity_count = self._fresh_count = 0
         self._flush()  # letters that come for these go back at once
         self._leave()
         if self._connection is not None:
             await self._connection.close()
-            self._connection = self._channel = None
+            self._connection = None
 
     async def depth(self) -> Depth:
         if self._connection is None or not self._connection.is_open:
@@ -291,29 +302,20 @@ class RabbitDeadLetters:
         if self._connection is not None:
             await self._connection.close()
 
-    # What the channel's listener calls.
+    # What a line calls.
 
-    def arrived(self, deliveries: list[Delivery]) -> None:
-        """Letters came."""
-        if not deliveries:
-            return
-        generation = self._generation
-        size = 0
-        for delivery in deliveries:
-            delivery.channel = generation
-            size += len(delivery.properties) * 2 + len(delivery.body)
-        self._books.delivered_all([delivery.tag for delivery in deliveries])
+    def _arrived(self, deliveries: list[Delivery]) -> None:
         if self._stopped and not self._keeps_leftovers:
             return  # on their way when we said stop: they go back with the rest
-        self._owned_bytes += size
+        self._owned_bytes += sum([_owned_bytes(delivery) for delivery in deliveries])
         self._ready.extend(deliveries)
         self._news.set()
         if self._owned_bytes >= self._window_bytes_max and self._connection is not None:
             self._connection.pause_reading()
 
-    def lost(self, error: BrokerError) -> None:
+    def _lost(self, error: BrokerError) -> None:
         """Whatever is unsettled is the broker's again."""
-        self._allowance.capacity_count = 0  # nobody consumes
+        self._allowance.capacity_count = self._fresh_count = 0  # nobody consumes
         self._flush()  # after a cancel the channel lives: what was settled before still counts
         self._loss = error
         self._leave()
@@ -321,51 +323,81 @@ class RabbitDeadLetters:
 
     # Inside.
 
-    async def _consume(self, capacity_count: int) -> None:
-        assert self._connection is not None  # noqa: S101
-        ear = Ear(self)
-        channel = await self._connection.channel(ear)
-        self._books = Unsettled(channel.number)
-        self._generation += 1
+    async def _consume(self, capacity_count: int) -> str:
+        """From the beginning; answers the consumer's tag."""
+        self._line = line = await self._open_line()
         self._owned_bytes = 0
         self._loss = None
-        self._channel, self._ear = channel, ear
-        self._tags = []
         self._allowance.capacity_count = 0
         wanted = self._allowance.wanted_count
         await self._add_consumer(
-            min(capacity_count, PREFETCH_MAX, capacity_count if wanted is None else max(1, wanted))
+            line, min(capacity_count, PREFETCH_MAX, capacity_count if wanted is None else max(1, wanted))
         )
+        return line.tags[0]
 
-    async def _add_consumer(self, prefetch: int) -> None:
-        assert self._channel is not None  # noqa: S101
+    async def _open_line(self) -> Line:
+        assert self._connection is not None  # noqa: S101
+        self._lines_count += 1
+        line = Line(self._lines_count, on_arrived=self._arrived, on_lost=self._lost)
+        line.opened(await self._connection.channel(line))
+        self._lines[line.number] = line
+        return line
+
+    def _plan_to_move_on(self, capacity_count: int) -> bool:
+        """Consume on a fresh channel soon, so many at once; False near the end, and where that failed before."""
+        channel_max = self._connection.session.channel_max if self._connection else 0
+        need = self._allowance.need_count(len(self._ready))
+        is_far = need is None or need >= self._allowance.capacity_count + capacity_count
+        has_room = len(self._lines) < min(LINES_COUNT_MAX, (channel_max or 65_535) // 2)
+        if capacity_count <= 0 or not is_far or not has_room or not self._moves_on:
+            return False
+        self._fresh_count = min(capacity_count, PREFETCH_MAX)
+        self._fresh_by_s = asyncio.get_running_loop().time() + FILL_TIMEOUT_S
+        return True
+
+    async def _move_on(self, old: Line) -> None:
+        """When nothing is on its way on the old channel: it would be returned when its consumer is cancelled, or
+        overtaken. Until then acks wait, so that the broker comes to have sent all that it may."""
+        if old.unacked_count >= self._allowance.capacity_count:
+            prefetch = self._fresh_count
+            fresh = await self._open_line()
+            await self._cancel(old)
+            self._line = fresh
+            await self._add_consumer(fresh, prefetch)
+        elif asyncio.get_running_loop().time() > self._fresh_by_s:
+            self._fresh_count, self._moves_on = 0, False  # somebody else takes letters as well
+
+    async def _add_consumer(self, line: Line, prefetch: int) -> None:
+        assert line.channel is not None  # noqa: S101
         self._allowance.capacity_count += prefetch
-        await self._channel.call(amqp.Basic.Qos(prefetch_count=prefetch))
-        answer = await self._channel.call(methods.Consume(queue=self.queue))
-        self._tags.append(str(getattr(answer, "consumer_tag", "")))
+        await line.channel.call(amqp.Basic.Qos(prefetch_count=prefetch))
+        answer = await line.channel.call(methods.Consume(queue=self.queue))
+        line.tags.append(str(getattr(answer, "consumer_tag", "")))
 
-    async def _cancel(self) -> None:
+    async def _cancel(self, line: Line) -> None:
         """Consume no more. All acks may go then: nothing comes in the place of what they settle."""
-        assert self._channel is not None  # noqa: S101
+        assert line.channel is not None  # noqa: S101
         if self._connection is not None:
             self._connection.resume_reading()
-        tags, self._tags = self._tags, []
+        tags, line.tags = line.tags, []
         for tag in tags:
-            await self._channel.call(amqp.Basic.Cancel(tag))
-        self._allowance.capacity_count = 0
+            await line.channel.call(amqp.Basic.Cancel(tag))
+        self._allowance.capacity_count = self._fresh_count = 0
         self._flush()
 
     @property
-    def _unacked_count(self) -> int:
-        """As the broker sees it."""
-        return len(self._books) + self._books.unsent_count
+    def _held_elsewhere_count(self) -> int:
+        """Letters that are held on lines which nobody consumes on any more."""
+        return sum([line.held_count for line in self._lines.values() if line is not self._line])
 
     def _flush(self) -> None:
         """Send acks: near the end as many as make the broker send no more letters than are wanted."""
-        if self._channel is not None and self._books.pending:
-            unacked_count, ready_count = self._unacked_count, len(self._ready)
-            most = self._allowance.acks_count_max(unacked_count=unacked_count, ready_count=ready_count)
-            self._channel.write(self._books.flush(most))
+        for line in self._lines.values():
+            if line is not self._line:
+                line.flush()
+            elif line.books.pending and not self._fresh_count:
+                unacked_count, ready_count = line.unacked_count, len(self._ready)
+                line.flush(self._allowance.acks_count_max(unacked_count=unacked_count, ready_count=ready_count))
 
     def _free(self, size_bytes: int) -> None:
         """So many bytes of letters in hand are gone: read again when there is room."""
@@ -374,10 +406,22 @@ class RabbitDeadLetters:
             self._connection.resume_reading()
 
     def _leave(self) -> None:
-        if self._ear is not None:
-            self._ear.leave()
+        for line in self._lines.values():
+            line.leave()
+        self._left += self._lines.values()
+        self._lines.clear()
+        self._line = None
         self._ready.clear()
-        self._books = Unsettled(0)
-        self._generation += 1
         if self._connection is not None:
             self._connection.resume_reading()
+
+
+def _line_number(letter: Taken) -> int:
+    """Of the line that it came on; 0: it is not in our hands any more."""
+    number: int = letter.raw.delivery.channel
+    return number if letter.in_hand else 0
+
+
+def _owned_bytes(delivery: Delivery) -> int:
+    """What a letter in hand takes, with its copy."""
+    return len(delivery.properties) * 2 + len(delivery.body)

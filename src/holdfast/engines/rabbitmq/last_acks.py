@@ -36,10 +36,12 @@ async def count_consumers(connection: Connection, queue: str) -> int | None:
         return None
 
 
-async def wait_until_settled(connection: Connection, queue: str, *, count_before: int) -> bool:
+async def wait_until_settled(
+    connection: Connection, queue: str, *, count_before: int, timeout_s: float = SETTLE_TIMEOUT_S
+) -> bool:
     """Wait until the queue has fewer consumers than while ours was among them; False when that was not seen in time."""
     try:
-        async with asyncio.timeout(SETTLE_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             # A channel of its own: when the question is refused, the one with the acks lives.
             channel = await connection.channel(Deaf())
             await _fewer(channel, queue, count_before)

@@ -21,6 +21,7 @@ class Unsettled:
         self._open: dict[int, None] = {}  # a dict keeps the order: the lowest open tag is its first key
         self._acks: list[int] = []
         self._nacks: list[tuple[int, bool]] = []
+        self.singles_count = 0  #: acks that `flush` packed one by one, the last time
 
     def __len__(self) -> int:
         return len(self._open)
@@ -94,7 +95,9 @@ class Unsettled:
         prefix = acks if lowest_open is None else acks[: bisect_left(acks, lowest_open)]
         if prefix:
             frames.append(commands.ack(self._channel, prefix[-1], multiple=True))
-        frames += [commands.ack(self._channel, tag, multiple=False) for tag in acks[len(prefix) :]]
+        singles = acks[len(prefix) :]
+        self.singles_count = len(singles)
+        frames += [commands.ack(self._channel, tag, multiple=False) for tag in singles]
         return b"".join(frames)
 
 

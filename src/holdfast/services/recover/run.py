@@ -75,6 +75,7 @@ class Recovery:
         self._window = Window(self._limits)
         self._refused: dict[str, str] = {}
         self._addresses: dict[Address, None] = {}  # that nobody named beforehand
+        self._warned_count = 0
         self._is_counted = False  # the queue counts returns: it is a quorum queue
         # Nothing is asked of a letter but its route.
         self._is_plain = not self._where and not dry_run and table.mode is not Mode.EXCHANGE
@@ -107,9 +108,7 @@ class Recovery:
         await self._want()
         tag = await self._letters.open(capacity_count=self._window.fits_count)
         self._notices.started(summary, tag)
-        for warning in self._letters.warnings:
-            summary.notes.append(warning)
-            self._notices.say(f"Warning: {warning}")
+        self._warn()
         self._watch.start()
         try:
             summary.stopped_by = await self._take_all()
@@ -117,6 +116,13 @@ class Recovery:
             # Also after an error: what is in hand goes back, and what is published is waited for.
             await self._end()
         return summary
+
+    def _warn(self) -> None:
+        """Say what was not said yet."""
+        for warning in self._letters.warnings[self._warned_count :]:
+            self._warned_count += 1
+            self.summary.notes.append(warning)
+            self._notices.say(f"Warning: {warning}")
 
     # Taking.
 
@@ -394,6 +400,7 @@ class Recovery:
         await ending.run(
             self._findings.delivery_limit if self._findings else None, settle=self._settle, room=self._room
         )
+        self._warn()
         found, summary = self._findings, self.summary
         if found is not None and found.gives_back_at_tail and summary.returned and self._is_counted:
             summary.notes.append("letters that were given back are behind newer ones in this quorum queue")
