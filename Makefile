@@ -10,6 +10,9 @@ ARGS   ?=
 WORKERS ?= 2
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+# Hundreds of processes are started by the tests: each would compile the whole program anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help run test test-matrix soak check fix bench ci lock clean
