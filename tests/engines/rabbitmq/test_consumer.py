@@ -241,6 +241,24 @@ async def test_consumers_that_close_together_do_not_take_anothers_end_for_their_
     assert await is_empty_for_good(every_admin, "q")
 
 
+@pytest.mark.parametrize("turns", [0, 1, 5, 20])
+async def test_a_close_that_is_cancelled_leaves_no_connection_open(every_admin: Admin, turns: int) -> None:
+    await every_admin.quorum_queue("q")
+    await fill(every_admin, "q", [b"x"])
+    consumer = await Consumer(every_admin.address(), "q").__aenter__()
+    await one(consumer)
+    closing = asyncio.create_task(consumer.close())
+    for _ in range(turns + 1):
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+
+    async def is_back() -> bool:
+        return await every_admin.count("q") == 1
+
+    await eventually(is_back)
+
+
 async def test_a_close_that_may_not_look_at_the_queue_closes_all_the_same(every_admin: Admin) -> None:
     await every_admin.queue("q")
     await fill(every_admin, "q", [b"x"])

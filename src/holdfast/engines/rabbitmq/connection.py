@@ -146,7 +146,10 @@ class Connection(asyncio.Protocol):
         if self.is_open:
             self.session.close()
             self._flush()
-            await asyncio.wait([self.closed], timeout=CLOSE_TIMEOUT_S)
+            try:
+                await asyncio.wait([self.closed], timeout=CLOSE_TIMEOUT_S)
+            finally:
+                self._abort()
         self._abort()
 
     async def __aenter__(self) -> Self:

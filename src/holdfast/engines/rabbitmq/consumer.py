@@ -170,27 +170,32 @@ class Consumer:
     async def close(self) -> None:
         """Stop, give everything unsettled back, and wait until the broker has taken in all of it."""
         self._stopping = True
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+        try:
+            if self._keeper is not None:
+                self._keeper.cancel()
+                await asyncio.wait([self._keeper])
+            await self._wind_up()
+        except BrokerError as error:
+            self._trouble = error  # then the broker gives them back by itself
+        finally:  # also when whoever closes us is cancelled
+            if self._connection is not None:
+                await self._connection.close()
+
+    async def _wind_up(self) -> None:
         channel, connection = self._channel, self._connection
-        if connection is not None and channel is not None and channel.is_open:
-            try:
-                await self._look_around()
-                # In this order: given back before the cancel, a quorum queue loses the order of its messages.
-                if self._consumer_tag:
-                    await channel.call(amqp.Basic.Cancel(self._consumer_tag), timeout_s=CLOSE_TIMEOUT_S)
-                self.flush()
-                self._books.nack_all()
-                self.flush()
-                self._intake = None  # what ends now, ends on purpose
-                if self._count_before is not None:
-                    await wait_until_settled(connection, self.queue, count_before=self._count_before)
-                await connection.close_channel(channel)
-            except BrokerError as error:
-                self._trouble = error  # then the broker gives them back by itself
-        if connection is not None:
-            await connection.close()
+        if connection is None or channel is None or not channel.is_open:
+            return
+        await self._look_around()
+        # In this order: given back before the cancel, a quorum queue loses the order of its messages.
+        if self._consumer_tag:
+            await channel.call(amqp.Basic.Cancel(self._consumer_tag), timeout_s=CLOSE_TIMEOUT_S)
+        self.flush()
+        self._books.nack_all()
+        self.flush()
+        self._intake = None  # what ends now, ends on purpose
+        if self._count_before is not None:
+            await wait_until_settled(connection, self.queue, count_before=self._count_before)
+        await connection.close_channel(channel)
 
     async def __aenter__(self) -> Self:
         try:
