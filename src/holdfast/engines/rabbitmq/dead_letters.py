@@ -12,18 +12,15 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
 
-from pamqp import commands as amqp
-
 from holdfast.core.message import Address as Destination
 from holdfast.core.message import Message
 from holdfast.core.routes import RouteTable
 from holdfast.engines.rabbitmq.address import Address
-from holdfast.engines.rabbitmq.allowance import Allowance
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.dead_letters_check import Inspection
 from holdfast.engines.rabbitmq.lane import Outgoing
 from holdfast.engines.rabbitmq.last_acks import wait_until_settled
-from holdfast.engines.rabbitmq.letter_line import Line
+from holdfast.engines.rabbitmq.letter_lines import Lines
 from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.reading import read_message
 from holdfast.engines.rabbitmq.recovery_lock import Deaf, take_lock
@@ -35,15 +32,10 @@ from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import BrokerError, BrokerLost
 from holdfast.ports.recovery import Depth, Exported, Findings, OnOutcome, Taken
 
-PREFETCH_MAX = 65_535
 #: The copies on their way wait for their confirms here as well; more than this only costs memory.
 PUBLISH_WINDOW_BYTES = 8 * 2**20
 #: For the last acks. Another consumer that came while we ran is taken for ours: then it takes this long.
 SETTLE_TIMEOUT_S = 10.0
-#: Channels that letters may be held on, of the 2 047 that a connection may have.
-LINES_COUNT_MAX = 500
-#: Until a consumer has been sent all that its prefetch allows, when there are more letters than that.
-FILL_TIMEOUT_S = 2.0
 
 
 class RabbitDeadLetters:
@@ -60,16 +52,9 @@ class RabbitDeadLetters:
         self._window_bytes_max = window_bytes_max
         self._publisher = Publisher(address, window_bytes=min(window_bytes_max, PUBLISH_WINDOW_BYTES))
         self._connection: Connection | None = None
-        self._line: Line | None = None  # that we consume on
-        self._lines: dict[int, Line] = {}  # with those that were left because too many letters are held there
-        self._lines_count = 0
-        self._fresh_count = 0  # with such a prefetch consuming goes on on a fresh line, as soon as it can
-        self._fresh_by_s = 0.0
-        self._moves_on = True
-        self._left: list[Line] = []  # after a loss: nothing of these counts any more
         self._ready: deque[Delivery] = deque()
+        self._lines = Lines(queue, self._ready, on_arrived=self._arrived, on_lost=self._lost)
         self._owned_bytes = 0
-        self._allowance = Allowance()
         self._others_count = 0
         self._news = asyncio.Event()
         self._loss: BrokerError | None = None
@@ -98,7 +83,7 @@ class RabbitDeadLetters:
 
     @property
     def capacity_count(self) -> int:
-        return self._allowance.capacity_count + self._held_elsewhere_count
+        return self._lines.capacity_count
 
     async def inspect(self, table: RouteTable, *, targets_only: bool = False) -> Findings:
         assert self._connection is not None  # noqa: S101  connect() comes first
@@ -117,7 +102,7 @@ class RabbitDeadLetters:
     async def open(self, *, capacity_count: int) -> str:
         assert self._connection is not None  # noqa: S101  connect() comes first
         self.warnings += await take_lock(self._connection, self.queue, patience_s=0.0)
-        return await self._consume(capacity_count)
+        return await self._consume(self._connection, capacity_count)
 
     async def reopen(self, *, capacity_count: int) -> None:
         if self._connection is None or not self._connection.is_open:
@@ -127,49 +112,16 @@ class RabbitDeadLetters:
             # The broker may not have noticed yet that our old connection is gone, which holds the lock.
             patience_s = 2.0 * self._connection.session.heartbeat_s
             await take_lock(self._connection, self.queue, patience_s=patience_s)
-        for line in self._left:
-            if line.channel is not None and line.is_open:
-                await self._connection.close_channel(line.channel)
-        self._left.clear()
-        await self._consume(capacity_count)
+        await self._consume(self._connection, capacity_count)
 
     async def want(self, count: int | None) -> None:
-        self._allowance.wanted_count = count
-        line = self._line
-        if self._stopped or self._loss is not None or line is None or not line.is_open:
-            return
-        need = self._allowance.need_count(len(self._ready))
-        if count == 0 and line.tags:
-            # Not before the last is taken: of those that are here some may not count, and what a consumer holds when it
-            # is cancelled makes no room for others when it is acked.
-            await self._cancel(line)
-        elif need and not line.tags:
-            # Nobody consumes, and one that was counted turned out to be none of those: so many are still to come.
-            self._allowance.capacity_count = line.unacked_count
-            await self._add_consumer(line, min(need, PREFETCH_MAX))
-        elif line.is_slow and not self._fresh_count:
-            self._plan_to_move_on(self._allowance.capacity_count)
-        if self._fresh_count:
-            await self._move_on(line)
-        self._flush()
+        self._lines.allowance.wanted_count = count
+        if not self._stopped and self._loss is None:
+            await self._lines.want(count)
 
     async def widen(self, capacity_count: int) -> None:
-        """Consume with another prefetch; that of a consumer which runs cannot be changed.
-
-        On a fresh channel, because on one that has several consumers a quorum queue gives letters back in the order of
-        these; and letters that are held do not use up its prefetch.
-        """
-        line = self._line
-        if self._stopped or self._loss is not None or line is None or not line.tags:
-            return  # after a loss it is for `reopen` to find out whether the queue is still there
-        elsewhere = self._held_elsewhere_count
-        more = self._allowance.widened_by(
-            capacity_count - elsewhere, unacked_count=line.unacked_count, ready_count=len(self._ready)
-        )
-        if more <= 0 or self._fresh_count:
-            return
-        if not self._plan_to_move_on(capacity_count - elsewhere - line.held_count):
-            await self._add_consumer(line, min(more, PREFETCH_MAX))
+        if not self._stopped and self._loss is None:
+            await self._lines.widen(capacity_count)
 
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Taken]:
         if not self._ready:
@@ -185,7 +137,7 @@ class RabbitDeadLetters:
         ready, taken = self._ready, self._redriver.taken
         self._redriver.tick()
         count = min(count_max, len(ready))
-        self._allowance.taken(count)
+        self._lines.allowance.taken(count)
         return [taken(ready.popleft()) for _ in range(count)]
 
     def read(self, letter: Taken) -> Message:
@@ -227,7 +179,7 @@ class RabbitDeadLetters:
         missed: list[Taken] = []
         freed_bytes = 0
         for number, same in groupby(letters, key=_line_number):
-            line = self._lines.get(number)
+            line = self._lines.find(number)
             if line is None:
                 missed += same
                 continue
@@ -235,32 +187,31 @@ class RabbitDeadLetters:
             missed += [by_tag.pop(tag) for tag in line.books.ack_all(by_tag)]
             freed_bytes += sum([_owned_bytes(letter.raw.delivery) for letter in by_tag.values()])
         self._free(freed_bytes)
-        self._flush()
+        self._lines.flush()
         return missed
 
     def forget(self, letter: Taken) -> None:
         copy: Copy = letter.raw
         if copy.delivery.body or copy.properties:
-            if (line := self._lines.get(copy.delivery.channel)) is not None:
+            if (line := self._lines.find(copy.delivery.channel)) is not None:
                 line.held_count += 1
                 self._free(_owned_bytes(copy.delivery))
             copy.delivery.body = copy.delivery.properties = copy.properties = b""
 
     async def stop(self) -> None:
         self._stopped = True
-        if self._line is not None and self._line.is_open:
-            await self._cancel(self._line)
+        await self._lines.stop()
 
     def leftovers(self) -> Sequence[Taken]:
-        ready, self._ready = self._ready, deque()
-        return [self._redriver.taken(delivery) for delivery in ready] if self._keeps_leftovers else ()
+        leftovers = [self._redriver.taken(delivery) for delivery in self._ready] if self._keeps_leftovers else []
+        self._ready.clear()
+        return leftovers
 
     async def give_back(self) -> int:
-        connection, lines = self._connection, [line for line in self._lines.values() if line.is_open]
-        if connection is None or not lines:
+        connection = self._connection
+        if connection is None or not self._lines.is_open:
             return 0
-        self._flush()
-        count = sum([await line.give_back() for line in lines])  # one after the other, the oldest letters first
+        count = await self._lines.give_back()
         if not await wait_until_settled(
             connection, self.queue, count_before=self._others_count + 1, timeout_s=SETTLE_TIMEOUT_S
         ):
@@ -269,14 +220,11 @@ class RabbitDeadLetters:
                 "letters that are counted as recovered may come again"
             )
         self._leave()
-        for line in lines:
-            if line.channel is not None:
-                await connection.close_channel(line.channel)
+        await self._lines.close()
         return count
 
     async def let_go(self) -> None:
-        self._allowance.capacity_count = self._fresh_count = 0
-        self._flush()  # letters that come for these go back at once
+        self._lines.flush_all()
         self._leave()
         if self._connection is not None:
             await self._connection.close()
@@ -315,89 +263,17 @@ class RabbitDeadLetters:
 
     def _lost(self, error: BrokerError) -> None:
         """Whatever is unsettled is the broker's again."""
-        self._allowance.capacity_count = self._fresh_count = 0  # nobody consumes
-        self._flush()  # after a cancel the channel lives: what was settled before still counts
+        self._lines.flush_all()  # after a cancel the channel lives: what was settled before still counts
         self._loss = error
         self._leave()
         self._news.set()
 
     # Inside.
 
-    async def _consume(self, capacity_count: int) -> str:
-        """From the beginning; answers the consumer's tag."""
-        self._line = line = await self._open_line()
+    async def _consume(self, connection: Connection, capacity_count: int) -> str:
         self._owned_bytes = 0
         self._loss = None
-        self._allowance.capacity_count = 0
-        wanted = self._allowance.wanted_count
-        await self._add_consumer(
-            line, min(capacity_count, PREFETCH_MAX, capacity_count if wanted is None else max(1, wanted))
-        )
-        return line.tags[0]
-
-    async def _open_line(self) -> Line:
-        assert self._connection is not None  # noqa: S101
-        self._lines_count += 1
-        line = Line(self._lines_count, on_arrived=self._arrived, on_lost=self._lost)
-        line.opened(await self._connection.channel(line))
-        self._lines[line.number] = line
-        return line
-
-    def _plan_to_move_on(self, capacity_count: int) -> bool:
-        """Consume on a fresh channel soon, so many at once; False near the end, and where that failed before."""
-        channel_max = self._connection.session.channel_max if self._connection else 0
-        need = self._allowance.need_count(len(self._ready))
-        is_far = need is None or need >= self._allowance.capacity_count + capacity_count
-        has_room = len(self._lines) < min(LINES_COUNT_MAX, (channel_max or 65_535) // 2)
-        if capacity_count <= 0 or not is_far or not has_room or not self._moves_on:
-            return False
-        self._fresh_count = min(capacity_count, PREFETCH_MAX)
-        self._fresh_by_s = asyncio.get_running_loop().time() + FILL_TIMEOUT_S
-        return True
-
-    async def _move_on(self, old: Line) -> None:
-        """When nothing is on its way on the old channel: it would be returned when its consumer is cancelled, or
-        overtaken. Until then acks wait, so that the broker comes to have sent all that it may."""
-        if old.unacked_count >= self._allowance.capacity_count:
-            prefetch = self._fresh_count
-            fresh = await self._open_line()
-            await self._cancel(old)
-            self._line = fresh
-            await self._add_consumer(fresh, prefetch)
-        elif asyncio.get_running_loop().time() > self._fresh_by_s:
-            self._fresh_count, self._moves_on = 0, False  # somebody else takes letters as well
-
-    async def _add_consumer(self, line: Line, prefetch: int) -> None:
-        assert line.channel is not None  # noqa: S101
-        self._allowance.capacity_count += prefetch
-        await line.channel.call(amqp.Basic.Qos(prefetch_count=prefetch))
-        answer = await line.channel.call(methods.Consume(queue=self.queue))
-        line.tags.append(str(getattr(answer, "consumer_tag", "")))
-
-    async def _cancel(self, line: Line) -> None:
-        """Consume no more. All acks may go then: nothing comes in the place of what they settle."""
-        assert line.channel is not None  # noqa: S101
-        if self._connection is not None:
-            self._connection.resume_reading()
-        tags, line.tags = line.tags, []
-        for tag in tags:
-            await line.channel.call(amqp.Basic.Cancel(tag))
-        self._allowance.capacity_count = self._fresh_count = 0
-        self._flush()
-
-    @property
-    def _held_elsewhere_count(self) -> int:
-        """Letters that are held on lines which nobody consumes on any more."""
-        return sum([line.held_count for line in self._lines.values() if line is not self._line])
-
-    def _flush(self) -> None:
-        """Send acks: near the end as many as make the broker send no more letters than are wanted."""
-        for line in self._lines.values():
-            if line is not self._line:
-                line.flush()
-            elif line.books.pending and not self._fresh_count:
-                unacked_count, ready_count = line.unacked_count, len(self._ready)
-                line.flush(self._allowance.acks_count_max(unacked_count=unacked_count, ready_count=ready_count))
+        return await self._lines.consume(connection, capacity_count)
 
     def _free(self, size_bytes: int) -> None:
         """So many bytes of letters in hand are gone: read again when there is room."""
@@ -406,11 +282,7 @@ class RabbitDeadLetters:
             self._connection.resume_reading()
 
     def _leave(self) -> None:
-        for line in self._lines.values():
-            line.leave()
-        self._left += self._lines.values()
-        self._lines.clear()
-        self._line = None
+        self._lines.leave()
         self._ready.clear()
         if self._connection is not None:
             self._connection.resume_reading()

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from itertools import groupby
-from operator import attrgetter
 
 from holdfast.core.letter_filter import LetterFilter
 from holdfast.core.message import Address
@@ -19,13 +17,14 @@ from holdfast.core.recovery import Limits, StoppedBy, Summary, add_planned, may_
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
 from holdfast.ports.clock import Clock
-from holdfast.ports.recovery import Backup, DeadLetters, Findings, Journal, Taken, Verdict, address_text
+from holdfast.ports.recovery import Backup, DeadLetters, Findings, Journal, Taken
 from holdfast.proof import crash_point
 from holdfast.services.recover.books import Books
 from holdfast.services.recover.ending import Ending
-from holdfast.services.recover.keeping import LEFT_OUT, PUBLISH_SPARE_S, Keeper, why_not
+from holdfast.services.recover.keeping import LEFT_OUT, PUBLISH_SPARE_S, Keeper
 from holdfast.services.recover.notices import Notices
 from holdfast.services.recover.quota import Quota
+from holdfast.services.recover.settling import Settler
 from holdfast.services.recover.watch import Watch, wait
 from holdfast.services.recover.window import Window
 
@@ -33,8 +32,6 @@ TICK_S = 0.25
 ADDRESSES_COUNT_MAX = 1_000
 BATCH_COUNT_MAX = 1_000
 RECONNECT_S_FIRST, RECONNECT_S_MAX = 0.2, 10.0
-#: Refusals that concern the exchange, not the letter: the next one would be refused as well.
-EXCHANGE_REFUSALS = frozenset((403, 404))
 
 
 class Recovery:
@@ -65,15 +62,11 @@ class Recovery:
         self._where = where or LetterFilter()
         self._notices = notices or Notices()
         self._books = Books()
-        self._stored: list[Taken] = []
-        self._settle_due = False
         self._room = asyncio.Event()
         self._stop: StoppedBy | None = None
         self._abandoned = asyncio.Event()
         self._quota = Quota(self._limits.limit, filters=bool(self._where))
-        self._doubtful: set[Taken] = set()  # published by an earlier run, perhaps
         self._window = Window(self._limits)
-        self._refused: dict[str, str] = {}
         self._addresses: dict[Address, None] = {}  # that nobody named beforehand
         self._warned_count = 0
         self._is_counted = False  # the queue counts returns: it is a quorum queue
@@ -82,6 +75,9 @@ class Recovery:
         self._findings: Findings | None = None
         self._watch = Watch(self._limits, asyncio.get_running_loop().time)
         self._keeper = Keeper(letters, self._books, self.summary, self._limits, self._watch, self._notices)
+        self._settler = Settler(
+            letters, self._books, self.summary, self._keeper, self._watch, self._notices, journal, self._room
+        )
 
     @property
     def is_stopping(self) -> bool:
@@ -211,9 +207,9 @@ class Recovery:
             if self._may_go(letter):
                 going.append(letter)
                 if is_doubtful:
-                    self._doubtful.add(letter)
+                    self._settler.doubtful.add(letter)
         if done:
-            self._ack(done)
+            self._settler.ack(done)
         if self._quota.seen_max is None:
             there = self._letters.untaken_count + (await self._letters.depth()).ready
             self._quota.starts_with(self._quota.seen_count + there)
@@ -226,13 +222,13 @@ class Recovery:
         if letter.stored:
             # Its copy is confirmed and written down: only the ack is missing.
             self.summary.recognised += 1
-            self._ack_noted([letter])
+            self._settler.ack_noted([letter])
         elif letter.kept and letter not in self._books.flying:
             self._keeper.hold(letter)
 
     def _may_go(self, letter: Taken) -> bool:
         summary, route = self.summary, letter.route
-        if self._is_plain and route.address is not None and not route.blocked and not self._refused:
+        if self._is_plain and route.address is not None and not route.blocked and not self._settler.refused:
             return True
         if self._where and not self._where.fits(self._letters.read(letter), route.type, self._clock.now_us()):
             summary.filtered += 1
@@ -244,7 +240,7 @@ class Recovery:
             summary.skipped += 1
             self._keeper.keep(letter, route.why)
             return False
-        if why := route.blocked or self._refused.get(address.exchange):
+        if why := route.blocked or self._settler.refused.get(address.exchange):
             self._keeper.failed(letter, why)
             return False
         if self._table.mode is Mode.EXCHANGE and len(self._addresses) < ADDRESSES_COUNT_MAX:
@@ -267,77 +263,8 @@ class Recovery:
             self._books.fly(part.letters)
             # Longer than the run itself: its own clocks decide when it is over.
             timeout_s = self._watch.left_s() + self._limits.stop_timeout_s + PUBLISH_SPARE_S
-            self._letters.send(part.letters, self._on_outcome, timeout_s=timeout_s)
+            self._letters.send(part.letters, self._settler.on_outcome, timeout_s=timeout_s)
             crash_point("recover.after_publish")
-
-    # Settling.
-
-    def _on_outcome(self, letters: Sequence[Taken], verdict: Verdict, code: int, text: str) -> None:
-        landed = self._books.land(letters)
-        if verdict is Verdict.CONFIRMED:
-            for letter in landed:
-                letter.stored = True
-            if self._doubtful:
-                self.summary.possible_duplicates += len(self._doubtful.intersection(landed))
-                self._doubtful.difference_update(landed)
-            self._stored += landed
-            self._settle_soon()
-            return
-        for letter in landed:
-            self._not_stored(letter, verdict, code, text)
-
-    def _not_stored(self, letter: Taken, verdict: Verdict, code: int, text: str) -> None:
-        address = letter.address or Address()
-        if verdict is Verdict.REFUSED and code in EXCHANGE_REFUSALS:
-            self._refused[address.exchange] = why_not(verdict, code, text)
-        if verdict is Verdict.UNKNOWN:
-            self.summary.unknown += 1
-            self.summary.possible_duplicates += 1
-        self._keeper.failed(letter, why_not(verdict, code, text))
-        self._watch.progressed()
-        self._room.set()
-
-    def _settle_soon(self) -> None:
-        if not self._settle_due:
-            self._settle_due = True
-            asyncio.get_running_loop().call_soon(self._settle)
-
-    def _settle(self) -> None:
-        """Write down that these are published, then ack them."""
-        self._settle_due = False
-        stored, self._stored = self._stored, []
-        if not stored:
-            return
-        crash_point("recover.after_confirm")
-        here = [letter for letter in stored if letter.in_hand]
-        if self._journal is not None:
-            crash_point("recover.before_journal")
-            self._journal.confirmed([letter.digest for letter in stored])
-            crash_point("recover.after_journal")
-        self._ack_noted(here)
-        crash_point("recover.after_ack")
-        self._watch.progressed()
-        self._room.set()
-
-    def _ack_noted(self, letters: Sequence[Taken]) -> None:
-        """Noted before it is sent: a note that came later could be missing for an ack that was sent."""
-        if self._journal is not None:
-            self._journal.acking([letter.digest for letter in letters])
-        self._ack(letters)
-
-    def _ack(self, letters: Sequence[Taken]) -> None:
-        missed = set(self._letters.ack(letters))
-        for letter in missed:
-            if letter.in_hand:
-                self._books.miss(letter)
-        done = [letter for letter in letters if letter not in missed] if missed else letters
-        self._books.acked(done)
-        summary = self.summary
-        for route, same in groupby(done, key=attrgetter("route")):
-            summary.by_queue[address_text(route.address)] += len(list(same))
-        before = summary.recovered
-        summary.recovered += len(done)
-        self._notices.progressed(summary, before)
 
     async def _widen(self) -> None:
         """As many letters in hand as the window allows by their size so far, beside those that are held."""
@@ -360,9 +287,9 @@ class Recovery:
         summary, books = self.summary, self._books
         summary.interruptions += 1
         self._notices.interrupted(summary, error)
-        in_hand = [*books.flying, *books.held, *self._stored]
+        in_hand = [*books.flying, *books.held, *self._settler.stored]
         worst = max((letter.returns or 0 for letter in in_hand), default=0) + 1
-        books.lose(self._stored)
+        books.lose(self._settler.stored)
         limit = self._findings.delivery_limit if self._findings else None
         if not may_return(worst, limit):
             summary.notes.append(
@@ -398,7 +325,7 @@ class Recovery:
     async def _end(self) -> None:
         ending = Ending(self._letters, self._books, self.summary, self._limits, self._abandoned)
         await ending.run(
-            self._findings.delivery_limit if self._findings else None, settle=self._settle, room=self._room
+            self._findings.delivery_limit if self._findings else None, settle=self._settler.settle, room=self._room
         )
         self._warn()
         found, summary = self._findings, self.summary
