@@ -100,13 +100,17 @@ class Recoveries(Bench):
     async def _arrivals(self, pair: Pair, command: list[str], folder: str) -> tuple[float, bytes]:
         async with await Connection.open(Address.parse(self.url)) as connection:
             channel = await connection.channel(Deaf())
-            pipe = subprocess.PIPE
-            with subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe) as process:  # noqa: ASYNC220
+            with (
+                tempfile.TemporaryFile() as errors,  # not a pipe: the lines of a million letters would fill it
+                subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=errors) as process,  # noqa: ASYNC220
+            ):
                 started_s = await _reached(channel, pair.empty, 1)
                 ended_s = await _reached(channel, pair.empty, pair.count)
-                output, errors = await asyncio.to_thread(process.communicate, timeout=TIMEOUT_S)
+                output, _ = await asyncio.to_thread(process.communicate, timeout=TIMEOUT_S)
+                errors.seek(0)
+                told = errors.read().decode()
             if process.returncode != 0:
-                raise RuntimeError(f"{command[:3]} failed\n{errors.decode()[-2000:]}")
+                raise RuntimeError(f"{command[:3]} failed\n{told[-2000:]}")
             return pair.count / (ended_s - started_s), output
 
 
