@@ -85,9 +85,8 @@ class Lines:
         if line is None or not line.is_open:
             return
         need = self.allowance.need_count(len(self._ready))
-        if count == 0 and line.tags:
-            # Not before the last is taken: of those that are here some may not count, and what a consumer holds when it
-            # is cancelled makes no room for others when it is acked.
+        if need == 0 and line.tags and (count == 0 or line.books.pending):
+            # All that are wanted are here. Acks that wait can go, so that a kill brings few letters back.
             await self._cancel(line)
         elif need and not line.tags:
             # Nobody consumes, and one that was counted turned out to be none of those: so many are still to come.
