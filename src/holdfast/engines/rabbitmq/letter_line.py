@@ -54,8 +54,8 @@ class Line:
 
     @property
     def unacked_count(self) -> int:
-        """As the broker sees it."""
-        return len(self.books) + self.books.unsent_count
+        """As the broker sees it, of the consumers that it has now."""
+        return len(self.books) + self.books.unsent_count - self.books.past_count
 
     def flush(self, acks_count_max: int | None = None) -> None:
         """Send acks, no more than these."""

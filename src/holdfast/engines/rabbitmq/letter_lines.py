@@ -90,7 +90,6 @@ class Lines:
             await self._cancel(line)
         elif need and not line.tags:
             # Nobody consumes, and one that was counted turned out to be none of those: so many are still to come.
-            self.allowance.capacity_count = line.unacked_count
             await self._add_consumer(line, min(need, PREFETCH_MAX))
         elif line.is_slow and not self._fresh_count:
             self._plan_to_move_on(self.allowance.capacity_count)
@@ -201,9 +200,11 @@ class Lines:
         tags, line.tags = line.tags, []
         for tag in tags:
             await line.channel.call(amqp.Basic.Cancel(tag))
+        line.books.consumer_ended()
         self.flush_all()
 
     @property
     def _held_elsewhere_count(self) -> int:
-        """Letters that are held on lines which nobody consumes on any more."""
-        return sum([line.held_count for line in self._all.values() if line is not self._current])
+        """Letters in hand of consumers that have ended."""
+        past = [line.books.past_count if line is self._current else line.held_count for line in self._all.values()]
+        return sum(past)

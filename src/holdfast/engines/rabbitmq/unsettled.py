@@ -7,8 +7,8 @@ prefetch whenever one message is held for long.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 
 from holdfast.engines.rabbitmq.wire import commands
 
@@ -21,6 +21,8 @@ class Unsettled:
         self._open: dict[int, None] = {}  # a dict keeps the order: the lowest open tag is its first key
         self._acks: list[int] = []
         self._nacks: list[tuple[int, bool]] = []
+        self._last_tag = self._past_tag = 0
+        self.past_count = 0  #: unacked, as the broker sees it, of consumers that have ended
         self.singles_count = 0  #: acks that `flush` packed one by one, the last time
 
     def __len__(self) -> int:
@@ -39,10 +41,17 @@ class Unsettled:
     def delivered(self, tag: int) -> None:
         """A message came."""
         self._open[tag] = None
+        self._last_tag = tag
 
-    def delivered_all(self, tags: Iterable[int]) -> None:
+    def delivered_all(self, tags: Sequence[int]) -> None:
         """Messages came, in this order."""
         self._open.update(dict.fromkeys(tags))
+        self._last_tag = tags[-1]
+
+    def consumer_ended(self) -> None:
+        """Nothing more comes in the place of what has come so far, when that is settled."""
+        self._past_tag = self._last_tag
+        self.past_count = len(self._open) + len(self._acks)
 
     def ack(self, tag: int) -> bool:
         """It is done. False when it is not open: settled before, or never delivered here."""
@@ -77,12 +86,16 @@ class Unsettled:
             self.nack(tag, requeue=True)
 
     def flush(self, acks_count_max: int | None = None) -> bytes:
-        """The frames for everything that was settled since the last time; of the acks, the lowest so many tags."""
+        """The frames for everything that was settled since the last time; of the acks that make the broker send more,
+        the lowest so many tags."""
         acks = sorted(self._acks)
+        past_count = bisect_right(acks, self._past_tag) if self.past_count else 0
+        self.past_count -= past_count
         if acks_count_max is None:
             self._acks = []
         else:
-            acks, self._acks = acks[:acks_count_max], acks[acks_count_max:]
+            count_max = past_count + acks_count_max
+            acks, self._acks = acks[:count_max], acks[count_max:]
         nacks, self._nacks = sorted(self._nacks), []
         lowest_open = next(iter(self._open), None)
         frames = []
