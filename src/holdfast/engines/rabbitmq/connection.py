@@ -23,6 +23,8 @@ from holdfast.errors import BrokerError, BrokerLost, BrokerRefused, BrokerUnreac
 from holdfast.telemetry.events import emit
 
 CLOSE_TIMEOUT_S = 5.0
+#: A read of so many bytes is worth its cost: more is likely to be there already.
+READ_BYTES_ENOUGH = 64 * 2**10
 ACCESS_REFUSED, NOT_ALLOWED = 403, 530
 
 
@@ -33,6 +35,7 @@ class Connection(asyncio.Protocol):
         self.address = address
         self.session = Session(address.login)
         self.writable = True
+        self.read_pause_s = 0.0  #: after a small read, so that the next one brings more
         loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[BrokerError] = loop.create_future()
@@ -42,6 +45,7 @@ class Connection(asyncio.Protocol):
         self._heard = self._spoke = True
         self._silent_beats = 0
         self._paused = False
+        self._rest: asyncio.TimerHandle | None = None  # between two reads
         self._beat: asyncio.TimerHandle | None = None
         self._last_word: ConnectionClosedByBroker | None = None
 
@@ -132,13 +136,15 @@ class Connection(asyncio.Protocol):
         """Read nothing more until `resume_reading`: what the broker sends stays with it."""
         if self._transport is not None and not self._paused and not self.closed.done():
             self._paused = True
-            self._transport.pause_reading()
+            if self._rest is None:
+                self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Read again."""
         if self._transport is not None and self._paused and not self.closed.done():
             self._paused = False
-            self._transport.resume_reading()
+            if self._rest is None:
+                self._transport.resume_reading()
 
     async def close(self) -> None:
         """Say goodbye and wait for the answer, within a limit."""
@@ -169,6 +175,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = True
+        if self.read_pause_s and len(data) < READ_BYTES_ENOUGH:
+            self._rest_from_reading()
         try:
             events = self.session.feed(data)
         except (ProtocolBroken, HandshakeFailed) as error:
@@ -203,6 +211,17 @@ class Connection(asyncio.Protocol):
         self.writable = True
         for channel in list(self._channels.values()):
             channel.writable()
+
+    def _rest_from_reading(self) -> None:
+        """The broker sends two messages or so at a time: to read each by itself costs it and us more than they do."""
+        if self._transport is not None and not self._paused and self._rest is None:
+            self._transport.pause_reading()
+            self._rest = self._loop.call_later(self.read_pause_s, self._read_on)
+
+    def _read_on(self) -> None:
+        self._rest = None
+        if self._transport is not None and not self._paused and not self.closed.done():
+            self._transport.resume_reading()
 
     def _dispatch(self, events: list[Event]) -> None:
         if events:
@@ -267,8 +286,9 @@ class Connection(asyncio.Protocol):
         if not self.opened.done():
             self.opened.set_exception(error)
             self.opened.exception()
-        if self._beat is not None:
-            self._beat.cancel()
+        for timer in (self._beat, self._rest):
+            if timer is not None:
+                timer.cancel()
         if self._transport is not None:
             self._transport.close() if self._last_word else self._transport.abort()
         channels, self._channels = list(self._channels.values()), {}

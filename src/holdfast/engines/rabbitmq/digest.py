@@ -23,17 +23,19 @@ def digest(raw: bytes, body: bytes) -> bytes:
     try:
         start, end = properties.header_span(raw)
     except properties.Unreadable:
-        return hash_of((raw,), body)
+        return hash_of(len(raw), (raw,), body)
     headers = raw[start:end] or table.EMPTY
     found = table.scan(headers)
     # An entry begins with the length of its name, so this is not the order of names; but it is one and the same.
     entries = sorted(headers[first:last] for name, first, last in found.entries if name not in COUNTS)
-    return hash_of((properties.without_headers(raw, start, end), *entries, headers[found.rest :]), body)
+    plain = properties.before_headers(raw, start, has_headers=False)
+    head = (plain, raw[end:], *entries, headers[found.rest :])
+    return hash_of(sum(map(len, head)), head, body)
 
 
-def hash_of(head: Sequence[bytes], body: bytes) -> bytes:
-    """Of everything but the body, in pieces and in an order that redeliveries keep, and of the body."""
-    start = sum(map(len, head)).to_bytes(8, "big")
+def hash_of(head_bytes: int, head: Sequence[bytes], body: bytes) -> bytes:
+    """Of everything but the body, so many bytes in pieces and in an order that redeliveries keep, and of the body."""
+    start = head_bytes.to_bytes(8, "big")
     if len(body) <= JOINED_BYTES_MAX:
         return blake2b(b"".join((start, *head, body)), digest_size=DIGEST_BYTES).digest()
     made = blake2b(b"".join((start, *head)), digest_size=DIGEST_BYTES)

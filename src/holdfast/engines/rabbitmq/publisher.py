@@ -63,6 +63,7 @@ class Publisher:
         self._window_messages = window_messages
         self._window_bytes = window_bytes
         self._timeout_s = timeout_s
+        self._read_pause_s = 0.0
         self._patience = Patience(backoff or Backoff())
         self._waiting: deque[Ticket] = deque()
         self._suspects: deque[Ticket] = deque()
@@ -94,6 +95,12 @@ class Publisher:
     def version(self) -> str:
         """The broker's version."""
         return self._connection.session.version if self._connection else ""
+
+    def pause_between_reads(self, pause_s: float) -> None:
+        """Hear of outcomes later and of more at once: see `Connection.read_pause_s`."""
+        self._read_pause_s = pause_s
+        if self._connection is not None:
+            self._connection.read_pause_s = pause_s
 
     async def publish(self, message: Outgoing, *, timeout_s: float | None = None) -> Outcome:
         """Publish one message and wait for what becomes of it. Raises only when the publisher is closed."""
@@ -349,6 +356,7 @@ class Publisher:
         self._connection = connection = await Connection.open(self._address.named("holdfast publisher"))
         await self._main.open(connection)
         await self._alone.open(connection)
+        connection.read_pause_s = self._read_pause_s
         self._retiring.clear()  # what was in flight on them was told to be lost
         if self._renewal is not None:
             self._renewal.cancel()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -43,8 +42,6 @@ PRESENT = b"x-kept-death"
 HAS_SENSITIVE = properties.FLAGS["expiration"] | properties.FLAGS["user_id"]
 REDRIVE_ID_NAME = REDRIVE_ID.encode()
 REDRIVE_ID_BYTES = 36
-#: A header table; or where in it the id of an earlier redrive is, and all the other bytes.
-_Key: TypeAlias = bytes | tuple[int, bytes]
 
 
 class _Plan(Struct, frozen=True):
@@ -56,17 +53,30 @@ class _Plan(Struct, frozen=True):
     fixed: bytes  #: header entries that are set, packed
 
 
+class _Front(Struct, frozen=True):
+    """Where the header table of a letter ends, and where in it the id of an earlier redrive is; if none, at its end."""
+
+    hole: int
+    hole_end: int
+    end: int
+
+
 class _Known(Struct, frozen=True, kw_only=True):
-    """What one header table tells, ready to be used for every letter that has the same.
+    """What the properties of a letter tell up to the end of its headers, for every letter that has the same.
 
     The id of an earlier redrive is the only thing that differs in tables that are otherwise the same: it is left out of
     what is remembered. `compared` then ends where the id belongs, and `behind` follows it.
     """
 
+    front: _Front
+    plain: bytes  #: the properties before the headers, as if there were none
     compared: bytes
-    behind: bytes | None
-    head: bytes  #: the entries of the copy that stand before those of the letter alone: kept ones, then set ones
+    behind: bytes
+    compared_bytes: int  #: of all that is compared but for what follows the headers
+    head: bytes  #: the copy, up to the size of its headers
+    entries: bytes  #: of the copy, before those of the letter alone: kept ones, then set ones
     rest: bytes
+    table_bytes: int  #: of the copy's headers, but for those of the letter alone
     plan: _Plan
     counts: bool
     returns: int
@@ -89,7 +99,8 @@ class Redriver:
         self._telling = TELLING | {routes.type_header.encode("utf-8", "surrogateescape")}
         self._now = now
         self._plans: dict[bytes, _Plan] = {}
-        self._tables: dict[_Key, _Known] = {}
+        self._known: dict[bytes, _Known] = {}
+        self._last = _Front(0, 0, 0)  # of the letter before: most letters of a queue are made alike
         self._own = b""  # the entries of a letter alone, up to its id
         self._id_head = _entry(REDRIVE_ID, b"S" + REDRIVE_ID_BYTES.to_bytes(4, "big"))
         self._id_place = len(self._id_head)
@@ -101,42 +112,45 @@ class Redriver:
 
     def taken(self, delivery: Delivery) -> Taken:
         """Never raises: what cannot be read is kept, with the reason."""
-        raw, body = delivery.properties, delivery.body
-        try:
-            start, end = properties.header_span(raw)
-        except properties.Unreadable as error:
-            return self._unreadable(delivery, f"its properties cannot be read: {error}")
-        headers = raw[start:end] or table.EMPTY
-        sensitive = raw[1] & HAS_SENSITIVE  # both flags are in the second byte
-        # Where the id of an earlier redrive seems to be; `_read_table` makes sure before it believes that.
-        place = headers.find(self._id_head) + self._id_place
-        last = place + REDRIVE_ID_BYTES
-        key: _Key = (place, headers[:place] + headers[last:]) if place >= self._id_place else headers
-        known = None if sensitive else self._tables.get(key)
-        if known is None:
+        raw, body, front = delivery.properties, delivery.body, self._last
+        known = self._known.get(_key(raw, front))
+        if known is None or known.front != front:
             try:
-                known = self._read_table(delivery, headers, key)
+                known = self._look(delivery)
             except properties.Unreadable as error:
                 return self._unreadable(delivery, f"its properties cannot be read: {error}")
-        plan = known.plan
-        plain = properties.without_headers(raw, start, end)
-        if known.behind is None:
-            mark = hash_of((plain, known.compared), body)
-        else:
-            mark = hash_of((plain, known.compared, headers[place:last], known.behind), body)
+            front = known.front
+        tail = raw[front.end :]
+        compared = (known.plain, tail, known.compared, raw[front.hole : front.hole_end], known.behind)
+        mark = hash_of(known.compared_bytes + len(tail), compared, body)
+        plan, own = known.plan, self._own
         copy = raw
         if plan.route.address is not None:
-            copy = properties.with_headers(
-                raw, start, end, (known.head, self._own, self._id(mark).encode(), known.rest)
-            )
+            size = (known.table_bytes + len(own)).to_bytes(4, "big")
+            copy = b"".join((known.head, size, known.entries, own, self._id(mark).encode(), known.rest, tail))
             if plan.dropped_properties:
                 copy = properties.splice(copy, drop=plan.dropped_properties)
         returns = (known.returns if delivery.redelivered else 0) if known.counts else None
         size_bytes = len(raw) + len(copy) + len(body)
         return Taken(Copy(delivery, copy), mark, plan.route, delivery.redelivered, returns, size_bytes)
 
-    def _read_table(self, delivery: Delivery, headers: bytes, key: _Key) -> _Known:
-        """What the header table tells; remembered, because most letters of a queue tell the same."""
+    def _look(self, delivery: Delivery) -> _Known:
+        """At a letter that is made otherwise than the one before. Raises Unreadable."""
+        raw = delivery.properties
+        start, end = properties.header_span(raw)
+        # Where the id of an earlier redrive seems to be; `_read` makes sure before it believes that.
+        hole = raw.find(self._id_head, start, end) + self._id_place
+        front = _Front(hole, hole + REDRIVE_ID_BYTES, end) if hole >= self._id_place else _Front(end, end, end)
+        known = self._known.get(_key(raw, front))
+        if known is None or known.front != front:
+            known = self._read(delivery, start, front)
+        self._last = known.front
+        return known
+
+    def _read(self, delivery: Delivery, start: int, front: _Front) -> _Known:
+        """What the headers tell; remembered, because most letters of a queue tell the same."""
+        raw, end = delivery.properties, front.end
+        headers = raw[start:end] or table.EMPTY
         found = table.scan(headers)
         telling: list[bytes] = []
         compared: list[bytes] = []
@@ -158,36 +172,44 @@ class Redriver:
             message = message or read_message(delivery, self._redrive.dead_queue)
             returns = returns_of(replace(message, redelivered=True)) or 0
         compared.sort()
-        hole = self._hole(found, compared, headers, key)
-        before = compared if hole is None else [*compared[:hole], self._id_head]
-        kept = [entry for name, entry in entries if name not in plan.dropped]
+        if front.hole < end and (own := self._own_entry(found, headers, front.hole - start)):
+            place = compared.index(own)
+            before, behind = [*compared[:place], self._id_head], b"".join(compared[place + 1 :]) + rest
+        else:
+            front, before, behind = _Front(end, end, end), compared, rest
+        kept = b"".join([*(entry for name, entry in entries if name not in plan.dropped), plan.fixed])
+        plain = properties.before_headers(raw, start, has_headers=False)
         known = _Known(
-            compared=b"".join(before) + (rest if hole is None else b""),
-            behind=None if hole is None else b"".join(compared[hole + 1 :]) + rest,
-            head=b"".join([*kept, plan.fixed]),
+            front=front,
+            plain=plain,
+            compared=(joined := b"".join(before)),
+            behind=behind,
+            compared_bytes=len(plain) + len(joined) + front.hole_end - front.hole + len(behind),
+            head=properties.before_headers(raw, start, has_headers=True),
+            entries=kept,
             rest=rest,
+            table_bytes=len(kept) + REDRIVE_ID_BYTES + len(rest),
             plan=plan,
             counts=counts,
             returns=returns,
         )
-        if not delivery.properties[1] & HAS_SENSITIVE:
-            if len(self._tables) >= REMEMBERED_COUNT_MAX:
-                self._tables.clear()
-            self._tables[headers if hole is None else key] = known
+        if not raw[1] & HAS_SENSITIVE:  # both flags are in the second byte
+            if len(self._known) >= REMEMBERED_COUNT_MAX:
+                self._known.clear()
+            self._known[_key(raw, front)] = known
         return known
 
-    def _hole(self, found: table.Scan, compared: list[bytes], headers: bytes, key: _Key) -> int | None:
-        """Which of the entries is the one whose id was left out of the key; None when it is not what it seemed to be.
+    def _own_entry(self, found: table.Scan, headers: bytes, hole: int) -> bytes:
+        """The entry whose id was left out of what is remembered; nothing when it is not what it seemed to be.
 
-        If it is, then in every table with the same key: all bytes by which a table is taken apart are in the key.
+        If it is, then in every letter with the same bytes elsewhere: all by which a table is taken apart are there.
         """
         own = [(first, last) for name, first, last in found.entries if name == REDRIVE_ID_NAME]
-        if isinstance(key, bytes) or len(own) != 1 or REDRIVE_ID_NAME in self._telling:
-            return None
+        if len(own) != 1 or REDRIVE_ID_NAME in self._telling:
+            return b""
         first, last = own[0]
-        if (first + self._id_place, last) != (key[0], key[0] + REDRIVE_ID_BYTES):
-            return None
-        return compared.index(headers[first:last])
+        is_own = (first + self._id_place, last) == (hole, hole + REDRIVE_ID_BYTES)
+        return headers[first:last] if is_own else b""
 
     def _plan(self, delivery: Delivery, telling: bytes) -> tuple[_Plan, Message | None]:
         """What was or is decided for letters that tell this; with the letter, when it had to be read for it."""
@@ -223,6 +245,11 @@ class Redriver:
             None,
             len(delivery.properties) + len(delivery.body),
         )
+
+
+def _key(raw: bytes, front: _Front) -> bytes:
+    """All properties up to the end of the headers, but for the id of an earlier redrive."""
+    return raw[: front.hole] + raw[front.hole_end : front.end]
 
 
 def as_put_back(delivery: Delivery) -> bytes:

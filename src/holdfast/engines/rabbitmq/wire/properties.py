@@ -97,15 +97,16 @@ def header_span(raw: bytes) -> tuple[int, int]:
     return position, end
 
 
-def without_headers(raw: bytes, start: int, end: int) -> bytes:
-    """The same list without its header table, which is at `start` to `end`."""
-    return bytes((raw[0] & ~(HAS_HEADERS >> 8), raw[1])) + raw[2:start] + raw[end:]
+def before_headers(raw: bytes, start: int, *, has_headers: bool) -> bytes:
+    """What stands before a header table that begins at `start`, or would."""
+    flags = raw[0] | HAS_HEADERS >> 8 if has_headers else raw[0] & ~(HAS_HEADERS >> 8)
+    return bytes((flags, raw[1])) + raw[2:start]
 
 
 def with_headers(raw: bytes, start: int, end: int, entries: Sequence[bytes]) -> bytes:
     """The same list with a header table of these entries, in pieces, in place of the one at `start` to `end`."""
-    flags = bytes((raw[0] | HAS_HEADERS >> 8, raw[1]))
-    return b"".join((flags, raw[2:start], sum(map(len, entries)).to_bytes(4, "big"), *entries, raw[end:]))
+    size = sum(map(len, entries)).to_bytes(4, "big")
+    return b"".join((before_headers(raw, start, has_headers=True), size, *entries, raw[end:]))
 
 
 def join(pieces: Mapping[str, bytes]) -> bytes:
