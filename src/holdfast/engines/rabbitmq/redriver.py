@@ -23,7 +23,8 @@ from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.ports.recovery import Taken
 
-REMEMBERED_COUNT_MAX = 4096
+#: Of each, some kilobytes; neighbours in a queue died at about the same time, and of the same.
+REMEMBERED_COUNT_MAX = 1_024
 #: Headers whose values decide what is changed and where the letter goes; with these the type header.
 TELLING = frozenset(
     name.encode()
