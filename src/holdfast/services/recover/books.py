@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from holdfast.ports.recovery import Taken
 
 #: Letters that were acked last: a broker that is killed may forget acks of a classic queue and deliver them again, as
-#: many as its journal has room for, 32 768 deliveries and acks. Half of these fit into a set of a quarter of the memory.
+#: many as its journal has room for, 32 768 deliveries and acks. Half of it fits into a set of a quarter of the memory.
 ACKED_COUNT_MAX = 38_000
 
 
