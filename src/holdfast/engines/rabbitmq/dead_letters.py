@@ -189,8 +189,7 @@ class RabbitDeadLetters:
                 continue
             by_tag = {letter.raw.delivery.tag: letter for letter in same}
             missed += [by_tag.pop(tag) for tag in line.books.ack_all(by_tag)]
-            freed = [letter.raw.delivery for letter in by_tag.values()]
-            freed_bytes += sum([len(one.properties) * 2 + len(one.body) for one in freed])
+            freed_bytes += _owned_bytes([letter.raw.delivery for letter in by_tag.values()])
         self._free(freed_bytes)
         self._lines.flush()
         return missed
@@ -200,7 +199,7 @@ class RabbitDeadLetters:
         if copy.delivery.body or copy.properties:
             if (line := self._lines.find(copy.delivery.channel)) is not None:
                 line.held_count += 1
-                self._free(_owned_bytes(copy.delivery))
+                self._free(_owned_bytes((copy.delivery,)))
             copy.delivery.body = copy.delivery.properties = copy.properties = b""
 
     async def stop(self) -> None:
@@ -260,7 +259,7 @@ class RabbitDeadLetters:
     def _arrived(self, deliveries: list[Delivery]) -> None:
         if self._stopped and not self._keeps_leftovers:
             return  # on their way when we said stop: they go back with the rest
-        self._owned_bytes += sum([len(one.properties) * 2 + len(one.body) for one in deliveries])
+        self._owned_bytes += _owned_bytes(deliveries)
         self._ready.extend(deliveries)
         self._news.set()
         if self._owned_bytes >= self._window_bytes_max and self._connection is not None:
@@ -306,6 +305,6 @@ def _line_number(letter: Taken) -> int:
     return number if letter.in_hand else 0
 
 
-def _owned_bytes(delivery: Delivery) -> int:
-    """What a letter in hand takes, with its copy."""
-    return len(delivery.properties) * 2 + len(delivery.body)
+def _owned_bytes(deliveries: Sequence[Delivery]) -> int:
+    """What letters in hand take, with their copies."""
+    return sum([len(one.properties) * 2 + len(one.body) for one in deliveries])
