@@ -89,6 +89,7 @@ class Recoveries(Bench):
         return self._timed(pair, command, "/")[0]
 
     def _timed(self, pair: Pair, command: list[str], folder: str) -> tuple[float, bytes]:
+        self.settle()
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         rate, output = asyncio.run(self._arrivals(pair, command, folder))
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -138,6 +139,7 @@ def flat(*, rounds: int, sizes: tuple[int, ...]) -> bool:
     """Rate, client CPU and peak memory by the number of letters; the broker's own shovel shows how flat *it* is.
 
     On a broker of its own: with more than 5 GB of letters it writes all of them to its disk, the small queues' too.
+    The first size is shown, but not judged: it fits into one window, and is over before there is a rate to speak of.
     """
     with running_node(plugins=("rabbitmq_shovel",)) as node:
         node.create_vhost(VHOST)
@@ -156,8 +158,8 @@ def flat(*, rounds: int, sizes: tuple[int, ...]) -> bool:
             variants[name] = once
             variants[f"{name}, shovel"] = lambda pair=pair: bench.shovel(pair, uri=f"amqp:///{VHOST}")  # type: ignore[misc]
         rates = run("recover flat", variants, rounds=rounds)
-        first, last = (f"{size:,} letters" for size in (sizes[0], sizes[-1]))
-        met = report("recover, flat in the number of letters", rates, [Target(last, first, FLAT_MUST, 1.0)])
+        first, second, *_, last = (f"{size:,} letters" for size in sizes)
+        met = report("recover, flat in the number of letters", rates, [Target(last, second, FLAT_MUST, 1.0)])
         cpu_us = (min(cpu[last]) - min(cpu[first])) / (sizes[-1] - sizes[0]) * 1e6
         peak_mb = _peak_mb(bench, pairs[sizes[-1]])
     print(f"  client CPU a letter beyond the start: {cpu_us:.1f} µs, peak memory {peak_mb:.1f} MB")
@@ -187,6 +189,6 @@ def main(*, rounds: int, quick: bool) -> bool:
         node.create_vhost(VHOST)
         bench = Recoveries(node)
         met = [measure(bench, kind, rounds=rounds, count=count) for kind in ("classic", "quorum")]
-    met.append(flat(rounds=min(rounds, 3), sizes=(1_000, 100_000) if quick else (1_000, 100_000, 1_000_000)))
+    met.append(flat(rounds=min(rounds, 3), sizes=(1_000, 30_000, 100_000) if quick else (1_000, 30_000, 1_000_000)))
     print(f"took {time.monotonic() - began_s:.0f} s")
     return all(met)
