@@ -35,7 +35,8 @@ def make_app(stand: RabbitStand, proxy: Proxy, *, probed: bool = False) -> tuple
     app = holdfast.App(stand.admin.node.url(stand.admin.vhost, port=proxy.port), management=management)
     seen = list[bytes]()
 
-    @app.consumer(QUEUE)
+    # What was on its way when a connection was lost may have been begun: it waits like a retry, so that is short here.
+    @app.consumer(QUEUE, retry=holdfast.Retry(attempts=3, delay="1s"))
     async def handle(message: Message) -> None:
         seen.append(message.body)
 
