@@ -1,7 +1,7 @@
 """`--where`: which letters of a dead-letter queue a recovery takes. Pure; all conditions must fit.
 
 type=CollectionScan   reason=rejected   queue=orders   age>1h   age<48h
-header.tenant=acme    body~timeout
+header.tenant!=acme   body~timeout   reason~NoSuchOrder
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from holdfast.core.moments import SECOND_US, microseconds, parse_duration
 from holdfast.errors import Invalid
 
 CONDITIONS_COUNT_MAX = 50
-FORM = re.compile(r"(type|reason|queue|age|body|header\.[^=~<>]+)\s*(!=|[=~<>])\s*(.*)", re.DOTALL)
+#: The name of a header ends before the operator: neither its `!` nor a space before it belongs to the name.
+FORM = re.compile(r"(type|reason|queue|age|body|header\.[^=~<>]*[^=~<>!\s])\s*(!=|[=~<>])\s*(.*)", re.DOTALL)
 OPERATORS = {
     "type": ("=", "!=", "~"),
-    "reason": ("=", "!="),
+    "reason": ("=", "!=", "~"),
     "queue": ("=", "!=", "~"),
     "age": ("<", ">"),
     "body": ("~",),
@@ -89,6 +90,8 @@ def _reason(operator: str, value: str) -> Condition:
     def fits(message: Message, kind: str, now_us: int) -> bool:
         death = _death(message)
         reason = death.reason if death else _parked_reason(message)
+        if operator == "~":
+            return value in reason
         return (value in (reason, reason.partition(";")[0].strip())) == (operator == "=")
 
     return fits
