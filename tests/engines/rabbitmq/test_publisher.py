@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
 
 from holdfast.engines.rabbitmq.backoff import Backoff
-from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.rabbitmq.lane import Batch, Outgoing
 from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.wire import properties
-from holdfast.engines.rabbitmq.wire.confirms import Kind, Outcome
+from holdfast.engines.rabbitmq.wire.confirms import CONFIRMED, Kind, Outcome
 from holdfast.errors import BrokerLost
 from holdfast.proof.proxy import Proxy
 from holdfast.telemetry.events import counts
@@ -148,6 +149,40 @@ async def test_properties_that_no_frame_holds_are_refused_before_they_harm_anybo
         messages = [outgoing("q"), Outgoing("", "q", raw, b""), Outgoing("", "q", b"\xff\xff\xff", b""), outgoing("q")]
         assert kinds(await publisher.publish_all(messages)) == ["confirmed", "refused", "refused", "confirmed"]
         assert publisher.counts["sent_again"] == 0
+
+
+class Answering(Batch):
+    """Publishes something else as soon as one of its own was refused, as a recovery does that puts a letter back."""
+
+    def __init__(self, count: int, publisher: Publisher, reply: Outgoing) -> None:
+        super().__init__(count, lambda: None)
+        self.reply = Batch(1, lambda: None)
+        self._publisher = publisher
+        self._message = reply
+
+    def settle(self, places: Sequence[int], outcome: Outcome) -> None:
+        super().settle(places, outcome)
+        if outcome.kind is Kind.REFUSED:
+            self._publisher.send([self._message], self.reply, timeout_s=30.0)
+
+
+@pytest.mark.parametrize("bad", ["no frame holds it", "nobody can read it"])
+async def test_a_publish_out_of_an_outcome_takes_nobodys_confirm(every_admin: Admin, bad: str) -> None:
+    await every_admin.queue("there")
+    limits: dict[str, int | str] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    await every_admin.queue("full", **limits)
+    large = properties.splice_headers(properties.NONE, put={"stack": "x" * 140_000})
+    raw = large if bad == "no frame holds it" else b"\xff\xff\xff"
+    messages = [*[outgoing("full")] * 10, Outgoing("", "there", raw, b""), *[outgoing("there")] * 10]
+    async with Publisher(every_admin.address()) as publisher:
+        assert (await publisher.publish(outgoing("full"))).stored
+        batch = Answering(len(messages), publisher, outgoing("there", b"reply"))
+        publisher.send(messages, batch, timeout_s=30.0)
+        await eventually(lambda: not batch.missing and not batch.reply.missing)
+    outcomes = [outcome for outcome in batch.outcomes if outcome is not None]
+    assert kinds(outcomes) == ["nacked"] * 10 + ["refused"] + ["confirmed"] * 10
+    assert batch.reply.outcomes == [CONFIRMED]
+    assert await every_admin.count("there") == 11
 
 
 async def test_small_windows_hold_in_messages_and_bytes(admin: Admin) -> None:

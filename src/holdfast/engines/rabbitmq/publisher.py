@@ -198,6 +198,7 @@ class Publisher:
 
     def _send(self, lane: Lane, queue: deque[Ticket], *, messages_max: int) -> None:
         pieces: list[bytes | memoryview] = []
+        refused: list[tuple[Ticket, Outcome]] = []
         count, size = lane.flying, lane.flying_bytes
         while queue and count < messages_max:
             ticket = queue[0]
@@ -210,7 +211,7 @@ class Publisher:
             try:
                 pieces += lane.encode(ticket)
             except Unsendable as error:
-                self._settle(ticket, Outcome(Kind.REFUSED, 0, str(error)))
+                refused.append((ticket, Outcome(Kind.REFUSED, 0, str(error))))
                 continue
             count += 1
             size += ticket.size_bytes
@@ -218,6 +219,10 @@ class Publisher:
                 self.counts["sent_again"] += 1
         if pieces:
             lane.write(b"".join(pieces))
+        # Not before that: whoever is told may send at once, and then the broker would count in another order than we do.
+        for ticket, outcome in refused:
+            if not ticket.done:
+                self._settle(ticket, outcome)
 
     # Answers.
 
