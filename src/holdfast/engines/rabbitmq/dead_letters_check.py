@@ -6,8 +6,6 @@ management API can say; without it the delivery limit is assumed from the broker
 
 from __future__ import annotations
 
-import json
-
 from pamqp import base
 
 from holdfast.core.message import Address as Destination
@@ -15,6 +13,7 @@ from holdfast.core.routes import Mode, RouteTable
 from holdfast.core.topology import Version
 from holdfast.engines.rabbitmq.bindings import Bindings
 from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.limit_cure import PRIORITY_UNSEEN, cure, priority_above
 from holdfast.engines.rabbitmq.management import Management, QueueInfo
 from holdfast.engines.rabbitmq.recovery_lock import Deaf
 from holdfast.engines.rabbitmq.wire import methods
@@ -36,6 +35,7 @@ class Inspection:
         self._management = management
         self._seen: Bindings | None = None
         self._info: QueueInfo | None = None
+        self._priority = PRIORITY_UNSEEN
 
     def receivers(self, address: Destination) -> list[str]:
         """The queues that a message with this address reaches; none when nobody could say."""
@@ -70,7 +70,8 @@ class Inspection:
         if self._info is not None and world is not None:
             _limits(found, self._info, version)
         if found.delivery_limit is not None:
-            found.cure = _cure(self._queue, version)
+            info = self._info if world is not None else None
+            found.cure = cure(self._queue, self._connection.address.login.vhost, version, info, self._priority)
         may_be_quorum = found.queue_type in ("quorum", "")
         found.gives_back_at_tail = may_be_quorum and version < Version(4, 0) and not found.delivery_limit
         for destination in table.fixed_addresses():
@@ -144,6 +145,7 @@ class Inspection:
                     return None
                 found.alarm = await management.alarms() or ""
                 self._info = await management.queue(vhost, self._queue) if self._queue else None
+                self._priority = await priority_above(management, self._info)
                 world = Bindings(await management.exchanges(vhost), await management.bindings(vhost))
         except HoldfastError as error:
             found.warnings.append(f"the management API could not be asked, checks are fewer; {error.message}")
@@ -170,13 +172,6 @@ def _limits(found: Findings, info: QueueInfo, version: Version) -> None:
         if unlimited and version < Version(4, 0):
             found.delivery_limit = 0
             found.warnings.append(f"queue '{info.name}' has x-delivery-limit -1, which this version takes for zero")
-
-
-def _cure(queue: str, version: Version) -> str:
-    if version < Version(4, 0):
-        return "a queue without x-delivery-limit, or a policy without delivery-limit"
-    definition = json.dumps({"delivery-limit": -1})
-    return f"rabbitmqctl set_policy --apply-to queues no-limit '^{queue}$' '{definition}'"
 
 
 def _version(text: str) -> Version:

@@ -16,6 +16,9 @@ from holdfast.ports.recovery import Backup, DeadLetters, Findings, Journal
 from holdfast.services.recover.notices import Notices
 from holdfast.services.recover.run import Recovery
 
+ASSUMED = " (assumed from the version)"
+LINE_END = "\n"
+
 
 class Order(Struct, frozen=True, kw_only=True):
     """What somebody asks for."""
@@ -48,16 +51,17 @@ def check(order: Order, findings: Findings) -> None:
             f"route leads nowhere; {'; '.join(findings.missing)}; nothing was taken, make it or use --keep-unroutable"
         )
     if order.strict and findings.delivery_limit is not None:
+        assumed = f"{ASSUMED}; --management sees whether it has one" if findings.limit_is_assumed else ""
         raise RecoveryRefused(
             f"queue has a delivery limit; '{order.dead_queue}' deletes a letter that comes back "
-            f"{findings.delivery_limit} times, take it away first: {findings.cure}"
+            f"{findings.delivery_limit} times{assumed}; the cure is {' '.join(findings.cure.split(LINE_END))}"
         )
 
 
 def preflight_lines(order: Order, findings: Findings) -> list[str]:
     """What was found, for people."""
     limit = "none" if findings.delivery_limit is None else str(findings.delivery_limit)
-    assumed = " (assumed from the version)" if findings.limit_is_assumed else ""
+    assumed = ASSUMED if findings.limit_is_assumed else ""
     kind = findings.queue_type or "unknown without the management API"
     alarm = findings.alarm or ("none" if findings.has_management else "not asked")
     depth = f"{findings.depth.ready} messages, {findings.depth.consumers} other consumers"
@@ -73,7 +77,9 @@ def preflight_lines(order: Order, findings: Findings) -> list[str]:
     if findings.depth.consumers:
         lines.append("Warning: other consumers take letters from this queue as well.")
     if findings.delivery_limit is not None:
-        lines.append(f"Warning: letters that come back too often are deleted by the broker; cure: {findings.cure}")
+        cure, _, command = findings.cure.partition(LINE_END)
+        lines.append(f"Warning: letters that come back too often are deleted by the broker; the cure is {cure}")
+        lines += [command] if command else []  # to be copied
     barred = [right.what for right in findings.rights if right.given is False and right.verb == "write"]
     lines += [f"Warning: {what} may not be written to; what would go there is kept." for what in barred]
     lines += [f"Warning: {text}" for text in (*findings.missing, *findings.warnings)]
