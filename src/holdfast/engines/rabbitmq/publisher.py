@@ -219,7 +219,7 @@ class Publisher:
                 self.counts["sent_again"] += 1
         if pieces:
             lane.write(b"".join(pieces))
-        # Not before that: whoever is told may send at once, and then the broker would count in another order than we do.
+        # Not before that: whoever is told may send at once, and then the broker would count in another order than we.
         for ticket, outcome in refused:
             if not ticket.done:
                 self._settle(ticket, outcome)
