@@ -22,18 +22,31 @@ class FileBackup:
     """Appends. Raises CannotStart when the file cannot be opened, OSError when it cannot be written."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
+        self._is_new = not path.exists()
         try:
             self._file: BinaryIO = open(path, "ab", opener=_private)  # noqa: SIM115 - open until `close`
         except OSError as error:
             raise CannotStart(f"backup cannot be written; '{path}': {error.strerror or error}") from error
+        self.held_bytes = os.fstat(self._file.fileno()).st_size  #: before the first letter of this run
 
     async def write(self, letters: Sequence[Exported]) -> None:
         """Returns when they are on disk."""
         await asyncio.to_thread(self._write, letters)
 
     def close(self) -> None:
-        """No more."""
+        """No more. A run that wrote nothing, such as a dry run, leaves no empty file behind."""
+        if not self._file.closed and self._is_new and self._is_empty():
+            self.path.unlink(missing_ok=True)
         self._file.close()
+
+    def _is_empty(self) -> bool:
+        """Whether what is at the path now is our file, and nobody has written to it."""
+        ours = os.fstat(self._file.fileno())
+        try:
+            return ours.st_size == 0 and os.path.samestat(ours, self.path.stat())
+        except OSError:
+            return False
 
     def _write(self, letters: Sequence[Exported]) -> None:
         self._file.write(_encoder.encode_lines(letters))

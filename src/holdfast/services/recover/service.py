@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -33,6 +35,18 @@ class Order(Struct, frozen=True, kw_only=True):
     run: str = ""
     journal_file: str = ""  #: where the journal is kept, for people
     backup_file: str = ""  #: the letters of this backup are published; the queue is not touched
+
+
+class BackupFile(Backup, Protocol):
+    """A backup that may have letters of an earlier run."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+
+    @property
+    def held_bytes(self) -> int:
+        """How much was in it at the start."""
 
 
 def new_run() -> str:
@@ -96,7 +110,7 @@ async def recover(
     *,
     clock: Clock,
     journal: Journal | None = None,
-    backup: Backup | None = None,
+    backup: BackupFile | None = None,
     notices: Notices | None = None,
     on_begin: Callable[[Recovery], None] = lambda recovery: None,
 ) -> Summary:
@@ -106,6 +120,11 @@ async def recover(
     findings = await letters.inspect(order.table)
     for line in preflight_lines(order, findings):
         told.say(line)
+    if backup is not None and backup.held_bytes and not order.dry_run:
+        told.say(
+            f"Note: backup '{backup.path}' has letters already ({backup.held_bytes} bytes); those of this run are "
+            "added behind them, and --from-backup will publish all"
+        )
     check(order, findings)
     recovery = Recovery(
         letters,

@@ -1,0 +1,69 @@
+"""`--backup`: which letters are written, and what is said of a file that has letters already."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.engines.folder.backup import FileBackup, read_backup
+from holdfast.ports.recovery import Exported
+from tests.recover.world import World, letter, summary
+
+ONE = Exported(exchange="", routing_key="q", properties=b"", body=b"x")
+
+
+@pytest.mark.rabbitmq
+async def test_it_has_the_letters_that_are_published_and_says_what_it_had_before(world: World) -> None:
+    file = world.folder / "letters.jsonl"
+    await world.fill(letter(n, kind=("CollectionScan", "Strange")[n % 2]) for n in range(10))
+    first = await world.recover("--backup", file)
+    assert summary(first)["recovered"] == len(list(read_backup(file))) == 5
+    assert "has letters already" not in first.stderr
+    before_bytes = file.stat().st_size
+    await world.fill(letter(n) for n in range(20, 23))
+    second = await world.recover("--backup", file)
+    said = f"backup '{file}' has letters already ({before_bytes} bytes)"
+    assert said in second.stderr
+    assert len(list(read_backup(file))) == 8
+    dry = await world.recover("--backup", file, "--dry-run")
+    assert said not in dry.stderr
+    assert len(list(read_backup(file))) == 8
+    await world.check()
+
+
+@pytest.mark.rabbitmq
+async def test_a_dry_run_makes_no_file(world: World) -> None:
+    file = world.folder / "letters.jsonl"
+    await world.fill(letter(n) for n in range(3))
+    assert (await world.recover("--backup", file, "--dry-run")).code == 0
+    assert not file.exists()
+    await world.check()
+
+
+async def test_a_file_that_nothing_was_written_to_is_gone_unless_it_was_there(tmp_path: Path) -> None:
+    new, old, used = tmp_path / "new", tmp_path / "old", tmp_path / "used"
+    old.touch()
+    for path in (new, old, used):
+        backup = FileBackup(path)
+        if path == used:
+            await backup.write([ONE])
+        backup.close()
+        backup.close()
+    assert [path.exists() for path in (new, old, used)] == [False, True, True]
+
+
+async def test_what_somebody_else_wrote_or_put_there_meanwhile_stays(tmp_path: Path) -> None:
+    path = tmp_path / "shared"
+    mine, theirs = FileBackup(path), FileBackup(path)
+    await theirs.write([ONE])
+    mine.close()
+    assert [one.body for one in read_backup(path)] == [b"x"]
+    other = tmp_path / "other"
+    backup = FileBackup(other)
+    (tmp_path / "put").write_bytes(b"precious")
+    os.replace(tmp_path / "put", other)
+    backup.close()
+    assert other.read_bytes() == b"precious"
+    theirs.close()
