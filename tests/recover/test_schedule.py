@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from pathlib import Path
 
@@ -95,12 +96,16 @@ async def test_runs_do_not_overlap_and_are_stopped_at_the_end() -> None:
     assert (run.count, run.most, run.at_once) == (1, 1, 0)
 
 
-async def test_it_is_off_by_default() -> None:
-    run = Run()
-    schedule = Schedule([Duty(dead_queue="q", run=run)])
-    async with schedule.at_work():
-        assert len([task for task in asyncio.all_tasks() if "recovery of q" in task.get_name()]) == 0
+async def test_it_is_off_by_default_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    run, other = Run(), Run()
+    schedule = Schedule([Duty(dead_queue="q", run=run), Duty(dead_queue="other", run=other, every_s=60.0)])
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        async with schedule.at_work():
+            assert len([task for task in asyncio.all_tasks() if "recovery of q" in task.get_name()]) == 0
     assert run.count == 0
+    [told] = [record.getMessage() for record in caplog.records]
+    assert "'q'" in told
+    assert "on_start" in told
 
 
 # --- a server -----------------------------------------------------------------------------------------------------
@@ -130,6 +135,14 @@ async def test_a_server_recovers_its_own_dead_queue_again_and_again(tmp_path: Pa
     assert (first.actor.split("@")[0], first.queue, first.count) == ("holdfast", "dead", 3)
     assert first.reason == "all_taken"
     assert last.reason in {"all_taken", "signal"}
+
+
+async def test_a_server_says_at_its_start_which_recoveries_never_run(tmp_path: Path) -> None:
+    (tmp_path / "holdfast.toml").write_text("[recover.dead]\nlimit = 10\n")
+    async with serving(f"sqlite:///{tmp_path}/work", tmp_path) as server:
+        await server.start()
+        await eventually(lambda: "neither on_start nor every is set" in server.child.stderr.tail)
+        await stopped(server)
 
 
 async def test_a_run_that_cannot_begin_leaves_the_server_alone(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from holdfast.telemetry.events import emit
 
 #: Beyond its own stop_timeout: what a run may take to give letters back and to write its row.
 STOP_TIMEOUT_S = 30.0
+NEVER = "neither on_start nor every is set, so it never runs by itself"
 
 
 class Stoppable(Protocol):
@@ -47,12 +48,15 @@ class Schedule:
 
     def __init__(self, duties: Sequence[Duty]) -> None:
         self._duties = [duty for duty in duties if duty.on_start or duty.every_s]
+        self._idle = [duty for duty in duties if duty not in self._duties]
         self._stopped = asyncio.Event()
         self._running: set[Stoppable] = set()
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
         """Keep them while the block runs; at its end runs are stopped cleanly, and at once if that takes too long."""
+        for duty in self._idle:  # whoever wrote it down may think that it runs
+            emit("recovery.waits", queue=duty.dead_queue, error=NEVER)
         tasks = [asyncio.create_task(self._keep(duty), name=f"recovery of {duty.dead_queue}") for duty in self._duties]
         try:
             yield
