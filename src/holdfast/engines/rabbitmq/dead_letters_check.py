@@ -64,8 +64,9 @@ class Inspection:
             ),
         )
         version = _version(session.version)
-        if version >= Version(4, 0) and self._queue:
-            found.delivery_limit, found.limit_is_assumed = DELIVERY_LIMIT_DEFAULT, True
+        if self._queue:
+            found.delivery_limit = DELIVERY_LIMIT_DEFAULT if version >= Version(4, 0) else None
+            found.limit_is_assumed = True
         self._seen = world = await self._world(found)
         if self._info is not None and world is not None:
             _limits(found, self._info, version)
@@ -95,7 +96,7 @@ class Inspection:
                 found.missing.append(f"queue '{key}' does not exist")
             return
         if not await self._there(methods.ExchangeDeclare(exchange=exchange, passive=True), found):
-            found.missing.append(f"exchange '{exchange}' does not exist (route with key '{key}')")
+            found.missing.append(f"{not_there(exchange)} (route with key '{key}')")
             return
         if world is None:
             return
@@ -152,6 +153,11 @@ class Inspection:
             return None
         found.has_management = True
         return world
+
+
+def not_there(exchange: str) -> str:
+    """How the findings say that an exchange is missing."""
+    return f"exchange '{exchange}' does not exist"
 
 
 def _limits(found: Findings, info: QueueInfo, version: Version) -> None:

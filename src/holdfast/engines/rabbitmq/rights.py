@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.dead_letters_check import not_there
 from holdfast.engines.rabbitmq.lane import Outgoing
 from holdfast.engines.rabbitmq.management import Management, PermissionInfo
 from holdfast.engines.rabbitmq.publisher import Publisher
@@ -45,6 +46,8 @@ async def find_rights(
             Right(verb="configure", what=f"its lock '{lock}'", given=_given(shown, "configure", lock)),
         ]
     for exchange in _exchanges(table, found):
+        if any(text.startswith(not_there(exchange)) for text in found.missing):
+            continue  # a binding to what is not there can be removed by everybody
         given = _given(shown, "write", exchange or DEFAULT_EXCHANGE)
         if given is None:
             given = await (_may_write(connection, exchange) if exchange else _may_write_by_default(publisher))
