@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -293,11 +293,11 @@ def recovery_source(url: str, dead_queue: str) -> str:
     return f"queue '{dead_queue}' in '{address.login.vhost}' at {hosts}"
 
 
-def open_journal(path: Path, *, source: str, run: str) -> FileJournal:
-    """The journal of a recovery. Raises CannotStart."""
+def open_journal(path: Path | None, *, source: str, run: str, usual: Path, others: Sequence[Path]) -> FileJournal:
+    """The journal of a recovery, which also ends what killed runs left at other places. Raises CannotStart."""
     from holdfast.engines.folder.journal import FileJournal
 
-    return FileJournal.open(path, source=source, run=run)
+    return FileJournal.open(path, source=source, run=run, usual=usual, others=others)
 
 
 @contextmanager

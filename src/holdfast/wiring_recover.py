@@ -7,11 +7,12 @@ import hashlib
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.moments import SECOND_US, parse_duration
@@ -20,6 +21,7 @@ from holdfast.core.redrive import Redrive
 from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_routes
 from holdfast.errors import CannotStart, QueueMissing
 from holdfast.ports.clock import Clock
+from holdfast.ports.recovery import DeadLetters, End, Journal
 from holdfast.services.queue.methods import Queues
 from holdfast.services.recover.embedded import EmbeddedRecovery
 from holdfast.services.recover.record import Entry, OpenLedger, recorded
@@ -50,14 +52,21 @@ def source_of(url: str, dead_queue: str) -> str:
     return f"queue '{dead_queue}' in {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
+def journal_source(url: str, dead_queue: str) -> str:
+    """What a journal belongs to: the same for every way to write down where a broker is, as far as that can be seen."""
+    what, _, hosts = recovery_source(url, dead_queue).rpartition(" at ")
+    same = sorted(re.sub(r"^localhost:", "127.0.0.1:", host) for host in hosts.split(","))
+    return f"{what} at {','.join(same)}"
+
+
 def journal_path(folder: Path, url: str, dead_queue: str) -> Path:
     """Where the journal of a queue is kept."""
-    mark = hashlib.sha256(recovery_source(url, dead_queue).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    mark = hashlib.sha256(journal_source(url, dead_queue).encode("utf-8", "surrogateescape")).hexdigest()[:12]
     return folder / "recover" / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', dead_queue)[:80]}-{mark}.journal"
 
 
 def state_folder(settings: Settings) -> Path:
-    """Where runs from the shell keep their journals: the same place, whatever folder they are started in."""
+    """Where the journals of a user are, whichever folder a run is started in and whatever runs it."""
     given = os.environ.get("XDG_STATE_HOME", "")
     if Path(given).is_absolute():
         return Path(given) / "holdfast"
@@ -65,6 +74,69 @@ def state_folder(settings: Settings) -> Path:
         return Path.home() / ".local" / "state" / "holdfast"
     except RuntimeError:  # a user without a home
         return settings.data_folder.absolute()
+
+
+class Journals(Struct, frozen=True, kw_only=True):
+    """Where the journals of a queue are."""
+
+    own: Path | None  #: this run's; None: it keeps none
+    usual: Path  #: where every run of this user looks
+    others: tuple[Path, ...] = ()  #: where a server keeps it that cannot write to the usual place
+
+
+def journals(
+    settings: Settings, url: str, dead_queue: str, *, file: Path | None = None, keeps: bool = True, serves: bool = False
+) -> Journals:
+    """Those of a run that keeps its journal in `file`, at the usual place, or nowhere."""
+    usual = journal_path(state_folder(settings), url, dead_queue)
+    spare = journal_path(settings.data_folder.absolute(), url, dead_queue)
+    own = file or (spare if serves and not _is_writable(usual.parent) else usual)
+    return Journals(own=own if keeps else None, usual=usual, others=(spare,))
+
+
+def _is_writable(folder: Path) -> bool:
+    """A service may have no home of its own, or may not write there."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+class Keeping:
+    """The journals of one run while it runs; it says with `ended` how it leaves its queue."""
+
+    def __init__(self, journal: Journal | None) -> None:
+        self.journal = journal
+        self.end = End.BROKEN
+
+    def ended(self, summary: Summary, letters: DeadLetters) -> Summary:
+        """It came to its end."""
+        self.end = how_it_ended(summary, has_broker=not letters.trouble)
+        return summary
+
+
+@contextmanager
+def kept_journal(places: Journals | None, url: str, order: Order) -> Iterator[Keeping]:
+    """None: a run that takes nothing away. Raises CannotStart."""
+    if places is None:
+        yield Keeping(None)
+        return
+    source = journal_source(url, order.dead_queue)
+    journal = open_journal(places.own, source=source, run=order.run, usual=places.usual, others=places.others)
+    keeping = Keeping(journal)
+    try:
+        yield keeping
+    finally:
+        journal.close(keeping.end)
+
+
+def how_it_ended(summary: Summary, *, has_broker: bool) -> End:
+    """What a killed run left ends when nothing of it can be in the queue any more; in any doubt it may be."""
+    is_all_seen = summary.recovered + summary.kept >= summary.found and not summary.unseen
+    if not is_all_seen or summary.failure or not has_broker or (summary.remaining or 0) > summary.kept:
+        return End.PARTLY
+    return End.KEPT if summary.remaining or summary.kept else End.WHOLE
 
 
 def ledger_of(settings: Settings, *, clock: Clock | None = None) -> OpenLedger:
@@ -77,7 +149,7 @@ def ledger_of(settings: Settings, *, clock: Clock | None = None) -> OpenLedger:
 
 
 async def recover_broker(
-    url: str, order: Order, *, by: str, journal: Path, management: str | None, on_begin: OnBegin, clock: Clock
+    url: str, order: Order, *, by: str, places: Journals, management: str | None, on_begin: OnBegin, clock: Clock
 ) -> Summary:
     """One run against RabbitMQ. Raises BrokerError, RecoveryRefused or CannotStart when it cannot begin."""
     redrive = Redrive(run=order.run, by=by, dead_queue=order.dead_queue)
@@ -92,14 +164,8 @@ async def recover_broker(
                 window_bytes_max=order.limits.window_bytes_max,
             )
         )
-        kept = open_journal(journal, source=recovery_source(url, order.dead_queue), run=order.run)
-        clean = False
-        try:
-            summary = await recover(letters, order, clock=clock, journal=kept, on_begin=on_begin)
-            clean = True
-            return summary
-        finally:
-            kept.close(clean=clean)
+        kept = stack.enter_context(kept_journal(places, url, order))
+        return kept.ended(await recover(letters, order, clock=clock, journal=kept.journal, on_begin=on_begin), letters)
 
 
 async def recover_queues(
@@ -169,9 +235,9 @@ class Scheduled:
         name, limits, clock = order.dead_queue, order.limits, self._clock
         if urlsplit(url).scheme in BROKERS:
             management = self._settings.management.reveal() if self._settings.management else None
-            journal = journal_path(self._settings.data_folder, url, name)
+            places = journals(self._settings, url, name, serves=True)
             return await recover_broker(
-                url, order, by=self._by, journal=journal, management=management, on_begin=on_begin, clock=clock
+                url, order, by=self._by, places=places, management=management, on_begin=on_begin, clock=clock
             )
         async with _opened(url, self._queues()) as queues:
             return await recover_queues(queues, name, run=order.run, limits=limits, on_begin=on_begin, clock=clock)

@@ -46,9 +46,8 @@ class Serving:
         listen = ("--listen", f"127.0.0.1:{self.port}", "--log-level", "warning")
         argv = [*prefix, *python_argv("holdfast", "serve", "--url", self.url, *listen)]
         clean = {name: "" for name in os.environ if name.startswith("HOLDFAST_CRASH")}
-        self._child = await Child.start(
-            argv, cwd=self.folder, env={**clean, "HOLDFAST_ADMIN_TOKEN": TOKEN, **self.env, **env}
-        )
+        own = {"HOLDFAST_ADMIN_TOKEN": TOKEN, "XDG_STATE_HOME": str(self.folder / "state")}
+        self._child = await Child.start(argv, cwd=self.folder, env={**clean, **own, **self.env, **env})
         return self._child
 
     async def start(self, *, prefix: Sequence[str] = (), **env: str) -> Child:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,17 +12,21 @@ import pytest
 from holdfast.engines.folder import journal as module
 from holdfast.engines.folder.journal import FileJournal
 from holdfast.errors import CannotStart
+from holdfast.ports.recovery import End
 
-A, B = b"a" * 16, b"b" * 16
+A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
 
 def killed(journal: FileJournal) -> None:
     """The process is gone: the file is as it was written, and nobody holds its lock."""
-    os.close(journal._file)
+    for file in journal._files:
+        os.close(file.number)
 
 
-def opened(path: Path, *, source: str = "q") -> FileJournal:
-    return FileJournal.open(path, source=source, run="r")
+def opened(
+    path: Path | None, *, source: str = "q", others: Sequence[Path] = (), usual: Path | None = None
+) -> FileJournal:
+    return FileJournal.open(path, source=source, run="r", others=others, usual=usual)
 
 
 def test_what_was_confirmed_and_not_acked_is_recognised_once(tmp_path: Path) -> None:
@@ -41,28 +47,28 @@ def test_a_clean_end_ends_the_file(tmp_path: Path) -> None:
     path = tmp_path / "j"
     journal = opened(path)
     journal.confirmed([A])
-    journal.close(clean=True)
+    journal.close(End.WHOLE)
     assert not path.exists()
     following = opened(path)
     assert not following.follows_killed_run
     assert not following.recognise(A)
-    following.close(clean=True)
+    following.close(End.WHOLE)
 
 
 def test_a_run_that_ended_by_an_error_leaves_its_entries_to_the_next(tmp_path: Path) -> None:
     path = tmp_path / "j"
     journal = opened(path)
     journal.confirmed([A])
-    journal.close(clean=False)
+    journal.close(End.BROKEN)
     following = opened(path)
     assert following.follows_killed_run, "what comes again without an entry counts as a possible duplicate"
     assert following.recognise(A)
-    following.close(clean=True)
+    following.close(End.WHOLE)
 
 
 def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    opened(path).close(clean=False)
+    opened(path).close(End.BROKEN)
     assert not path.exists()
 
 
@@ -75,7 +81,7 @@ def test_after_a_restart_of_the_machine_nothing_is_believed(tmp_path: Path, monk
     following = opened(path)
     assert following.follows_killed_run
     assert not following.recognise(A)
-    following.close(clean=True)
+    following.close(End.WHOLE)
 
 
 def test_a_torn_record_is_left_out_and_a_damaged_one_ends_all_belief(tmp_path: Path) -> None:
@@ -93,11 +99,21 @@ def test_a_torn_record_is_left_out_and_a_damaged_one_ends_all_belief(tmp_path: P
     assert not opened(path).recognise(A)
 
 
+def test_what_is_noted_behind_a_torn_record_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    left_behind(path, A, B)
+    path.write_bytes(path.read_bytes()[:-3])
+    run = opened(None, others=[path])
+    run.confirmed([A])
+    killed(run)
+    assert not opened(path).recognise(A)
+
+
 def test_two_runs_cannot_share_one(tmp_path: Path) -> None:
     journal = opened(tmp_path / "j")
     with pytest.raises(CannotStart, match="journal is in use"):
         opened(tmp_path / "j")
-    journal.close(clean=True)
+    journal.close(End.WHOLE)
 
 
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -125,3 +141,172 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotStart, match="--no-journal"):
         opened(tmp_path / "file" / "j")
+
+
+# --- a clean run after a killed one -------------------------------------------------------------------------------
+
+
+def left_behind(path: Path, *digests: bytes) -> None:
+    """What a run leaves that was killed between these confirms and their acks."""
+    journal = opened(path)
+    journal.confirmed(digests)
+    killed(journal)
+
+
+@pytest.mark.parametrize("own", ["j", "another", None])
+def test_a_clean_run_that_has_not_seen_all_leaves_what_a_killed_one_left(tmp_path: Path, own: str | None) -> None:
+    path = tmp_path / "j"
+    left_behind(path, A, B)
+    short = opened(tmp_path / own if own else None, others=[path])
+    assert short.follows_killed_run
+    assert short.recognise(A) is (own is not None), "a run without a journal recognises nothing"
+    short.confirmed([C])
+    short.close(End.PARTLY)
+    assert sorted(tmp_path.iterdir()) == [path]
+    following = opened(path)
+    assert following.follows_killed_run
+    assert following.recognise(B)
+    assert not following.recognise(C), "an entry of a finished run never matches"
+    assert following.recognise(A) is (own is None)
+    following.close(End.WHOLE)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("own", ["j", "another", None])
+def test_a_letter_that_is_published_again_ends_the_entries_of_its_bytes(tmp_path: Path, own: str | None) -> None:
+    """Whether the letter of the entry is still in the queue, nobody can say any more. Also when the run is killed."""
+    path = tmp_path / "j"
+    left_behind(path, A, A, B)
+    short = opened(tmp_path / own if own else None, others=[path])
+    short.confirmed([A])
+    short.acking([A])
+    killed(short)
+    following = opened(path)
+    assert not following.recognise(A)
+    assert following.recognise(B)
+    following.close(End.WHOLE)
+
+
+@pytest.mark.parametrize("own", ["j", "another", None])
+def test_letters_that_were_seen_and_kept_may_have_been_published_by_a_killed_run(
+    tmp_path: Path, own: str | None
+) -> None:
+    """The entries end, since their letters are not in the queue; that a run was killed is still to be known."""
+    path = tmp_path / "j"
+    left_behind(path, A)
+    opened(tmp_path / own if own else None, others=[path]).close(End.KEPT)
+    assert sorted(tmp_path.iterdir()) == [path]
+    following = opened(path)
+    assert following.follows_killed_run
+    assert not following.recognise(A)
+    following.close(End.WHOLE)
+
+
+@pytest.mark.parametrize("own", ["another", None])
+def test_a_run_that_ends_with_nothing_left_ends_every_journal_of_its_queue(tmp_path: Path, own: str | None) -> None:
+    first, second, strange = tmp_path / "first", tmp_path / "second", tmp_path / "strange"
+    left_behind(first, A)
+    left_behind(second, B)
+    strange.write_text("mine\n")
+    foreign = tmp_path / "foreign"
+    opened(foreign, source="another queue").close(End.BROKEN)
+    journal = opened(foreign, source="another queue")
+    journal.confirmed([A])
+    killed(journal)
+    others = [first, second, strange, foreign, tmp_path / "absent"]
+    run = opened(tmp_path / own if own else None, others=others)
+    assert run.recognise(B) is (own is not None)
+    assert first.exists()
+    assert second.exists(), "not before the end"
+    run.close(End.WHOLE)
+    assert sorted(tmp_path.iterdir()) == [foreign, strange]
+
+
+@pytest.mark.parametrize("end", [End.PARTLY, End.KEPT, End.WHOLE])
+def test_a_clean_run_that_follows_no_killed_one_leaves_nothing(tmp_path: Path, end: End) -> None:
+    journal = opened(tmp_path / "j", others=[tmp_path / "absent"])
+    assert not journal.follows_killed_run
+    journal.confirmed([A])
+    journal.close(end)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_did_not_begin_leaves_the_journals_of_others_alone(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    left_behind(path, A)
+    before = path.read_bytes()
+    opened(tmp_path / "own", others=[path]).close(End.BROKEN)
+    opened(None, others=[path]).close(End.BROKEN)
+    assert sorted(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == before
+
+
+def test_a_journal_that_somebody_uses_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    running = opened(path)
+    running.confirmed([A])
+    other = opened(None, others=[path])
+    assert not other.follows_killed_run
+    other.close(End.WHOLE)
+    assert path.exists()
+    other = opened(None, others=[path])
+    killed(running)  # in the middle of the other: what it left may have been published again
+    other.close(End.PARTLY)
+    following = opened(path)
+    assert following.follows_killed_run
+    assert not following.recognise(A)
+    following.close(End.WHOLE)
+
+
+def test_a_journal_that_was_replaced_while_its_lock_was_awaited_is_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "j"
+    left_behind(path, A)
+    flock, seen = fcntl.flock, list[int]()
+
+    def slow(file: int, how: int) -> None:
+        if not seen:
+            seen.append(file)
+            opened(path).close(End.WHOLE)  # another run came and ended in between
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    following = opened(path)
+    assert not following.follows_killed_run
+    assert not following.recognise(A)
+    following.close(End.WHOLE)
+
+
+# --- files elsewhere ----------------------------------------------------------------------------------------------
+
+
+def test_a_journal_elsewhere_is_found_from_the_usual_place(tmp_path: Path) -> None:
+    usual, elsewhere = tmp_path / "state" / "q.journal", tmp_path / "elsewhere.journal"
+    journal = opened(elsewhere, usual=usual)
+    journal.confirmed([A])
+    killed(journal)
+    following = opened(usual, usual=usual)
+    assert following.follows_killed_run
+    assert following.recognise(A)
+    following.close(End.WHOLE)
+    assert not elsewhere.exists()
+    assert not list(usual.parent.iterdir())
+
+
+def test_a_journal_elsewhere_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+    usual, elsewhere = tmp_path / "state" / "q.journal", tmp_path / "elsewhere.journal"
+    killed(opened(elsewhere, usual=usual))
+    elsewhere.unlink()
+    following = opened(usual, usual=usual)
+    assert not following.follows_killed_run
+    following.close(End.BROKEN)
+    assert not list(usual.parent.iterdir())
+
+
+def test_a_usual_place_that_cannot_be_written_does_not_matter_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    journal = opened(tmp_path / "j", usual=tmp_path / "file" / "q.journal")
+    journal.confirmed([A])
+    journal.close(End.WHOLE)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -175,6 +175,15 @@ class DeadLetters(Protocol):
         """End both connections. What is unsettled goes back by itself."""
 
 
+class End(enum.Enum):
+    """How a run leaves its queue, as far as it matters to journals."""
+
+    BROKEN = "broken"  #: by an error: what it noted is for the next run
+    PARTLY = "partly"  #: clean, and letters may be there that it has not looked at
+    KEPT = "kept"  #: it has looked at every letter, and some are still there
+    WHOLE = "whole"  #: nothing is left
+
+
 class Journal(Protocol):
     """Which letters were published with a confirm and not yet acked. Beyond this run only for a run that was killed.
 
@@ -184,10 +193,10 @@ class Journal(Protocol):
 
     @property
     def follows_killed_run(self) -> bool:
-        """Whether an earlier run on this queue ended without closing its journal."""
+        """Whether an earlier run was killed, and letters may still be there that it has published."""
 
     def confirmed(self, digests: Sequence[bytes]) -> None:
-        """The broker has these."""
+        """The broker has these. What earlier runs noted of letters with the same bytes is not believed any more."""
 
     def acking(self, digests: Sequence[bytes]) -> None:
         """Their acks are about to be sent: they will never be recognised again."""
@@ -195,8 +204,8 @@ class Journal(Protocol):
     def recognise(self, digest: bytes) -> bool:
         """Whether a letter that came again was published and never acked; uses the entry up."""
 
-    def close(self, *, clean: bool) -> None:
-        """A clean end ends the file as well."""
+    def close(self, end: End) -> None:
+        """A clean end ends this run's entries; those of killed runs stay while letters of theirs may be there."""
 
 
 class Exported(Struct, frozen=True, kw_only=True):

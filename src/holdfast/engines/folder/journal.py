@@ -4,171 +4,183 @@ Records are appended by plain writes: they survive a kill of this process, and a
 boot id, after which nothing in the file is believed. So there is nothing to sync: a record that the machine lost
 could only be one whose file is not believed any more. Two records per letter, `C` when its copy is confirmed and `A`
 just before its ack is sent; what has a `C` and no `A` was never acked.
+
+A queue may have several: runs that were killed kept theirs at other places. All of them are looked at, and each entry
+ends in the file that it is in, also by a run that keeps none: an entry whose letter has left the queue would take a
+later letter of the same bytes for it.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import msgspec
-
+from holdfast.engines.folder.journal_file import (
+    ACKING,
+    CONFIRMED,
+    Head,
+    JournalFile,
+    forget_elsewhere,
+    found_elsewhere,
+    note_elsewhere,
+)
 from holdfast.errors import CannotStart
+from holdfast.ports.recovery import End
 from holdfast.telemetry.events import emit
 
-DIGEST_BYTES = 16
-RECORD_BYTES = 1 + DIGEST_BYTES
 FILE_BYTES_MAX = 4 * 2**20
-READ_BYTES_MAX = 64 * 2**20
-CONFIRMED, ACKING = b"C", b"A"
-WHAT = "holdfast recovery journal 1"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    what: str
-    run: str
-    source: str  #: which queue of which broker, without any login
-    boot: str
-
-
 class FileJournal:
-    """`FileJournal.open(path, source=…, run=…)`. Raises CannotStart when it cannot be kept or is another queue's."""
+    """`FileJournal.open(path, source=…, run=…)`; without a path it recognises nothing, and ends what others left."""
 
-    def __init__(self, path: Path, head: _Head) -> None:
-        self._path = path
-        self._head = msgspec.json.encode(head) + b"\n"
-        self._open: Counter[bytes] = Counter()
-        self._file = -1
-        self._bytes = 0
-        self.follows_killed_run = False
+    def __init__(self, head: Head, own: JournalFile | None, usual: Path | None) -> None:
+        self._head = head
+        self._own = own
+        self._usual = usual
+        self._files = [own] if own else []  # our own first
+        self._busy: list[Path] = []  # somebody else's, as long as he runs
+        self._open: Counter[bytes] = Counter()  # of this run
         self._is_used = False
+        self.follows_killed_run = False
 
     @classmethod
-    def open(cls, path: Path, *, source: str, run: str) -> FileJournal:
-        """Take over what a killed run left, and begin a file of our own."""
-        head = _Head(what=WHAT, run=run, source=source, boot=_boot())
-        journal = cls(path, head)
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            journal._lock()
-            journal._take_over(head)
-            journal._rewrite()
-        except OSError as error:
-            text = f"journal cannot be kept; '{path}': {error.strerror or error}"
-            raise CannotStart(f"{text}, give another --journal FILE or use --no-journal") from error
+    def open(
+        cls, path: Path | None, *, source: str, run: str, others: Iterable[Path] = (), usual: Path | None = None
+    ) -> FileJournal:
+        """Take over what killed runs left, and begin a file of our own at `path`.
+
+        `others` are further places where this queue may have one, beside those that `usual`, the place that everybody
+        knows, has links to. Raises CannotStart when it cannot be kept or is another queue's.
+        """
+        head = Head(run=run, source=source, boot=_boot())
+        path = path.absolute() if path else None
+        journal = cls(head, _begun(path, head) if path else None, usual)
+        places = [*([usual, *found_elsewhere(usual)] if usual else ()), *others]
+        for place in dict.fromkeys(place.absolute() for place in places):
+            if not journal._has(place):
+                journal._look_at(place)
+        journal.follows_killed_run = any(file.is_left for file in journal._files)
+        if usual and path and path != usual.absolute():
+            note_elsewhere(usual, path)
         return journal
 
     def confirmed(self, digests: Sequence[bytes]) -> None:
-        """The broker has these."""
+        """The broker has these. Who published them again cannot say whether letters of entries are still there."""
         self._is_used = True
-        self._open.update(digests)
-        self._append(CONFIRMED, digests)
+        for file in self._files:
+            if file.left and (ended := [digest for digest in set(digests) if digest in file.left]):
+                self._append(file, ACKING, [digest for digest in ended for _ in range(file.left.pop(digest))])
+        if self._own:
+            self._open.update(digests)
+            self._append(self._own, CONFIRMED, digests)
 
     def acking(self, digests: Sequence[bytes]) -> None:
         """Their acks are about to be sent: from here on they are not recognised any more, whatever happens."""
+        if not (own := self._own):
+            return
         still = self._open
         for digest in digests:
             if (count := still.pop(digest, 0)) > 1:
                 still[digest] = count - 1
-        self._append(ACKING, digests)
-        if self._bytes > FILE_BYTES_MAX:
-            self._guarded(self._rewrite)
+        self._append(own, ACKING, digests)
+        if own.size_bytes > FILE_BYTES_MAX:
+            self._keep_only(own, (own.left + still).elements())
 
     def recognise(self, digest: bytes) -> bool:
         """Whether a letter that came again was published and never acked; uses the entry up."""
-        if not self._open or digest not in self._open:
+        if not self._own:
             return False
-        self._use_up(digest)
-        self._append(ACKING, [digest])
-        return True
+        for file in self._files:
+            if digest in file.left:
+                file.use_up(digest)
+                self._append(file, ACKING, [digest])
+                return True
+        if digest in self._open:
+            self.acking([digest])
+            return True
+        return False
 
-    def close(self, *, clean: bool) -> None:
-        """A clean end ends the file as well; so does any end of a run that neither wrote nor took over anything."""
-        if self._file >= 0:
-            if clean or not (self._is_used or self.follows_killed_run):
-                self._path.unlink(missing_ok=True)
-            os.close(self._file)
-            self._file = -1
+    def close(self, end: End) -> None:
+        """Every file ends with a run that left nothing in the queue; our own entries end with any clean end."""
+        if end is not End.BROKEN:
+            self._look_again()
+        for file in self._files:
+            if file is self._own and not file.is_left:
+                file.close(remove=end is not End.BROKEN or not self._is_used)
+            elif end is End.KEPT:
+                self._keep_only(file, ())
+            elif end is End.PARTLY and file is self._own:
+                self._keep_only(file, file.left.elements())
+            file.close(remove=end is End.WHOLE)
+        if self._usual:
+            forget_elsewhere(self._usual)
 
-    def _use_up(self, digest: bytes) -> None:
-        if self._open[digest] > 1:
-            self._open[digest] -= 1
+    def _has(self, place: Path) -> bool:
+        """One file by two names is one."""
+        try:
+            return any(file.path.samefile(place) for file in self._files)
+        except OSError:
+            return False
+
+    def _look_at(self, place: Path) -> None:
+        try:
+            file = JournalFile(place, self._head, create=False)
+        except FileNotFoundError:
+            return
+        except BlockingIOError:
+            self._busy.append(place)
+        except CannotStart:
+            return  # none of this queue
+        except OSError as error:
+            emit("recovery.no_journal", queue=str(place), error=error)
         else:
-            del self._open[digest]
+            self._files.append(file)
 
-    def _append(self, kind: bytes, digests: Sequence[bytes]) -> None:
-        if self._file >= 0 and digests:
-            data = kind + kind.join(digests)
-            self._guarded(lambda: self._write(data))
+    def _look_again(self) -> None:
+        """What was left by somebody who ran beside us may have been published again by us: nothing of it is known."""
+        before, busy = len(self._files), self._busy
+        self._busy = []
+        for place in busy:
+            self._look_at(place)
+        for file in self._files[before:]:
+            self._keep_only(file, ())
 
-    def _write(self, data: bytes) -> None:
-        self._bytes += len(data)
-        while data:
-            data = data[os.write(self._file, data) :]
+    def _keep_only(self, file: JournalFile, digests: Iterable[bytes]) -> None:
+        if file.is_open:
+            self._guarded(file, lambda: file.rewrite(digests))
 
-    def _guarded(self, action: object) -> None:
+    def _append(self, file: JournalFile, kind: bytes, digests: Sequence[bytes]) -> None:
+        if file.is_open and digests:
+            self._guarded(file, lambda: file.append(kind, digests))
+
+    def _guarded(self, file: JournalFile, action: Callable[[], None]) -> None:
         """A file that cannot be written to would say less than is true: it goes, and the run goes on without."""
         try:
-            action()  # type: ignore[operator]
+            action()
         except OSError as error:
-            emit("recovery.no_journal", queue=str(self._path), error=error)
-            self.close(clean=True)
+            emit("recovery.no_journal", queue=str(file.path), error=error)
+            file.close(remove=True)
 
-    def _lock(self) -> None:
-        """Of two runs on one file, each would believe the other's entries."""
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+def _begun(path: Path, head: Head) -> JournalFile:
+    """A file of our own, with what a killed run left in it."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = JournalFile(path, head, create=True)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(file)
-            raise CannotStart(f"journal is in use; '{self._path}' belongs to a recovery that is running") from error
-        self._file = file
-
-    def _take_over(self, head: _Head) -> None:
-        data = os.pread(self._file, READ_BYTES_MAX, 0)
-        if not data:
-            return
-        first, newline, records = data.partition(b"\n")
-        try:
-            before = msgspec.json.decode(first, type=_Head)
-        except msgspec.MsgspecError as error:
-            raise CannotStart(self._not_ours()) from error
-        if not newline or before.what != WHAT:
-            raise CannotStart(self._not_ours())
-        if before.source != head.source:
-            raise CannotStart(
-                f"journal belongs to another queue; '{self._path}' is of {before.source}, give another --journal FILE"
-            )
-        self.follows_killed_run = True
-        if before.boot != head.boot or not head.boot or len(data) >= READ_BYTES_MAX:
-            return  # what was written last may be missing: nothing of it can be believed
-        for start in range(0, len(records) - RECORD_BYTES + 1, RECORD_BYTES):
-            kind, digest = records[start : start + 1], records[start + 1 : start + RECORD_BYTES]
-            if kind == CONFIRMED:
-                self._open[digest] += 1
-            elif kind == ACKING:
-                self._use_up(digest)
-            else:
-                self._open.clear()
-                return
-
-    def _not_ours(self) -> str:
-        return f"journal is none; '{self._path}' is another file, give another --journal FILE"
-
-    def _rewrite(self) -> None:
-        """A file with nothing but what is still open, in place of the old one."""
-        fresh = self._path.with_name(self._path.name + ".new")
-        file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        old, self._file, self._bytes = self._file, file, 0
-        self._write(self._head + b"".join(CONFIRMED + digest for digest in self._open.elements()))
-        os.fsync(file)
-        os.replace(fresh, self._path)
-        os.close(old)
+            file.rewrite(file.left.elements())
+        except OSError:
+            file.close(remove=False)
+            raise
+    except BlockingIOError as error:
+        raise CannotStart(f"journal is in use; '{path}' belongs to a recovery that is running") from error
+    except OSError as error:
+        text = f"journal cannot be kept; '{path}': {error.strerror or error}"
+        raise CannotStart(f"{text}, give another --journal FILE or use --no-journal") from error
+    return file
 
 
 def _boot() -> str:

@@ -6,7 +6,7 @@ import logging
 import re
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
@@ -32,6 +32,9 @@ from holdfast.services.recover.from_backup import publish_backup
 from holdfast.services.recover.notices import Notices
 from holdfast.services.recover.record import Entry, recorded
 from holdfast.services.recover.service import Order, new_run, recover
+
+if TYPE_CHECKING:
+    from holdfast.wiring_recover import Journals
 
 TIMEOUTS = ("total", "idle", "empty", "stall", "hold", "stop")
 BROKERS = frozenset(("amqp", "amqps"))
@@ -98,7 +101,7 @@ async def recover_command(
             session, url, dead_queue, limits=limits, where=where or (), dry_run=dry_run, report=report, by=by
         )
     table = _table(routes, to_source=to_source, to_exchange=to_exchange, through_wait=through_wait, to=to)
-    kept = None if no_journal or dry_run or from_backup else journal or _default_journal(session, url, dead_queue)
+    places = None if dry_run or from_backup else _journals(session, url, dead_queue, journal, keeps=not no_journal)
     order = Order(
         dead_queue=dead_queue,
         table=table,
@@ -108,14 +111,14 @@ async def recover_command(
         keep_unroutable=keep_unroutable,
         strict=strict,
         run=new_run(),
-        journal_file=str(kept or ""),
+        journal_file=str((places and places.own) or ""),
         backup_file=str(from_backup or ""),
     )
     run = _Run(session, url, order, by=by, management=management)
     with open_report(report) as written:
         with bar(session.as_json) as (say, on_progress):
             notices = Notices(say, on_progress)
-            summary = await run.recorded(notices, journal=kept, backup=backup, from_backup=from_backup)
+            summary = await run.recorded(notices, places=places, backup=backup, from_backup=from_backup)
         return finish(session, summary, written)
 
 
@@ -134,7 +137,7 @@ class _Run:
         self._management = management or (known.reveal() if known else None)
 
     async def recorded(
-        self, notices: Notices, *, journal: Path | None, backup: Path | None, from_backup: Path | None
+        self, notices: Notices, *, places: Journals | None, backup: Path | None, from_backup: Path | None
     ) -> Summary:
         """From the queue or from a backup, with a row in the ledger."""
         from holdfast.wiring import SystemClock
@@ -146,32 +149,32 @@ class _Run:
         async def run() -> Summary:
             if from_backup is not None:
                 return await self.publish(from_backup, notices)
-            return await self.recover(notices, journal=journal, backup=backup)
+            return await self.recover(notices, places=places, backup=backup)
 
         return await recorded(entry, run, ledger=ledger_of(self._session.settings), clock=SystemClock())
 
-    async def recover(self, notices: Notices, *, journal: Path | None, backup: Path | None) -> Summary:
+    async def recover(self, notices: Notices, *, places: Journals | None, backup: Path | None) -> Summary:
         """From the queue."""
-        from holdfast.wiring import SystemClock, open_backup, open_journal, recovery_source
+        from holdfast.wiring import SystemClock, open_backup
+        from holdfast.wiring_recover import kept_journal
 
         clock = SystemClock()
         order = self._order
         async with AsyncExitStack() as stack:
             letters = await stack.enter_async_context(self._open())
             written = stack.enter_context(open_backup(backup)) if backup is not None else None
-            source = recovery_source(self._url, order.dead_queue)
-            kept = open_journal(journal, source=source, run=order.run) if journal else None
-            clean = False
-            try:
-                with signals() as on_begin:
-                    summary = await recover(
-                        letters, order, clock=clock, journal=kept, backup=written, notices=notices, on_begin=on_begin
-                    )
-                clean = True
-                return summary
-            finally:
-                if kept is not None:
-                    kept.close(clean=clean)
+            kept = stack.enter_context(kept_journal(places, self._url, order))
+            with signals() as on_begin:
+                summary = await recover(
+                    letters,
+                    order,
+                    clock=clock,
+                    journal=kept.journal,
+                    backup=written,
+                    notices=notices,
+                    on_begin=on_begin,
+                )
+            return kept.ended(summary, letters)
 
     async def publish(self, backup: Path, notices: Notices) -> Summary:
         """From a backup."""
@@ -257,7 +260,7 @@ def _rate(text: str | None) -> float:
     return float(found[1])
 
 
-def _default_journal(session: Session, url: str, dead_queue: str) -> Path:
-    from holdfast.wiring_recover import journal_path, state_folder
+def _journals(session: Session, url: str, dead_queue: str, file: Path | None, *, keeps: bool) -> Journals:
+    from holdfast.wiring_recover import journals
 
-    return journal_path(state_folder(session.settings), url, dead_queue)
+    return journals(session.settings, url, dead_queue, file=file, keeps=keeps)

@@ -1,0 +1,223 @@
+"""Journals that killed runs left: whoever finishes the queue ends them, and nobody ends them before that.
+
+An entry whose letter has left the queue would take a later letter of the same bytes for it, and lose that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from holdfast.engines.folder.journal_file import RECORD_BYTES
+from holdfast.proof.proxy import Proxy
+from tests.faults.serving import serving
+from tests.recover.world import World, ended_by_kill, letter, summary
+from tests.support.eventually import eventually
+
+pytestmark = pytest.mark.rabbitmq
+
+
+def journals(world: World) -> list[Path]:
+    """Those at the usual place, and the links to others."""
+    return sorted((world.folder / "state" / "holdfast" / "recover").glob("*"))
+
+
+def kill(world: World, point: str, *more: str | Path) -> None:
+    """A run that ends there."""
+    with world.start(*more, HOLDFAST_CRASH_AT=point) as killed:
+        assert ended_by_kill(killed), killed.returncode
+
+
+async def is_published_again(world: World, *more: str | Path) -> None:
+    """A new letter like the one before, redelivered, goes out like any other."""
+    await world.fill([letter(1)], counted=False)
+    before = await world.admin.count("collection.scan")
+    assert summary(await world.recover("--dry-run"))["returned"] == 1  # from now on it is marked as redelivered
+    told = summary(await world.recover(*more))
+    assert (told["recovered"], told["recognised"], told["possible_duplicates"]) == (1, 0, 0)
+    assert await world.admin.count("collection.scan") == before + 1
+
+
+async def serve(world: World, *, crash_at: str = "") -> None:
+    """A server that recovers the queue at its start, until it is empty or the server is killed."""
+    toml = f'[recover."{world.dlq}"]\non_start = true\nroutes = "routes.toml"\n'
+    (world.folder / "holdfast.toml").write_text(toml)
+    env = {"HOLDFAST_BROKER_URL": world.url, **({"HOLDFAST_CRASH_AT": crash_at} if crash_at else {})}
+    async with serving(f"sqlite:///{world.folder}/work", world.folder, env=env) as server:
+        child = await server.launch()
+        if crash_at:
+            assert await child.wait(timeout_s=30) == -signal.SIGKILL, child.stderr.tail
+        else:
+            await eventually(lambda: "recovery.ended" in child.stderr.tail or not journals(world), timeout_s=30)
+            child.signal(signal.SIGTERM)
+            assert await child.wait(timeout_s=20) == 0, child.stderr.tail
+    (world.folder / "holdfast.toml").unlink()
+
+
+# --- an entry whose letter has left the queue ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("finishing", [("--no-journal",), ("--journal", "another.journal")])
+async def test_whoever_finishes_the_queue_ends_its_journal(world: World, finishing: tuple[str, ...]) -> None:
+    await world.fill([letter(1)], counted=False)
+    kill(world, "recover.after_journal:1")
+    assert len(journals(world)) == 1
+    told = summary(await world.recover(*finishing))
+    assert (told["recovered"], told["remaining"]) == (1, 0)
+    assert told["recognised"] + told["possible_duplicates"] == 1, "without a journal it is published again, and counted"
+    assert not journals(world)
+    await is_published_again(world)
+
+
+async def test_a_journal_elsewhere_is_ended_too(world: World) -> None:
+    await world.fill([letter(1)], counted=False)
+    kill(world, "recover.after_journal:1", "--journal", "elsewhere.journal")
+    told = summary(await world.recover())
+    assert (told["recovered"], told["recognised"]) == (1, 1)
+    assert not (world.folder / "elsewhere.journal").exists()
+    assert not journals(world)
+    await is_published_again(world, "--journal", "elsewhere.journal")
+
+
+async def test_a_server_and_the_shell_have_one_journal(world: World) -> None:
+    await world.fill([letter(1)], counted=False)
+    await serve(world, crash_at="recover.after_journal:1")
+    assert len(journals(world)) == 1
+    told = summary(await world.recover())
+    assert (told["recovered"], told["recognised"]) == (1, 1)
+    assert not journals(world)
+    await world.fill([letter(1)], counted=False)
+    kill(world, "recover.after_journal:1")
+    await serve(world)
+    assert await world.admin.count(world.dlq) == 0
+    assert not journals(world)
+    await is_published_again(world)
+
+
+async def test_a_server_that_cannot_write_to_the_usual_place_keeps_it_with_its_data(world: World) -> None:
+    await world.fill([letter(1)], counted=False)
+    (world.folder / "state").write_text("not a folder")
+    await serve(world, crash_at="recover.after_journal:1")
+    (world.folder / "state").unlink()
+    [kept] = (world.folder / "holdfast-data" / "recover").iterdir()
+    assert summary(await world.recover())["recognised"] == 1
+    assert not kept.exists()
+    await is_published_again(world)
+
+
+@pytest.mark.parametrize("more", [("--limit", "1"), ()])
+async def test_a_letter_that_is_published_again_ends_its_entry_at_once(world: World, more: tuple[str, ...]) -> None:
+    """By a run that recognises nothing, and does not come to the end of the queue."""
+    await world.fill([letter(1), letter(2), letter(3)], counted=False)
+    kill(world, "recover.after_journal:1", "--one-at-a-time")
+    if more:
+        assert summary(await world.recover("--no-journal", *more))["recovered"] == 1
+    else:
+        kill(world, "recover.after_ack:1", "--no-journal", "--one-at-a-time")
+    assert len(journals(world)) == 1
+    await world.fill([letter(1)], counted=False)
+    assert summary(await world.recover("--dry-run"))["returned"] == 3
+    told = summary(await world.recover())
+    assert (told["recovered"], told["recognised"]) == (3, 0)
+    assert await world.admin.count("collection.scan") == 5
+
+
+async def test_what_takes_nothing_away_ends_nothing(world: World) -> None:
+    await world.fill([letter(1)], counted=False)
+    kill(world, "recover.after_journal:1")
+    [journal] = journals(world)
+    before = journal.read_bytes()
+    assert (await world.recover("--dry-run")).code == 0
+    for refused in (("--journal", "another.journal"), ("--no-journal",)):
+        routes = world.folder / "nowhere.toml"
+        routes.write_text('[routes]\nCollectionScan = { exchange = "", key = "no.such.queue" }\n')
+        ended = await world.recover(*refused, "--routes", routes, routes=False)
+        assert (ended.code, "nothing was taken" in ended.stderr) == (1, True), ended
+    assert journals(world) == [journal]
+    assert journal.read_bytes() == before
+    assert summary(await world.recover())["recognised"] == 1
+
+
+# --- letters that are still there ---------------------------------------------------------------------------------
+
+SHORT = [("--limit", "1"), ("--limit", "1", "--no-journal"), ("--limit", "1", "--journal", "another.journal")]
+
+
+@pytest.mark.parametrize("short", SHORT)
+async def test_a_short_run_after_a_killed_one_ends_nothing_that_it_has_not_seen(
+    any_world: World, short: tuple[str, ...]
+) -> None:
+    world = any_world
+    await world.fill(letter(n) for n in range(300))
+    kill(world, "recover.after_confirm:1", "--window", "100")
+    first = summary(await world.recover(*short))
+    assert first["recovered"] == 1
+    second = summary(await world.recover())
+    assert not journals(world)
+    await world.check(duplicates_max=first["possible_duplicates"] + second["possible_duplicates"])
+
+
+@pytest.mark.parametrize("short", SHORT)
+async def test_entries_of_letters_that_a_short_run_has_not_seen_are_used_by_the_next(
+    world: World, short: tuple[str, ...]
+) -> None:
+    await world.fill(letter(n) for n in range(100))
+    kill(world, "recover.after_journal:1", "--window", "100")
+    [journal] = journals(world)
+    entries = len(journal.read_bytes().partition(b"\n")[2]) // RECORD_BYTES
+    first = summary(await world.recover(*short))
+    second = summary(await world.recover())
+    assert first["recovered"] == 1
+    assert first["recognised"] + second["recognised"] >= entries - 1
+    await world.check(duplicates_max=first["possible_duplicates"] + second["possible_duplicates"])
+
+
+async def test_a_run_that_leaves_letters_out_does_not_make_the_killed_one_forgotten(any_world: World) -> None:
+    """They were looked at, and may have been published by the killed run: who publishes them counts them."""
+    world = any_world
+    await world.fill(letter(n) for n in range(300))
+    kill(world, "recover.after_confirm:1", "--window", "100")
+    first = summary(await world.recover("--where", "type=Nothing"))
+    assert first["filtered"] == 300
+    second = summary(await world.recover())
+    assert second["recovered"] == 300
+    assert not journals(world)
+    await world.check(duplicates_max=second["possible_duplicates"])
+
+
+async def test_a_run_that_ends_without_a_broker_ends_nothing(world: World) -> None:
+    await world.fill(letter(n) for n in range(100))
+    node = world.admin.node
+    async with Proxy("127.0.0.1", node.port) as proxy:
+        url = node.url(world.admin.vhost, port=proxy.port, more="?heartbeat=5")
+
+        async def run(*more: str, **variables: str) -> tuple[int, bytes]:
+            arguments = ("recover", url, world.dlq, "--json", "--routes", str(world.routes), *more)
+            with world.command().start(*arguments, **variables) as process:
+                if "--rate" in more:
+                    await eventually(is_moved, timeout_s=30)
+                    await proxy.refuse()
+                    await proxy.cut()
+                    process.send_signal(signal.SIGINT)
+                out, _ = await asyncio.to_thread(process.communicate, timeout=60)
+            return process.returncode, out
+
+        async def is_moved() -> bool:
+            return await world.admin.count("collection.scan") > moved
+
+        code, _ = await run("--window", "50", HOLDFAST_CRASH_AT="recover.after_confirm:1")
+        assert code == -signal.SIGKILL
+        moved = await world.admin.count("collection.scan")
+        _, out = await run("--rate", "5/s")
+        first = json.loads(out.splitlines()[-1])
+        assert len(journals(world)) == 1
+        proxy.accept()
+        _, out = await run()
+        second = json.loads(out.splitlines()[-1])
+    assert second["recovered"]
+    assert not journals(world)
+    await world.check(duplicates_max=first["possible_duplicates"] + second["possible_duplicates"])
