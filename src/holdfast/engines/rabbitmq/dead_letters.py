@@ -29,7 +29,7 @@ from holdfast.engines.rabbitmq.rights import find_rights
 from holdfast.engines.rabbitmq.told import Told
 from holdfast.engines.rabbitmq.wire import methods
 from holdfast.engines.rabbitmq.wire.events import Delivery
-from holdfast.errors import BrokerError, BrokerLost
+from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
 from holdfast.ports.recovery import Depth, Exported, Findings, OnOutcome, Taken
 
 #: The copies on their way wait for their confirms here as well; more than this only costs memory.
@@ -55,6 +55,7 @@ class RabbitDeadLetters:
         self._window_bytes_max = window_bytes_max
         self._publisher = Publisher(address, window_bytes=min(window_bytes_max, PUBLISH_WINDOW_BYTES))
         self._connection: Connection | None = None
+        self._locked: Connection | None = None  # that the lock was taken on, with which it ends
         self._ready: deque[Delivery] = deque()
         self._lines = Lines(queue, self._ready, on_arrived=self._arrived, on_lost=self._lost)
         self._owned_bytes = 0
@@ -105,17 +106,23 @@ class RabbitDeadLetters:
     async def open(self, *, capacity_count: int) -> str:
         assert self._connection is not None  # noqa: S101  connect() comes first
         self.warnings += await take_lock(self._connection, self.queue, patience_s=0.0)
+        self._locked = self._connection
         return await self._consume(self._connection, capacity_count)
 
     async def reopen(self, *, capacity_count: int) -> None:
-        if self._connection is None or not self._connection.is_open:
-            if self._connection is not None:
-                await self._connection.close()
-            self._connection = await Connection.open(self._address)
-            # The broker may not have noticed yet that our old connection is gone, which holds the lock.
-            patience_s = 2.0 * self._connection.session.heartbeat_s
-            await take_lock(self._connection, self.queue, patience_s=patience_s)
-        await self._consume(self._connection, capacity_count)
+        try:
+            connection = await self._connected()
+            if connection is not self._locked:
+                # The broker may not have noticed yet that our old connection is gone, which holds the lock.
+                await take_lock(connection, self.queue, patience_s=2.0 * connection.session.heartbeat_s)
+                self._locked = connection
+            await self._consume(connection, capacity_count)
+        except BrokerRefused:
+            raise  # a channel ended, and what was asked for on it; the connection keeps the lock, if it has it
+        except BaseException:
+            # Also when cancelled: there may be a consumer that nobody knows of, and the lock or not.
+            await self.let_go()
+            raise
 
     async def want(self, count: int | None) -> None:
         self._lines.allowance.wanted_count = count
@@ -235,14 +242,13 @@ class RabbitDeadLetters:
             self._connection = None
 
     async def depth(self) -> Depth:
-        if self._connection is None or not self._connection.is_open:
-            self._connection = await Connection.open(self._address)
-        channel = await self._connection.channel(Deaf())
+        connection = await self._connected()
+        channel = await connection.channel(Deaf())
         try:
             answer = await channel.call(methods.QueueDeclare(queue=self.queue, passive=True))
         finally:
             if channel.is_open:
-                await self._connection.close_channel(channel)
+                await connection.close_channel(channel)
         return Depth(
             ready=int(getattr(answer, "message_count", 0) or 0),
             consumers=int(getattr(answer, "consumer_count", 0) or 0),
@@ -273,6 +279,13 @@ class RabbitDeadLetters:
         self._news.set()
 
     # Inside.
+
+    async def _connected(self) -> Connection:
+        if self._connection is None or not self._connection.is_open:
+            if self._connection is not None:
+                await self._connection.close()
+            self._connection = await Connection.open(self._address)
+        return self._connection
 
     async def _consume(self, connection: Connection, capacity_count: int) -> str:
         self._owned_bytes = 0

@@ -1,0 +1,133 @@
+"""Who recovers a queue holds its lock: also after the connection was lost, and somebody else has it by then."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+
+import pytest
+
+from holdfast.core.message import Address
+from holdfast.core.redrive import Redrive
+from holdfast.core.routes import Mode, RouteTable
+from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
+from holdfast.engines.rabbitmq.recovery_lock import take_lock
+from holdfast.engines.rabbitmq.redriver import Redriver
+from holdfast.errors import BrokerLost, RecoveryLocked
+from holdfast.proof.proxy import Proxy
+from tests.engines.rabbitmq.admin import Admin
+from tests.support.eventually import eventually
+
+pytestmark = pytest.mark.rabbitmq
+
+QUEUE = "dead"
+QUEUE_DECLARE, BASIC_QOS, BASIC_CONSUME = b"\0\x32\0\x0a", b"\0\x3c\0\x0a", b"\0\x3c\0\x14"
+
+
+@asynccontextmanager
+async def recovering(admin: Admin, proxy: Proxy, *, heartbeat_s: int) -> AsyncIterator[RabbitDeadLetters]:
+    """One that consumes through the proxy."""
+    await admin.queue(QUEUE)
+    redriver = Redriver(
+        Redrive(run="r", by="me", dead_queue=QUEUE),
+        RouteTable(mode=Mode.PLACE, place=Address(exchange="", routing_key="there")),
+        now=lambda: datetime.now(UTC),
+    )
+    address = admin.address(port=proxy.port, more=f"?heartbeat={heartbeat_s}")
+    letters = RabbitDeadLetters(address, QUEUE, redriver, management=None, window_bytes_max=2**20)
+    await letters.connect()
+    try:
+        await letters.open(capacity_count=10)
+        yield letters
+    finally:
+        await letters.close()
+
+
+async def locked_by_another(admin: Admin, proxy: Proxy) -> Connection:
+    """The connections through the proxy are lost, and somebody else comes first."""
+    await proxy.refuse()
+    await proxy.cut()
+    other = await Connection.open(admin.address())
+    await take_lock(other, QUEUE, patience_s=10.0)
+    proxy.accept()
+    return other
+
+
+@pytest.mark.parametrize("looks", [False, True])
+async def test_without_the_lock_nothing_is_consumed_however_often_it_is_tried(admin: Admin, looks: bool) -> None:
+    async with (
+        Proxy("127.0.0.1", admin.node.port) as proxy,
+        recovering(admin, proxy, heartbeat_s=1) as letters,
+        await locked_by_another(admin, proxy) as other,
+    ):
+        for _ in range(2):
+            if looks:  # which needs a connection, and makes one
+                assert (await letters.depth()).consumers == 0
+            with pytest.raises(RecoveryLocked):
+                await letters.reopen(capacity_count=10)
+        assert (await letters.depth()).consumers == 0
+        await other.close()
+        await letters.reopen(capacity_count=10)
+        assert (await letters.depth()).consumers == 1
+        async with await Connection.open(admin.address()) as third:
+            with pytest.raises(RecoveryLocked):
+                await take_lock(third, QUEUE, patience_s=0.0)
+
+
+async def test_whoever_waits_for_the_lock_can_be_stopped(admin: Admin) -> None:
+    async with (
+        Proxy("127.0.0.1", admin.node.port) as proxy,
+        recovering(admin, proxy, heartbeat_s=30) as letters,
+        await locked_by_another(admin, proxy) as other,
+    ):
+        waiting = asyncio.create_task(letters.reopen(capacity_count=10))
+        await eventually(lambda: proxy.connected_count >= 1)
+        began_s = time.monotonic()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert time.monotonic() - began_s < 5.0
+        await letters.stop()
+        assert await letters.give_back() == 0
+        assert (await letters.depth()).consumers == 0
+        await other.close()
+        await letters.reopen(capacity_count=10)
+        assert (await letters.depth()).consumers == 1
+
+
+@pytest.mark.parametrize("question", [QUEUE_DECLARE, BASIC_QOS, BASIC_CONSUME], ids=["lock", "qos", "consume"])
+async def test_a_cancelled_return_leaves_no_consumer_behind(admin: Admin, question: bytes) -> None:
+    async with (
+        Proxy("127.0.0.1", admin.node.port) as proxy,
+        recovering(admin, proxy, heartbeat_s=30) as letters,
+    ):
+        await proxy.cut()
+        with pytest.raises(BrokerLost):
+            await letters.take(count_max=1, timeout_s=10.0)
+        asked = asyncio.Event()
+        proxy.cut_when("up", partial(_notes, question, asked))
+        waiting = asyncio.create_task(letters.reopen(capacity_count=10))
+        await asked.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await letters.stop()
+        await letters.give_back()
+        await eventually(lambda: _has_no_consumer(letters))
+        await letters.reopen(capacity_count=10)
+        assert (await letters.depth()).consumers == 1
+
+
+def _notes(question: bytes, asked: asyncio.Event, recent: bytes) -> bool:
+    if question in recent:
+        asked.set()
+    return False
+
+
+async def _has_no_consumer(letters: RabbitDeadLetters) -> bool:
+    return (await letters.depth()).consumers == 0
