@@ -127,7 +127,7 @@ async def test_a_limit_a_filter_and_a_dry_run(url: str) -> None:
     async with opened(url) as queues:
         await kill(queues, "orders", b"one", b"two", b"three")
         planned = await recover(queues, dry_run=True)
-        assert planned.planned == {"": {"orders": 3}}
+        assert planned.planned == {"(no type)": {"orders": 3}}
         assert (planned.recovered, planned.remaining, planned.is_complete) == (0, 3, True)
         chosen = await recover(queues, where=["body~two"])
         assert (chosen.recovered, chosen.filtered) == (1, 2)
@@ -143,7 +143,7 @@ async def test_a_reason_fits_by_what_stands_before_its_details(url: str) -> None
         await kill(queues, "orders", b"one", reason="permanent; holdfast.core.outcome.Permanent: no such order")
         await kill(queues, "orders", b"two", reason="attempts; ValueError: permanent")
         others = await recover(queues, where=["reason!=permanent"], dry_run=True)
-        assert (others.planned, others.filtered) == ({"": {"orders": 1}}, 1)
+        assert (others.planned, others.filtered) == ({"(no type)": {"orders": 1}}, 1)
         summary = await recover(queues, where=["reason=permanent"])
         assert (summary.recovered, summary.filtered) == (1, 1)
         assert summary.reasons["left out by --where"].count == 1
@@ -279,6 +279,50 @@ def test_the_command_its_exit_codes_and_its_report(tmp_path: Path) -> None:
     assert command("recover", url, "nowhere", "--json").code == 1
     assert command("recover", url, "dead", "--to", "orders").code == 2
     assert command("recover", "ftp://x", "dead").code == 2
+
+
+def test_what_is_for_a_broker_is_refused_by_its_name(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/work"
+    asyncio.run(filled(url, 2))
+    command = Inside(tmp_path, "memory://")
+    refused = command("recover", url, "dead", "--to", "orders", "--strict")
+    assert refused.code == 2
+    assert "error: --to and --strict are for a broker (amqp://…); " in refused.stderr
+    one = command("recover", url, "dead", "--no-journal")
+    assert "error: --no-journal is for a broker (amqp://…); " in one.stderr
+    filtered = command("recover", url, "dead", "--where", "header.x=1")
+    assert filtered.code == 2
+    assert "--where is invalid; 'header.x=1': an item has no headers, use type, reason, queue, age" in filtered.stderr
+    assert command("recover", url, "dead", "--where", "type!=a").code == 0
+
+
+def test_a_dry_run_says_what_there_is_to_say(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/work"
+    asyncio.run(filled(url, 3))
+    command = Inside(tmp_path, "memory://")
+    some = command("recover", url, "dead", "--dry-run").text
+    assert "Would be recovered:\n   (no type) -> orders: 3\n" in some
+    assert "returns" not in some
+    none = command("recover", url, "dead", "--dry-run", "--where", "type=a").text
+    assert "Would be recovered: nothing\n" in none
+
+
+def test_the_advice_is_for_this_command(tmp_path: Path) -> None:
+    """It takes its place from an argument, and a token from the environment alone."""
+    url = f"sqlite:///{tmp_path}/work"
+    asyncio.run(filled(url, 1))
+    command = Inside(tmp_path, "memory://")
+    gone = command("recover", "http://127.0.0.1:1", "dead")
+    assert gone.code == 1
+    assert gone.stderr.endswith("; start it with 'holdfast serve', or give another URL\n")
+    as_json = command("recover", "http://127.0.0.1:1", "dead", "--json")
+    assert json.loads(as_json.stderr.splitlines()[-1])["code"] == 454
+
+    async def in_use() -> str:
+        async with holdfast.open(url):
+            return (await asyncio.to_thread(Command(tmp_path, "memory://"), "recover", url, "dead")).stderr
+
+    assert "give its address instead: holdfast recover http://" in asyncio.run(in_use())
 
 
 async def test_a_server_is_asked_to_do_it(tmp_path: Path) -> None:

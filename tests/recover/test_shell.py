@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.recover.world import World, ended_by_kill, letter, summary
-from tests.support.command import Command, Ended
+from tests.support.command import Command, Ended, Inside
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -44,6 +44,18 @@ def test_without_any_url_it_says_where_to_put_it(tmp_path: Path) -> None:
     ended = Command(tmp_path, "memory://")("recover", "amqp://127.0.0.1:1")
     assert ended.code == 2
     assert "Missing argument 'DLQ'" in ended.stderr
+
+
+def test_what_cannot_be_meant_is_bad_usage_before_anything_is_connected(tmp_path: Path) -> None:
+    command = Inside(tmp_path, "memory://")
+    place = ("recover", "amqp://127.0.0.1:1", "some.dlq")
+    missing = command(*place, "--from-backup", "nosuch")
+    assert missing.code == 2
+    assert missing.stderr == "error: backup cannot be read; 'nosuch': No such file or directory\n"
+    assert command(*place, "--from-backup", tmp_path).code == 2
+    both = command(*place, "--journal", "j", "--no-journal")
+    assert both.code == 2
+    assert both.stderr == "error: only one of --journal and --no-journal can be given\n"
 
 
 # --- files --------------------------------------------------------------------------------------------------------

@@ -30,10 +30,10 @@ def summary_lines(summary: Summary) -> list[str]:
     lines += _counts("Successfully Recovered By Queue:", summary.by_queue)
     lines += _counts("Failed Recoveries By Queue:", summary.failed_by_queue)
     if summary.dry_run:
-        lines += ["", "Would be recovered:"]
+        lines += ["", "Would be recovered:" + ("" if summary.planned else " nothing")]
         for kind, addresses in summary.planned.items():
             lines += [f"   {kind} -> {address}: {count}" for address, count in addresses.most_common()]
-        if summary.remaining is not None:
+        if summary.returned:
             lines.append(f"This cost {summary.returned} returns; on a queue with a delivery limit each of them counts.")
     if summary.reasons:
         lines += ["", "Kept, by reason:"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import re
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
@@ -25,12 +27,13 @@ from holdfast.faces.cli.recover_ending import finish
 from holdfast.faces.cli.recover_place import find_place
 from holdfast.faces.cli.recover_progress import bar
 from holdfast.faces.cli.recover_report import open_report
-from holdfast.faces.cli.recover_signals import signals
+from holdfast.faces.cli.recover_signals import Begin, let_go_at_once, signals
 from holdfast.faces.cli.session import Session
 from holdfast.ports.recovery import DeadLetters
-from holdfast.services.recover.from_backup import publish_backup
+from holdfast.services.recover.from_backup import BackupRun, publish_backup
 from holdfast.services.recover.notices import Notices
 from holdfast.services.recover.record import Entry, recorded
+from holdfast.services.recover.run import Recovery
 from holdfast.services.recover.service import Order, new_run, recover
 
 if TYPE_CHECKING:
@@ -80,7 +83,7 @@ async def recover_command(
 
     A letter is acked only after the broker has confirmed its copy and has not returned it. What cannot go is kept:
     held, and given back at the end. Ctrl-C stops cleanly. Exit codes: 0 all recovered (of a dry run: all would be),
-    3 some kept or remaining, 1 failed, 2 bad usage.
+    3 some kept or remaining, 1 failed, 2 bad usage, 130 interrupted before it began.
     """
     # Everything worth a warning is said by the run itself, in sentences.
     logging.getLogger("holdfast").handlers = [logging.NullHandler()]
@@ -92,11 +95,12 @@ async def recover_command(
         **_timeouts(total_timeout, idle_timeout, empty_timeout, stall_timeout, hold_timeout, stop_timeout),
     )
     url, dead_queue = find_place(session, url, dead_queue, needs_queue=from_backup is None)
-    _check(where or [], from_backup, backup, journal, strict)
+    _check(where or [], from_backup, backup, journal, strict, no_journal=no_journal)
     if urlsplit(url).scheme not in BROKERS:
         from holdfast.faces.cli.recover_embedded import recover_embedded, refuse
 
-        refuse(routes, to, to_exchange, through_wait, journal, backup, from_backup, management)
+        about_routes = (routes, to, to_exchange, through_wait, keep_unroutable, strict)
+        refuse((*about_routes, journal, no_journal, backup, from_backup, management), where or ())
         return await recover_embedded(
             session, url, dead_queue, limits=limits, where=where or (), dry_run=dry_run, report=report, by=by
         )
@@ -116,9 +120,8 @@ async def recover_command(
     )
     run = _Run(session, url, order, by=by, management=management)
     with open_report(report) as written:
-        with bar(session.as_json) as (say, on_progress):
-            notices = Notices(say, on_progress)
-            summary = await run.recorded(notices, places=places, backup=backup, from_backup=from_backup)
+        with bar(session.as_json, limits.limit) as ways:
+            summary = await run.recorded(Notices(*ways), places=places, backup=backup, from_backup=from_backup)
         return finish(session, summary, written)
 
 
@@ -147,49 +150,50 @@ class _Run:
         entry = Entry(run=self._order.run, by=self._by, dead_queue=name, source=source_of(self._url, name))
 
         async def run() -> Summary:
-            if from_backup is not None:
-                return await self.publish(from_backup, notices)
-            return await self.recover(notices, places=places, backup=backup)
+            with signals(notices) as begin:
+                if from_backup is not None:
+                    return await self.publish(from_backup, notices, begin)
+                return await self.recover(notices, begin, places=places, backup=backup)
 
         return await recorded(entry, run, ledger=ledger_of(self._session.settings), clock=SystemClock())
 
-    async def recover(self, notices: Notices, *, places: Journals | None, backup: Path | None) -> Summary:
+    async def recover(self, notices: Notices, begin: Begin, *, places: Journals | None, backup: Path | None) -> Summary:
         """From the queue."""
         from holdfast.wiring import SystemClock, open_backup
         from holdfast.wiring_recover import kept_journal
+
+        def on_begin(run: Recovery) -> None:
+            begin(run, lambda: len(run._books.flying))
 
         clock = SystemClock()
         order = self._order
         async with AsyncExitStack() as stack:
             letters = await stack.enter_async_context(self._open())
+            await stack.enter_async_context(let_go_at_once(letters))
             written = stack.enter_context(open_backup(backup)) if backup is not None else None
             kept = stack.enter_context(kept_journal(places, self._url, order))
-            with signals() as on_begin:
-                summary = await recover(
-                    letters,
-                    order,
-                    clock=clock,
-                    journal=kept.journal,
-                    backup=written,
-                    notices=notices,
-                    on_begin=on_begin,
-                )
+            summary = await recover(
+                letters, order, clock=clock, journal=kept.journal, backup=written, notices=notices, on_begin=on_begin
+            )
             return kept.ended(summary, letters)
 
-    async def publish(self, backup: Path, notices: Notices) -> Summary:
+    async def publish(self, backup: Path, notices: Notices, begin: Begin) -> Summary:
         """From a backup."""
         from holdfast.wiring import SystemClock, backup_letters
 
-        async with self._open() as letters:
-            with signals() as on_begin:
-                return await publish_backup(
-                    letters,
-                    backup_letters(backup),
-                    self._order,
-                    clock=SystemClock(),
-                    notices=notices,
-                    on_begin=on_begin,
-                )
+        def on_begin(run: BackupRun) -> None:
+            notices.has_begun = True
+            begin(run, lambda: len(run._flying))
+
+        async with self._open() as letters, let_go_at_once(letters):
+            return await publish_backup(
+                letters,
+                backup_letters(backup),
+                self._order,
+                clock=SystemClock(),
+                notices=notices,
+                on_begin=on_begin,
+            )
 
     def _open(self) -> AbstractAsyncContextManager[DeadLetters]:
         from holdfast.wiring import open_dead_letters
@@ -229,13 +233,32 @@ def _bytes(path: Path) -> bytes:
     return data
 
 
-def _check(texts: list[str], from_backup: Path | None, *for_queues: object) -> None:
-    if from_backup is not None and any(for_queues):
-        raise BadUsage("--backup, --journal and --strict are for a queue; --from-backup reads none")
+def _check(
+    texts: list[str],
+    from_backup: Path | None,
+    backup: Path | None,
+    journal: Path | None,
+    strict: bool,
+    *,
+    no_journal: bool,
+) -> None:
+    if journal is not None and no_journal:
+        raise BadUsage("only one of --journal and --no-journal can be given")
+    if from_backup is not None:
+        if backup or journal or strict:
+            raise BadUsage("--backup, --journal and --strict are for a queue; --from-backup reads none")
+        if why := _unreadable(from_backup):
+            raise BadUsage(f"backup cannot be read; '{from_backup}': {why}")
     try:
         LetterFilter(texts)
     except HoldfastError as error:
         raise BadUsage(error.message) from error
+
+
+def _unreadable(path: Path) -> str:
+    """Why a file cannot be read, if so. It is not opened: a pipe could be read only once."""
+    code = 0 if os.access(path, os.R_OK) else errno.EACCES if path.exists() else errno.ENOENT
+    return os.strerror(errno.EISDIR if path.is_dir() else code) if code or path.is_dir() else ""
 
 
 def _timeouts(*given: str) -> dict[str, Any]:

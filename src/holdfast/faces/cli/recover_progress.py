@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import msgspec
 import typer
@@ -20,14 +21,30 @@ OnProgress = Callable[[Summary], None]
 PROGRESS_STEP_S = 1.0
 
 
+class Ways(NamedTuple):
+    """Where a run says what: `urge` is for what is to be seen at once, on stderr."""
+
+    say: Say
+    on_progress: OnProgress
+    urge: Say
+
+
 @contextmanager
-def bar(as_json: bool) -> Iterator[tuple[Say, OnProgress]]:
+def bar(as_json: bool, limit: int | None = None) -> Iterator[Ways]:
     """Sentences go to stdout, as JSON lines to stderr; progress to a bar, or to stderr as JSON lines."""
     if sys.stderr.isatty() and not as_json:
-        with _terminal() as ways:
+        with _terminal(limit) as ways:
             yield ways
         return
-    yield (_say_json if as_json else _say_text), _lines()
+    yield Ways(_say_json if as_json else _say_text, _lines(), _say_json)
+
+
+def progress_of(summary: Summary, limit: int | None) -> tuple[int, int | None]:
+    """How many are done, and of how many (None while nobody knows). What --where leaves out counts toward no limit."""
+    done = summary.recovered + summary.kept + sum(addresses.total() for addresses in summary.planned.values())
+    if limit is None or limit >= summary.found:
+        return done, summary.found or None
+    return min(done - summary.filtered, limit), limit
 
 
 def _say_text(sentence: str) -> None:
@@ -60,7 +77,7 @@ def _lines() -> OnProgress:
 
 
 @contextmanager
-def _terminal() -> Iterator[tuple[Say, OnProgress]]:
+def _terminal(limit: int | None) -> Iterator[Ways]:
     progress = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -77,12 +94,15 @@ def _terminal() -> Iterator[tuple[Say, OnProgress]]:
     def on_progress(summary: Summary) -> None:
         nonlocal drawn_s
         now_s = time.monotonic()
-        done = summary.recovered + summary.kept
-        if now_s - drawn_s < 0.1 and done < summary.found:
+        done, total = progress_of(summary, limit)
+        if now_s - drawn_s < 0.1 and (total is None or done < total):
             return
         drawn_s = now_s
         rate = f"{shown(round(summary.recovered / max(0.001, now_s - began_s)))}/s"
-        progress.update(task, completed=done, total=summary.found or None, rate=rate)
+        progress.update(task, completed=done, total=total, rate=rate)
+
+    def say(sentence: str) -> None:
+        progress.console.print(one_line(sentence), markup=False)
 
     with progress:
-        yield (lambda sentence: progress.console.print(one_line(sentence), markup=False)), on_progress
+        yield Ways(say, on_progress, say)

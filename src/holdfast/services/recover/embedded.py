@@ -21,7 +21,6 @@ from holdfast.services.queue.methods import Queues
 from holdfast.services.recover.keeping import LEFT_OUT
 from holdfast.services.recover.notices import Notices
 from holdfast.services.recover.quota import Quota
-from holdfast.telemetry.events import emit
 
 PAGE_COUNT_FIRST = 16
 PAGE_COUNT_MAX = 1_000
@@ -29,6 +28,7 @@ BACKOFF_S_FIRST = 0.1
 BACKOFF_S_MAX = 5.0
 ARRIVAL_STEP_S = 0.05
 PACE_STEP_S = 0.1
+NO_TYPE = "(no type)"
 NO_SOURCE = "nothing says in which queue it died"
 LEASED = "leased by somebody, left alone"
 GONE = "leased or taken by somebody meanwhile, left alone"
@@ -87,14 +87,12 @@ class EmbeddedRecovery:
 
     async def run(self) -> Summary:
         """Raises QueueMissing when there is no such dead queue; after that, the summary says all."""
-        summary, name = self.summary, self.summary.dead_queue
+        summary = self.summary
         self._notices.beginning()
         self._began_s = self._now_s()
         counts = await self._counts()
         summary.found = sum(counts.values())
-        emit("recovery.started", queue=name, found=summary.found)
-        found = f"Found {summary.found} messages in DLQ. Starting recovery..." if summary.found else "DLQ Empty"
-        self._notices.say(found)
+        self._notices.found(summary)
         self._quota.starts_with(summary.found)
         there = sum([await self._partition(partition, count) for partition, count in counts.items()])
         is_short = self._quota.left() != 0 and there < summary.found
@@ -168,7 +166,7 @@ class EmbeddedRecovery:
                     self._keep(item, reason, failed=True)
             elif self.summary.dry_run:
                 for item in items:
-                    self.summary.planned.setdefault(item.kind, Counter())[source_queue] += 1
+                    self.summary.planned.setdefault(item.kind or NO_TYPE, Counter())[source_queue] += 1
             else:
                 await self._redrive(partition, source_queue, items)
 

@@ -17,31 +17,50 @@ WARNINGS_COUNT_MAX = 10
 NO_ROUTE = "Message has no MessageType or routing key. Keeping in DLQ for manual review."
 NOT_TAKEN = "{why}. Keeping in DLQ for manual review."
 NOT_PUBLISHED = "Failed to republish message. Keeping in DLQ. MessageType={type}"
+STOPPING = "Stopping: {what}; Ctrl-C again ends at once"
 KEEPING, LEAVING = "Keeping in DLQ", "It stays in the backup"
 
 
 class Notices:
-    """Says it to the log, and to whoever listens: `say(sentence)`, and `on_progress(summary)` for a bar."""
+    """Says it to the log, and to whoever listens: `say(sentence)`, `on_progress(summary)` for a bar, and
+    `urge(sentence)` for what somebody who has just pressed a key waits to see."""
 
     def __init__(
-        self, say: Callable[[str], None] | None = None, on_progress: Callable[[Summary], None] | None = None
+        self,
+        say: Callable[[str], None] | None = None,
+        on_progress: Callable[[Summary], None] | None = None,
+        urge: Callable[[str], None] | None = None,
     ) -> None:
+        self.has_begun = False  #: letters may be in hand from now on
         self.say = say or (lambda sentence: None)
         self._on_progress = on_progress or (lambda summary: None)
+        self._urge = urge or (lambda sentence: None)
         self._trouble = ""
 
     def beginning(self) -> None:
         """Before anything else."""
         self.say("Starting DLQ Recovery Service...")
 
-    def started(self, summary: Summary, tag: str) -> None:
-        """Consuming has begun."""
+    def found(self, summary: Summary) -> None:
+        """The run itself begins."""
+        self.has_begun = True
         emit("recovery.started", queue=summary.dead_queue, found=summary.found)
         if summary.found:
             self.say(f"Found {summary.found} messages in DLQ. Starting recovery...")
         else:
             self.say("DLQ Empty")
+
+    def started(self, summary: Summary, tag: str) -> None:
+        """Consuming has begun."""
+        self.found(summary)
         self.say(f"Started DLQ consumer with tag: {tag}")
+
+    def stopping(self, confirms: int | None) -> None:
+        """Somebody has asked for the end; so many confirms are awaited first. None: there are none to await."""
+        what = "what is marked arrives first"
+        if confirms is not None:
+            what = f"waiting for {confirms} confirm{'' if confirms == 1 else 's'}"
+        self._urge(STOPPING.format(what=what))
 
     def progressed(self, summary: Summary, before: int) -> None:
         """Some more are recovered."""

@@ -1,0 +1,70 @@
+"""The bar of `holdfast recover` on a terminal: of how many, when fewer are wanted than there are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.core.recovery import Summary
+from holdfast.faces.cli.recover_progress import progress_of
+from holdfast.testing import assert_dead
+from tests.support.command import PROGRAM, TIMEOUT_S, Command
+
+COUNT = 60
+
+
+async def _prepare(url: str) -> None:
+    async with holdfast.open(url) as queues:
+        await queues.queues_create("dead")
+        await queues.queues_create("orders", dead_queue="dead")
+        await queues.queue_produce("orders", [b"x"] * COUNT)
+        leased = await queues.queue_lease("orders", batch_size=COUNT)
+        await queues.queue_retry("orders", [holdfast.RetryItem(id=item.id, dead=True) for item in leased.items])
+        assert await assert_dead(queues, "dead", source_queue="orders")
+
+
+@pytest.mark.parametrize(("more", "shown"), [((), "60/60"), (("--limit", "20"), "20/20"), (("--dry-run",), "60/60")])
+def test_the_bar_ends_where_the_run_ends(tmp_path: Path, more: tuple[str, ...], shown: str) -> None:
+    url = f"sqlite:///{tmp_path}/work"
+    asyncio.run(_prepare(url))
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [PROGRAM, "recover", url, "dead", *more],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=theirs,
+        cwd=tmp_path, env=Command(tmp_path, "memory://").environment(TERM="xterm", COLUMNS="120", NO_COLOR="1"),
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        parts = []
+        try:
+            while part := os.read(ours, 65_536):
+                parts.append(part)
+        except OSError:  # the other side is closed
+            pass
+        os.close(ours)
+        assert process.wait(TIMEOUT_S) in (0, 3)
+    assert re.findall(r"\d+/\d+", b"".join(parts).decode())[-1] == shown
+
+
+@pytest.mark.parametrize(
+    ("summary", "limit", "progress"),
+    [
+        (Summary(found=0), None, (0, None)),
+        (Summary(found=0), 10, (0, None)),
+        (Summary(found=30, recovered=5, failed=2), None, (7, 30)),
+        (Summary(found=30, recovered=5, failed=2), 10, (7, 10)),
+        (Summary(found=30, recovered=5), 100, (5, 30)),
+        (Summary(found=30, recovered=5, filtered=20), 10, (5, 10)),
+        (Summary(found=30, recovered=5, filtered=20), None, (25, 30)),
+        (Summary(found=30, planned={"a": Counter(x=3), "b": Counter(x=1, y=2)}), 10, (6, 10)),
+    ],
+)
+def test_how_far_it_is(summary: Summary, limit: int | None, progress: tuple[int, int | None]) -> None:
+    assert progress_of(summary, limit) == progress

@@ -1,0 +1,241 @@
+"""Ctrl-C, SIGTERM and a terminal that is gone: before a recovery has begun it ends at once, later it stops cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.proof.proxy import Proxy
+from tests.recover.test_schedule import rows
+from tests.recover.world import EXCHANGE, World, letter
+from tests.support.command import PROGRAM
+from tests.support.eventually import eventually
+
+pytestmark = pytest.mark.rabbitmq
+
+COUNT = 700
+#: A silent broker is waited for much longer than this.
+AT_ONCE_S = 5.0
+DECLARE = bytes((0, 50, 0, 10, 0, 0))  # a queue is declared, or asked for
+PUBLISH = bytes((0, 60, 0, 40, 0, 0))
+
+
+@pytest.fixture
+async def proxy(world: World) -> AsyncIterator[Proxy]:
+    async with Proxy("127.0.0.1", world.admin.node.port) as proxy:
+        yield proxy
+
+
+def start(world: World, proxy: Proxy, *more: str | Path) -> subprocess.Popen[bytes]:
+    url = world.admin.node.url(world.admin.vhost, port=proxy.port)
+    return world.command().start("recover", url, world.dlq, "--routes", world.routes, *more)
+
+
+def silent_at(proxy: Proxy, method: bytes, *names: str) -> asyncio.Event:
+    """The broker goes silent when it is told this; the event says that it has."""
+    wanted = method + b"".join(bytes((len(name),)) + name.encode() for name in names)
+    silent = asyncio.Event()
+
+    def seen(data: bytes) -> bool:
+        if wanted in data and not silent.is_set():
+            proxy.pause()
+            silent.set()
+        return False
+
+    proxy.cut_when("up", seen)
+    return silent
+
+
+@contextmanager
+def ending(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Whatever fails: nobody waits for it."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def ends_at_once(process: subprocess.Popen[bytes], number: signal.Signals) -> str:
+    """Send the signal; returns what it said on stderr."""
+    began_s = time.monotonic()
+    process.send_signal(number)
+    _, err = await asyncio.to_thread(process.communicate, timeout=60.0)
+    assert time.monotonic() - began_s < AT_ONCE_S
+    assert process.returncode == 130, err
+    return err.decode()
+
+
+# --- before it has begun ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_while_it_connects_it_ends_at_once(world: World, proxy: Proxy, number: signal.Signals) -> None:
+    await world.fill(letter(n) for n in range(COUNT))
+    proxy.pause()
+    with ending(start(world, proxy)) as process:
+        await eventually(lambda: proxy.accepted_count)
+        said = await ends_at_once(process, number)
+    assert said == "error: recovery was stopped before it began; nothing was taken\n"
+    proxy.resume()
+    assert await world.admin.count(world.dlq) == COUNT
+    await world.check()
+
+
+@pytest.mark.parametrize("lock", ["", "recovery-lock."])
+async def test_during_the_pre_flight_and_until_it_consumes_it_ends_at_once(
+    world: World, proxy: Proxy, lock: str
+) -> None:
+    await world.fill(letter(n) for n in range(COUNT))
+    silent = silent_at(proxy, DECLARE, f"{lock}{world.dlq}")
+    with ending(start(world, proxy, "--json")) as process:
+        await asyncio.wait_for(silent.wait(), 30.0)
+        said = await ends_at_once(process, signal.SIGINT)
+    assert "nothing was taken" in json.loads(said.splitlines()[-1])["message"]
+    assert "Traceback" not in said
+    proxy.resume()
+    await eventually(lambda: _there(world, COUNT))
+    await world.check()
+
+
+async def test_the_ledger_knows_of_a_run_that_did_not_begin(world: World, proxy: Proxy) -> None:
+    proxy.pause()
+    with ending(start(world, proxy)) as process:
+        await eventually(lambda: proxy.accepted_count)
+        await ends_at_once(process, signal.SIGINT)
+    (row,) = await rows(world.folder / "holdfast-data")
+    assert (row.outcome, row.count) == ("failed", 0)
+    assert row.reason == "recovery was stopped before it began; nothing was taken"
+
+
+# --- later --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_first_signal_says_at_once_what_it_waits_for(world: World, proxy: Proxy) -> None:
+    await world.fill(letter(n) for n in range(3_000))
+    silent = silent_at(proxy, PUBLISH, EXCHANGE, "collection.scan")
+    with ending(start(world, proxy, "--json", "--window", "50", "--stop-timeout", "60s")) as process:
+        await asyncio.wait_for(silent.wait(), 30.0)
+        process.send_signal(signal.SIGINT)
+        said = await asyncio.wait_for(asyncio.to_thread(_line_with, process, b"Stopping"), 10.0)
+        message = json.loads(said)["message"]
+        head, _, tail = message.partition(" confirms; ")
+        assert head.startswith("Stopping: waiting for ")
+        assert 0 < int(head.rpartition(" ")[2]) <= 50
+        assert tail == "Ctrl-C again ends at once"
+        proxy.resume()
+        out, _ = await asyncio.to_thread(process.communicate, timeout=60.0)
+    told = json.loads(out.splitlines()[-1])
+    assert told["stopped_by"] == "signal"
+    await world.check(duplicates_max=told["possible_duplicates"])
+
+
+async def test_a_hang_up_stops_cleanly_however_often_it_is_told(any_world: World) -> None:
+    """A shell passes it on, and the kernel tells it too."""
+    world = any_world
+    await world.fill(letter(n) for n in range(3_000))
+    with ending(world.start("--rate", "500/s")) as process:
+        await eventually(lambda: _some(world))
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGHUP)
+        out, _ = await asyncio.to_thread(process.communicate, timeout=30.0)
+    told = json.loads(out.splitlines()[-1])
+    assert process.returncode == 3
+    assert (told["stopped_by"], told["possible_duplicates"]) == ("signal", 0)
+    await world.check()
+
+
+async def test_nohup_stays_nohup(world: World) -> None:
+    await world.fill(letter(n) for n in range(1_000))
+    with ending(_with_nohup(world, "--rate", "500/s")) as process:
+        await eventually(lambda: _some(world))
+        process.send_signal(signal.SIGHUP)
+        out, _ = await asyncio.to_thread(process.communicate, timeout=30.0)
+    assert process.returncode == 0
+    assert json.loads(out.splitlines()[-1])["recovered"] == 1_000
+    await world.check()
+
+
+async def test_a_terminal_that_goes_away_stops_it_cleanly(world: World) -> None:
+    await world.fill(letter(n) for n in range(3_000))
+    report = world.folder / "report.json"
+    process, terminal = _on_terminal(world, "--rate", "500/s", "--report", report)
+    with ending(process):
+        await eventually(lambda: _some(world))
+        os.close(terminal)
+        await asyncio.to_thread(process.wait, 30.0)
+    assert process.returncode == 3
+    told = json.loads(report.read_text())
+    assert (told["stopped_by"], told["possible_duplicates"]) == ("signal", 0)
+    assert told["recovered"] + told["remaining"] == 3_000
+    await world.check()
+
+
+async def test_a_terminal_shows_that_it_is_stopping(world: World) -> None:
+    await world.fill(letter(n) for n in range(3_000))
+    process, terminal = _on_terminal(world, "--rate", "500/s")
+    with ending(process):
+        await eventually(lambda: _some(world))
+        process.send_signal(signal.SIGINT)
+        shown = await asyncio.to_thread(_all_of, terminal)
+        os.close(terminal)
+        await asyncio.to_thread(process.wait, 30.0)
+    assert process.returncode == 3
+    assert "Stopping: waiting for " in shown
+    assert "; Ctrl-C again ends at once" in shown
+    await world.check()
+
+
+def _on_terminal(world: World, *more: str | Path) -> tuple[subprocess.Popen[bytes], int]:
+    """With a terminal that is its own, as that of somebody who logged in."""
+    ours, theirs = pty.openpty()
+
+    arguments = ["recover", world.url, world.dlq, "--routes", world.routes, *more]
+    process = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", PROGRAM, *arguments],
+        stdin=theirs, stdout=theirs, stderr=theirs,
+        cwd=world.folder, env=world.command().environment(TERM="xterm", COLUMNS="200"),
+    )  # fmt: skip
+    os.close(theirs)
+    return process, ours
+
+
+def _with_nohup(world: World, *more: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        ["nohup", PROGRAM, *world.arguments("--routes", world.routes, *more)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=world.folder, env=world.command().environment(),
+    )  # fmt: skip
+
+
+def _all_of(terminal: int) -> str:
+    parts = []
+    try:
+        while part := os.read(terminal, 65_536):
+            parts.append(part)
+    except OSError:  # the other side is closed
+        pass
+    return b"".join(parts).decode()
+
+
+def _line_with(process: subprocess.Popen[bytes], text: bytes) -> bytes:
+    assert process.stderr is not None
+    return next(line for line in process.stderr if text in line)
+
+
+async def _there(world: World, count: int) -> bool:
+    return await world.admin.count(world.dlq) == count
+
+
+async def _some(world: World) -> bool:
+    return await world.admin.count("collection.scan") > 100
