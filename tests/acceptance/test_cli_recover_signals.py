@@ -1,0 +1,58 @@
+"""Ctrl-C and `holdfast recover` on an embedded dead queue: before it has begun, and while it moves items."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.testing import assert_dead
+from tests.support.command import TIMEOUT_S, Command
+
+COUNT = 300
+
+
+async def _prepare(url: str) -> None:
+    async with holdfast.open(url) as queues:
+        await queues.queues_create("dead")
+        await queues.queues_create("orders", dead_queue="dead")
+        await queues.queue_produce("orders", [b"x"] * COUNT)
+        leased = await queues.queue_lease("orders", batch_size=COUNT)
+        await queues.queue_retry("orders", [holdfast.RetryItem(id=item.id, dead=True) for item in leased.items])
+        assert await assert_dead(queues, "dead", source_queue="orders")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_server_that_is_silent_is_not_waited_for(tmp_path: Path, number: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        process = Command(tmp_path, "memory://").start("recover", place, "dead", HOLDFAST_TOKEN="t" * 40)
+        with process:
+            silent.settimeout(TIMEOUT_S)
+            with silent.accept()[0]:
+                process.send_signal(number)
+                _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    assert err == b"error: recovery was stopped before it began; nothing was taken\n"
+
+
+def test_a_stop_says_what_it_waits_for(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/work"
+    asyncio.run(_prepare(url))
+    process = Command(tmp_path, "memory://").start("recover", url, "dead", "--json", "--rate", "20/s")
+    assert process.stderr is not None
+    with process:
+        next(line for line in process.stderr if b"recovery.progress" in line)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 3
+    said = [json.loads(line).get("message") for line in err.splitlines()]
+    assert "Stopping: what is marked arrives first; Ctrl-C again ends at once" in said
+    told = json.loads(out.splitlines()[-1])
+    assert told["stopped_by"] == "signal"
+    assert told["recovered"] + told["remaining"] == COUNT
