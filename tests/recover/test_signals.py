@@ -181,6 +181,22 @@ async def test_a_terminal_that_goes_away_stops_it_cleanly(world: World) -> None:
     await world.check()
 
 
+async def test_a_hang_up_takes_whoever_reads_with_it(world: World) -> None:
+    """`holdfast recover … | tee log`, and the terminal is gone: what it says is lost, its clean end is not."""
+    await world.fill(letter(n, kind="CollectionScan" if n % 400 else f"Strange{n}") for n in range(3_000))
+    report = world.folder / "report.json"
+    arguments = ("recover", world.url, world.dlq, "--routes", world.routes, "--rate", "500/s", "--report", report)
+    with ending(world.command().start(*arguments)) as process:
+        await eventually(lambda: _some(world))
+        assert process.stdout is not None
+        process.send_signal(signal.SIGHUP)
+        process.stdout.close()
+        await asyncio.to_thread(process.wait, 30.0)
+    told = json.loads(report.read_text())
+    assert (told["stopped_by"], told["possible_duplicates"]) == ("signal", 0)
+    await world.check()
+
+
 async def test_a_terminal_shows_that_it_is_stopping(world: World) -> None:
     await world.fill(letter(n) for n in range(3_000))
     process, terminal = _on_terminal(world, "--rate", "500/s")

@@ -102,6 +102,7 @@ class _Ears:
         if number == signal.SIGHUP:
             self._has_hung_up = True
             self._leave_terminals()
+            self._notices.nobody_may_listen()
         run = self._run
         if run is None or not self._notices.has_begun:
             self._interrupt()

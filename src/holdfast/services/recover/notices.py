@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
 
 from holdfast.core.death import deaths
 from holdfast.core.message import Message
@@ -20,6 +22,8 @@ NOT_PUBLISHED = "Failed to republish message. Keeping in DLQ. MessageType={type}
 STOPPING = "Stopping: {what}; Ctrl-C again ends at once"
 KEEPING, LEAVING = "Keeping in DLQ", "It stays in the backup"
 
+T = TypeVar("T")
+
 
 class Notices:
     """Says it to the log, and to whoever listens: `say(sentence)`, `on_progress(summary)` for a bar, and
@@ -36,6 +40,10 @@ class Notices:
         self._on_progress = on_progress or (lambda summary: None)
         self._urge = urge or (lambda sentence: None)
         self._trouble = ""
+
+    def nobody_may_listen(self) -> None:
+        """Whoever read this may be gone, as `tee` is with its terminal: from now on that is no reason to end."""
+        self.say, self._on_progress, self._urge = _safe(self.say), _safe(self._on_progress), _safe(self._urge)
 
     def beginning(self) -> None:
         """Before anything else."""
@@ -106,6 +114,14 @@ class Notices:
         for why, reason in summary.reasons.items():
             emit("recovery.kept", queue=summary.dead_queue, count=reason.count, error=why)
         emit("recovery.ended", queue=summary.dead_queue, recovered=summary.recovered, kept=summary.kept)
+
+
+def _safe(tell: Callable[[T], None]) -> Callable[[T], None]:
+    def told(what: T) -> None:
+        with suppress(OSError):
+            tell(what)
+
+    return told
 
 
 def sample(message: Message, kind: str) -> Sample:
