@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 
 from holdfast.core.message import Address as Destination
 from holdfast.core.message import Message
+from holdfast.core.recovery import may_return
 from holdfast.core.routes import RouteTable
 from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.connection import Connection
@@ -63,7 +65,9 @@ class RabbitDeadLetters:
         self._news = asyncio.Event()
         self._loss: BrokerError | None = None
         self._stopped = False
-        self._keeps_leftovers = False
+        self._is_full = False  # too many bytes in hand: nothing is read
+        self._is_asking = False
+        self._delivery_limit: int | None = None
         self._inspection: Inspection | None = None
 
     async def connect(self) -> None:
@@ -96,7 +100,7 @@ class RabbitDeadLetters:
         self._redriver.blocked = self._inspection.blocked
         found = await self._inspection.run(table)
         found.rights = await find_rights(self._connection, self._publisher, queue, table, found, self._management)
-        self._keeps_leftovers = found.delivery_limit is not None
+        self._delivery_limit = found.delivery_limit
         self._others_count = found.depth.consumers
         return found
 
@@ -126,12 +130,14 @@ class RabbitDeadLetters:
 
     async def want(self, count: int | None) -> None:
         self._lines.allowance.wanted_count = count
-        if not self._stopped and self._loss is None:
-            await self._lines.want(count)
+        if self._may_ask:
+            with self._asking():
+                await self._lines.want(count)
 
     async def widen(self, capacity_count: int) -> None:
-        if not self._stopped and self._loss is None and self._connection is not None:
-            await self._lines.widen(capacity_count)
+        if self._may_ask and self._connection is not None:
+            with self._asking():
+                await self._lines.widen(capacity_count)
             self._set_pace(self._connection)
 
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Taken]:
@@ -211,10 +217,11 @@ class RabbitDeadLetters:
 
     async def stop(self) -> None:
         self._stopped = True
+        self._read_on()
         await self._lines.stop()
 
     def leftovers(self) -> Sequence[Taken]:
-        leftovers = [self._redriver.taken(delivery) for delivery in self._ready] if self._keeps_leftovers else []
+        leftovers = [self._redriver.taken(delivery) for delivery in self._ready if self._is_tired(delivery)]
         self._ready.clear()
         return leftovers
 
@@ -263,13 +270,13 @@ class RabbitDeadLetters:
     # What a line calls.
 
     def _arrived(self, deliveries: list[Delivery]) -> None:
-        if self._stopped and not self._keeps_leftovers:
-            return  # on their way when we said stop: they go back with the rest
+        if self._stopped:
+            # On their way when we said stop: they go back with the rest, and only for these is more than that to do.
+            deliveries = [delivery for delivery in deliveries if self._is_tired(delivery)]
         self._owned_bytes += _owned_bytes(deliveries)
         self._ready.extend(deliveries)
         self._news.set()
-        if self._owned_bytes >= self._window_bytes_max and self._connection is not None:
-            self._connection.pause_reading()
+        self._pause_if_full()
 
     def _lost(self, error: BrokerError) -> None:
         """Whatever is unsettled is the broker's again."""
@@ -302,14 +309,46 @@ class RabbitDeadLetters:
     def _free(self, size_bytes: int) -> None:
         """So many bytes of letters in hand are gone: read again when there is room."""
         self._owned_bytes -= size_bytes
-        if self._owned_bytes <= self._window_bytes_max // 2 and self._connection is not None:
+        if self._owned_bytes <= self._window_bytes_max // 2:
+            self._read_on()
+
+    def _pause_if_full(self) -> None:
+        is_full = self._owned_bytes >= self._window_bytes_max
+        if is_full and not self._stopped and not self._is_asking and self._connection is not None:
+            self._is_full = True
+            self._connection.pause_reading()
+
+    def _read_on(self) -> None:
+        self._is_full = False
+        if self._connection is not None:
             self._connection.resume_reading()
+
+    @property
+    def _may_ask(self) -> bool:
+        """Not while nothing is read: the answer would not be, either. The run says again and again what it wants."""
+        return not self._stopped and self._loss is None and not self._is_full
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Reading goes on meanwhile: the answer comes behind the letters that are on their way."""
+        self._is_asking = True
+        try:
+            yield
+        finally:
+            self._is_asking = False
+            self._pause_if_full()
+
+    def _is_tired(self, delivery: Delivery) -> bool:
+        """Whether it could not bear another return."""
+        if self._delivery_limit is None:
+            return False
+        returns = self._redriver.taken(delivery).returns if delivery.redelivered else None
+        return not may_return(returns or 0, self._delivery_limit)
 
     def _leave(self) -> None:
         self._lines.leave()
         self._ready.clear()
-        if self._connection is not None:
-            self._connection.resume_reading()
+        self._read_on()
 
 
 def _line_number(letter: Taken) -> int:

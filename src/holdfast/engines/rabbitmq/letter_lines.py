@@ -195,8 +195,6 @@ class Lines:
     async def _cancel(self, line: Line) -> None:
         """Consume no more. All acks may go then: nothing comes in the place of what they settle."""
         assert line.channel is not None  # noqa: S101
-        if self._connection is not None:
-            self._connection.resume_reading()
         tags, line.tags = line.tags, []
         for tag in tags:
             await line.channel.call(amqp.Basic.Cancel(tag))
