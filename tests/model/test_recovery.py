@@ -2,7 +2,7 @@
 
 The queue is a few lines of Python, so that hypothesis can choose every mishap and find the shortest story that loses a
 letter; real brokers are in `tests/recover`. A kill is an exception that nothing of the run survives: the next run
-begins with the queue, the target and the journal's file as they are.
+begins with the queue, the target and the journals' files as they are.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from holdfast.core.message import Address, Message
 from holdfast.core.recovery import Limits, Summary
@@ -25,6 +27,7 @@ from holdfast.errors import BrokerLost
 from holdfast.ports.recovery import Depth, Exported, Findings, OnOutcome, Taken, Verdict
 from holdfast.services.recover.run import Recovery
 from holdfast.testing import FrozenClock
+from holdfast.wiring_recover import how_it_ended
 from tests.support.quick_time import run_quickly
 
 TARGET = Address(routing_key="target")
@@ -36,7 +39,21 @@ QUICK = Limits(
     stall_timeout_s=0.3,
     stop_timeout_s=0.02,
 )
-MISHAPS = ("none", "none", "none", "lost", "cut_after_send", "unknown_stored", "unknown_gone", "nacked", "killed")
+MISHAPS = (
+    "none",
+    "none",
+    "none",
+    "lost",
+    "cut_after_send",
+    "unknown_stored",
+    "unknown_gone",
+    "nacked",
+    "killed",
+    "killed_noted",
+)
+
+#: The last is the first: two letters are taken and published, and the process is killed before their acks.
+NOTED_AND_KILLED = ["killed_noted", "none", "none"]
 
 
 class Killed(BaseException):
@@ -46,10 +63,20 @@ class Killed(BaseException):
 class Held:
     """One message in the queue."""
 
-    def __init__(self, name: int, *, has_route: bool) -> None:
+    def __init__(self, name: int, *, has_route: bool, redelivered: bool = False, came_at: int = 0) -> None:
         self.name = name
         self.has_route = has_route
-        self.redelivered = False
+        self.redelivered = redelivered
+        self.came_at = came_at  # before which run
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a run is started."""
+
+    limit: int | None = None
+    journal: str | None = "usual"  # None: it keeps none
+    newcomers: tuple[tuple[int, bool], ...] = ()  # names of letters that came before it, and whether redelivered
 
 
 class WorstQueue:
@@ -61,11 +88,14 @@ class WorstQueue:
     capacity_count = 7
     wanted: int | None = None
 
-    def __init__(self, letters: list[Held], mishaps: list[str], journal: Path) -> None:
+    def __init__(self, letters: list[Held], mishaps: list[str], folder: Path) -> None:
         self.ready = letters
-        self._journal = journal
-        self._left_behind: bytes | None = None  # the journal's file at the moment of the kill
+        self._folder = folder  # of the journals
+        self._left_behind: dict[str, bytes | Path] | None = None  # what was in it at the moment of the kill
         self.arrived: Counter[int] = Counter()
+        self.run_count = 0
+        self.sent: list[tuple[int, int]] = []  # name and run of every copy
+        self.acked: list[Held] = []
         self.unacked: dict[Held, int] = {}
         self.generation = 0
         self.unsaid_count = 0  # copies beside others that runs sent which did not live to say so
@@ -73,23 +103,30 @@ class WorstQueue:
         self._mishaps = mishaps
         self._down = False
         self._stopped = False
+        self._is_killed_when_noted = False
 
     # What a test does.
 
     def restart(self) -> None:
         """The process that had connections here is gone, and nothing that it did after its end has happened."""
         if self._left_behind is not None:
-            self._journal.write_bytes(self._left_behind)
+            _restore(self._folder, self._left_behind)
             self._left_behind = None
             self.unsaid_count += self._repeated_count
         self._repeated_count = 0
+        self.run_count += 1
         self._requeue()
-        self._down = self._stopped = False
+        self._down = self._stopped = self._is_killed_when_noted = False
 
     def counted(self) -> Counter[int]:
         """Every message, wherever it is."""
         places = [held.name for held in (*self.ready, *self.unacked)]
         return Counter(places) + self.arrived
+
+    def noted(self) -> None:
+        """The journal has been told of letters that are published."""
+        if self._is_killed_when_noted:
+            self._kill()
 
     @property
     def is_killed(self) -> bool:
@@ -164,10 +201,13 @@ class WorstQueue:
                 verdict = Verdict.NACKED if mishap == "nacked" else Verdict.UNKNOWN
             else:
                 self.arrived[held.name] += 1
+                self.sent.append((held.name, self.run_count))
                 self._repeated_count += held.redelivered
                 verdict = Verdict.UNKNOWN if mishap == "unknown_stored" else Verdict.CONFIRMED
             if mishap == "killed":
                 loop.call_soon(self._kill)
+            if mishap == "killed_noted":
+                self._is_killed_when_noted = True
             if mishap == "cut_after_send":
                 self._lose()
             loop.call_soon(on_outcome, [letter], verdict, 0, "")
@@ -183,6 +223,7 @@ class WorstQueue:
                 missed.append(letter)
             else:
                 del self.unacked[held]
+                self.acked.append(held)
         return missed
 
     def forget(self, letter: Taken) -> None:
@@ -227,7 +268,7 @@ class WorstQueue:
 
     def _kill(self) -> None:
         if self._left_behind is None:
-            self._left_behind = self._journal.read_bytes()
+            self._left_behind = _snapshot(self._folder)
         raise Killed
 
 
@@ -236,31 +277,57 @@ def _raw(letter: Taken) -> tuple[Held, int]:
     return letter.raw
 
 
-async def once(queue: WorstQueue, path: Path) -> Summary | None:
+def _snapshot(folder: Path) -> dict[str, bytes | Path]:
+    return {path.name: path.readlink() if path.is_symlink() else path.read_bytes() for path in folder.iterdir()}
+
+
+def _restore(folder: Path, before: dict[str, bytes | Path]) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+    for name, what in before.items():
+        if isinstance(what, Path):
+            (folder / name).symlink_to(what)
+        else:
+            (folder / name).write_bytes(what)
+
+
+async def once(queue: WorstQueue, folder: Path, way: Way) -> Summary | None:
     """One run; None when it was killed."""
-    journal = FileJournal.open(path, source="worst", run="r")
+    own = folder / way.journal if way.journal else None
+    journal = FileJournal.open(own, source="worst", run="r", usual=folder / "usual")
+    note = journal.confirmed
+
+    def confirmed(digests: Sequence[bytes]) -> None:
+        note(digests)
+        queue.noted()
+
+    journal.confirmed = confirmed  # type: ignore[method-assign]
+    limits = replace(QUICK, limit=way.limit)
     recovery = Recovery(
-        queue, dead_queue="dlq", run="r", table=RouteTable(), clock=FrozenClock(), limits=QUICK, journal=journal
+        queue, dead_queue="dlq", run="r", table=RouteTable(), clock=FrozenClock(), limits=limits, journal=journal
     )
-    return await recovery.run(await queue.inspect(RouteTable()))
+    summary = await recovery.run(await queue.inspect(RouteTable()))
+    if not queue.is_killed:
+        journal.close(how_it_ended(summary, has_broker=not queue.trouble))
+    return summary
 
 
-def run_once(queue: WorstQueue, path: Path) -> Summary | None:
+def run_once(queue: WorstQueue, folder: Path, way: Way = Way()) -> Summary | None:  # noqa: B008
     try:
-        summary = run_quickly(once(queue, path))
+        summary = run_quickly(once(queue, folder, way))
         return None if queue.is_killed else summary
     except Killed:
         return None
     finally:
-        _unlock(path)
+        _unlock(folder)
         queue.restart()
 
 
-def _unlock(path: Path) -> None:
+def _unlock(folder: Path) -> None:
     """A process that is killed has no open files."""
     for name in os.listdir("/proc/self/fd"):
         try:
-            if os.readlink(f"/proc/self/fd/{name}").startswith(str(path)):
+            if os.readlink(f"/proc/self/fd/{name}").startswith(str(folder)):
                 os.close(int(name))
         except OSError:
             continue
@@ -284,12 +351,12 @@ def test_nothing_is_lost_and_every_duplicate_is_counted(
     """Names that repeat are twins: equal in every byte."""
     put = Counter(names)
     possible = 0
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "journal"
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
         letters = [Held(name, has_route=routed[name] or name == 0) for name in names]
-        queue = WorstQueue(letters, list(mishaps), path)
+        queue = WorstQueue(letters, list(mishaps), folder)
         for _ in range(40):
-            summary = run_once(queue, path)
+            summary = run_once(queue, folder)
             found = queue.counted()
             lost = put - found
             assert not lost, f"lost {dict(lost)}"
@@ -300,6 +367,66 @@ def test_nothing_is_lost_and_every_duplicate_is_counted(
     possible += queue.unsaid_count
     assert sum(extra.values()) <= possible, f"{dict(extra)} more than put, {possible} were counted"
     assert all(not held.has_route for held in queue.ready)
+
+
+# Both are noted by a killed run. One is published again by a short run without a journal, and comes anew.
+@example(
+    names=[1, 2],
+    mishaps=NOTED_AND_KILLED,
+    ways=[Way(), Way(limit=1, journal=None), Way(newcomers=((1, True),))],
+)
+# The same by a run that finishes.
+@example(
+    names=[1, 2],
+    mishaps=NOTED_AND_KILLED,
+    ways=[Way(), Way(journal=None), Way(newcomers=((1, True),))],
+)
+# Noted elsewhere.
+@example(
+    names=[1, 2],
+    mishaps=NOTED_AND_KILLED,
+    ways=[Way(journal="another"), Way(), Way(newcomers=((1, True),), journal="another")],
+)
+@settings(max_examples=200, deadline=None)
+@given(
+    names=st.lists(st.integers(0, 3), min_size=1, max_size=8),
+    mishaps=st.lists(st.sampled_from((*MISHAPS, "killed")), max_size=15),
+    ways=st.lists(
+        st.builds(
+            Way,
+            limit=st.none() | st.integers(1, 4),
+            journal=st.sampled_from(("usual", "usual", "another", None)),
+            newcomers=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=2).map(tuple),
+        ),
+        max_size=6,
+    ),
+)
+def test_no_letter_is_taken_for_one_that_came_before_it(names: list[int], mishaps: list[str], ways: list[Way]) -> None:
+    """Runs with different journals, or none, some of which do not come to the end; and letters that come later."""
+    put = Counter(names)
+    possible = 0
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        queue = WorstQueue([Held(name, has_route=True) for name in names], list(mishaps), folder)
+        for number in range(40):
+            way = ways[number] if number < len(ways) else Way()
+            for name, redelivered in way.newcomers:
+                queue.ready.append(Held(name, has_route=True, redelivered=redelivered, came_at=number))
+                put[name] += 1
+            summary = run_once(queue, folder, way)
+            assert not put - queue.counted()
+            possible += summary.possible_duplicates if summary else 0
+            for came_at in range(number + 1):
+                gone = Counter(held.name for held in queue.acked if held.came_at >= came_at)
+                sent = Counter(name for name, run in queue.sent if run >= came_at)
+                assert not gone - sent, f"acked without a copy: {dict(gone - sent)} of those that came before {came_at}"
+            if summary is not None and number >= len(ways) and not (queue._mishaps or queue.ready):
+                break
+        run_once(queue, folder)  # the last one may have kept letters that were gone at its end
+        assert not list(folder.iterdir()), "journals end with the queue"
+    if all(way.journal for way in ways):  # a run without one that is killed is known to nobody
+        extra = queue.counted() - put
+        assert sum(extra.values()) <= possible + queue.unsaid_count
 
 
 class GhostQueue(WorstQueue):
@@ -315,8 +442,8 @@ class GhostQueue(WorstQueue):
 
 def test_letters_that_never_come_again_are_not_said_to_be_recovered(tmp_path: Path) -> None:
     mishaps = ["lost", *["none"] * 8]  # the last is the first: when seven letters are done
-    queue = GhostQueue([Held(n, has_route=True) for n in range(20)], mishaps, tmp_path / "journal")
-    summary = run_once(queue, tmp_path / "journal")
+    queue = GhostQueue([Held(n, has_route=True) for n in range(20)], mishaps, tmp_path)
+    summary = run_once(queue, tmp_path)
     assert summary is not None
     assert (summary.recovered, len(queue.ghosts), summary.unseen, summary.remaining) == (15, 5, 5, 0)
     assert not summary.is_complete
