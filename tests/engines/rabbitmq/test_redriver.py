@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,7 @@ from holdfast.core.message import Address
 from holdfast.core.redrive import REDRIVE_ID, Redrive
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.engines.rabbitmq.digest import digest
-from holdfast.engines.rabbitmq.redriver import Copy, Redriver
+from holdfast.engines.rabbitmq.redriver import REMEMBERED_BYTES_MAX, Copy, Redriver
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.events import Delivery
 
@@ -56,3 +58,19 @@ def test_a_letter_is_redriven_as_if_it_were_the_first(tables: list[bytes], type_
         assert isinstance(again.raw, Copy)
         assert again.raw.properties == first.raw.properties
         assert (again.route, again.returns, again.size_bytes) == (first.route, first.returns, first.size_bytes)
+
+
+@pytest.mark.parametrize("name", ["stack", "MessageType", "x-death"])
+@pytest.mark.parametrize("size", [8_000, 100_000])
+def test_what_is_remembered_is_bounded_by_its_bytes(name: str, size: int) -> None:
+    redriver = _redriver("MessageType")
+    redriver.tick()
+    tracemalloc.start()
+    try:
+        for number in range(1_000):
+            raw = properties.encode({"headers": {name: f"{number:08}" + "x" * size}})
+            redriver.taken(Delivery(1, number, False, "", "dlq", "tag", raw, b"body"))
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 3 * REMEMBERED_BYTES_MAX

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,8 +24,10 @@ from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.ports.recovery import Taken
 
-#: Of each, some kilobytes; neighbours in a queue died at about the same time, and of the same.
+#: Neighbours in a queue died at about the same time, and of the same.
 REMEMBERED_COUNT_MAX = 1_024
+#: A header table may fill a frame of 128 KiB, and differ from letter to letter.
+REMEMBERED_BYTES_MAX = 2 * 2**20
 #: Headers whose values decide what is changed and where the letter goes; with these the type header.
 TELLING = frozenset(
     name.encode()
@@ -43,6 +46,23 @@ PRESENT = b"x-kept-death"
 HAS_SENSITIVE = properties.FLAGS["expiration"] | properties.FLAGS["user_id"]
 REDRIVE_ID_NAME = REDRIVE_ID.encode()
 REDRIVE_ID_BYTES = 36
+
+
+T = TypeVar("T")
+
+
+class _Remembered(dict[bytes, T]):
+    """Forgets all when it becomes too much: letters are like those that came just before, if like any."""
+
+    _bytes = 0
+
+    def put(self, key: bytes, value: T, size_bytes: int) -> None:
+        """Remember it; `size_bytes` is what that takes."""
+        self._bytes += size_bytes
+        if len(self) >= REMEMBERED_COUNT_MAX or self._bytes > REMEMBERED_BYTES_MAX:
+            self.clear()
+            self._bytes = size_bytes
+        self[key] = value
 
 
 class _Plan(Struct, frozen=True):
@@ -99,8 +119,8 @@ class Redriver:
         self._routes = routes
         self._telling = TELLING | {routes.type_header.encode("utf-8", "surrogateescape")}
         self._now = now
-        self._plans: dict[bytes, _Plan] = {}
-        self._known: dict[bytes, _Known] = {}
+        self._plans: _Remembered[_Plan] = _Remembered()
+        self._known: _Remembered[_Known] = _Remembered()
         self._last = _Front(0, 0, 0)  # of the letter before: most letters of a queue are made alike
         self._own = b""  # the entries of a letter alone, up to its id
         self._id_head = _entry(REDRIVE_ID, b"S" + REDRIVE_ID_BYTES.to_bytes(4, "big"))
@@ -195,9 +215,8 @@ class Redriver:
             returns=returns,
         )
         if not raw[1] & HAS_SENSITIVE:  # both flags are in the second byte
-            if len(self._known) >= REMEMBERED_COUNT_MAX:
-                self._known.clear()
-            self._known[_key(raw, front)] = known
+            key = _key(raw, front)
+            self._known.put(key, known, len(key) + known.compared_bytes + len(known.head) + known.table_bytes)
         return known
 
     def _own_entry(self, found: table.Scan, headers: bytes, hole: int) -> bytes:
@@ -232,9 +251,7 @@ class Redriver:
         fixed = b"".join(_entry(name, table.encode_value(value)) for name, value in change.put.items())  # type: ignore[arg-type]
         names = (*change.drop, *change.put, REDRIVEN_AT, REDRIVE_ID)
         plan = _Plan(route, frozenset(name.encode() for name in names), change.drop_properties, fixed)
-        if len(self._plans) >= REMEMBERED_COUNT_MAX:
-            self._plans.clear()
-        self._plans[key] = plan
+        self._plans.put(key, plan, 2 * len(key) + len(fixed))  # twice: the route may name what the headers do
         return plan
 
     def _unreadable(self, delivery: Delivery, why: str) -> Taken:
