@@ -89,5 +89,12 @@ async def test_a_wider_window_waits_until_there_is_room(admin: Admin) -> None:
     assert await admin.count(QUEUE) == 0
 
 
+async def test_the_depth_can_be_read_while_nothing_else_is(admin: Admin) -> None:
+    await admin.queue(QUEUE)
+    async with consuming(admin, capacity_count=4) as letters, asyncio.timeout(SOON_S):
+        assert (await letters.depth()).ready == COUNT - 4
+        assert letters.untaken_count == 4
+
+
 async def _has(admin: Admin, count: int) -> bool:
     return await admin.count(QUEUE) == count

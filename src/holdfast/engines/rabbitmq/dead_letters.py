@@ -249,17 +249,11 @@ class RabbitDeadLetters:
             self._connection = None
 
     async def depth(self) -> Depth:
-        connection = await self._connected()
-        channel = await connection.channel(Deaf())
-        try:
-            answer = await channel.call(methods.QueueDeclare(queue=self.queue, passive=True))
-        finally:
-            if channel.is_open:
-                await connection.close_channel(channel)
-        return Depth(
-            ready=int(getattr(answer, "message_count", 0) or 0),
-            consumers=int(getattr(answer, "consumer_count", 0) or 0),
-        )
+        if self._is_full:  # nothing is read on the other one, no answer either
+            async with await Connection.open(self._address) as own:
+                return await self._depth(own)
+        with self._asking():
+            return await self._depth(await self._connected())
 
     async def close(self) -> None:
         self._leave()
@@ -293,6 +287,18 @@ class RabbitDeadLetters:
                 await self._connection.close()
             self._connection = await Connection.open(self._address)
         return self._connection
+
+    async def _depth(self, connection: Connection) -> Depth:
+        channel = await connection.channel(Deaf())
+        try:
+            answer = await channel.call(methods.QueueDeclare(queue=self.queue, passive=True))
+        finally:
+            if channel.is_open:
+                await connection.close_channel(channel)
+        return Depth(
+            ready=int(getattr(answer, "message_count", 0) or 0),
+            consumers=int(getattr(answer, "consumer_count", 0) or 0),
+        )
 
     async def _consume(self, connection: Connection, capacity_count: int) -> str:
         self._owned_bytes = 0
