@@ -143,7 +143,13 @@ class WorstQueue:
         return Findings(broker="worst", depth=Depth(ready=len(self.ready)))
 
     def receivers(self, address: Address) -> Sequence[str]:
-        return ()
+        return [address.routing_key]
+
+    async def alarm(self) -> str:
+        return ""
+
+    async def refusal(self, exchange: str) -> str:
+        return ""
 
     async def open(self, *, capacity_count: int) -> str:
         self.generation += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,37 @@ async def test_an_alarm_that_does_not_end(private_node: Node, tmp_path: Path) ->
             told = summary(ended_at_last)
             assert (told["recovered"], told["stopped_by"], told["remaining"]) == (0, "total", 50)
         await world.check(duplicates_max=told["possible_duplicates"])
+
+
+async def test_nothing_is_taken_while_nothing_can_be_published(private_node: Node, tmp_path: Path) -> None:
+    """To take and give back would count as a return each time, until the broker deletes the letters."""
+    async with Admin.open(private_node, "alarm-again") as admin:
+        world = await World(admin, tmp_path, kind="quorum").make()
+        await world.fill(letter(n) for n in range(30))
+        with private_node.memory_alarm():
+            for _ in range(3):
+                told = summary(
+                    await world.recover("--total-timeout", "1s", "--management", private_node.management_url)
+                )
+                assert (told["recovered"], told["returned"], told["stopped_by"]) == (0, 0, "total")
+                assert (told["remaining"], told["unseen"]) == (30, 30)
+        assert summary(await world.recover())["recovered"] == 30
+        await world.check()
+
+
+async def test_a_signal_ends_the_wait_for_an_alarm(private_node: Node, tmp_path: Path) -> None:
+    async with Admin.open(private_node, "alarm-signal") as admin:
+        world = await World(admin, tmp_path).make()
+        await world.fill(letter(n) for n in range(30))
+        with private_node.memory_alarm():
+            process = world.start("--management", private_node.management_url)
+            assert process.stderr is not None
+            while b"takes no publishes" not in await asyncio.to_thread(process.stderr.readline):
+                pass
+            process.send_signal(signal.SIGINT)
+            told = await ended(process)
+        assert (process.returncode, told["stopped_by"], told["returned"], told["remaining"]) == (3, "signal", 0, 30)
+        await world.check()
 
 
 async def test_a_user_who_may_not_publish_there(world: World) -> None:

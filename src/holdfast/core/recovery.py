@@ -81,7 +81,8 @@ class Summary(Struct, kw_only=True):
     unknown: int = 0  #: of the failed: published, and nobody knows whether the broker has them
     put_back: int = 0  #: went back by a publish, because another return would have been too many
     returned: int = 0  #: given back to the queue; each may count toward its delivery limit
-    remaining: int | None = 0  #: letters in the dead-letter queue at the end; None: it was not looked at
+    remaining: int | None = 0  #: letters in the dead-letter queue at the end; None: nobody could say
+    from_backup: bool = False  #: the letters of a file; no queue was looked at
     unseen: int = 0  #: of those found: not looked at, because the limit was reached or the run ended before
     interruptions: int = 0
     by_queue: Counter[str] = field(default_factory=Counter)
@@ -103,8 +104,9 @@ class Summary(Struct, kw_only=True):
     @property
     def is_complete(self) -> bool:
         """Whether every letter was recovered; of a dry run, whether every one would be."""
+        is_known = self.remaining is not None or self.from_backup
         left = self.unseen or (self.remaining and not self.dry_run)
-        return not self.kept and not left and not self.failure
+        return is_known and not self.kept and not left and not self.failure
 
     def reason(self, text: str) -> Reason:
         """The entry of this reason. Strangers choose texts: their number has a limit."""

@@ -12,7 +12,7 @@ RULE = "=" * 32
 
 def summary_lines(summary: Summary) -> list[str]:
     """The block at the end of a run."""
-    place = "DLQ" if summary.remaining is not None else "backup"
+    place = "backup" if summary.from_backup else "DLQ"
     lines = [
         RULE,
         "DLQ RECOVERY SUMMARY" + (" (DRY RUN)" if summary.dry_run else ""),
@@ -53,6 +53,8 @@ def summary_lines(summary: Summary) -> list[str]:
         lines.append(f"{summary.remaining} messages still in DLQ (will retry on next startup)")
     elif summary.remaining is not None:
         lines.append("DLQ Empty")
+    elif not summary.from_backup:
+        lines.append("How many messages are still in DLQ could not be read: look at the queue")
     return lines
 
 

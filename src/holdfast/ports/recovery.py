@@ -117,6 +117,12 @@ class DeadLetters(Protocol):
     async def inspect(self, table: RouteTable, *, targets_only: bool = False) -> Findings:
         """Look at the broker, the queue (unless the targets only are asked for) and the targets. Changes nothing."""
 
+    async def alarm(self) -> str:
+        """Why the broker takes no publishes, asked anew; the empty text when it does, or nobody can say."""
+
+    async def refusal(self, exchange: str) -> str:
+        """Why every publish to this exchange would be refused; the empty text when not, or nobody can say."""
+
     def receivers(self, address: Address) -> Sequence[str]:
         """The queues that get what is sent there, as `inspect` saw it; none when nobody could say."""
 

@@ -27,7 +27,7 @@ from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.reading import read_message
 from holdfast.engines.rabbitmq.recovery_lock import Deaf, take_lock
 from holdfast.engines.rabbitmq.redriver import Copy, Redriver, as_put_back
-from holdfast.engines.rabbitmq.rights import find_rights
+from holdfast.engines.rabbitmq.rights import find_rights, may_write
 from holdfast.engines.rabbitmq.told import Told
 from holdfast.engines.rabbitmq.wire import methods
 from holdfast.engines.rabbitmq.wire.events import Delivery
@@ -103,6 +103,19 @@ class RabbitDeadLetters:
         self._delivery_limit = found.delivery_limit
         self._others_count = found.depth.consumers
         return found
+
+    async def alarm(self) -> str:
+        if self._publisher.blocked or self._inspection is None:
+            return self.trouble
+        return await self._inspection.alarm()
+
+    async def refusal(self, exchange: str) -> str:
+        if self._inspection is None or self._connection is None or not exchange:
+            return ""
+        why = await self._inspection.refusal(self._connection, exchange)
+        if not why and await may_write(self._connection, exchange) is False:
+            why = f"refused: 403 exchange '{exchange}' may not be written to"
+        return why
 
     def receivers(self, address: Destination) -> Sequence[str]:
         return self._inspection.receivers(address) if self._inspection else ()

@@ -47,9 +47,32 @@ class Inspection:
     def blocked(self, address: Destination) -> str:
         """Why nothing that is sent there gets to where it is meant for; empty when it does, or nobody could say."""
         exchange, key = address.exchange, address.routing_key
+        where = f"exchange '{exchange}', key '{key}'"
+        if self._queue and self._queue in self.receivers(address):
+            return f"cyclic: {where}: leads into the dead-letter queue itself"
         if self._seen is None or not exchange or not (other := self._seen.only_alternate(exchange, key)):
             return ""
-        return f"unroutable: exchange '{exchange}', key '{key}': only the alternate exchange '{other}' takes it"
+        return f"unroutable: {where}: only the alternate exchange '{other}' takes it"
+
+    async def alarm(self) -> str:
+        """Why the broker takes no publishes; empty when it does, or the management API does not say."""
+        if self._management is None or self._seen is None:
+            return ""
+        try:
+            async with Management(self._management, timeout_s=MANAGEMENT_TIMEOUT_S) as management:
+                alarm = await management.alarms()
+        except HoldfastError:
+            return ""
+        return f"the broker takes no publishes: {alarm}" if alarm else ""
+
+    async def refusal(self, connection: Connection, exchange: str) -> str:
+        """Why every publish to this exchange would be refused; empty when it would not, or nobody can say."""
+        self._connection = connection  # that of the start may be lost
+        try:
+            await self._ask(methods.ExchangeDeclare(exchange=exchange, passive=True))
+        except BrokerRefused as error:
+            return f"refused: {error.message}" if error.reply_code == NOT_FOUND else ""
+        return ""
 
     async def run(self, table: RouteTable) -> Findings:
         """Raises BrokerRefused when the queue is not there or may not be read. Without a queue: of the targets."""

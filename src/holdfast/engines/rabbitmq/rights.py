@@ -50,7 +50,7 @@ async def find_rights(
             continue  # a binding to what is not there can be removed by everybody
         given = _given(shown, "write", exchange or DEFAULT_EXCHANGE)
         if given is None:
-            given = await (_may_write(connection, exchange) if exchange else _may_write_by_default(publisher))
+            given = await (may_write(connection, exchange) if exchange else _may_write_by_default(publisher))
         rights.append(
             Right(verb="write", what=f"exchange '{exchange}'" if exchange else "the default exchange", given=given)
         )
@@ -83,7 +83,7 @@ def _given(shown: PermissionInfo | None, verb: str, name: str) -> bool | None:
         return None  # the broker's expressions know more than ours
 
 
-async def _may_write(connection: Connection, exchange: str) -> bool | None:
+async def may_write(connection: Connection, exchange: str) -> bool | None:
     """Asked by removing a binding that cannot be there. The right to write is looked at before that to read."""
     source = SOURCES[exchange == SOURCES[0]]
     channel = await connection.channel(Deaf())

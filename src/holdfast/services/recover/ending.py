@@ -7,36 +7,47 @@ cannot bear another return go back by a publish; the rest goes back by one frame
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.core.recovery import Limits, Summary, may_return
 from holdfast.errors import BrokerError
 from holdfast.ports.recovery import DeadLetters, Taken, Verdict, address_text
 from holdfast.services.recover.books import Books
+from holdfast.services.recover.watch import unless
 
 STEADY_COUNT = 3
 STEADY_STEP_S = 0.1
 STEADY_TIMEOUT_S = 30.0
+HASTY_TIMEOUT_S = 5.0
 
 
 class Ending:
     """`run` once. Never raises BrokerError: without a broker, it gives everything back by itself."""
 
     def __init__(
-        self, letters: DeadLetters, books: Books, summary: Summary, limits: Limits, abandoned: asyncio.Event
+        self,
+        letters: DeadLetters,
+        books: Books,
+        summary: Summary,
+        limits: Limits,
+        abandoned: asyncio.Event,
+        *,
+        unsent: Iterable[Taken] = (),
     ) -> None:
         self._letters = letters
         self._books = books
         self._summary = summary
         self._limits = limits
         self._abandoned = abandoned
+        self._unsent = list(unsent)
+        self._given_up: set[Taken] = set()  # published, perhaps
 
     async def run(self, delivery_limit: int | None, *, settle: Callable[[], None], room: asyncio.Event) -> None:
         """Leaves the numbers in the summary."""
         summary, books = self._summary, self._books
         try:
             if not self._abandoned.is_set():
-                await self._letters.stop()
+                await unless(self._abandoned, self._letters.stop())
                 await self._land(room)
             settle()
             self._give_up()
@@ -49,6 +60,7 @@ class Ending:
             summary.notes.append(f"the broker gave the rest back by itself; {error}")
             settle()
             self._give_up()
+            await self._letters.let_go()
         for letter in books.lost():
             if letter.stored:
                 # Published, and never acked: its other copy is still in the queue, and nobody will recognise it.
@@ -61,6 +73,11 @@ class Ending:
                 "to that connection, look at the queue's unacknowledged messages"
             )
         await self._count()
+
+    def unsent_count(self) -> int:
+        """Letters that were taken and never published: the run ended before."""
+        lost = [one for one in self._books.lost() if not one.stored and not one.kept and one not in self._given_up]
+        return len(self._unsent) + len(lost)
 
     async def _land(self, room: asyncio.Event) -> None:
         """Wait for the confirms that are still to come."""
@@ -82,6 +99,7 @@ class Ending:
         summary = self._summary
         for letter in list(self._books.flying):
             self._books.land([letter])
+            self._given_up.add(letter)
             if letter.kept:
                 summary.possible_duplicates += 1  # it was being put back, and is counted as kept
                 continue
@@ -94,8 +112,9 @@ class Ending:
     async def _put_back(self, delivery_limit: int | None) -> None:
         if delivery_limit is None:
             return
-        candidates = [*self._books.held, *self._letters.leftovers()]
-        tired = [letter for letter in candidates if not may_return(letter.returns or 0, delivery_limit)]
+        # Whatever is still in hand would be returned, also what nobody answered for.
+        candidates = dict.fromkeys([*self._books.held, *self._unsent, *self._given_up, *self._letters.leftovers()])
+        tired = [one for one in candidates if one.in_hand and not may_return(one.returns or 0, delivery_limit)]
         if not tired:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -124,17 +143,17 @@ class Ending:
 
         A busy broker says 0 for seconds. Nobody else consumes: then it must come to say what was given back.
         """
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + STEADY_TIMEOUT_S
         seen: list[int] = []
         try:
-            while loop.time() < deadline_s:
-                depth = await self._letters.depth()
-                seen.append(depth.ready)
-                is_whole = depth.ready >= self._summary.returned or depth.consumers
-                if is_whole and len(seen) >= STEADY_COUNT and len(set(seen[-STEADY_COUNT:])) == 1:
-                    break
-                await asyncio.sleep(STEADY_STEP_S)
-        except BrokerError as error:
-            self._summary.notes.append(f"how many letters remain could not be read; {error}")
-        self._summary.remaining = seen[-1] if seen else self._summary.kept
+            async with asyncio.timeout(HASTY_TIMEOUT_S if self._abandoned.is_set() else STEADY_TIMEOUT_S):
+                while True:
+                    depth = await self._letters.depth()
+                    seen.append(depth.ready)
+                    is_whole = depth.ready >= self._summary.returned or depth.consumers
+                    if is_whole and len(seen) >= STEADY_COUNT and len(set(seen[-STEADY_COUNT:])) == 1:
+                        break
+                    await asyncio.sleep(STEADY_STEP_S)
+        except (BrokerError, TimeoutError) as error:
+            if not seen:
+                self._summary.notes.append(f"how many letters remain could not be read; {str(error) or 'no answer'}")
+        self._summary.remaining = seen[-1] if seen else None

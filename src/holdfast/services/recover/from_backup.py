@@ -47,7 +47,8 @@ class BackupRun:
         self, letters: DeadLetters, backup: Iterator[Exported], order: Order, *, clock: Clock, notices: Notices
     ) -> None:
         run = order.run or new_run()
-        self.summary = Summary(dead_queue=order.dead_queue, run=run, dry_run=order.dry_run, remaining=None)
+        self.summary = Summary(dead_queue=order.dead_queue, run=run, dry_run=order.dry_run)
+        self.summary.from_backup, self.summary.remaining = True, None
         self._letters = letters
         self._backup = backup
         self._limits = order.limits
@@ -145,17 +146,18 @@ class BackupRun:
         return False
 
     async def _send(self, letters: Sequence[Taken]) -> None:
-        for part in self._watch.paced(letters) if letters else ():
-            if part.delay_s:
-                await wait(self._stopped, part.delay_s)
-            if self._stopped.is_set():
-                self._unsee(part.letters)
+        while letters and self._is_over() is None:
+            count = self._watch.due_count(len(letters))
+            if not count:
+                await wait(self._stopped, min(self._watch.pace_s(), self._watch.left_s()))
                 continue
+            part, letters = letters[:count], letters[count:]
             before = self.summary.recovered
-            self._flying.update(part.letters)
-            self._letters.send(part.letters, self._on_outcome, timeout_s=self._limits.stall_timeout_s)
+            self._flying.update(part)
+            self._letters.send(part, self._on_outcome, timeout_s=self._limits.stall_timeout_s)
             await self._land()
             self._notices.progressed(self.summary, before)
+        self._unsee(letters)
 
     def _unsee(self, letters: Sequence[Taken]) -> None:
         """The run ended before these."""

@@ -86,7 +86,7 @@ class Notices:
             text = f"{NOT_PUBLISHED.format(type=kind)} ({why})"
         else:
             text = f"{NO_ROUTE} ({why})" if why == NOWHERE else NOT_TAKEN.format(why=why[:1].upper() + why[1:])
-        self.say(text if summary.remaining is not None else text.replace(KEEPING, LEAVING, 1))
+        self.say(text.replace(KEEPING, LEAVING, 1) if summary.from_backup else text)
         if count == WARNINGS_COUNT_MAX:
             self.say(f"Further messages that are kept for this reason are only counted: {why}")
 

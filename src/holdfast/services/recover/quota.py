@@ -13,14 +13,16 @@ class Quota:
 
     def __init__(self, limit: int | None, *, filters: bool) -> None:
         self.seen_max = None if filters else limit  #: letters looked at; None: not known yet
+        self.is_bounded = False  #: by how many there were
         self.seen_count = 0
         self.left_out_count = 0
         self._fits_max = limit if filters else None
 
     def starts_with(self, found: int) -> None:
-        """So many are there. A depth of 0 means nothing yet."""
-        if self.seen_max is None and found:
-            self.seen_max = found
+        """So many are there: no more are taken, or letters that die again would be chased. 0 means nothing yet."""
+        if found and not self.is_bounded:
+            self.is_bounded = True
+            self.seen_max = found if self.seen_max is None else min(self.seen_max, found)
 
     def take(self) -> bool:
         """Count one more letter that is looked at; False, and not counted, when it is none of those wanted."""
@@ -46,6 +48,6 @@ class Quota:
         A broker that lost a node may count letters to a connection that is gone, and say that the queue is empty.
         """
         unseen = max(0, summary.found - self.seen_count)
-        if summary.interruptions:
+        if summary.interruptions or summary.remaining is None:
             return unseen
-        return 0 if summary.stopped_by is StoppedBy.EMPTY else min(unseen, summary.remaining or 0)
+        return 0 if summary.stopped_by is StoppedBy.EMPTY else min(unseen, summary.remaining)

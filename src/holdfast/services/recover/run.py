@@ -21,14 +21,16 @@ from holdfast.ports.recovery import Backup, DeadLetters, Findings, Journal, Take
 from holdfast.proof import crash_point
 from holdfast.services.recover.books import Books
 from holdfast.services.recover.ending import Ending
-from holdfast.services.recover.keeping import LEFT_OUT, PUBLISH_SPARE_S, Keeper
+from holdfast.services.recover.keeping import LEFT_OUT, Keeper
 from holdfast.services.recover.notices import Notices
 from holdfast.services.recover.quota import Quota
+from holdfast.services.recover.sending import Sender
 from holdfast.services.recover.settling import Settler
-from holdfast.services.recover.watch import Watch, wait
+from holdfast.services.recover.watch import Watch, unless, wait
 from holdfast.services.recover.window import Window
 
 TICK_S = 0.25
+ALARM_STEP_S = 1.0
 ADDRESSES_COUNT_MAX = 1_000
 BATCH_COUNT_MAX = 1_000
 RECONNECT_S_FIRST, RECONNECT_S_MAX = 0.2, 10.0
@@ -58,12 +60,13 @@ class Recovery:
         self._clock = clock
         self._limits = limits or Limits()
         self._journal = journal
-        self._backup = backup
         self._where = where or LetterFilter()
         self._notices = notices or Notices()
         self._books = Books()
+        self._spared_count = 0  # letters that did not count, because they came again
         self._room = asyncio.Event()
         self._stop: StoppedBy | None = None
+        self._stopping = asyncio.Event()
         self._abandoned = asyncio.Event()
         self._quota = Quota(self._limits.limit, filters=bool(self._where))
         self._window = Window(self._limits)
@@ -78,6 +81,9 @@ class Recovery:
         self._settler = Settler(
             letters, self._books, self.summary, self._keeper, self._watch, self._notices, journal, self._room
         )
+        self._sender = Sender(
+            letters, self._books, self.summary, self._keeper, self._settler, self._watch, self._limits, backup
+        )
 
     @property
     def is_stopping(self) -> bool:
@@ -86,7 +92,11 @@ class Recovery:
 
     def stop(self) -> None:
         """Take nothing new, wait for the confirms, give the rest back."""
-        self._stop = self._stop or StoppedBy.SIGNAL
+        self._stop_by(StoppedBy.SIGNAL)
+
+    def _stop_by(self, reason: StoppedBy) -> None:
+        self._stop = self._stop or reason
+        self._stopping.set()
         self._room.set()
 
     def abandon(self) -> None:
@@ -101,17 +111,29 @@ class Recovery:
         summary = self.summary
         summary.found = findings.depth.ready
         self._quota.starts_with(summary.found)
-        await self._want()
-        tag = await self._letters.open(capacity_count=self._window.fits_count)
-        self._notices.started(summary, tag)
-        self._warn()
         self._watch.start()
+        if findings.alarm or self._letters.trouble:
+            await self._wait_for_the_alarm()
+        if self._stop is None:
+            await self._want()
+            tag = await self._letters.open(capacity_count=self._window.fits_count)
+            self._notices.started(summary, tag)
+            self._warn()
         try:
-            summary.stopped_by = await self._take_all()
+            summary.stopped_by = self._stop or await self._take_all()
         finally:
             # Also after an error: what is in hand goes back, and what is published is waited for.
             await self._end()
         return summary
+
+    async def _wait_for_the_alarm(self) -> None:
+        """Nothing is taken that could not be published: to give it back would count as a return, run after run."""
+        while self._stop is None and (alarm := await self._letters.alarm()):
+            self._notices.waits(self.summary, alarm)
+            if self._watch.left_s() <= 0:
+                self._stop_by(StoppedBy.TOTAL)
+            await wait(self._stopping, min(ALARM_STEP_S, self._watch.left_s()))
+        self._watch.suspended()
 
     def _warn(self) -> None:
         """Say what was not said yet."""
@@ -134,16 +156,19 @@ class Recovery:
     async def _step(self) -> StoppedBy | None:
         """One batch, or one tick of waiting; the reason when the run is over."""
         room = self._room_count()
+        tick_s = min(TICK_S, self._watch.pace_s()) if self._sender.waiting else TICK_S
         if room <= 0:
             self._room.clear()
             if self._room_count() <= 0 and not self._stop:
-                await wait(self._room, TICK_S)
+                await wait(self._room, tick_s)
         else:
-            batch = await self._letters.take(count_max=room, timeout_s=TICK_S)
+            batch = await self._letters.take(count_max=room, timeout_s=tick_s)
             if batch:
                 self._watch.arrived()
                 await self._admit(batch)
                 await self._widen()
+        if self._sender.waiting and self._stop is None and not await self._sender.send():
+            self._stop_by(StoppedBy.STALL)
         await self._want()
         if self._stop is not None:
             return self._stop
@@ -154,26 +179,25 @@ class Recovery:
         limits, books = self._limits, self._books
         if self._stop is not None or books.flying_bytes >= limits.window_bytes_max:
             return 0
-        room = min(limits.window_count_max - len(books.flying), BATCH_COUNT_MAX)
+        room = min(limits.window_count_max - len(books.flying) - len(self._sender.waiting), BATCH_COUNT_MAX)
         # Letters that come again do not count, so that the limit may be reached while some are still to come.
         left = self._quota.left()
         return room if left is None or books.lost_count else min(room, left)
 
     async def _is_over(self) -> StoppedBy | None:
-        books, watch = self._books, self._watch
+        books, watch, waiting = self._books, self._watch, self._sender.waiting
         if trouble := self._letters.trouble:
             watch.suspended()
             self._notices.waits(self.summary, trouble)
-        if self._quota.left() == 0 and not books.flying and not books.lost_count:
+        is_idle = not books.flying and not waiting
+        if self._quota.left() == 0 and is_idle and not books.lost_count:
             return StoppedBy.ALL_TAKEN
-        oldest = next(iter(books.held), None)
-        if len(books.held) >= self._limits.held_count_max or (
-            oldest is not None and watch.is_held_too_long(oldest.at_s)
-        ):
+        oldest = [next(iter(letters)).at_s for letters in (books.held, waiting) if letters]
+        if len(books.held) >= self._limits.held_count_max or any(map(watch.is_held_too_long, oldest)):
             return StoppedBy.HOLD
-        if stopped := watch.is_over(flying=len(books.flying)):
+        if stopped := watch.is_over(flying=len(books.flying), waiting=len(waiting)):
             return stopped
-        if not books.flying and watch.is_quiet():
+        if is_idle and watch.is_quiet():
             depth = await self._letters.depth()
             if watch.is_empty(depth.ready):
                 return StoppedBy.EMPTY
@@ -194,7 +218,9 @@ class Recovery:
             if books.has_put_back and books.is_put_back(letter):
                 self._keeper.hold(letter)  # counted when it was taken first
                 continue
-            if not (is_doubtful := letter.redelivered and books.was_acked(letter)):
+            if is_doubtful := self._is_spared(letter):
+                self._spared_count += 1
+            else:
                 if not take():
                     self._keeper.hold(letter)  # not one of those that were wanted: it only goes back
                     continue
@@ -210,11 +236,17 @@ class Recovery:
                     self._settler.doubtful.add(letter)
         if done:
             self._settler.ack(done)
-        if self._quota.seen_max is None:
+        if not self._quota.is_bounded:
             there = self._letters.untaken_count + (await self._letters.depth()).ready
             self._quota.starts_with(self._quota.seen_count + there)
         if going:
-            await self._send(going)
+            await self._sender.add(going)
+
+    def _is_spared(self, letter: Taken) -> bool:
+        """Whether it is one that we are done with, as far as anybody can tell: a broker that was lost forgets acks. It
+        is published again, but does not count again."""
+        may_be = letter.redelivered and self.summary.interruptions and self._spared_count < self.summary.recovered
+        return bool(may_be and self._books.was_acked(letter))
 
     def _came_again(self, letter: Taken, now_s: float) -> None:
         """A letter that a lost connection took from us is back: it goes on where it was."""
@@ -223,8 +255,11 @@ class Recovery:
             # Its copy is confirmed and written down: only the ack is missing.
             self.summary.recognised += 1
             self._settler.ack_noted([letter])
-        elif letter.kept and letter not in self._books.flying:
-            self._keeper.hold(letter)
+        elif letter not in self._books.flying:
+            if letter.kept:
+                self._keeper.hold(letter)
+            else:
+                self._sender.waiting.append(letter)  # it was lost before it was sent
 
     def _may_go(self, letter: Taken) -> bool:
         summary, route = self.summary, letter.route
@@ -240,7 +275,7 @@ class Recovery:
             summary.skipped += 1
             self._keeper.keep(letter, route.why)
             return False
-        if why := route.blocked or self._settler.refused.get(address.exchange):
+        if why := route.blocked or self._settler.why_refused(address):
             self._keeper.failed(letter, why)
             return False
         if self._table.mode is Mode.EXCHANGE and len(self._addresses) < ADDRESSES_COUNT_MAX:
@@ -250,21 +285,6 @@ class Recovery:
             self._keeper.hold(letter)
             return False
         return True
-
-    async def _send(self, letters: list[Taken]) -> None:
-        if self._backup is not None:
-            await self._backup.write([self._letters.export(letter) for letter in letters])
-        crash_point("recover.before_publish")
-        for part in self._watch.paced(letters):
-            if part.delay_s:
-                await wait(self._abandoned, part.delay_s)
-            if self._stop is not None:
-                return  # unsent and unacked: they go back with the rest
-            self._books.fly(part.letters)
-            # Longer than the run itself: its own clocks decide when it is over.
-            timeout_s = self._watch.left_s() + self._limits.stop_timeout_s + PUBLISH_SPARE_S
-            self._letters.send(part.letters, self._settler.on_outcome, timeout_s=timeout_s)
-            crash_point("recover.after_publish")
 
     async def _widen(self) -> None:
         """As many letters in hand as the window allows by their size so far, beside those that are held."""
@@ -287,7 +307,8 @@ class Recovery:
         summary, books = self.summary, self._books
         summary.interruptions += 1
         self._notices.interrupted(summary, error)
-        in_hand = [*books.flying, *books.held, *self._settler.stored]
+        in_hand = [*books.flying, *books.held, *self._settler.stored, *self._sender.waiting]
+        self._sender.lose()
         worst = max((letter.returns or 0 for letter in in_hand), default=0) + 1
         books.lose(self._settler.stored)
         limit = self._findings.delivery_limit if self._findings else None
@@ -300,13 +321,14 @@ class Recovery:
         delay_s = RECONNECT_S_FIRST
         refused_until_s = self._watch.now_s() + self._limits.stall_timeout_s
         while self._stop is None:
-            await wait(self._abandoned, delay_s * (0.5 + random.random() / 2))  # noqa: S311
+            await wait(self._stopping, delay_s * (0.5 + random.random() / 2))  # noqa: S311
             delay_s = min(delay_s * 2, RECONNECT_S_MAX)
             if self._watch.left_s() <= 0:
-                self._stop = StoppedBy.TOTAL
+                self._stop_by(StoppedBy.TOTAL)
                 return False
             try:
-                await self._letters.reopen(capacity_count=self._window.fits_count)
+                if not await unless(self._stopping, self._letters.reopen(capacity_count=self._window.fits_count)):
+                    return False
             except BrokerRefused as refused:
                 # A queue whose node is down is said not to exist, for as long as that lasts.
                 if self._watch.now_s() > refused_until_s:
@@ -323,7 +345,9 @@ class Recovery:
         return False
 
     async def _end(self) -> None:
-        ending = Ending(self._letters, self._books, self.summary, self._limits, self._abandoned)
+        ending = Ending(
+            self._letters, self._books, self.summary, self._limits, self._abandoned, unsent=self._sender.waiting
+        )
         await ending.run(
             self._findings.delivery_limit if self._findings else None, settle=self._settler.settle, room=self._room
         )
@@ -335,6 +359,7 @@ class Recovery:
             queues = list(self._letters.receivers(address))
             if len(queues) > 1:
                 summary.copies[str(address)] = queues
+        self._quota.seen_count -= ending.unsent_count()
         summary.unseen = self._quota.unseen(summary)
         self.summary.possible_duplicates += self._letters.sent_again_count
         self._watch.end(self.summary)

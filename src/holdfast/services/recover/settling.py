@@ -18,6 +18,8 @@ from holdfast.services.recover.watch import Watch
 
 #: Refusals that concern the exchange, not the letter: the next one would be refused as well.
 EXCHANGE_REFUSALS = frozenset((403, 404))
+REFUSED_COUNT_MAX = 1_000
+TOPIC = "access to topic"
 
 
 class Settler:
@@ -36,7 +38,7 @@ class Settler:
     ) -> None:
         self.stored: list[Taken] = []  #: confirmed, and not written down yet
         self.doubtful: set[Taken] = set()  #: published by an earlier run, perhaps
-        self.refused: dict[str, str] = {}  #: exchanges that take nothing, and why
+        self.refused: dict[str | Address, str] = {}  #: exchanges, or keys of one, that take nothing, and why
         self._letters = letters
         self._books = books
         self._summary = summary
@@ -64,14 +66,20 @@ class Settler:
 
     def _not_stored(self, letter: Taken, verdict: Verdict, code: int, text: str) -> None:
         address = letter.address or Address()
-        if verdict is Verdict.REFUSED and code in EXCHANGE_REFUSALS:
-            self.refused[address.exchange] = why_not(verdict, code, text)
-        if verdict is Verdict.UNKNOWN:
-            self._summary.unknown += 1
-            self._summary.possible_duplicates += 1
+        if verdict is Verdict.REFUSED and code in EXCHANGE_REFUSALS and len(self.refused) < REFUSED_COUNT_MAX:
+            # Rights by topic are rights to keys: the other keys of the exchange may be allowed.
+            self.refused[address if TOPIC in text else address.exchange] = why_not(verdict, code, text)
+        self._summary.unknown += verdict is Verdict.UNKNOWN
+        # Of several queues that a letter goes to, one may have taken it though another did not.
+        some_may_have_it = verdict is Verdict.NACKED and len(self._letters.receivers(address)) != 1
+        self._summary.possible_duplicates += verdict is Verdict.UNKNOWN or some_may_have_it
         self._keeper.failed(letter, why_not(verdict, code, text))
         self._watch.progressed()
         self._room.set()
+
+    def why_refused(self, address: Address) -> str:
+        """What the broker said to the last letter that went there; the empty text when it took it."""
+        return self.refused.get(address.exchange) or self.refused.get(address, "")
 
     def _settle_soon(self) -> None:
         if not self._settle_due:

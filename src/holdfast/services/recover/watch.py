@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-
-from msgspec import Struct
+from collections.abc import Callable, Coroutine
 
 from holdfast.core.recovery import Limits, StoppedBy, Summary
-from holdfast.ports.recovery import Taken
 
 DEPTH_STEP_S = 1.0
 PACE_STEP_S = 0.1
-
-
-class Part(Struct, frozen=True):
-    """Letters that may go after a wait."""
-
-    letters: Sequence[Taken]
-    delay_s: float
 
 
 class Watch:
@@ -52,10 +42,12 @@ class Watch:
         """The broker would end a consumer that holds a letter for longer."""
         return self.now_s() - since_s > self._limits.hold_timeout_s
 
-    def is_over(self, *, flying: int) -> StoppedBy | None:
-        """Whether a limit of time is reached."""
+    def is_over(self, *, flying: int, waiting: int) -> StoppedBy | None:
+        """Whether a limit of time is reached; letters that wait for their pace are no reason."""
         if self.left_s() <= 0:
             return StoppedBy.TOTAL
+        if waiting and not flying:
+            return None
         if flying:
             return StoppedBy.STALL if self.now_s() - self._progressed_s > self._limits.stall_timeout_s else None
         return StoppedBy.IDLE if self.now_s() - self._arrived_s > self._limits.idle_timeout_s else None
@@ -73,20 +65,22 @@ class Watch:
         """A depth of 0 alone means nothing (the queue may have no leader): nothing must have come for a while, too."""
         return depth == 0 and self.now_s() - self._arrived_s >= self._limits.empty_timeout_s
 
-    def paced(self, letters: Sequence[Taken]) -> Iterator[Part]:
-        """The letters in parts, each with the time to wait before it."""
+    def due_count(self, count: int) -> int:
+        """How many of so many letters may go now; they are counted as gone."""
         rate = self._limits.rate_per_s
-        if not rate:
-            yield Part(letters, 0.0)
-            return
-        size = max(1, int(rate * PACE_STEP_S))
-        for start in range(0, len(letters), size):
-            part = letters[start : start + size]
-            now_s = self.now_s()
-            self._pace_s = max(self._pace_s, now_s)
-            delay_s = self._pace_s - now_s
-            self._pace_s += len(part) / rate
-            yield Part(part, delay_s)
+        if not rate or not count:
+            return count
+        now_s = self.now_s()
+        if now_s < self._pace_s:
+            return 0
+        count = min(count, max(1, int(rate * PACE_STEP_S)))
+        # Whoever comes a little late may catch up, so that the pace is kept.
+        self._pace_s = max(self._pace_s, now_s - PACE_STEP_S) + count / rate
+        return count
+
+    def pace_s(self) -> float:
+        """Until the next may go."""
+        return max(0.0, self._pace_s - self.now_s())
 
     def end(self, summary: Summary) -> None:
         """Write how long it took."""
@@ -101,3 +95,19 @@ async def wait(event: asyncio.Event, timeout_s: float) -> None:
             await event.wait()
     except TimeoutError:
         pass
+
+
+async def unless(event: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
+    """Do it, unless the event comes first: then it is given up, and the answer is False."""
+    task = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return False
+        await task
+        return True
+    finally:
+        waiting.cancel()
+        if task.cancel():
+            await asyncio.wait([task])

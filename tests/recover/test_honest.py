@@ -1,0 +1,169 @@
+"""What a run says when it cannot know, what it takes when it cannot send, and whom one letter may harm: nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.proof.proxy import Proxy
+from tests.engines.rabbitmq.admin import Admin
+from tests.recover.world import EXCHANGE, World, letter, summary
+from tests.support.eventually import eventually
+
+pytestmark = pytest.mark.rabbitmq
+
+
+async def _told(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    out, _ = await asyncio.to_thread(process.communicate, timeout=60)
+    told: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return told
+
+
+async def _arrived(admin: Admin, count: int) -> None:
+    async def there() -> bool:
+        return await admin.count("collection.scan") >= count
+
+    await eventually(there, timeout_s=30.0)
+
+
+def _through(world: World, proxy: Proxy, *more: str) -> subprocess.Popen[bytes]:
+    url = world.admin.node.url(world.admin.vhost, port=proxy.port)
+    return world.command().start("recover", url, world.dlq, "--json", "--routes", str(world.routes), *more)
+
+
+async def test_a_depth_that_nobody_can_read_is_not_zero(world: World) -> None:
+    await world.fill(letter(n) for n in range(200))
+    async with Proxy("127.0.0.1", world.admin.node.port) as proxy:
+        process = _through(world, proxy, "--rate", "20/s")
+        await _arrived(world.admin, 5)
+        await proxy.refuse()
+        await proxy.cut()
+        process.send_signal(signal.SIGINT)
+        told = await _told(process)
+    assert process.returncode == 3
+    assert told["remaining"] is None
+    assert told["unseen"] == 200 - told["recovered"] - told["failed"]
+    assert any("could not be read" in note for note in told["notes"])
+
+
+async def test_the_total_limit_holds_whatever_the_pace(world: World) -> None:
+    await world.fill(letter(n) for n in range(60))
+    told = summary(await world.recover("--rate", "2/s", "--total-timeout", "1s"))
+    assert told["stopped_by"] == "total"
+    assert told["recovered"] < 10
+    assert told["recovered"] + told["remaining"] == 60
+    await world.check()
+
+
+async def test_letters_that_wait_for_their_pace_are_not_sent_twice_after_a_cut(any_world: World) -> None:
+    world = any_world
+    await world.fill(letter(n) for n in range(100))
+    async with Proxy("127.0.0.1", world.admin.node.port) as proxy:
+        process = _through(world, proxy, "--rate", "20/s")
+        for count in (10, 30, 50):
+            await _arrived(world.admin, count)
+            await proxy.cut()
+        told = await _told(process)
+    assert told["stopped_by"] == "all_taken"
+    assert told["recovered"] - told["possible_duplicates"] <= 100 <= told["recovered"]
+    assert told["possible_duplicates"] < 30, "those that were under way when a connection was cut, not all that waited"
+    await world.check(duplicates_max=told["possible_duplicates"])
+
+
+async def test_letters_that_wait_for_their_pace_may_be_tired(admin: Admin, tmp_path: Path) -> None:
+    """With a limit of 7, two returns are all that a letter may bear."""
+    await admin.quorum_queue("limited.dlq", **{"x-delivery-limit": 7})
+    world = await World(admin, tmp_path, dlq="limited.dlq").make(declare_dlq=False)
+    await world.fill(letter(n) for n in range(20))
+    put_back = []
+    for _ in range(3):
+        arrived = await admin.count("collection.scan")
+        process = world.start("--rate", "1/s", "--management", admin.node.management_url)
+        await _arrived(admin, arrived + 1)
+        process.send_signal(signal.SIGINT)
+        put_back.append((await _told(process))["put_back"])
+    assert put_back[:2] == [0, 0]
+    assert put_back[2] > 10
+    await world.check()
+
+
+async def test_equal_letters_that_came_back_before_count_toward_the_limit(world: World) -> None:
+    await world.fill([letter(7)] * 100, counted=False)
+    await world.recover("--dry-run")
+    told = summary(await world.recover("--limit", "10", "--window", "5"))
+    assert (told["recovered"], told["possible_duplicates"], told["remaining"]) == (10, 0, 90)
+
+
+async def test_a_limit_above_the_depth_does_not_chase_letters_that_die_again(world: World) -> None:
+    await world.admin.delete("collection.scan")
+    back: dict[str, int | str] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": world.dlq}
+    await world.admin.queue("collection.scan", **{"x-message-ttl": 0}, **back)
+    await world.admin.bind("collection.scan", EXCHANGE, "collection.scan")
+    await world.fill([letter(1)], counted=False)
+    assert summary(await world.recover("--limit", "50"))["recovered"] == 1
+
+
+async def test_an_exchange_that_is_gone_harms_no_other_letter(world: World) -> None:
+    gone = {"x-original-exchange": "gone", "x-original-routing-key": "k"}
+    await world.fill(letter(n, kind=None if n == 500 else "CollectionScan", told=gone) for n in range(1_000))
+    ended = await world.recover()
+    told = summary(ended)
+    assert (told["recovered"], told["failed"], told["possible_duplicates"]) == (999, 1, 0)
+    assert any("404" in reason for reason in told["reasons"]), told["reasons"]
+    await world.check()
+
+
+async def test_a_key_that_may_not_be_used_harms_no_other_key(world: World) -> None:
+    node, vhost = world.admin.node, world.admin.vhost
+    await world.admin.exchange("shop", "topic")
+    for key in ("good", "bad"):
+        await world.admin.queue(key)
+        await world.admin.bind(key, "shop", key)
+    node.api("PUT", "/users/topical", {"password": "topical", "tags": ""})
+    node.api("PUT", f"/permissions/{vhost}/topical", {"configure": ".*", "write": ".*", "read": ".*"})
+    node.api("PUT", f"/topic-permissions/{vhost}/topical", {"exchange": "shop", "write": "^good$", "read": ".*"})
+    world.routes.write_text('exchange = "shop"\n[routes]\nGood = "good"\nBad = "bad"\n')
+    await world.fill((letter(n, kind="Bad" if n == 0 else "Good") for n in range(300)), counted=False)
+    url = node.url(vhost, user="topical:topical")
+    ended = await asyncio.to_thread(world.command(), "recover", url, world.dlq, "--json", "--routes", str(world.routes))
+    told = summary(ended)
+    assert (told["recovered"], told["failed_by_queue"]) == (299, {"bad": 1})
+    assert await world.admin.count("good") >= 299
+
+
+@pytest.mark.parametrize("way", [(), ("--to-exchange",)], ids=["routes", "exchange"])
+async def test_a_way_back_into_the_queue_itself_is_not_taken(world: World, way: tuple[str, ...]) -> None:
+    await world.admin.bind(world.dlq, EXCHANGE, "back")
+    there = {"x-original-exchange": EXCHANGE, "x-original-routing-key": "back"}
+    await world.fill(letter(n, kind=None, told=there) for n in range(10))
+    ended = await world.recover("--management", world.admin.node.management_url, *way, routes=not way)
+    told = summary(ended)
+    assert (ended.code, told["recovered"], told["failed"], told["remaining"]) == (3, 0, 10, 10)
+    assert any("dead-letter queue itself" in reason for reason in told["reasons"])
+    await world.check()
+
+
+async def test_a_copy_that_another_queue_has_is_counted(world: World) -> None:
+    """The letter is nacked because one queue is full; the other one has it, and gets it again with the next run."""
+    await world.fill([letter(9_999, kind="Refused", key="refusing.queue")], counted=False)
+    await world.admin.bind("cache.generation", EXCHANGE, "refusing.queue")
+    await world.fill((letter(n, kind="Refused") for n in range(10)), counted=False)
+    told = summary(await world.recover())
+    assert (told["failed"], told["possible_duplicates"]) == (10, 10)
+    assert await world.admin.count("cache.generation") == 10
+
+
+async def test_a_backup_that_cannot_be_written_ends_the_run_in_order(world: World) -> None:
+    await world.fill(letter(n) for n in range(50))
+    ended = await world.recover("--backup", "/dev/full")
+    told = summary(ended)
+    assert ended.code == 1
+    assert "backup cannot be written" in told["failure"]
+    assert (told["recovered"], told["remaining"], told["unseen"]) == (0, 50, 50)
+    await world.check()
