@@ -31,15 +31,12 @@ async def _prepare(url: str) -> None:
         assert await assert_dead(queues, "dead", source_queue="orders")
 
 
-@pytest.mark.parametrize(("more", "shown"), [((), "60/60"), (("--limit", "20"), "20/20"), (("--dry-run",), "60/60")])
-def test_the_bar_ends_where_the_run_ends(tmp_path: Path, more: tuple[str, ...], shown: str) -> None:
-    url = f"sqlite:///{tmp_path}/work"
-    asyncio.run(_prepare(url))
+def _on_terminal(folder: Path, *arguments: str, columns: int = 120) -> str:
     ours, theirs = pty.openpty()
+    environment = Command(folder, "memory://").environment(TERM="xterm", COLUMNS=str(columns), NO_COLOR="1")
     with subprocess.Popen(
-        [PROGRAM, "recover", url, "dead", *more],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=theirs,
-        cwd=tmp_path, env=Command(tmp_path, "memory://").environment(TERM="xterm", COLUMNS="120", NO_COLOR="1"),
+        [PROGRAM, "recover", *arguments],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=theirs, cwd=folder, env=environment,
     ) as process:  # fmt: skip
         os.close(theirs)
         parts = []
@@ -50,7 +47,21 @@ def test_the_bar_ends_where_the_run_ends(tmp_path: Path, more: tuple[str, ...], 
             pass
         os.close(ours)
         assert process.wait(TIMEOUT_S) in (0, 3)
-    assert re.findall(r"\d+/\d+", b"".join(parts).decode())[-1] == shown
+    return b"".join(parts).decode()
+
+
+@pytest.mark.parametrize(("more", "shown"), [((), "60/60"), (("--limit", "20"), "20/20"), (("--dry-run",), "60/60")])
+def test_the_bar_ends_where_the_run_ends(tmp_path: Path, more: tuple[str, ...], shown: str) -> None:
+    url = f"sqlite:///{tmp_path}/work"
+    asyncio.run(_prepare(url))
+    assert re.findall(r"\d+/\d+", _on_terminal(tmp_path, url, "dead", *more))[-1] == shown
+
+
+def test_a_sentence_is_not_broken_where_the_terminal_ends(tmp_path: Path) -> None:
+    """It may have a command in it, to be copied."""
+    url = f"sqlite:///{tmp_path}/work"
+    asyncio.run(_prepare(url))
+    assert f"Found {COUNT} messages in DLQ. Starting recovery..." in _on_terminal(tmp_path, url, "dead", columns=30)
 
 
 @pytest.mark.parametrize(

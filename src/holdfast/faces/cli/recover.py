@@ -163,7 +163,7 @@ class _Run:
         from holdfast.wiring_recover import kept_journal
 
         def on_begin(run: Recovery) -> None:
-            begin(run, lambda: len(run._books.flying))
+            begin(run, lambda: run.flying_count)
 
         clock = SystemClock()
         order = self._order
@@ -183,7 +183,7 @@ class _Run:
 
         def on_begin(run: BackupRun) -> None:
             notices.has_begun = True
-            begin(run, lambda: len(run._flying))
+            begin(run, lambda: run.flying_count)
 
         async with self._open() as letters, let_go_at_once(letters):
             return await publish_backup(

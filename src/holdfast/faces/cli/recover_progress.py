@@ -102,7 +102,7 @@ def _terminal(limit: int | None) -> Iterator[Ways]:
         progress.update(task, completed=done, total=total, rate=rate)
 
     def say(sentence: str) -> None:
-        progress.console.print(one_line(sentence), markup=False)
+        progress.console.print(one_line(sentence), markup=False, soft_wrap=True)  # commands in it can be copied
 
     with progress:
         yield Ways(say, on_progress, say)

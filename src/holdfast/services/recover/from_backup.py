@@ -67,6 +67,11 @@ class BackupRun:
         """Whether somebody has asked for the end."""
         return self._stopped.is_set()
 
+    @property
+    def flying_count(self) -> int:
+        """Letters whose confirms are still to come."""
+        return len(self._flying)
+
     def stop(self) -> None:
         """Publish nothing more; wait for the confirms."""
         self._stopped.set()

@@ -90,6 +90,11 @@ class Recovery:
         """Whether somebody has asked for the end."""
         return self._stop is not None
 
+    @property
+    def flying_count(self) -> int:
+        """Letters whose confirms are still to come."""
+        return len(self._books.flying)
+
     def stop(self) -> None:
         """Take nothing new, wait for the confirms, give the rest back."""
         self._stop_by(StoppedBy.SIGNAL)
@@ -227,6 +232,7 @@ class Recovery:
                 if letter.redelivered and self._journal is not None and not self.summary.dry_run:
                     if self._journal.recognise(letter.digest):
                         self.summary.recognised += 1
+                        letter.stored = True  # should its ack be lost, it is not published either
                         done.append(letter)
                         continue
                     is_doubtful = self._journal.follows_killed_run
