@@ -112,10 +112,11 @@ class RabbitDeadLetters:
     async def refusal(self, exchange: str) -> str:
         if self._inspection is None or self._connection is None or not exchange:
             return ""
-        why = await self._inspection.refusal(self._connection, exchange)
-        if not why and await may_write(self._connection, exchange) is False:
-            why = f"refused: 403 exchange '{exchange}' may not be written to"
-        return why
+        if self._is_full:  # as for `depth`
+            async with await Connection.open(self._address) as own:
+                return await _refusal(self._inspection, own, exchange)
+        with self._asking():
+            return await _refusal(self._inspection, self._connection, exchange)
 
     def receivers(self, address: Destination) -> Sequence[str]:
         return self._inspection.receivers(address) if self._inspection else ()
@@ -368,6 +369,13 @@ class RabbitDeadLetters:
         self._lines.leave()
         self._ready.clear()
         self._read_on()
+
+
+async def _refusal(inspection: Inspection, connection: Connection, exchange: str) -> str:
+    why = await inspection.refusal(connection, exchange)
+    if not why and await may_write(connection, exchange) is False:
+        why = f"refused: 403 exchange '{exchange}' may not be written to"
+    return why
 
 
 def _line_number(letter: Taken) -> int:
