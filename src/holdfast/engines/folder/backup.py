@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,7 +39,8 @@ class FileBackup:
         """No more. A run that wrote nothing, such as a dry run, leaves no empty file behind."""
         if not self._file.closed and self._is_new and self._is_empty():
             self.path.unlink(missing_ok=True)
-        self._file.close()
+        with suppress(OSError):  # what could not be written was told then; the file would tell it again
+            self._file.close()
 
     def _is_empty(self) -> bool:
         """Whether what is at the path now is our file, and nobody has written to it."""
