@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,10 @@ __all__ = ["admin", "every_admin", "every_node", "node", "nodes"]
 # `make test` tries the same examples each time, so that a red run speaks of the change; `make soak` looks for new ones.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
+
+# Under `nohup`, and so in many a CI, a hang-up is ignored, and so by every program that is started here: also by those
+# that are to hear it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 #: Folders whose files take longest, those first: at the end of a run no worker waits for another's long file.
 LONGEST_FIRST = (
