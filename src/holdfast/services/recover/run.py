@@ -218,7 +218,8 @@ class Recovery:
         for letter in batch:
             letter.at_s = now_s
             if letter.redelivered and (known := books.find(letter)) is not None:
-                self._came_again(known, now_s)
+                if self._came_again(known, now_s):
+                    going.append(known)
                 continue
             if books.has_put_back and books.is_put_back(letter):
                 self._keeper.hold(letter)  # counted when it was taken first
@@ -254,18 +255,18 @@ class Recovery:
         may_be = letter.redelivered and self.summary.interruptions and self._spared_count < self.summary.recovered
         return bool(may_be and self._books.was_acked(letter))
 
-    def _came_again(self, letter: Taken, now_s: float) -> None:
-        """A letter that a lost connection took from us is back: it goes on where it was."""
+    def _came_again(self, letter: Taken, now_s: float) -> bool:
+        """A letter that a lost connection took from us is back, and goes on where it was; True: it was not sent yet."""
         letter.at_s = now_s
         if letter.stored:
             # Its copy is confirmed and written down: only the ack is missing.
             self.summary.recognised += 1
             self._settler.ack_noted([letter])
         elif letter not in self._books.flying:
-            if letter.kept:
-                self._keeper.hold(letter)
-            else:
-                self._sender.waiting.append(letter)  # it was lost before it was sent
+            if not letter.kept:
+                return True
+            self._keeper.hold(letter)
+        return False
 
     def _may_go(self, letter: Taken) -> bool:
         summary, route = self.summary, letter.route
