@@ -12,23 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
 from holdfast.core.recovery import Summary
 from holdfast.faces.cli.recover_progress import progress_of
-from holdfast.testing import assert_dead
 from tests.support.command import PROGRAM, TIMEOUT_S, Command
+from tests.support.terminal import all_of, fill_dead_queue
 
 COUNT = 60
-
-
-async def _prepare(url: str) -> None:
-    async with holdfast.open(url) as queues:
-        await queues.queues_create("dead")
-        await queues.queues_create("orders", dead_queue="dead")
-        await queues.queue_produce("orders", [b"x"] * COUNT)
-        leased = await queues.queue_lease("orders", batch_size=COUNT)
-        await queues.queue_retry("orders", [holdfast.RetryItem(id=item.id, dead=True) for item in leased.items])
-        assert await assert_dead(queues, "dead", source_queue="orders")
 
 
 def _on_terminal(folder: Path, *arguments: str, columns: int = 120) -> str:
@@ -39,28 +28,23 @@ def _on_terminal(folder: Path, *arguments: str, columns: int = 120) -> str:
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=theirs, cwd=folder, env=environment,
     ) as process:  # fmt: skip
         os.close(theirs)
-        parts = []
-        try:
-            while part := os.read(ours, 65_536):
-                parts.append(part)
-        except OSError:  # the other side is closed
-            pass
+        shown = all_of(ours)
         os.close(ours)
         assert process.wait(TIMEOUT_S) in (0, 3)
-    return b"".join(parts).decode()
+    return shown
 
 
 @pytest.mark.parametrize(("more", "shown"), [((), "60/60"), (("--limit", "20"), "20/20"), (("--dry-run",), "60/60")])
 def test_the_bar_ends_where_the_run_ends(tmp_path: Path, more: tuple[str, ...], shown: str) -> None:
     url = f"sqlite:///{tmp_path}/work"
-    asyncio.run(_prepare(url))
+    asyncio.run(fill_dead_queue(url, COUNT))
     assert re.findall(r"\d+/\d+", _on_terminal(tmp_path, url, "dead", *more))[-1] == shown
 
 
 def test_a_sentence_is_not_broken_where_the_terminal_ends(tmp_path: Path) -> None:
     """It may have a command in it, to be copied."""
     url = f"sqlite:///{tmp_path}/work"
-    asyncio.run(_prepare(url))
+    asyncio.run(fill_dead_queue(url, COUNT))
     assert f"Found {COUNT} messages in DLQ. Starting recovery..." in _on_terminal(tmp_path, url, "dead", columns=30)
 
 

@@ -10,21 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.testing import assert_dead
 from tests.support.command import TIMEOUT_S, Command
+from tests.support.terminal import fill_dead_queue
 
 COUNT = 300
-
-
-async def _prepare(url: str) -> None:
-    async with holdfast.open(url) as queues:
-        await queues.queues_create("dead")
-        await queues.queues_create("orders", dead_queue="dead")
-        await queues.queue_produce("orders", [b"x"] * COUNT)
-        leased = await queues.queue_lease("orders", batch_size=COUNT)
-        await queues.queue_retry("orders", [holdfast.RetryItem(id=item.id, dead=True) for item in leased.items])
-        assert await assert_dead(queues, "dead", source_queue="orders")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -43,7 +32,7 @@ def test_a_server_that_is_silent_is_not_waited_for(tmp_path: Path, number: signa
 
 def test_a_stop_says_what_it_waits_for(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/work"
-    asyncio.run(_prepare(url))
+    asyncio.run(fill_dead_queue(url, COUNT))
     process = Command(tmp_path, "memory://").start("recover", url, "dead", "--json", "--rate", "20/s")
     assert process.stderr is not None
     with process:

@@ -20,6 +20,7 @@ from holdfast.faces.cli.letters import _show_letter
 from holdfast.faces.cli.output import Output
 from holdfast.testing import assert_dead
 from tests.support.command import PROGRAM, TIMEOUT_S, Command
+from tests.support.terminal import all_of
 
 COLUMNS = 80
 ERROR = "customer 77 has no address in the database and cannot be served before somebody adds it"
@@ -59,15 +60,9 @@ def on_terminal(run: Command, *arguments: str) -> str:
         [str(PROGRAM), *arguments], cwd=run.folder, env=environment, stdin=follower, stdout=follower, stderr=follower
     ) as process:
         os.close(follower)
-        parts = []
-        try:
-            while part := os.read(leader, 65_536):
-                parts.append(part)
-        except OSError:  # the other side is closed
-            pass
+        text = all_of(leader).replace("\r\n", "\n")
         os.close(leader)
-        assert process.wait(TIMEOUT_S) == 0, b"".join(parts)
-    text = b"".join(parts).decode().replace("\r\n", "\n")
+        assert process.wait(TIMEOUT_S) == 0, text
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
 
 

@@ -20,6 +20,7 @@ from tests.recover.test_schedule import rows
 from tests.recover.world import EXCHANGE, World, letter
 from tests.support.command import PROGRAM
 from tests.support.eventually import eventually
+from tests.support.terminal import all_of
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -203,7 +204,7 @@ async def test_a_terminal_shows_that_it_is_stopping(world: World) -> None:
     with ending(process):
         await eventually(lambda: _some(world))
         process.send_signal(signal.SIGINT)
-        shown = await asyncio.to_thread(_all_of, terminal)
+        shown = await asyncio.to_thread(all_of, terminal)
         os.close(terminal)
         await asyncio.to_thread(process.wait, 30.0)
     assert process.returncode == 3
@@ -232,16 +233,6 @@ def _with_nohup(world: World, *more: str) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         cwd=world.folder, env=world.command().environment(),
     )  # fmt: skip
-
-
-def _all_of(terminal: int) -> str:
-    parts = []
-    try:
-        while part := os.read(terminal, 65_536):
-            parts.append(part)
-    except OSError:  # the other side is closed
-        pass
-    return b"".join(parts).decode()
 
 
 def _line_with(process: subprocess.Popen[bytes], text: bytes) -> bytes:
