@@ -191,6 +191,7 @@ async def test_a_hang_up_takes_whoever_reads_with_it(world: World) -> None:
         await eventually(lambda: _some(world))
         assert process.stdout is not None
         process.send_signal(signal.SIGHUP)
+        await asyncio.to_thread(_line_with, process, b"Stopping")  # whoever goes before that is a closed pipe
         process.stdout.close()
         await asyncio.to_thread(process.wait, 30.0)
     told = json.loads(report.read_text())
