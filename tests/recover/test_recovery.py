@@ -376,12 +376,28 @@ async def test_the_other_queues_that_get_a_copy_are_named(world: World) -> None:
 
 async def test_a_queue_that_is_deleted_in_the_middle(world: World) -> None:
     await world.fill((letter(n) for n in range(3_000)), counted=False)
-    with world.start("--rate", "500/s", "--stall-timeout", "1s") as process:
+    # Of the rest, most are still in the queue.
+    with world.start("--rate", "500/s", "--window", "500", "--stall-timeout", "1s") as process:
         await eventually(lambda: _some(world))
         await world.admin.delete(world.dlq)
         out, _ = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "no queue" in json.loads(out.splitlines()[-1])["failure"]
+
+
+async def test_a_queue_that_is_deleted_when_all_of_its_letters_are_in_hand(world: World) -> None:
+    """Then none is lost: they go where they were to go. Nobody can say that nothing is left."""
+    await world.fill(letter(n) for n in range(1_000))
+    with world.start("--rate", "500/s") as process:
+        await eventually(lambda: _are_half_done(world))  # all were taken long ago
+        await world.admin.delete(world.dlq)
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == 3
+    told = json.loads(out.splitlines()[-1])
+    assert (told["recovered"], told["remaining"], told["stopped_by"]) == (1_000, None, "all_taken")
+    assert any("could not be read" in note for note in told["notes"])
+    await world.admin.queue(world.dlq)
+    await world.check()
 
 
 async def test_two_recoveries_at_once(any_world: World) -> None:
@@ -416,6 +432,10 @@ async def _has(world: World, count: int) -> bool:
 
 async def _some(world: World) -> bool:
     return await world.admin.count("collection.scan") > 100
+
+
+async def _are_half_done(world: World) -> bool:
+    return await world.admin.count("collection.scan") >= 500
 
 
 async def _text(world: World, *more: str | Path) -> Ended:
