@@ -48,7 +48,7 @@ class Tally:
         """One round; a duplicate that no summary counted ends the scenario, where every run could print one."""
         self.messages += report.put_count
         self.lost += len(report.lost)
-        self.duplicates += len(report.duplicated)
+        self.duplicates += report.duplicates_count
         self.possible_duplicates += possible
         self.altered += len(report.altered)
         self.unexpected += len(report.unexpected)

@@ -141,8 +141,12 @@ class World:
         self.books.put(self.name(one), essence(one))
 
     def name(self, one: Delivery | Outgoing) -> str:
-        """What a message is called in the books: by its bytes, since ids may repeat."""
-        return hashlib.sha256(essence(one)).hexdigest()
+        """What a message is called in the books: by its id, so that one whose bytes were changed is known again.
+
+        One without an id is called by its bytes: changed, it is lost and another is unexpected.
+        """
+        message_id = properties.split(one.properties).get("message_id")
+        return message_id[1:].decode("utf-8", "replace") if message_id else hashlib.sha256(essence(one)).hexdigest()
 
     async def found(self, places: Sequence[str] | None = None) -> dict[str, list[Delivery]]:
         """Everything that is in the targets and the dead-letter queue, taken out and entered into the books."""

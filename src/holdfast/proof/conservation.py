@@ -34,9 +34,14 @@ class Report:
     altered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unexpected: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    @property
+    def duplicates_count(self) -> int:
+        """Copies too many: a message that is there three times is two of them."""
+        return sum(len(places) - 1 for places in self.duplicated.values())
+
     def check(self, *, duplicates_max: int | None = 0) -> None:
-        """Raise NotConserved, naming samples, unless all is well. `duplicates_max=None` allows any number."""
-        duplicates_fail = duplicates_max is not None and len(self.duplicated) > duplicates_max
+        """Raise NotConserved, naming samples, unless all is well. `duplicates_max=None` allows any number of copies."""
+        duplicates_fail = duplicates_max is not None and self.duplicates_count > duplicates_max
         if self.lost or self.altered or self.unexpected or duplicates_fail:
             raise NotConserved(self.text(), ids=[*self.lost, *self.altered, *self.unexpected][:SAMPLES_MAX])
 
@@ -55,7 +60,7 @@ class Report:
     def _numbers(self) -> str:
         return (
             f"not conserved; put {self.put_count}, in doubt {self.in_doubt_count}, found {self.found_count}, "
-            f"lost {len(self.lost)}, duplicated {len(self.duplicated)}, altered {len(self.altered)}, "
+            f"lost {len(self.lost)}, duplicates {self.duplicates_count}, altered {len(self.altered)}, "
             f"unexpected {len(self.unexpected)}"
         )
 
@@ -67,7 +72,7 @@ class Report:
             "messages": self.put_count,
             "in_doubt": self.in_doubt_count,
             "lost": len(self.lost),
-            "duplicates": len(self.duplicated),
+            "duplicates": self.duplicates_count,
             "altered": len(self.altered),
             "unexpected": len(self.unexpected),
         }

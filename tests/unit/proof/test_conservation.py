@@ -33,7 +33,7 @@ def test_nothing_put_and_nothing_found_is_conserved() -> None:
 def test_a_lost_message_is_named() -> None:
     count = books("a", "b")
     count.found("queue", "a", b"a")
-    with pytest.raises(NotConserved, match=r"(?s)lost 1, duplicated 0, altered 0.*lost: 'b'") as raised:
+    with pytest.raises(NotConserved, match=r"(?s)lost 1, duplicates 0, altered 0.*lost: 'b'") as raised:
         count.check()
     assert raised.value.ids == ("b",)
 
@@ -54,6 +54,15 @@ def test_the_same_place_twice_is_a_duplicate_too() -> None:
     count.found("queue", "a")
     with pytest.raises(NotConserved, match="duplicated: 'a' in queue, queue"):
         count.check()
+
+
+def test_every_copy_is_a_duplicate() -> None:
+    count = books("a", "b")
+    for message_id in ("a", "a", "a", "b", "b"):
+        count.found("queue", message_id)
+    assert count.check(duplicates_max=3).duplicates_count == 3
+    with pytest.raises(NotConserved, match="duplicates 3"):
+        count.check(duplicates_max=2)
 
 
 def test_an_altered_body_is_named_with_its_place() -> None:
@@ -77,7 +86,7 @@ def test_a_message_put_in_doubt_may_be_there_or_not_but_not_twice() -> None:
     count.found("queue", "there", b"1")
     assert count.check().in_doubt_count == 2
     count.found("queue", "there", b"1")
-    with pytest.raises(NotConserved, match="duplicated 1"):
+    with pytest.raises(NotConserved, match="duplicates 1"):
         count.check()
 
 
@@ -114,8 +123,8 @@ def test_only_a_few_samples_are_named() -> None:
 
 def test_the_line_for_a_long_run_is_json() -> None:
     count = books("a", "b", "c")
-    count.found("queue", "a")
-    count.found("queue", "a")
+    for _ in range(3):
+        count.found("queue", "a")
     count.put_in_doubt("d", b"")
     line = count.report().line("kill the server", kills=50, store="sqlite")
     assert "\n" not in line
@@ -125,7 +134,7 @@ def test_the_line_for_a_long_run_is_json() -> None:
         "messages": 3,
         "in_doubt": 1,
         "lost": 2,
-        "duplicates": 1,
+        "duplicates": 2,
         "altered": 0,
         "unexpected": 0,
         "store": "sqlite",
