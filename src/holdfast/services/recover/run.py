@@ -171,9 +171,9 @@ class Recovery:
             if batch:
                 self._watch.arrived()
                 await self._admit(batch)
-                await self._widen()
         if self._sender.waiting and self._stop is None and not await self._sender.send():
             self._stop_by(StoppedBy.STALL)
+        await self._widen()
         await self._want()
         if self._stop is not None:
             return self._stop
