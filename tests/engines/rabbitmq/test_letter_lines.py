@@ -64,7 +64,7 @@ async def run(request: pytest.FixtureRequest, admin: Admin) -> AsyncIterator[Run
     make = admin.quorum_queue if request.param == "quorum" else admin.queue
     queue = await make("dead")
     async with Publisher(admin.address()) as publisher:
-        await publisher.publish_all([outgoing(queue) for _ in range(100)])
+        await publisher.publish_all([outgoing(queue, b"%02d" % number) for number in range(100)])
     run = Run(queue)
     connection = await Connection.open(admin.address())
     try:
@@ -95,3 +95,15 @@ async def test_letters_of_an_ended_consumer_can_be_held_for_good(run: Run) -> No
         await run.want(10)
         run.ack(await run.take(10))
     assert run.came_count == 50
+
+
+async def test_what_came_by_several_consumers_of_a_channel_goes_back_in_order(run: Run, admin: Admin) -> None:
+    """A quorum queue gives back consumer by consumer, in either order, what one frame gives back."""
+    for wanted in (40, 30, 30):
+        await run.want(wanted)
+        await run.lines.widen(100)
+        await run.take(wanted)
+    await run.lines.stop()
+    assert await run.lines.give_back() == 100
+    bodies = [one.body for one in await admin.drain("dead", 100)]
+    assert bodies == [b"%02d" % number for number in range(100)]

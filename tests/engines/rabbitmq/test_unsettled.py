@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,3 +73,17 @@ def test_everything_goes_back_by_one_frame() -> None:
     books.flush()
     books.nack_all()
     assert len(books.flush()) == FRAME_BYTES
+
+
+@given(
+    tags=st.sets(st.integers(1, 30), min_size=1).map(sorted),
+    joints=st.lists(st.integers(0, 30), unique=True).map(sorted),
+)
+def test_parts_end_at_joints(tags: list[int], joints: list[int]) -> None:
+    books = Unsettled(1)
+    books.delivered_all(tags)
+    ends = [*books.parts(joints), tags[-1]]
+    assert ends == sorted(set(ends))
+    assert set(ends) <= set(tags)
+    for tag, following in pairwise(tags):
+        assert (tag in ends) == any(tag <= joint < following for joint in joints)

@@ -19,6 +19,8 @@ from holdfast.errors import BrokerError, BrokerLost
 
 #: So many letters walked over cost the broker about as much as some fresh channels.
 WALKED_COUNT_MAX = 50_000
+#: Changes from one consumer of a channel to another that are remembered.
+JOINTS_COUNT_MAX = 1_000
 
 
 class Line:
@@ -31,7 +33,10 @@ class Line:
         self.channel: Channel | None = None
         self.books = Unsettled(0)
         self.tags: list[str] = []  #: its consumers
+        self.consumers_count = 0  #: so far
         self.held_count = 0
+        self._joints: list[int] = []
+        self._consumer_tag = ""  # of the last delivery
         self._walked_count = 0
         self._on_arrived = on_arrived
         self._on_lost = on_lost
@@ -66,11 +71,13 @@ class Line:
     async def give_back(self) -> int:
         """All of the channel by one frame, tag 0: one by one is quadratic on a classic queue. Answers how many.
 
-        Every channel is a process of its own in the broker: this one has passed them on when it answers a question.
+        A quorum queue gets back by one frame what came by several consumers one after the other, in either order: so
+        there is one for every change from one to another. Every channel is a process of its own in the broker: this one has passed them on when it answers a question.
         """
         count = len(self.books)
         if count and self.channel is not None:
-            self.channel.write(commands.nack(self.channel.number, 0, multiple=True, requeue=True))
+            for tag in (*self.books.parts(self._joints), 0):
+                self.channel.write(commands.nack(self.channel.number, tag, multiple=True, requeue=True))
             await self.channel.call(amqp.Basic.Qos(prefetch_count=1))
         return count
 
@@ -89,6 +96,9 @@ class Line:
             for delivery in deliveries:
                 delivery.channel = number
             self.books.delivered_all([delivery.tag for delivery in deliveries])
+            if self.consumers_count > 1:
+                self._note_joints(deliveries)
+            self._consumer_tag = deliveries[-1].consumer_tag
             self._on_arrived(deliveries)
         if len(deliveries) < len(events) and any(isinstance(event, Cancelled) for event in events):
             self._on_lost(BrokerLost("the broker cancelled the consumer"))
@@ -99,3 +109,10 @@ class Line:
 
     def on_writable(self) -> None:
         """Acks are small, and never wait for the socket."""
+
+    def _note_joints(self, deliveries: list[Delivery]) -> None:
+        last = self._consumer_tag
+        for delivery in deliveries:
+            if delivery.consumer_tag != last and len(self._joints) < JOINTS_COUNT_MAX:
+                self._joints.append(delivery.tag - 1)
+            last = delivery.consumer_tag

@@ -188,6 +188,7 @@ class Lines:
     async def _add_consumer(self, line: Line, prefetch: int) -> None:
         assert line.channel is not None  # noqa: S101
         self.allowance.capacity_count += prefetch
+        line.consumers_count += 1
         await line.channel.call(amqp.Basic.Qos(prefetch_count=prefetch))
         answer = await line.channel.call(methods.Consume(queue=self._queue))
         line.tags.append(str(getattr(answer, "consumer_tag", "")))
