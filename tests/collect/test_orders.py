@@ -69,7 +69,7 @@ async def collect(before: Order, after: Order, *, by_count: bool, folder: Path) 
 
 
 @given(orders(), st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_order_with_duplicates_ends_in_the_same_result(order: tuple[Order, Order], by_count: bool) -> None:
     before, after = order
     with tempfile.TemporaryDirectory(prefix="holdfast-orders-") as folder:

@@ -345,7 +345,7 @@ def _unlock(folder: Path) -> None:
     routed=[True, False, True, False, False, False, True],
     mishaps=["killed", "cut_after_send", "killed", "nacked", "lost", "cut_after_send", "nacked", "none"],
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     names=st.lists(st.integers(0, 6), min_size=1, max_size=14),
     routed=st.lists(st.booleans(), min_size=7, max_size=7),
@@ -393,7 +393,7 @@ def test_nothing_is_lost_and_every_duplicate_is_counted(
     mishaps=NOTED_AND_KILLED,
     ways=[Way(journal="another"), Way(), Way(newcomers=((1, True),), journal="another")],
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     names=st.lists(st.integers(0, 3), min_size=1, max_size=8),
     mishaps=st.lists(st.sampled_from((*MISHAPS, "killed")), max_size=15),

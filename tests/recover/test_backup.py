@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.engines.folder.backup import FileBackup, read_backup
+from holdfast.errors import CannotStart
 from holdfast.ports.recovery import Exported
 from tests.recover.world import World, letter, summary
 
@@ -67,3 +68,15 @@ async def test_what_somebody_else_wrote_or_put_there_meanwhile_stays(tmp_path: P
     backup.close()
     assert other.read_bytes() == b"precious"
     theirs.close()
+
+
+async def test_a_letter_that_was_cut_off_by_a_kill_takes_no_other_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "letters.jsonl"
+    backup = FileBackup(path)
+    await backup.write([ONE, ONE])
+    backup.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    with pytest.raises(CannotStart, match="ends in the middle of a letter"):
+        FileBackup(path)
+    assert path.read_bytes() == whole[:-10]

@@ -16,6 +16,9 @@ RETURNS_SPARE_COUNT = 5
 SAMPLE_CHARACTERS_MAX = 200
 REASONS_COUNT_MAX = 1_000
 OTHER_REASONS = "(further reasons)"
+#: Queues that are counted by name. Strangers choose routing keys and types.
+NAMES_COUNT_MAX = 1_000
+OTHERS = "(further)"
 
 
 class StoppedBy(StrEnum):
@@ -108,6 +111,15 @@ class Summary(Struct, kw_only=True):
         left = self.unseen or (self.remaining and not self.dry_run)
         return is_known and not self.kept and not left and not self.failure
 
+    def went(self, name: str, count: int = 1) -> None:
+        """So many were recovered to there."""
+        self.by_queue[name if _has_room(self.by_queue, name) else OTHERS] += count
+
+    def failed_at(self, name: str) -> None:
+        """One was not taken there."""
+        self.failed += 1
+        self.failed_by_queue[name if _has_room(self.failed_by_queue, name) else OTHERS] += 1
+
     def reason(self, text: str) -> Reason:
         """The entry of this reason. Strangers choose texts: their number has a limit."""
         if text not in self.reasons and len(self.reasons) >= REASONS_COUNT_MAX:
@@ -117,7 +129,14 @@ class Summary(Struct, kw_only=True):
 
 def add_planned(summary: Summary, route: Route) -> None:
     """In a dry run: a letter would go there."""
-    summary.planned.setdefault(route.type or "(no type)", Counter())[str(route.address)] += 1
+    type_, address = route.type or "(no type)", str(route.address)
+    if address not in summary.planned.get(type_, ()) and sum(map(len, summary.planned.values())) >= NAMES_COUNT_MAX:
+        type_ = address = OTHERS
+    summary.planned.setdefault(type_, Counter())[address] += 1
+
+
+def _has_room(names: Counter[str], name: str) -> bool:
+    return name in names or len(names) < NAMES_COUNT_MAX
 
 
 def may_return(returns: int, delivery_limit: int | None, *, times: int = 1) -> bool:

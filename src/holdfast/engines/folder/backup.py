@@ -26,10 +26,16 @@ class FileBackup:
         self.path = path
         self._is_new = not path.exists()
         try:
-            self._file: BinaryIO = open(path, "ab", opener=_private)  # noqa: SIM115 - open until `close`
+            self._file: BinaryIO = open(path, "a+b", opener=_private)  # noqa: SIM115 - open until `close`
         except OSError as error:
             raise CannotStart(f"backup cannot be written; '{path}': {error.strerror or error}") from error
         self.held_bytes = os.fstat(self._file.fileno()).st_size  #: before the first letter of this run
+        if self.held_bytes and os.pread(self._file.fileno(), 1, self.held_bytes - 1) != b"\n":
+            self._file.close()
+            raise CannotStart(
+                f"backup cannot be added to; '{path}' ends in the middle of a letter, as after a run that was killed: "
+                "that letter was not published and is in its queue. Give another file"
+            )
 
     async def write(self, letters: Sequence[Exported]) -> None:
         """Returns when they are on disk."""

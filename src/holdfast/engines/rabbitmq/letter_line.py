@@ -71,8 +71,9 @@ class Line:
     async def give_back(self) -> int:
         """All of the channel by one frame, tag 0: one by one is quadratic on a classic queue. Answers how many.
 
-        A quorum queue gets back by one frame what came by several consumers one after the other, in either order: so
-        there is one for every change from one to another. Every channel is a process of its own in the broker: this one has passed them on when it answers a question.
+        A quorum queue takes back what came by several consumers in either order, when it is one frame: so there is one
+        for every change from one to another. Every channel is a process of its own in the broker: this one has passed
+        them on when it answers a question.
         """
         count = len(self.books)
         if count and self.channel is not None:

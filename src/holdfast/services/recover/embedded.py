@@ -212,7 +212,7 @@ class EmbeddedRecovery:
         gone = {item.id for item in items}.difference(ids or ())
         before = summary.recovered
         summary.recovered += len(items) - len(gone)
-        summary.by_queue[source_queue] += len(items) - len(gone)
+        summary.went(source_queue, len(items) - len(gone))
         self._notices.progressed(summary, before)
         for item in items:
             if item.id in gone and lost:
@@ -230,8 +230,7 @@ class EmbeddedRecovery:
     def _keep(self, item: Item, why: str, *, failed: bool = False) -> None:
         summary, count = self.summary, self._keep_quietly(item, why)
         if failed:
-            summary.failed += 1
-            summary.failed_by_queue[item.source_queue] += 1
+            summary.failed_at(item.source_queue)
         else:
             summary.skipped += 1
         self._notices.kept(summary, why, item.kind, count=count, failed=failed)

@@ -65,7 +65,7 @@ class Ending:
             if letter.stored:
                 # Published, and never acked: its other copy is still in the queue, and nobody will recognise it.
                 summary.recovered += 1
-                summary.by_queue[address_text(letter.address)] += 1
+                summary.went(address_text(letter.address))
                 summary.possible_duplicates += 1
         if missing := sum(not letter.stored for letter in books.lost()):
             summary.notes.append(
@@ -104,9 +104,8 @@ class Ending:
                 summary.possible_duplicates += 1  # it was being put back, and is counted as kept
                 continue
             summary.unknown += 1
-            summary.failed += 1
             summary.possible_duplicates += 1
-            summary.failed_by_queue[address_text(letter.address)] += 1
+            summary.failed_at(address_text(letter.address))
             summary.reason("unknown: no answer before the end").count += 1
 
     async def _put_back(self, delivery_limit: int | None) -> None:
@@ -125,6 +124,8 @@ class Ending:
             waiting.difference_update(letters)
             if verdict is Verdict.CONFIRMED:
                 stored.extend(letters)
+            elif verdict is Verdict.UNKNOWN:
+                self._summary.possible_duplicates += len(letters)
             if not waiting and not done.done():
                 done.set_result(None)
 
@@ -132,6 +133,7 @@ class Ending:
         await done
         missed = self._letters.ack(stored)
         self._summary.put_back += len(stored) - len(missed)
+        self._summary.possible_duplicates += len(missed)  # both are in the queue now
         self._forget(stored)
 
     def _forget(self, letters: Sequence[Taken]) -> None:

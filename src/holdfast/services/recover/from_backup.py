@@ -188,7 +188,7 @@ class BackupRun:
             self._flying.discard(letter)
             if verdict is Verdict.CONFIRMED:
                 summary.recovered += 1
-                summary.by_queue[address_text(letter.address)] += 1
+                summary.went(address_text(letter.address))
             else:
                 summary.unknown += verdict is Verdict.UNKNOWN
                 summary.possible_duplicates += verdict is Verdict.UNKNOWN
@@ -197,8 +197,7 @@ class BackupRun:
             self._landed.set()
 
     def _fail(self, letter: Taken, why: str) -> None:
-        self.summary.failed += 1
-        self.summary.failed_by_queue[address_text(letter.address)] += 1
+        self.summary.failed_at(address_text(letter.address))
         self._keep(letter, why, failed=True)
 
     def _keep(self, letter: Taken, why: str, *, failed: bool = False, warn: bool = True) -> None:

@@ -38,8 +38,7 @@ class Keeper:
 
     def failed(self, letter: Taken, why: str) -> None:
         """Its publish did not succeed, or would not."""
-        self._summary.failed += 1
-        self._summary.failed_by_queue[address_text(letter.address)] += 1
+        self._summary.failed_at(address_text(letter.address))
         self.keep(letter, why, failed=True)
 
     def keep(self, letter: Taken, why: str, *, failed: bool = False, warn: bool = True) -> None:

@@ -119,7 +119,7 @@ class Settler:
         self._books.acked(done)
         summary = self._summary
         for route, same in groupby(done, key=attrgetter("route")):
-            summary.by_queue[address_text(route.address)] += len(list(same))
+            summary.went(address_text(route.address), len(list(same)))
         before = summary.recovered
         summary.recovered += len(done)
         self._notices.progressed(summary, before)
