@@ -17,7 +17,7 @@ from holdfast.core.recovery import Limits, StoppedBy, Summary, add_planned, may_
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
 from holdfast.ports.clock import Clock
-from holdfast.ports.recovery import Backup, DeadLetters, Findings, Journal, Taken
+from holdfast.ports.recovery import Backup, DeadLetters, Findings, Journal, Taken, address_text
 from holdfast.proof import crash_point
 from holdfast.services.recover.books import Books
 from holdfast.services.recover.ending import Ending
@@ -63,7 +63,6 @@ class Recovery:
         self._where = where or LetterFilter()
         self._notices = notices or Notices()
         self._books = Books()
-        self._spared_count = 0  # letters that did not count, because they came again
         self._room = asyncio.Event()
         self._stop: StoppedBy | None = None
         self._stopping = asyncio.Event()
@@ -224,8 +223,9 @@ class Recovery:
             if books.has_put_back and books.is_put_back(letter):
                 self._keeper.hold(letter)  # counted when it was taken first
                 continue
-            if is_doubtful := self._is_spared(letter):
-                self._spared_count += 1
+            if is_doubtful := self._is_forgotten(letter):
+                self.summary.recovered -= 1
+                self.summary.went(address_text(letter.address), -1)
             else:
                 if not take():
                     self._keeper.hold(letter)  # not one of those that were wanted: it only goes back
@@ -249,10 +249,10 @@ class Recovery:
         if going:
             await self._sender.add(going)
 
-    def _is_spared(self, letter: Taken) -> bool:
-        """Whether it is one that we are done with, as far as anybody can tell: a broker that was lost forgets acks. It
-        is published again, but does not count again."""
-        may_be = letter.redelivered and self.summary.interruptions and self._spared_count < self.summary.recovered
+    def _is_forgotten(self, letter: Taken) -> bool:
+        """Whether it is one that we were done with, as far as anybody can tell: a broker that was lost forgets acks. It
+        is published again, and is not recovered until then; of those that are to be taken it is none."""
+        may_be = letter.redelivered and self.summary.interruptions and self.summary.recovered
         return bool(may_be and self._books.was_acked(letter))
 
     def _came_again(self, letter: Taken, now_s: float) -> bool:
