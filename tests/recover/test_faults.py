@@ -6,7 +6,8 @@ import asyncio
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tests.support.rabbitmq import Node, running_node
 
 pytestmark = pytest.mark.rabbitmq
 
+ALARMED = 5_000  # letters: some are left when the alarm comes, however long that takes
+STALL_S = 1.5
 QUORUM_AGE_S = 2.5  # a quorum queue that is younger is forgotten by a single node that is killed
 
 
@@ -41,6 +44,30 @@ async def ended(process: subprocess.Popen[bytes], timeout_s: float = 90.0) -> di
 async def moved(world: World, count: int) -> bool:
     """Whether so many have arrived."""
     return await world.admin.count("collection.scan") >= count
+
+
+async def goes_on(world: World, process: subprocess.Popen[bytes], before: int) -> bool:
+    """Whether more have arrived, or it has ended."""
+    return process.poll() is not None or await moved(world, before + 1)
+
+
+async def arrived_or_back(world: World, count: int) -> bool:
+    """Whether all are somewhere, nobody having one in hand."""
+    return await world.admin.count("collection.scan") + await world.admin.count(world.dlq) >= count
+
+
+@asynccontextmanager
+async def alarmed(world: World, node: Node, *more: str) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """A run that is surprised by an alarm in its middle, until the end of the block."""
+    process = world.start("--rate", "100/s", *more)
+    try:
+        await eventually(lambda: moved(world, 20), timeout_s=30.0)
+        with node.memory_alarm():
+            await asyncio.wait_for(_says(process, b"takes no publishes"), 30.0)
+            yield process
+    except BaseException:
+        process.kill()
+        raise
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
@@ -84,16 +111,35 @@ async def test_the_connections_are_cut_again_and_again(kind: str, every_admin: A
     await world.check(duplicates_max=told["possible_duplicates"] + again["possible_duplicates"])
 
 
-async def test_an_alarm_is_waited_out(private_node: Node, tmp_path: Path) -> None:
+async def test_an_alarm_in_the_middle_is_waited_out(private_node: Node, tmp_path: Path) -> None:
+    """For longer than a stall may last: what cannot be published is not stalled."""
     async with Admin.open(private_node, "alarm") as admin:
         world = await World(admin, tmp_path).make()
-        await world.fill(letter(n) for n in range(200))
-        with private_node.memory_alarm():
-            process = world.start("--stall-timeout", "500ms")
-            ears = asyncio.create_task(_says(process, b"takes no publishes"))
-            await asyncio.wait_for(ears, 30.0)
+        await world.fill(letter(n) for n in range(ALARMED))
+        async with alarmed(world, private_node, "--stall-timeout", f"{STALL_S}s") as process:
+            await asyncio.sleep(2 * STALL_S)
+            before = await admin.count("collection.scan")
+        await eventually(lambda: goes_on(world, process, before), timeout_s=30.0)
+        process.send_signal(signal.SIGINT)
         told = await ended(process)
-        assert (told["recovered"], told["stopped_by"]) == (200, "all_taken")
+        assert (told["stopped_by"], told["failed"]) == ("signal", 0)
+        assert told["recovered"] > before
+        await world.check(duplicates_max=told["possible_duplicates"])
+
+
+async def test_a_second_signal_ends_it_at_once(private_node: Node, tmp_path: Path) -> None:
+    """The first one waits for confirms, which do not come."""
+    async with Admin.open(private_node, "alarm-second-signal") as admin:
+        world = await World(admin, tmp_path).make()
+        await world.fill(letter(n) for n in range(ALARMED))
+        async with alarmed(world, private_node, "--stop-timeout", "1h") as process:
+            process.send_signal(signal.SIGINT)
+            await _says(process, b"Stopping: waiting for ")
+            process.send_signal(signal.SIGTERM)
+            told = await ended(process, 30.0)
+        assert (told["stopped_by"], process.returncode) == ("signal", 3)
+        assert 0 < told["unknown"] <= told["possible_duplicates"]
+        await eventually(lambda: arrived_or_back(world, ALARMED))
         await world.check(duplicates_max=told["possible_duplicates"])
 
 

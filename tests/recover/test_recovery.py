@@ -354,18 +354,6 @@ async def test_a_signal_stops_cleanly(any_world: World) -> None:
     await world.check()
 
 
-async def test_a_second_signal_ends_it_at_once(world: World) -> None:
-    await world.fill(letter(n) for n in range(3_000))
-    with world.start("--rate", "500/s", "--stop-timeout", "60s") as process:
-        await eventually(lambda: _some(world))
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=30)
-    assert process.returncode == 3
-    told = json.loads(out.splitlines()[-1])
-    await world.check(duplicates_max=told["possible_duplicates"])
-
-
 async def test_the_other_queues_that_get_a_copy_are_named(world: World) -> None:
     await world.admin.bind("cache.generation", EXCHANGE, "collection.scan")
     await world.fill([letter(1)], counted=False)
