@@ -63,6 +63,7 @@ class Recovery:
         self._where = where or LetterFilter()
         self._notices = notices or Notices()
         self._books = Books()
+        self._losses_count = 0  # of connections since the last letter came; each may have returned what we know of
         self._room = asyncio.Event()
         self._stop: StoppedBy | None = None
         self._stopping = asyncio.Event()
@@ -210,6 +211,7 @@ class Recovery:
     async def _admit(self, batch: Sequence[Taken]) -> None:
         crash_point("recover.after_take")
         now_s, books, take = self._watch.now_s(), self._books, self._quota.take
+        self._losses_count = 0
         going: list[Taken] = []
         done: list[Taken] = []
         self._window.came(batch)
@@ -314,20 +316,20 @@ class Recovery:
         summary, books = self.summary, self._books
         summary.interruptions += 1
         self._notices.interrupted(summary, error)
-        in_hand = [*books.flying, *books.held, *self._settler.stored, *self._sender.waiting]
+        self._losses_count += 1
         self._sender.lose()
-        worst = max((letter.returns or 0 for letter in in_hand), default=0) + 1
         books.lose(self._settler.stored)
+        worst = max((letter.returns or 0 for letter in books.lost()), default=0)
         limit = self._findings.delivery_limit if self._findings else None
-        if not may_return(worst, limit):
-            summary.notes.append(
-                f"ended instead of reconnecting: a letter came back {worst} times, the delivery limit is {limit}"
-            )
-            return False
         await self._want()
         delay_s = RECONNECT_S_FIRST
         refused_until_s = self._watch.now_s() + self._limits.stall_timeout_s
         while self._stop is None:
+            if not may_return(count := worst + self._losses_count, limit):
+                summary.notes.append(
+                    f"ended instead of reconnecting: a letter came back {count} times, the delivery limit is {limit}"
+                )
+                return False
             await wait(self._stopping, delay_s * (0.5 + random.random() / 2))  # noqa: S311
             delay_s = min(delay_s * 2, RECONNECT_S_MAX)
             if self._watch.left_s() <= 0:
@@ -344,6 +346,7 @@ class Recovery:
                 self._notices.waits(summary, str(refused))
                 continue
             except BrokerError as again:
+                self._losses_count += isinstance(again, BrokerLost)  # letters may have been on their way to us
                 self._notices.waits(summary, str(again))
                 continue
             self._watch.suspended()
