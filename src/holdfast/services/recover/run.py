@@ -212,6 +212,8 @@ class Recovery:
         crash_point("recover.after_take")
         now_s, books, take = self._watch.now_s(), self._books, self._quota.take
         self._losses_count = 0
+        if books.lost_count:
+            self._settler.settle()  # those of them that are confirmed only wait for their ack, once they come again
         going: list[Taken] = []
         done: list[Taken] = []
         self._window.came(batch)
