@@ -18,7 +18,7 @@ from holdfast.engines.rabbitmq.lane import Outgoing
 from holdfast.proof.conservation import Report
 from holdfast.proof.proxy import Proxy
 from tests.engines.rabbitmq.admin import Admin
-from tests.recover.world import TARGETS, World, header, letter, summary
+from tests.recover.world import TARGETS, World, header, letter, peak_mb, summary
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, running_node
 
@@ -165,15 +165,15 @@ async def large(*, count: int = 1_000, size_bytes: int = 4 * 2**20) -> Tally:
                     ]
                 )
             process = world.start()
-            peaking = asyncio.create_task(_peak_mb(process))
+            peaking = asyncio.create_task(peak_mb(process))
             out, err = await asyncio.to_thread(process.communicate, timeout=LONG_TIMEOUT_S)
             assert process.returncode == 0, err
             told = json.loads(out.splitlines()[-1])
-            peak_mb = await peaking
+            peak = await peaking
             assert told["recovered"] == count, told
             await _count_by_hand(world, count)
-            tally.messages, tally.more = count, {"peak_mb": peak_mb}
-            assert 20 < peak_mb < 200, peak_mb
+            tally.messages, tally.more = count, {"peak_mb": peak}
+            assert 20 < peak < 200, peak
     return tally
 
 
@@ -211,17 +211,6 @@ async def cluster(make: Callable[[], contextlib.AbstractContextManager[Any]]) ->
             await _finish(world, tally, possible)
         assert vhost
     return tally
-
-
-async def _peak_mb(process: subprocess.Popen[bytes]) -> float:
-    """Of its own memory. What getrusage says of a child begins with that of the process that started it: ours."""
-    peak_kb = 0
-    status = Path(f"/proc/{process.pid}/status")
-    while process.poll() is None:
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            peak_kb = int(status.read_text().split("VmHWM:")[1].split()[0])
-        await asyncio.sleep(0.02)
-    return round(peak_kb / 1024, 1)
 
 
 async def _begun(admin: Admin, process: subprocess.Popen[bytes]) -> None:

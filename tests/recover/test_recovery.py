@@ -13,7 +13,7 @@ import pytest
 from holdfast.engines.rabbitmq.lane import Outgoing
 from holdfast.engines.rabbitmq.wire import properties, table
 from tests.engines.rabbitmq.raw import HEADERS, header_table
-from tests.recover.world import EXCHANGE, World, essence, header, letter, summary
+from tests.recover.world import EXCHANGE, World, ended_by_kill, essence, header, letter, peak_mb, summary
 from tests.support.command import Ended
 from tests.support.eventually import eventually
 
@@ -293,11 +293,18 @@ async def test_letters_that_are_kept_count_toward_the_limit_and_nothing_else_is_
     world.books.check()
 
 
-async def test_one_at_a_time(world: World) -> None:
-    await world.fill(letter(n) for n in range(30))
-    told = summary(await world.recover("--one-at-a-time"))
-    assert told["recovered"] == 30
-    await world.check()
+async def test_one_at_a_time(any_world: World) -> None:
+    """Killed in the middle, it had one letter in hand, and no other was touched."""
+    world = any_world
+    await world.fill(letter(n) for n in range(20))
+    assert summary(await world.recover("--one-at-a-time"))["recovered"] == 20
+    await world.fill(letter(n) for n in range(20, 50))
+    with world.start("--one-at-a-time", HOLDFAST_CRASH_AT="recover.after_publish:10") as killed:
+        assert ended_by_kill(killed), killed.returncode
+    await eventually(lambda: _has(world, 21))
+    left = (await world.found())[world.dlq]
+    assert sum(one.redelivered for one in left) == 1
+    world.books.check(duplicates_max=1)
 
 
 async def test_a_rate_is_kept(world: World) -> None:
@@ -404,13 +411,17 @@ async def test_two_recoveries_at_once(any_world: World) -> None:
 
 async def test_large_letters_within_bounds(world: World) -> None:
     """Sixteen MiB each: the window in bytes rules, not the one in letters."""
-    size = 16 * 2**20 - 4096
+    size, window = 16 * 2**20 - 4096, 32 * 2**20
     big = [Outgoing("", "", letter(n).properties, os.urandom(16) + bytes(size)) for n in range(12)]
     await world.fill(big)
     del big
-    ended = await world.recover("--report", world.folder / "report.json", "--window-bytes", str(32 * 2**20))
-    assert ended.code == 0, ended
+    with world.start("--report", world.folder / "report.json", "--window-bytes", str(window)) as process:
+        peaking = asyncio.create_task(peak_mb(process))
+        _, err = await asyncio.to_thread(process.communicate, timeout=60.0)
+    assert process.returncode == 0, err
     assert (world.folder / "report.json").exists()
+    # 56 for the program, the window, and what is being put together; all twelve would be 270.
+    assert 50 < await peaking < 200
     await world.check()
 
 

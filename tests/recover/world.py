@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import signal
@@ -196,6 +197,17 @@ def header(delivery: Delivery | Outgoing, name: str) -> object:
 def ended_by_kill(process: subprocess.Popen[bytes], timeout_s: float = 60.0) -> bool:
     """Whether it was ended by SIGKILL."""
     return process.wait(timeout_s) == -signal.SIGKILL
+
+
+async def peak_mb(process: subprocess.Popen[bytes]) -> float:
+    """Of its own memory. What getrusage says of a child begins with that of the process that started it: ours."""
+    peak_kb = 0
+    status = Path(f"/proc/{process.pid}/status")
+    while process.poll() is None:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            peak_kb = int(status.read_text().split("VmHWM:")[1].split()[0])
+        await asyncio.sleep(0.02)
+    return round(peak_kb / 1024, 1)
 
 
 def ids(deliveries: Iterable[Delivery]) -> Counter[str]:

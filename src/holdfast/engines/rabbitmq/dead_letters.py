@@ -112,11 +112,14 @@ class RabbitDeadLetters:
     async def refusal(self, exchange: str) -> str:
         if self._inspection is None or self._connection is None or not exchange:
             return ""
-        if self._is_full:  # as for `depth`
+        try:
+            # Not where letters come: they are on their way just then, and to hear the answer all would have to be read.
             async with await Connection.open(self._address) as own:
                 return await _refusal(self._inspection, own, exchange)
-        with self._asking():
-            return await _refusal(self._inspection, self._connection, exchange)
+        except BrokerError as error:
+            if self._loss is None and self._connection.is_open:
+                return ""  # nobody can say
+            raise BrokerLost(f"exchange '{exchange}' could not be asked for; {error}") from error
 
     def receivers(self, address: Destination) -> Sequence[str]:
         return self._inspection.receivers(address) if self._inspection else ()
