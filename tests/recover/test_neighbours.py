@@ -19,3 +19,32 @@ async def test_a_window_full_of_refused_letters_holds_nobody_up(any_world: World
     kept = [str(one.decoded()["message_id"]) for one in (await world.found())[world.dlq]]
     assert kept == sorted(kept)
     world.books.check()
+
+
+async def test_an_exchange_that_cannot_be_is_the_trouble_of_its_letters_alone(world: World) -> None:
+    """Whoever sends a letter can write its headers."""
+    told = {"x-original-exchange": "e" * 300, "x-original-routing-key": "k"}
+    await world.fill([letter(0, kind=None, told=told), *(letter(n) for n in range(1, 10))])
+    ended = await world.recover()
+    found = summary(ended)
+    assert (ended.code, found["recovered"], found["failed"], found["remaining"]) == (3, 9, 1, 1)
+    assert "refused: the exchange has 300 bytes, 255 are allowed" in found["reasons"]
+    await world.check()
+
+
+async def test_a_routing_key_of_any_bytes_is_no_trouble(world: World) -> None:
+    """A dead-letter exchange may keep the key that a letter was published with: here bytes that are not UTF-8."""
+    await world.admin.exchange("any", "fanout")
+    await world.admin.bind(world.dlq, "any")
+    letters = [letter(0), letter(1, kind="Strange")]
+    for one in letters:
+        one.exchange, one.routing_key = "any", "\udcff\udcfekey"
+    await world.fill(letters)
+    backup = world.folder / "letters.jsonl"
+    ended = await world.recover("--backup", backup)
+    told = summary(ended)
+    assert (ended.code, told["recovered"], told["skipped"]) == (3, 1, 1)
+    (reason,) = told["reasons"].values()
+    assert reason["sample"]["routing_key"] == "\ufffd\ufffdkey"
+    assert (await world.recover("--from-backup", backup, "--dry-run")).code == 0
+    await world.check()

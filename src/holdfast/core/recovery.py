@@ -144,6 +144,11 @@ def may_return(returns: int, delivery_limit: int | None, *, times: int = 1) -> b
     return delivery_limit is None or returns + times <= delivery_limit - RETURNS_SPARE_COUNT
 
 
+def as_utf8(name: str) -> str:
+    """A name that a stranger chose, for JSON: it may have bytes that are not UTF-8, and JSON has no place for these."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def seconds(duration_us: int) -> float:
     """Microseconds as seconds."""
     return duration_us / SECOND_US

@@ -15,7 +15,7 @@ from itertools import groupby
 
 from holdfast.core.message import Address as Destination
 from holdfast.core.message import Message
-from holdfast.core.recovery import may_return
+from holdfast.core.recovery import as_utf8, may_return
 from holdfast.core.routes import RouteTable
 from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.connection import Connection
@@ -25,7 +25,7 @@ from holdfast.engines.rabbitmq.last_acks import wait_until_settled
 from holdfast.engines.rabbitmq.letter_lines import Lines
 from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.reading import read_message
-from holdfast.engines.rabbitmq.recovery_lock import Deaf, take_lock
+from holdfast.engines.rabbitmq.recovery_lock import Deaf, is_name, take_lock
 from holdfast.engines.rabbitmq.redriver import Copy, Redriver, as_put_back
 from holdfast.engines.rabbitmq.rights import find_rights, may_write
 from holdfast.engines.rabbitmq.told import Told
@@ -110,8 +110,8 @@ class RabbitDeadLetters:
         return await self._inspection.alarm()
 
     async def refusal(self, exchange: str) -> str:
-        if self._inspection is None or self._connection is None or not exchange:
-            return ""
+        if self._inspection is None or self._connection is None or not exchange or not is_name(exchange):
+            return ""  # what is no name cannot be asked for, nor published to: the publisher says so
         try:
             # Not where letters come: they are on their way just then, and to hear the answer all would have to be read.
             async with await Connection.open(self._address) as own:
@@ -180,11 +180,11 @@ class RabbitDeadLetters:
     def export(self, letter: Taken) -> Exported:
         delivery: Delivery = letter.raw.delivery
         return Exported(
-            exchange=delivery.exchange,
-            routing_key=delivery.routing_key,
+            exchange=as_utf8(delivery.exchange),
+            routing_key=as_utf8(delivery.routing_key),
             properties=delivery.properties,
             body=delivery.body,
-            message_id=self.read(letter).id,
+            message_id=as_utf8(self.read(letter).id),
         )
 
     def restored(self, letter: Exported) -> Taken:

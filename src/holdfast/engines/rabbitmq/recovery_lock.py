@@ -61,10 +61,15 @@ async def take_lock(connection: Connection, queue: str, *, patience_s: float) ->
             return []
 
 
+def is_name(text: str) -> bool:
+    """Whether the broker could have a queue or an exchange of this name."""
+    return len(text.encode("utf-8", "surrogateescape")) <= NAME_BYTES_MAX
+
+
 def lock_name(queue: str) -> str:
     """The exclusive queue that stands for the right to recover this one."""
     name = LOCK_PREFIX + queue
-    if len(name.encode("utf-8", "surrogateescape")) <= NAME_BYTES_MAX:
+    if is_name(name):
         return name
     return LOCK_PREFIX + hashlib.sha256(queue.encode("utf-8", "surrogateescape")).hexdigest()
 

@@ -79,10 +79,17 @@ class Output:
             typer.echo(one_line(text), err=True)
 
 
+class _Console(Console):
+    """One that leaves it to the command what a reader who is gone means."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console as wide as the terminal, or wide enough when there is none."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else PIPE_COLUMNS, highlight=False, markup=False)
+    return _Console(file=stream, width=None if stream.isatty() else PIPE_COLUMNS, highlight=False, markup=False)
 
 
 def forget_stdout() -> None:

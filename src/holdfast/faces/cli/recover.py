@@ -183,6 +183,7 @@ class _Run:
 
         def on_begin(run: BackupRun) -> None:
             notices.has_begun = True
+            notices.nobody_may_listen()
             begin(run, lambda: run.flying_count)
 
         async with self._open() as letters, let_go_at_once(letters):

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from holdfast.core.death import deaths
 from holdfast.core.message import Message
-from holdfast.core.recovery import SAMPLE_CHARACTERS_MAX, Sample, Summary
+from holdfast.core.recovery import SAMPLE_CHARACTERS_MAX, Sample, Summary, as_utf8
 from holdfast.core.routes import NOWHERE
 from holdfast.errors import BrokerError
 from holdfast.telemetry.events import emit
@@ -50,8 +50,9 @@ class Notices:
         self.say("Starting DLQ Recovery Service...")
 
     def found(self, summary: Summary) -> None:
-        """The run itself begins."""
+        """The run itself begins. A reader who goes away, as `head` does, is no reason to end from now on."""
         self.has_begun = True
+        self.nobody_may_listen()
         emit("recovery.started", queue=summary.dead_queue, found=summary.found)
         if summary.found:
             self.say(f"Found {summary.found} messages in DLQ. Starting recovery...")
@@ -128,10 +129,10 @@ def sample(message: Message, kind: str) -> Sample:
     """A letter in a few words."""
     found = deaths(message.headers)
     return Sample(
-        message_id=message.id[:SAMPLE_CHARACTERS_MAX],
+        message_id=as_utf8(message.id)[:SAMPLE_CHARACTERS_MAX],
         type=kind[:SAMPLE_CHARACTERS_MAX],
-        exchange=message.exchange,
-        routing_key=message.routing_key,
+        exchange=as_utf8(message.exchange),
+        routing_key=as_utf8(message.routing_key),
         died_in=found[0].queue if found else "",
         body_bytes=len(message.body),
         body=message.body[: SAMPLE_CHARACTERS_MAX * 4].decode("utf-8", "replace")[:SAMPLE_CHARACTERS_MAX],
