@@ -10,7 +10,7 @@ import pytest
 from holdfast.engines.folder.backup import FileBackup, read_backup
 from holdfast.errors import CannotStart
 from holdfast.ports.recovery import Exported
-from tests.recover.world import World, letter, summary
+from tests.recover.world import World, ended_by_kill, letter, summary
 
 ONE = Exported(exchange="", routing_key="q", properties=b"", body=b"x")
 
@@ -41,6 +41,34 @@ async def test_a_dry_run_makes_no_file(world: World) -> None:
     assert (await world.recover("--backup", file, "--dry-run")).code == 0
     assert not file.exists()
     await world.check()
+
+
+@pytest.mark.rabbitmq
+async def test_a_letter_is_in_it_before_it_is_published(world: World) -> None:
+    file = world.folder / "letters.jsonl"
+    await world.fill(letter(n) for n in range(10))
+    with world.start("--backup", file, HOLDFAST_CRASH_AT="recover.before_publish:1") as killed:
+        assert ended_by_kill(killed), killed.returncode
+    assert list(read_backup(file))
+    assert await world.admin.count("collection.scan") == 0
+
+
+async def test_it_is_on_disk_when_a_write_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "letters.jsonl"
+    synced: list[bytes] = []
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(path.read_bytes())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    backup = FileBackup(path)
+    for count in (1, 2):
+        await backup.write([ONE])
+        assert len(synced[-1].splitlines()) == count
+        assert synced[-1] == path.read_bytes()
+    backup.close()
 
 
 async def test_a_file_that_nothing_was_written_to_is_gone_unless_it_was_there(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from holdfast.core.routes import Mode, RouteTable
 from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
 from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.redriver import Redriver
+from holdfast.errors import BrokerLost
 from holdfast.ports.recovery import Taken
+from holdfast.proof.proxy import Proxy
 from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.support.eventually import eventually
 
@@ -29,14 +31,15 @@ SOON_S = 10.0
 
 
 @asynccontextmanager
-async def consuming(admin: Admin, *, capacity_count: int) -> AsyncIterator[RabbitDeadLetters]:
+async def consuming(admin: Admin, *, capacity_count: int, port: int | None = None) -> AsyncIterator[RabbitDeadLetters]:
     """A recovery of a queue with letters of which three fit into the window."""
     async with Publisher(admin.address()) as publisher:
         await publisher.publish_all([outgoing(QUEUE, b"%08d" % n + bytes(LETTER_BYTES)) for n in range(COUNT)])
     table = RouteTable(mode=Mode.PLACE, place=Address(exchange="", routing_key=await admin.queue("there")))
     redriver = Redriver(Redrive(run="r", by="me", dead_queue=QUEUE), table, now=lambda: datetime.now(UTC))
     management = admin.node.management_url
-    letters = RabbitDeadLetters(admin.address(), QUEUE, redriver, management=management, window_bytes_max=WINDOW_BYTES)
+    address = admin.address(port=port)
+    letters = RabbitDeadLetters(address, QUEUE, redriver, management=management, window_bytes_max=WINDOW_BYTES)
     await letters.connect()
     try:
         await letters.inspect(table)
@@ -94,6 +97,24 @@ async def test_the_depth_can_be_read_while_nothing_else_is(admin: Admin) -> None
     async with consuming(admin, capacity_count=4) as letters, asyncio.timeout(SOON_S):
         assert (await letters.depth()).ready == COUNT - 4
         assert letters.untaken_count == 4
+
+
+async def test_an_exchange_that_cannot_be_asked_for_ends_nothing_that_goes_on(admin: Admin) -> None:
+    await admin.queue(QUEUE)
+    async with (
+        Proxy("127.0.0.1", admin.node.port) as proxy,
+        consuming(admin, capacity_count=4, port=proxy.port) as letters,
+        asyncio.timeout(SOON_S),
+    ):
+        assert "no exchange 'missing'" in await letters.refusal("missing")
+        await proxy.refuse()
+        assert await letters.refusal("missing") == "", "nobody can say"
+        assert len(await take(letters, 8)) == 8
+        await proxy.cut()
+        with pytest.raises(BrokerLost):
+            await take(letters, COUNT)
+        with pytest.raises(BrokerLost):
+            await letters.refusal("missing")
 
 
 async def _has(admin: Admin, count: int) -> bool:

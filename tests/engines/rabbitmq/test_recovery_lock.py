@@ -79,6 +79,22 @@ async def test_without_the_lock_nothing_is_consumed_however_often_it_is_tried(ad
                 await take_lock(third, QUEUE, patience_s=0.0)
 
 
+async def test_a_lock_that_a_lost_connection_has_not_let_go_yet_is_waited_for(admin: Admin) -> None:
+    """The broker may notice its end later than we do: two heartbeats later at the most."""
+    async with (
+        Proxy("127.0.0.1", admin.node.port) as proxy,
+        recovering(admin, proxy, heartbeat_s=30) as letters,
+        await locked_by_another(admin, proxy) as lost,
+    ):
+        refused = asyncio.Event()
+        proxy.cut_when("down", partial(_notes, b"RESOURCE_LOCKED", refused))
+        waiting = asyncio.create_task(letters.reopen(capacity_count=10))
+        await asyncio.wait_for(refused.wait(), 20.0)
+        await lost.close()
+        await asyncio.wait_for(waiting, 20.0)
+        assert (await letters.depth()).consumers == 1
+
+
 async def test_whoever_waits_for_the_lock_can_be_stopped(admin: Admin) -> None:
     async with (
         Proxy("127.0.0.1", admin.node.port) as proxy,
