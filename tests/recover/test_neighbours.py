@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from holdfast.core.recovery import StoppedBy
+from tests.engines.rabbitmq.admin import Admin
+from tests.recover.inside import OneMoreFound, letters_of, run
 from tests.recover.world import World, letter, summary
 
 pytestmark = pytest.mark.rabbitmq
@@ -47,4 +52,15 @@ async def test_a_routing_key_of_any_bytes_is_no_trouble(world: World) -> None:
     (reason,) = told["reasons"].values()
     assert reason["sample"]["routing_key"] == "\ufffd\ufffdkey"
     assert (await world.recover("--from-backup", backup, "--dry-run")).code == 0
+    await world.check()
+
+
+async def test_a_letter_that_is_put_back_does_not_go_round_and_round(admin: Admin, tmp_path: Path) -> None:
+    """The queue bears fewer returns than are spared, and one letter that was found is gone: all others come twice."""
+    world = World(admin, tmp_path)
+    await admin.quorum_queue(world.dlq, **{"x-delivery-limit": 5})
+    await world.make(declare_dlq=False)
+    await world.fill(letter(n, kind="Strange") for n in range(10))
+    told = await run(letters_of(OneMoreFound, world))
+    assert (told.stopped_by, told.skipped, told.put_back, told.remaining) == (StoppedBy.EMPTY, 10, 20, 10)
     await world.check()

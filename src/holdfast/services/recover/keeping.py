@@ -51,14 +51,17 @@ class Keeper:
             self._notices.kept(self._summary, why, letter.route.type, count=reason.count, failed=failed)
         self.hold(letter)
 
-    def hold(self, letter: Taken) -> None:
-        """Unacked, without its body."""
+    def hold(self, letter: Taken, *, is_put_back: bool = False) -> None:
+        """Unacked, without its body. One that was put back already is not put back again before the end: where a queue
+        bears fewer returns than are spared, it would go round and round."""
         letter.kept = True
         if not letter.in_hand:
             return
         self._books.hold(letter)
         if may_return(letter.returns or 0, self.delivery_limit):
             self._letters.forget(letter)
+            return
+        if is_put_back:
             return
         # Now, not at the end: until then a lost connection or a kill would return it once more.
         self._books.fly([letter])

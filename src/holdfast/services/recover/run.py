@@ -225,7 +225,7 @@ class Recovery:
                     going.append(known)
                 continue
             if books.has_put_back and books.is_put_back(letter):
-                self._keeper.hold(letter)  # counted when it was taken first
+                self._keeper.hold(letter, is_put_back=True)  # counted when it was taken first
                 continue
             if is_doubtful := self._is_forgotten(letter):
                 self.summary.recovered -= 1
