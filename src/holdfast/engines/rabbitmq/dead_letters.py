@@ -132,6 +132,8 @@ class RabbitDeadLetters:
 
     async def reopen(self, *, capacity_count: int) -> None:
         try:
+            if self._loss is None:
+                await self.let_go()  # an answer did not come in time: to the run all is lost, and so it has to be
             connection = await self._connected()
             if connection is not self._locked:
                 # The broker may not have noticed yet that our old connection is gone, which holds the lock.

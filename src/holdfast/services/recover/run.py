@@ -154,7 +154,7 @@ class Recovery:
             try:
                 if (stopped := await self._step()) is not None:
                     return stopped
-            except BrokerLost as error:
+            except BrokerError as error:  # also a no to a question: a queue whose node is down does not exist
                 if not await self._come_back(error):
                     return self._stop or StoppedBy.STALL
 
