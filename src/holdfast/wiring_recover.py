@@ -112,7 +112,7 @@ class Keeping:
 
     def ended(self, summary: Summary, letters: DeadLetters) -> Summary:
         """It came to its end."""
-        self.end = how_it_ended(summary, has_broker=not letters.trouble)
+        self.end = how_it_ended(summary, has_broker=not letters.trouble, is_lost=letters.is_lost)
         return summary
 
 
@@ -131,8 +131,10 @@ def kept_journal(places: Journals | None, url: str, order: Order) -> Iterator[Ke
         journal.close(keeping.end)
 
 
-def how_it_ended(summary: Summary, *, has_broker: bool) -> End:
+def how_it_ended(summary: Summary, *, has_broker: bool, is_lost: bool) -> End:
     """What a killed run left ends when nothing of it can be in the queue any more; in any doubt it may be."""
+    if is_lost:
+        return End.LOST
     is_all_seen = summary.recovered + summary.kept >= summary.found and not summary.unseen
     if not is_all_seen or summary.failure or not has_broker or (summary.remaining or 0) > summary.kept:
         return End.PARTLY

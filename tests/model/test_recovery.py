@@ -84,6 +84,7 @@ class WorstQueue:
 
     warnings: Sequence[str] = ()
     trouble = ""
+    is_lost = False
     sent_again_count = 0
     capacity_count = 7
     wanted: int | None = None
@@ -314,7 +315,7 @@ async def once(queue: WorstQueue, folder: Path, way: Way) -> Summary | None:
     )
     summary = await recovery.run(await queue.inspect(RouteTable()))
     if not queue.is_killed:
-        journal.close(how_it_ended(summary, has_broker=not queue.trouble))
+        journal.close(how_it_ended(summary, has_broker=not queue.trouble, is_lost=queue.is_lost))
     return summary
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
+import subprocess
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.proof.proxy import Proxy
 from tests.engines.rabbitmq.admin import Admin
 from tests.recover.world import World, letter, summary
 from tests.support.eventually import eventually
@@ -63,3 +66,40 @@ async def test_a_signal_stops_at_once_also_with_more_than_the_window_on_its_way(
     assert told["recovered"] + told["remaining"] == 60
     assert not [note for note in told["notes"] if "answer" in note]
     await world.check()
+
+
+async def test_it_ends_rather_than_have_a_letter_returned_too_often(admin: Admin, tmp_path: Path) -> None:
+    """With a limit of 7, two returns are all that a letter may bear; each connection that is lost is one."""
+    world = World(admin, tmp_path, dlq="limited.dlq")
+    await admin.quorum_queue(world.dlq, **{"x-delivery-limit": 7})
+    await world.make(declare_dlq=False)
+    await world.fill(letter(n) for n in range(120))
+    async with Proxy("127.0.0.1", admin.node.port) as proxy:
+        url = admin.node.url(admin.vhost, port=proxy.port)
+        given = ("recover", url, world.dlq, "--json", "--routes", world.routes)
+        more = ("--rate", "10/s", "--management", admin.node.management_url)
+        # At this pace those that the first cut returned are in hand when the second one comes, however late.
+        with world.command().start(*given, *more) as process:
+            for sign in (b"Started DLQ consumer", b"Connected again"):
+                await asyncio.wait_for(asyncio.to_thread(_says, process, sign), 30.0)
+                arrived = await admin.count("collection.scan")
+                await eventually(partial(_more_than, world, arrived), timeout_s=30.0)
+                await proxy.cut()
+            out, err = await asyncio.to_thread(process.communicate, timeout=60.0)
+        again = summary(await asyncio.to_thread(world.command(), *given))
+    assert process.returncode == 3, err
+    told = json.loads(out.splitlines()[-1])
+    assert (told["interruptions"], told["stopped_by"]) == (2, "stall")
+    assert any("ended instead of reconnecting" in note for note in told["notes"])
+    assert again["remaining"] == 0
+    # Acks that were lost with the connection are known to nobody: the next run counts what may have been published.
+    await world.check(duplicates_max=told["possible_duplicates"] + again["possible_duplicates"])
+
+
+def _says(process: subprocess.Popen[bytes], sign: bytes) -> None:
+    assert process.stderr is not None
+    assert any(sign in line for line in process.stderr), "it ended before"
+
+
+async def _more_than(world: World, count: int) -> bool:
+    return await world.admin.count("collection.scan") > count

@@ -66,10 +66,38 @@ def test_a_run_that_ended_by_an_error_leaves_its_entries_to_the_next(tmp_path: P
     following.close(End.WHOLE)
 
 
+def test_of_a_run_that_ended_without_its_connection_only_that_is_known(tmp_path: Path) -> None:
+    """Its acks may be lost: what comes again may have been published, and nothing tells which."""
+    path = tmp_path / "j"
+    journal = opened(path)
+    journal.confirmed([A, B])
+    journal.acking([B])
+    journal.close(End.LOST)
+    following = opened(path)
+    assert following.follows_killed_run
+    assert not following.recognise(A)
+    following.close(End.WHOLE)
+    assert not path.exists()
+
+
+def test_what_a_killed_run_left_is_kept_by_one_that_ends_without_its_connection(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    journal = opened(path)
+    journal.confirmed([A])
+    killed(journal)
+    lost = opened(path)
+    lost.confirmed([B])
+    lost.close(End.LOST)
+    following = opened(path)
+    assert (following.recognise(B), following.recognise(A)) == (False, True)
+    following.close(End.WHOLE)
+
+
 def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    opened(path).close(End.BROKEN)
-    assert not path.exists()
+    for end in (End.BROKEN, End.LOST):
+        opened(path).close(end)
+        assert not path.exists()
 
 
 def test_after_a_restart_of_the_machine_nothing_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

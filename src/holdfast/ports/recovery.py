@@ -103,6 +103,10 @@ class DeadLetters(Protocol):
         """What could not be made as safe as it should be."""
 
     @property
+    def is_lost(self) -> bool:
+        """Whether consuming was interrupted and not taken up again: what was acked last may still be in the queue."""
+
+    @property
     def sent_again_count(self) -> int:
         """How many publishes were repeated because the outcome of the first was unknown."""
 
@@ -185,6 +189,7 @@ class End(enum.Enum):
     """How a run leaves its queue, as far as it matters to journals."""
 
     BROKEN = "broken"  #: by an error: what it noted is for the next run
+    LOST = "lost"  #: without its connection: letters whose acks were lost with it may be there, nobody knows which
     PARTLY = "partly"  #: clean, and letters may be there that it has not looked at
     KEPT = "kept"  #: it has looked at every letter, and some are still there
     WHOLE = "whole"  #: nothing is left

@@ -104,15 +104,21 @@ class FileJournal:
         return False
 
     def close(self, end: End) -> None:
-        """Every file ends with a run that left nothing in the queue; our own entries end with any clean end."""
+        """Every file ends with a run that left nothing in the queue; our own entries end with any clean end.
+
+        Of a run that lost its connection the next one must know, though nothing that it noted is to be believed.
+        """
+        is_known = end in (End.BROKEN, End.LOST) and self._is_used
         if end is not End.BROKEN:
             self._look_again()
         for file in self._files:
             if file is self._own and not file.is_left:
-                file.close(remove=end is not End.BROKEN or not self._is_used)
+                if end is End.LOST:
+                    self._keep_only(file, ())
+                file.close(remove=not is_known)
             elif end is End.KEPT:
                 self._keep_only(file, ())
-            elif end is End.PARTLY and file is self._own:
+            elif end in (End.PARTLY, End.LOST) and file is self._own:
                 self._keep_only(file, file.left.elements())
             file.close(remove=end is End.WHOLE)
         if self._usual:

@@ -82,6 +82,10 @@ class RabbitDeadLetters:
         return "" if self._publisher.connected else "no connection to publish on"
 
     @property
+    def is_lost(self) -> bool:
+        return self._loss is not None
+
+    @property
     def sent_again_count(self) -> int:
         return self._publisher.counts["sent_again"]
 
