@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ from holdfast.core.routes import RouteTable, parse_routes
 from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
 from holdfast.engines.rabbitmq.redriver import Redriver
 from holdfast.ports.recovery import Depth, Findings
+from holdfast.services.recover.run import Recovery
 from holdfast.services.recover.service import Order, recover
 from holdfast.wiring import SystemClock
 from tests.recover.world import ROUTES, World
@@ -38,11 +40,15 @@ def letters_of(kind: type[L], world: World, *, port: int | None = None) -> L:
     return kind(address, world.dlq, redriver, management=management, window_bytes_max=2**20)
 
 
-async def run(letters: RabbitDeadLetters, limits: Limits = LIMITS) -> Summary:
+async def run(
+    letters: RabbitDeadLetters,
+    limits: Limits = LIMITS,
+    on_begin: Callable[[Recovery], None] = lambda recovery: None,
+) -> Summary:
     """From the first connection to the last."""
-    table = parse_routes(ROUTES.encode(), source="routes")
+    order = Order(dead_queue=letters.queue, table=parse_routes(ROUTES.encode(), source="routes"), limits=limits)
     await letters.connect()
     try:
-        return await recover(letters, Order(dead_queue=letters.queue, table=table, limits=limits), clock=SystemClock())
+        return await recover(letters, order, clock=SystemClock(), on_begin=on_begin)
     finally:
         await letters.close()

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from holdfast.core.recovery import StoppedBy
+from holdfast.core.recovery import Limits, StoppedBy
 from holdfast.engines.rabbitmq.channel import Channel
 from holdfast.errors import BrokerRefused
 from holdfast.ports.recovery import Depth
 from holdfast.proof.proxy import Proxy
+from holdfast.services.recover.run import Recovery
 from tests.recover.inside import OneMoreFound, letters_of, run
 from tests.recover.world import World, letter
+from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq
 
 COUNT = 20
+#: Whoever does not end waits for ever.
+ENDS_S = 12.0
 
 
 class Unanswered(OneMoreFound):
@@ -55,3 +61,58 @@ async def test_the_run_begins_anew_with_one_consumer(
     assert (told.recovered, told.skipped, told.remaining) == (COUNT // 2, COUNT // 2, COUNT // 2)
     assert not [note for note in told.notes if "not come again" in note or "has not taken all acks" in note]
     await world.check(duplicates_max=told.possible_duplicates)
+
+
+class Silent(OneMoreFound):
+    """Nobody answers when more letters are to be let in."""
+
+    silent: asyncio.Event
+
+    async def widen(self, capacity_count: int) -> None:
+        self.silent.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_second_signal_waits_for_no_answer(any_world: World) -> None:
+    world = any_world
+    await world.fill(letter(n) for n in range(COUNT))
+    letters = letters_of(Silent, world)
+    letters.silent = asyncio.Event()
+    begun: list[Recovery] = []
+    async with asyncio.timeout(ENDS_S), asyncio.TaskGroup() as group:
+        running = group.create_task(run(letters, on_begin=begun.append))
+        await letters.silent.wait()
+        begun[0].stop()
+        begun[0].abandon()
+    told = await running
+    assert told.stopped_by is StoppedBy.SIGNAL
+    await eventually(lambda: _all_are_there(world))
+    await world.check(duplicates_max=told.possible_duplicates)
+
+
+class Locked(OneMoreFound):
+    """The connections are lost, and then somebody else has the lock for long."""
+
+    proxy: Proxy
+
+    async def depth(self) -> Depth:
+        await self.proxy.cut()
+        return await super().depth()
+
+    async def reopen(self, *, capacity_count: int) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_the_total_limit_holds_also_for_a_connection_that_does_not_come(world: World) -> None:
+    await world.fill(letter(n, kind="Strange") for n in range(COUNT))
+    async with asyncio.timeout(ENDS_S), Proxy("127.0.0.1", world.admin.node.port) as proxy:
+        letters = letters_of(Locked, world, port=proxy.port)
+        letters.proxy = proxy
+        told = await run(letters, Limits(empty_timeout_s=0.2, total_timeout_s=1.5))
+    assert (told.stopped_by, told.interruptions) == (StoppedBy.TOTAL, 1)
+    await eventually(lambda: _all_are_there(world))
+    await world.check()
+
+
+async def _all_are_there(world: World) -> bool:
+    return await world.admin.count(world.dlq) + await world.admin.count("collection.scan") >= COUNT

@@ -125,7 +125,9 @@ class Recovery:
             self._notices.started(summary, tag)
             self._warn()
         try:
-            summary.stopped_by = self._stop or await self._take_all()
+            # Whoever says it a second time does not wait for an answer that a silent broker owes us.
+            if self._stop is not None or not await unless(self._abandoned, self._take_all()):
+                summary.stopped_by = self._stop or StoppedBy.SIGNAL
         finally:
             # Also after an error: what is in hand goes back, and what is published is waited for.
             await self._end()
@@ -149,14 +151,15 @@ class Recovery:
 
     # Taking.
 
-    async def _take_all(self) -> StoppedBy:
-        while True:
+    async def _take_all(self) -> None:
+        stopped: StoppedBy | None = None
+        while stopped is None:
             try:
-                if (stopped := await self._step()) is not None:
-                    return stopped
+                stopped = await self._step()
             except BrokerError as error:  # also a no to a question: a queue whose node is down does not exist
                 if not await self._come_back(error):
-                    return self._stop or StoppedBy.STALL
+                    stopped = self._stop or StoppedBy.STALL
+        self.summary.stopped_by = stopped
 
     async def _step(self) -> StoppedBy | None:
         """One batch, or one tick of waiting; the reason when the run is over."""
@@ -332,14 +335,18 @@ class Recovery:
                     f"ended instead of reconnecting: a letter came back {count} times, the delivery limit is {limit}"
                 )
                 return False
-            await wait(self._stopping, delay_s * (0.5 + random.random() / 2))  # noqa: S311
+            left_s = self._watch.left_s()
+            await wait(self._stopping, min(left_s, delay_s * (0.5 + random.random() / 2)))  # noqa: S311
             delay_s = min(delay_s * 2, RECONNECT_S_MAX)
             if self._watch.left_s() <= 0:
                 self._stop_by(StoppedBy.TOTAL)
                 return False
             try:
-                if not await unless(self._stopping, self._letters.reopen(capacity_count=self._window.fits_count)):
-                    return False
+                async with asyncio.timeout(self._watch.left_s()):
+                    if not await unless(self._stopping, self._letters.reopen(capacity_count=self._window.fits_count)):
+                        return False
+            except TimeoutError:
+                continue
             except BrokerRefused as refused:
                 # A queue whose node is down is said not to exist, for as long as that lasts.
                 if self._watch.now_s() > refused_until_s:
