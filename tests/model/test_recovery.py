@@ -99,8 +99,6 @@ class WorstQueue:
         self.acked: list[Held] = []
         self.unacked: dict[Held, int] = {}
         self.generation = 0
-        self.unsaid_count = 0  # copies beside others that runs sent which did not live to say so
-        self._repeated_count = 0
         self._mishaps = mishaps
         self._down = False
         self._stopped = False
@@ -113,8 +111,6 @@ class WorstQueue:
         if self._left_behind is not None:
             _restore(self._folder, self._left_behind)
             self._left_behind = None
-            self.unsaid_count += self._repeated_count
-        self._repeated_count = 0
         self.run_count += 1
         self._requeue()
         self._down = self._stopped = self._is_killed_when_noted = False
@@ -209,7 +205,6 @@ class WorstQueue:
             else:
                 self.arrived[held.name] += 1
                 self.sent.append((held.name, self.run_count))
-                self._repeated_count += held.redelivered
                 verdict = Verdict.UNKNOWN if mishap == "unknown_stored" else Verdict.CONFIRMED
             if mishap == "killed":
                 loop.call_soon(self._kill)
@@ -371,7 +366,6 @@ def test_nothing_is_lost_and_every_duplicate_is_counted(
             if summary is not None and not (queue._mishaps or any(held.has_route for held in queue.ready)):
                 break
     extra = queue.counted() - put
-    possible += queue.unsaid_count
     assert sum(extra.values()) <= possible, f"{dict(extra)} more than put, {possible} were counted"
     assert all(not held.has_route for held in queue.ready)
 
@@ -433,7 +427,7 @@ def test_no_letter_is_taken_for_one_that_came_before_it(names: list[int], mishap
         assert not list(folder.iterdir()), "journals end with the queue"
     if all(way.journal for way in ways):  # a run without one that is killed is known to nobody
         extra = queue.counted() - put
-        assert sum(extra.values()) <= possible + queue.unsaid_count
+        assert sum(extra.values()) <= possible
 
 
 class GhostQueue(WorstQueue):

@@ -338,3 +338,28 @@ def test_a_usual_place_that_cannot_be_written_does_not_matter_elsewhere(tmp_path
     journal.confirmed([A])
     journal.close(End.WHOLE)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_a_killed_run_may_have_sent_twice_is_told_until_somebody_has_told_it(tmp_path: Path) -> None:
+    usual, other = tmp_path / "usual", tmp_path / "other"
+    for path, count in ((usual, 3), (other, 4)):
+        killed = FileJournal.open(path, source="q", run="r", usual=usual)
+        killed.doubt(count)
+        killed.close(End.BROKEN)
+    # That of the second is the sum: it knew of the first.
+    assert _doubted(usual) == 3 + 7
+    killed = FileJournal.open(usual, source="q", run="r", usual=usual)
+    killed.doubt(5)
+    killed.acking([bytes(16)])
+    killed.close(End.BROKEN)
+    told = FileJournal.open(usual, source="q", run="r", usual=usual)
+    assert told.doubted_count >= 3 + 4 + 5
+    told.close(End.PARTLY)
+    assert _doubted(usual) == 0
+
+
+def _doubted(usual: Path) -> int:
+    journal = FileJournal.open(None, source="q", run="r", usual=usual)
+    count = journal.doubted_count
+    journal.close(End.BROKEN)
+    return count

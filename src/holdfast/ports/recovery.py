@@ -206,6 +206,14 @@ class Journal(Protocol):
     def follows_killed_run(self) -> bool:
         """Whether an earlier run was killed, and letters may still be there that it has published."""
 
+    @property
+    def doubted_count(self) -> int:
+        """How many letters runs that were killed have published, perhaps for the second time."""
+
+    def doubt(self, count: int) -> None:
+        """So many more are about to be published, perhaps for the second time: should this run be killed, the next one
+        tells of them."""
+
     def confirmed(self, digests: Sequence[bytes]) -> None:
         """The broker has these. What earlier runs noted of letters with the same bytes is not believed any more."""
 

@@ -3,7 +3,8 @@
 Records are appended by plain writes: they survive a kill of this process, and a restart of the machine is told by its
 boot id, after which nothing in the file is believed. So there is nothing to sync: a record that the machine lost
 could only be one whose file is not believed any more. Two records per letter, `C` when its copy is confirmed and `A`
-just before its ack is sent; what has a `C` and no `A` was never acked.
+just before its ack is sent; what has a `C` and no `A` was never acked. `D` is how many letters were published, perhaps
+for the second time: should this run be killed, the next one tells of them.
 
 A queue may have several: runs that were killed kept theirs at other places. All of them are looked at, and each entry
 ends in the file that it is in, also by a run that keeps none: an entry whose letter has left the queue would take a
@@ -45,6 +46,7 @@ class FileJournal:
         self._open: Counter[bytes] = Counter()  # of this run
         self._is_used = False
         self.follows_killed_run = False
+        self.doubted_count = 0
 
     @classmethod
     def open(
@@ -63,9 +65,19 @@ class FileJournal:
             if not journal._has(place):
                 journal._look_at(place)
         journal.follows_killed_run = any(file.is_left for file in journal._files)
+        journal.doubted_count = sum(file.doubted_count for file in journal._files)
+        if own := journal._own:
+            journal.doubt(journal.doubted_count - own.doubted_count)
         if usual and path and path != usual.absolute():
             note_elsewhere(usual, path)
         return journal
+
+    def doubt(self, count: int) -> None:
+        """So many more are about to be published, perhaps for the second time."""
+        if count and self._own and self._own.is_open:
+            self._is_used = True
+            self._own.doubted_count += count
+            self._guarded(self._own, self._own.doubt)
 
     def confirmed(self, digests: Sequence[bytes]) -> None:
         """The broker has these. Who published them again cannot say whether letters of entries are still there."""
@@ -110,6 +122,7 @@ class FileJournal:
         """
         is_known = end in (End.BROKEN, End.LOST) and self._is_used
         if end is not End.BROKEN:
+            self._has_told()
             self._look_again()
         for file in self._files:
             if file is self._own and not file.is_left:
@@ -123,6 +136,13 @@ class FileJournal:
             file.close(remove=end is End.WHOLE)
         if self._usual:
             forget_elsewhere(self._usual)
+
+    def _has_told(self) -> None:
+        """What killed runs had to tell of duplicates is in this run's summary."""
+        for file in self._files:
+            if file.doubted_count and file.is_open:
+                file.doubted_count = 0
+                self._guarded(file, file.doubt)
 
     def _has(self, place: Path) -> bool:
         """One file by two names is one."""

@@ -17,7 +17,7 @@ from holdfast.errors import CannotStart
 DIGEST_BYTES = 16
 RECORD_BYTES = 1 + DIGEST_BYTES
 READ_BYTES_MAX = 64 * 2**20
-CONFIRMED, ACKING = b"C", b"A"
+CONFIRMED, ACKING, DOUBTED = b"C", b"A", b"D"
 WHAT = "holdfast recovery journal 1"
 ELSEWHERE = ".at-"
 
@@ -41,6 +41,7 @@ class JournalFile:
     def __init__(self, path: Path, head: Head, *, create: bool) -> None:
         self.path = path
         self.left: Counter[bytes] = Counter()  #: published and not acked by a run that was killed
+        self.doubted_count = 0  #: letters that it published, perhaps for the second time, and told nobody of
         self.is_left = False  #: a run left the file that did not come to its end
         self.size_bytes = 0
         self._head = msgspec.json.encode(head) + b"\n"
@@ -67,14 +68,19 @@ class JournalFile:
         """Raises OSError."""
         self._write(kind + kind.join(digests))
 
+    def doubt(self) -> None:
+        """Write how many there are now. Raises OSError."""
+        self._write(self._doubted())
+
     def rewrite(self, digests: Iterable[bytes]) -> None:
-        """A file with these confirms alone in place of the old one. Raises OSError."""
+        """A file with these confirms in place of the old one. Raises OSError."""
         fresh = self.path.with_name(self.path.name + ".new")
         file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         old, self.number, self.size_bytes = self.number, file, 0
         try:
-            self._write(self._head + b"".join(CONFIRMED + digest for digest in digests))
+            doubted = self._doubted() if self.doubted_count else b""
+            self._write(self._head + doubted + b"".join(CONFIRMED + digest for digest in digests))
             os.fsync(file)
             os.replace(fresh, self.path)
         except OSError:
@@ -95,6 +101,9 @@ class JournalFile:
         self.size_bytes += len(data)
         while data:
             data = data[os.write(self.number, data) :]
+
+    def _doubted(self) -> bytes:
+        return DOUBTED + self.doubted_count.to_bytes(DIGEST_BYTES, "big")
 
     def _read(self, head: Head) -> None:
         data = os.pread(self.number, READ_BYTES_MAX, 0)
@@ -122,6 +131,8 @@ class JournalFile:
                 self.left[digest] += 1
             elif kind == ACKING:
                 self.use_up(digest)
+            elif kind == DOUBTED:
+                self.doubted_count = int.from_bytes(digest, "big")
             else:
                 self.left.clear()
                 return

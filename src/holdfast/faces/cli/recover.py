@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import re
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -37,7 +37,7 @@ from holdfast.services.recover.run import Recovery
 from holdfast.services.recover.service import Order, new_run, recover
 
 if TYPE_CHECKING:
-    from holdfast.wiring_recover import Journals
+    from holdfast.wiring_recover import Journals, Keeping
 
 TIMEOUTS = ("total", "idle", "empty", "stall", "hold", "stop")
 BROKERS = frozenset(("amqp", "amqps"))
@@ -119,9 +119,9 @@ async def recover_command(
         backup_file=str(from_backup or ""),
     )
     run = _Run(session, url, order, by=by, management=management)
-    with open_report(report) as written:
+    with open_report(report) as written, run.journal(places) as kept:
         with bar(session.as_json, limits.limit) as ways:
-            summary = await run.recorded(Notices(*ways), places=places, backup=backup, from_backup=from_backup)
+            summary = await run.recorded(Notices(*ways), kept=kept, backup=backup, from_backup=from_backup)
         return finish(session, summary, written)
 
 
@@ -139,8 +139,14 @@ class _Run:
         known = session.settings.management
         self._management = management or (known.reveal() if known else None)
 
+    def journal(self, places: Journals | None) -> AbstractContextManager[Keeping]:
+        """It ends last: until the summary is said, it has what only this run knows. Raises CannotStart."""
+        from holdfast.wiring_recover import kept_journal
+
+        return kept_journal(places, self._url, self._order)
+
     async def recorded(
-        self, notices: Notices, *, places: Journals | None, backup: Path | None, from_backup: Path | None
+        self, notices: Notices, *, kept: Keeping, backup: Path | None, from_backup: Path | None
     ) -> Summary:
         """From the queue or from a backup, with a row in the ledger."""
         from holdfast.wiring import SystemClock
@@ -153,14 +159,13 @@ class _Run:
             with signals(notices) as begin:
                 if from_backup is not None:
                     return await self.publish(from_backup, notices, begin)
-                return await self.recover(notices, begin, places=places, backup=backup)
+                return await self.recover(notices, begin, kept=kept, backup=backup)
 
         return await recorded(entry, run, ledger=ledger_of(self._session.settings), clock=SystemClock())
 
-    async def recover(self, notices: Notices, begin: Begin, *, places: Journals | None, backup: Path | None) -> Summary:
+    async def recover(self, notices: Notices, begin: Begin, *, kept: Keeping, backup: Path | None) -> Summary:
         """From the queue."""
         from holdfast.wiring import SystemClock, open_backup
-        from holdfast.wiring_recover import kept_journal
 
         def on_begin(run: Recovery) -> None:
             begin(run, lambda: run.flying_count)
@@ -171,7 +176,6 @@ class _Run:
             letters = await stack.enter_async_context(self._open())
             await stack.enter_async_context(let_go_at_once(letters))
             written = stack.enter_context(open_backup(backup)) if backup is not None else None
-            kept = stack.enter_context(kept_journal(places, self._url, order))
             summary = await recover(
                 letters, order, clock=clock, journal=kept.journal, backup=written, notices=notices, on_begin=on_begin
             )

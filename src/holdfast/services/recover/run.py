@@ -116,6 +116,9 @@ class Recovery:
         summary = self.summary
         summary.found = findings.depth.ready
         self._quota.starts_with(summary.found)
+        if self._journal is not None and (doubted := self._journal.doubted_count):
+            summary.possible_duplicates += doubted
+            summary.notes.append(f"{doubted} of the possible duplicates are of an earlier run, which was killed")
         self._watch.start()
         if findings.alarm or self._letters.trouble:
             await self._wait_for_the_alarm()

@@ -65,6 +65,7 @@ class Sender:
             letters = [self.waiting[place] for place in range(count)] if count < len(self.waiting) else [*self.waiting]
             if self._backup is not None and not await self._save(self._backup, letters):
                 return False
+            self._settler.sending(letters)
             crash_point("recover.before_publish")
             for _ in letters:
                 self.waiting.popleft()

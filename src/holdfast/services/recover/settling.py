@@ -48,6 +48,7 @@ class Settler:
         self._journal = journal
         self._room = room
         self._settle_due = False
+        self._sent_again_count = 0
 
     def on_outcome(self, letters: Sequence[Taken], verdict: Verdict, code: int, text: str) -> None:
         """Letters that share this outcome."""
@@ -81,6 +82,12 @@ class Settler:
         """What the broker said to the last letter that went there; the empty text when it took it."""
         return self.refused.get(address.exchange) or self.refused.get(address, "")
 
+    def sending(self, letters: Sequence[Taken]) -> None:
+        """Before they are published: what is sent for the second time, perhaps, is told by the next run if this one is
+        killed."""
+        if self.doubtful and self._journal is not None:
+            self._journal.doubt(len(self.doubtful.intersection(letters)))
+
     def _settle_soon(self) -> None:
         if not self._settle_due:
             self._settle_due = True
@@ -96,6 +103,8 @@ class Settler:
         here = [letter for letter in stored if letter.in_hand]
         if self._journal is not None:
             crash_point("recover.before_journal")
+            self._journal.doubt(self._letters.sent_again_count - self._sent_again_count)
+            self._sent_again_count = self._letters.sent_again_count
             self._journal.confirmed([letter.digest for letter in stored])
             crash_point("recover.after_journal")
         self.ack_noted(here)
