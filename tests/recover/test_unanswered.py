@@ -19,6 +19,7 @@ from tests.support.eventually import eventually
 pytestmark = pytest.mark.rabbitmq
 
 COUNT = 20
+CONSUME, CONSUME_BYTES_MAX = bytes((0, 60, 0, 20)), 60
 #: Whoever does not end waits for ever.
 ENDS_S = 12.0
 
@@ -112,6 +113,35 @@ async def test_the_total_limit_holds_also_for_a_connection_that_does_not_come(wo
     assert (told.stopped_by, told.interruptions) == (StoppedBy.TOTAL, 1)
     await eventually(lambda: _all_are_there(world))
     await world.check()
+
+
+class SilentAgain(Unanswered):
+    """The first question is refused; when it then consumes again, there is no answer until it lets go."""
+
+    async def let_go(self) -> None:
+        self.proxy.resume()
+        await super().let_go()
+
+
+async def test_whoever_does_not_come_back_has_lost_its_connection(world: World) -> None:
+    """Of its last acks nobody knows whether they arrived: the next run is told so."""
+    await world.fill(letter(n) for n in range(COUNT))
+    consumed_count = 0
+
+    def seen(data: bytes) -> bool:
+        nonlocal consumed_count
+        consumed_count += CONSUME in data[-CONSUME_BYTES_MAX:]
+        if consumed_count == 2:
+            proxy.pause("down")
+        return False
+
+    async with asyncio.timeout(ENDS_S), Proxy("127.0.0.1", world.admin.node.port) as proxy:
+        proxy.cut_when("up", seen)
+        letters = letters_of(SilentAgain, world, port=proxy.port)
+        letters.proxy, letters.is_refused = proxy, True
+        told = await run(letters, Limits(empty_timeout_s=0.2, total_timeout_s=2.0))
+    assert (told.stopped_by, told.interruptions) == (StoppedBy.TOTAL, 1)
+    assert letters.is_lost
 
 
 async def _all_are_there(world: World) -> bool:

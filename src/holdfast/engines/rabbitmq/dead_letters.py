@@ -148,6 +148,7 @@ class RabbitDeadLetters:
             raise  # a channel ended, and what was asked for on it; the connection keeps the lock, if it has it
         except BaseException:
             # Also when cancelled: there may be a consumer that nobody knows of, and the lock or not.
+            self._loss = self._loss or BrokerLost("it was not taken up again")
             await self.let_go()
             raise
 
