@@ -56,14 +56,19 @@ async def test_a_letter_is_in_it_before_it_is_published(world: World) -> None:
 async def test_it_is_on_disk_when_a_write_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "letters.jsonl"
     synced: list[bytes] = []
+    folders: list[int] = []
     sync = os.fsync
 
     def fsync(descriptor: int) -> None:
-        synced.append(path.read_bytes())
+        if os.fstat(descriptor).st_ino == tmp_path.stat().st_ino:
+            folders.append(descriptor)
+        else:
+            synced.append(path.read_bytes())
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
     backup = FileBackup(path)
+    assert len(folders) == 1, "the name of the file is on disk too"
     for count in (1, 2):
         await backup.write([ONE])
         assert len(synced[-1].splitlines()) == count

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from holdfast.engines.folder.tree import fsync_folder
 from holdfast.errors import CannotStart, Invalid
 from holdfast.ports.recovery import Exported
 
@@ -27,6 +28,9 @@ class FileBackup:
         self._is_new = not path.exists()
         try:
             self._file: BinaryIO = open(path, "a+b", opener=_private)  # noqa: SIM115 - open until `close`
+            if self._is_new:
+                with suppress(PermissionError):  # a folder need not be ours to read
+                    fsync_folder(path.parent)
         except OSError as error:
             raise CannotStart(f"backup cannot be written; '{path}': {error.strerror or error}") from error
         self.held_bytes = os.fstat(self._file.fileno()).st_size  #: before the first letter of this run

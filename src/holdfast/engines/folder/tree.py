@@ -43,10 +43,10 @@ class Tree:
         for folder in [*reversed(self._path.parents), self._path]:
             if not folder.exists():
                 folder.mkdir(mode=0o700, exist_ok=True)
-                _fsync(folder.parent)
+                fsync_folder(folder.parent)
         # Whoever made it may have died before the fsync; but its parent need not be ours to open.
         with suppress(PermissionError):
-            _fsync(self._path.parent)
+            fsync_folder(self._path.parent)
         self._root = os.open(self._path, DIRECTORY)
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ def is_file(name: str, folder: int) -> bool:
     return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
 
 
-def _fsync(path: Path) -> None:
+def fsync_folder(path: Path) -> None:
     descriptor = os.open(path, DIRECTORY)
     try:
         os.fsync(descriptor)
