@@ -70,6 +70,7 @@ async def test_a_cyclic_route(world: World) -> None:
         ["--window", "0"],
         ["--limit", "0"],
         ["--rate", "fast"],
+        ["--rate", "9" * 400],
         ["--where", "nonsense"],
         ["--total-timeout", "soon"],
         ["--to-source", "--to-exchange"],
@@ -87,6 +88,13 @@ def test_bad_usage(arguments: list[str], tmp_path: Path) -> None:
     ended = world.command()("recover", "amqp://127.0.0.1:1", "some.dlq", *arguments)
     assert ended.code == 2, ended
     assert ended.stderr.startswith("error: ")
+
+
+def test_a_name_that_no_queue_has(tmp_path: Path) -> None:
+    world = World(admin=None, folder=tmp_path)  # type: ignore[arg-type]  # no broker is asked
+    ended = world.command()("recover", "amqp://127.0.0.1:1", "ü" * 128, "--to-source")
+    assert ended.code == 2, ended
+    assert "DLQ is invalid" in ended.stderr
 
 
 def test_a_broker_that_is_not_there(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 TIMEOUTS = ("total", "idle", "empty", "stall", "hold", "stop")
 BROKERS = frozenset(("amqp", "amqps"))
+RATE_PER_S_MAX = 1e9
 EXAMPLE = """holdfast recover imageviewer.dlq --routes routes.toml --dry-run
 holdfast recover amqp://localhost q.orders.dlq --to-source
 holdfast recover sqlite:///work orders-dead"""
@@ -283,8 +284,8 @@ def _rate(text: str | None) -> float:
     if text is None:
         return 0.0
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/s)?", text.strip())
-    if found is None or float(found[1]) <= 0:
-        raise BadUsage(f"--rate is invalid; '{text}' is not a number of letters a second such as 200/s")
+    if found is None or not 0 < float(found[1]) <= RATE_PER_S_MAX:
+        raise BadUsage(f"--rate is invalid; '{text[:80]}' is not a number of letters a second such as 200/s")
     return float(found[1])
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from holdfast.faces.cli.failures import BadUsage
 from holdfast.faces.cli.session import Session
 
+NAME_BYTES_MAX = 255
+
 
 def find_place(session: Session, url: str, dead_queue: str, *, needs_queue: bool) -> tuple[str, str]:
     """URL and queue. A URL on the command line is seen by everybody on the machine (`ps`), a variable is not."""
@@ -12,6 +14,8 @@ def find_place(session: Session, url: str, dead_queue: str, *, needs_queue: bool
         url, dead_queue = "", url  # the queue alone was given
     if needs_queue and not dead_queue:
         raise BadUsage("Missing argument 'DLQ'. See 'holdfast recover --help'")
+    if len(dead_queue.encode("utf-8", "surrogateescape")) > NAME_BYTES_MAX:
+        raise BadUsage(f"DLQ is invalid; no queue has a name of more than {NAME_BYTES_MAX} bytes")
     if url in ("", "-"):
         broker = session.settings.broker
         if broker is None:
