@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -448,3 +449,43 @@ def test_letters_that_never_come_again_are_not_said_to_be_recovered(tmp_path: Pa
     assert summary is not None
     assert (summary.recovered, len(queue.ghosts), summary.unseen, summary.remaining) == (15, 5, 5, 0)
     assert not summary.is_complete
+
+
+class SlowQueue(WorstQueue):
+    """It does not answer at the end."""
+
+    def __init__(self, letters: list[Held], folder: Path, *, silent_at: str) -> None:
+        super().__init__(letters, [], folder)
+        self.silent = asyncio.Event()
+        self._silent_at = silent_at
+        self.let_go_count = 0
+
+    async def give_back(self) -> int:
+        await self._may_be_silent("give_back")
+        return await super().give_back()
+
+    async def let_go(self) -> None:
+        self.let_go_count += 1
+        await super().let_go()
+
+    async def depth(self) -> Depth:
+        if self._stopped and not self.silent.is_set():
+            await self._may_be_silent("depth")
+        return await super().depth()
+
+    async def _may_be_silent(self, at: str) -> None:
+        if at == self._silent_at:
+            self.silent.set()
+            await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("silent_at", ["give_back", "depth"])
+async def test_a_second_signal_does_not_wait_for_what_the_end_waits_for(silent_at: str, tmp_path: Path) -> None:
+    queue = SlowQueue([Held(n, has_route=False) for n in range(3)], tmp_path, silent_at=silent_at)
+    recovery = Recovery(queue, dead_queue="dlq", run="r", table=RouteTable(), clock=FrozenClock())
+    running = asyncio.create_task(recovery.run(await queue.inspect(RouteTable())))
+    await asyncio.wait_for(queue.silent.wait(), 10)
+    recovery.abandon()
+    summary = await asyncio.wait_for(running, 10)
+    assert (summary.skipped, summary.remaining, len(queue.ready)) == (3, 3, 3)
+    assert queue.let_go_count == (silent_at == "give_back")

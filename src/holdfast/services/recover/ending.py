@@ -15,6 +15,7 @@ from holdfast.ports.recovery import DeadLetters, Taken, Verdict, address_text
 from holdfast.services.recover.books import Books
 from holdfast.services.recover.watch import unless
 
+LAND_STEP_S = 0.1
 STEADY_COUNT = 3
 STEADY_STEP_S = 0.1
 STEADY_TIMEOUT_S = 30.0
@@ -55,7 +56,8 @@ class Ending:
                 await self._letters.let_go()
             else:
                 await self._put_back(delivery_limit)
-                summary.returned += await self._letters.give_back()
+                if not await unless(self._abandoned, self._give_back()):
+                    await self._letters.let_go()
         except BrokerError as error:
             summary.notes.append(f"the broker gave the rest back by itself; {error}")
             settle()
@@ -86,12 +88,12 @@ class Ending:
         while self._books.flying and not self._abandoned.is_set():
             room.clear()
             waiting = [asyncio.ensure_future(event.wait()) for event in (room, self._abandoned)]
-            done, _ = await asyncio.wait(
-                waiting, timeout=max(0.0, deadline_s - loop.time()), return_when=asyncio.FIRST_COMPLETED
-            )
+            # In steps: a letter that was put back makes no room.
+            timeout_s = min(LAND_STEP_S, max(0.0, deadline_s - loop.time()))
+            await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             for task in waiting:
                 task.cancel()
-            if not done:
+            if loop.time() >= deadline_s:
                 return
 
     def _give_up(self) -> None:
@@ -136,18 +138,26 @@ class Ending:
         self._summary.possible_duplicates += len(missed)  # both are in the queue now
         self._forget(stored)
 
+    async def _give_back(self) -> None:
+        self._summary.returned += await self._letters.give_back()
+
     def _forget(self, letters: Sequence[Taken]) -> None:
         for letter in letters:
             self._books.held.pop(letter, None)
 
     async def _count(self) -> None:
+        """Not for long, once somebody has no more time."""
+        if self._abandoned.is_set() or not await unless(self._abandoned, self._read_depth(STEADY_TIMEOUT_S)):
+            await self._read_depth(HASTY_TIMEOUT_S)
+
+    async def _read_depth(self, timeout_s: float) -> None:
         """While letters are being given back, a queue says fewer than it has: read until it is steady.
 
         A busy broker says 0 for seconds. Nobody else consumes: then it must come to say what was given back.
         """
         seen: list[int] = []
         try:
-            async with asyncio.timeout(HASTY_TIMEOUT_S if self._abandoned.is_set() else STEADY_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 while True:
                     depth = await self._letters.depth()
                     seen.append(depth.ready)
