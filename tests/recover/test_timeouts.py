@@ -52,7 +52,7 @@ async def test_letters_that_do_not_come_are_waited_for_until_the_idle_timeout(wo
 async def test_confirms_that_do_not_come_are_waited_for_until_the_stall_timeout(world: World) -> None:
     await world.fill(letter(n, kind=("CollectionScan", "CacheGeneration")[n % 2]) for n in range(20))
     with dumb(world, "cache.generation"):
-        told = summary(await world.recover(*LATER, "--stall-timeout", "1s", "--stop-timeout", "300ms"))
+        told = summary(await world.recover(*LATER, "--stall-timeout", "3s", "--stop-timeout", "300ms"))
     assert (told["stopped_by"], told["recovered"], told["remaining"]) == ("stall", 10, 10)
     assert (told["failed"], told["unknown"], told["possible_duplicates"]) == (10, 10, 10)
     await eventually(lambda: _has(world, "cache.generation", 10))
