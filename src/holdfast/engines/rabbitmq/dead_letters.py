@@ -148,7 +148,6 @@ class RabbitDeadLetters:
             raise  # a channel ended, and what was asked for on it; the connection keeps the lock, if it has it
         except BaseException:
             # Also when cancelled: there may be a consumer that nobody knows of, and the lock or not.
-            self._loss = self._loss or BrokerLost("it was not taken up again")
             await self.let_go()
             raise
 
@@ -266,6 +265,7 @@ class RabbitDeadLetters:
         return count
 
     async def let_go(self) -> None:
+        self._loss = self._loss or BrokerLost("the connection was ended")  # and with it acks that were on their way
         self._lines.flush_all()
         self._leave()
         if self._connection is not None:

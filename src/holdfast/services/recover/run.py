@@ -253,11 +253,11 @@ class Recovery:
                     self._settler.doubtful.add(letter)
         if done:
             self._settler.ack(done)
+        if going:
+            await self._sender.add(going)
         if not self._quota.is_bounded:
             there = self._letters.untaken_count + (await self._letters.depth()).ready
             self._quota.starts_with(self._quota.seen_count + there)
-        if going:
-            await self._sender.add(going)
 
     def _is_forgotten(self, letter: Taken) -> bool:
         """Whether it is one that we were done with, as far as anybody can tell: a broker that was lost forgets acks. It

@@ -111,3 +111,4 @@ async def unless(event: asyncio.Event, work: Coroutine[None, None, None]) -> boo
         waiting.cancel()
         if task.cancel():
             await asyncio.wait([task])
+            _ = task.cancelled() or task.exception()  # looked at, or asyncio would print it
