@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from holdfast.core.groups import fingerprint
-from holdfast.core.ledger import Act
+from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import DeathStory, NewLetter
 from holdfast.core.letter_selection import ID_MAX, Selection
 from holdfast.core.states import LetterState
@@ -29,7 +29,7 @@ from holdfast.wiring import SystemClock
 BATCH = 1_000
 ROUNDS = 40
 MEDIAN_MS_MAX = 50.0
-ACT = Act(actor="bench", action="capture")
+ACT = LedgerAct(actor="bench", action="capture")
 WORDS = ["payment", "refused", "timeout", "customer", "invoice", "address", "retry", "currency"]
 
 

@@ -22,9 +22,9 @@ from holdfast.ports.collect import CollectStore, Transport
 from holdfast.ports.queues import Storage
 from holdfast.ports.starts import Starts
 from holdfast.services.collect.embedded import QueueTransport
-from holdfast.services.collect.limits import Limits
+from holdfast.services.collect.limits import CollectLimits
 from holdfast.services.collect.service import CollectService
-from holdfast.services.collect.work import Tools
+from holdfast.services.collect.work import CollectContext
 from holdfast.services.queue.broker import QueueBroker
 from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.manager import QueueManager
@@ -34,7 +34,7 @@ from holdfast.services.queue.sharing import keep_up
 from holdfast.settings.values import masked
 
 if TYPE_CHECKING:
-    from holdfast.core.redrive import Redrive
+    from holdfast.core.redrive import RedriveStamp
     from holdfast.core.routes import RouteTable
     from holdfast.core.topology_file import TopologyFile
     from holdfast.engines.folder.backup import FileBackup
@@ -217,7 +217,7 @@ async def open_collector(
     blobs: str | None = None,
     broker: str | None = None,
     queues: Queues | None = None,
-    limits: Limits | None = None,
+    limits: CollectLimits | None = None,
     clock: Clock | None = None,
     quorum: bool = False,
 ) -> AsyncIterator[CollectService]:
@@ -228,7 +228,7 @@ async def open_collector(
     place = blobs or default_blobs(url)
     if place is None:
         raise CannotStart(f"blobs are not configured; with '{masked(url)}' say where: a folder, s3://, az:// or gs://")
-    time_source, settings = clock or SystemClock(), limits or Limits()
+    time_source, settings = clock or SystemClock(), limits or CollectLimits()
     async with AsyncExitStack() as stack:
         if broker is not None:
             from holdfast.engines.rabbitmq.collect import RabbitTransport
@@ -244,14 +244,14 @@ async def open_collector(
         store = open_collect_store(url, clock=time_source)
         await store.open()
         stack.push_async_callback(store.close)
-        tools = Tools(store, transport, await stack.enter_async_context(open_blobs(place)), limits=settings)
+        tools = CollectContext(store, transport, await stack.enter_async_context(open_blobs(place)), limits=settings)
         yield await stack.enter_async_context(CollectService(tools).running())
 
 
 @asynccontextmanager
 async def open_dead_letters(
     url: str,
-    redrive: Redrive,
+    redrive: RedriveStamp,
     table: RouteTable,
     *,
     clock: Clock | None = None,
@@ -261,13 +261,13 @@ async def open_dead_letters(
     """A dead-letter queue of RabbitMQ, for a recovery. Raises BrokerError when the broker cannot be reached."""
     from msgspec.structs import replace
 
-    from holdfast.engines.rabbitmq.address import Address
+    from holdfast.engines.rabbitmq.address import BrokerUrl
     from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
     from holdfast.engines.rabbitmq.recovery_lock import default_management
     from holdfast.engines.rabbitmq.redriver import Redriver
 
     time_source = clock or SystemClock()
-    address = Address.parse(url)
+    address = BrokerUrl.parse(url)
     known = replace(redrive, user=address.login.user, is_wait_queue=table.is_wait_queue)
     redriver = Redriver(known, table, now=lambda: moment(time_source.now_us()))
     letters = RabbitDeadLetters(
@@ -286,9 +286,9 @@ async def open_dead_letters(
 
 def recovery_source(url: str, dead_queue: str) -> str:
     """A queue of a broker in words, without any login: what a journal belongs to."""
-    from holdfast.engines.rabbitmq.address import Address
+    from holdfast.engines.rabbitmq.address import BrokerUrl
 
-    address = Address.parse(url)
+    address = BrokerUrl.parse(url)
     hosts = ",".join(f"{host}:{port}" for host, port in address.hosts)
     return f"queue '{dead_queue}' in '{address.login.vhost}' at {hosts}"
 

@@ -25,14 +25,14 @@ from holdfast.ports.clock import Clock
 from holdfast.ports.custody import Post
 from holdfast.ports.vault import Ledger, Vault
 from holdfast.services.fingerprints import load_fingerprint
-from holdfast.services.ledger import Ledgers
+from holdfast.services.ledger import LedgerService
 from holdfast.services.queue.methods import Queues
 from holdfast.services.retention import Retention
-from holdfast.services.tokens import TokenBook
+from holdfast.services.tokens import TokenService
 from holdfast.services.vault.custody import Custody
 from holdfast.services.vault.plans import Planner
 from holdfast.services.vault.queues import QueuePost
-from holdfast.services.vault.redrive import Redrives
+from holdfast.services.vault.redrive import RedriveRunner
 from holdfast.services.vault.successes import Successes
 from holdfast.settings import Settings, load_settings
 from holdfast.telemetry.events import emit
@@ -43,7 +43,7 @@ KEY_BYTES = 32
 SERVER = Caller(name="holdfast", role=Role.ADMIN, origin="server")
 
 
-class Office:
+class VaultApp:
     """Everything that the faces need of custody."""
 
     def __init__(
@@ -54,9 +54,9 @@ class Office:
         self.retention = Retention(custody.vault, clock=custody.clock, blobs=blobs)
         self.vault: Vault = custody.vault
         self.planner = Planner(custody)
-        self.redrives = Redrives(custody)
-        self.ledgers = Ledgers(custody.vault, key=key)
-        self.tokens = TokenBook(custody.vault, clock=custody.clock)
+        self.redrives = RedriveRunner(custody)
+        self.ledgers = LedgerService(custody.vault, key=key)
+        self.tokens = TokenService(custody.vault, clock=custody.clock)
 
     async def close(self) -> None:
         """End what runs, after the batch that it has in hand."""
@@ -67,7 +67,7 @@ class Office:
 @asynccontextmanager
 async def open_office(
     settings: Settings, queues: Queues | None, *, clock: Clock | None = None
-) -> AsyncIterator[Office]:
+) -> AsyncIterator[VaultApp]:
     """The vault and the brokers of these settings. Raises CannotStart, or BrokerError when RabbitMQ is not there."""
     time_source = clock or SystemClock()
     url = settings.vault.reveal() if settings.vault else settings.storages[0].url
@@ -88,7 +88,7 @@ async def open_office(
         if queues is not None:
             posts.append(QueuePost(queues, grouped=grouped, retries=_retries(settings)))
         custody = Custody(vault, posts, clock=time_source, blobs=blobs)
-        office = Office(custody, key=key, blobs=blobs, redrive_role=Role[settings.redrive_role.upper()])
+        office = VaultApp(custody, key=key, blobs=blobs, redrive_role=Role[settings.redrive_role.upper()])
         await office.tokens.load()
         stack.push_async_callback(office.close)
         yield office
@@ -122,7 +122,7 @@ def successes(url: str, *, actor: str, clock: Clock) -> Successes:
 
 
 @asynccontextmanager
-async def office_at_work(office: Office, settings: Settings) -> AsyncIterator[None]:
+async def office_at_work(office: VaultApp, settings: Settings) -> AsyncIterator[None]:
     """What a server does by itself: captures, tasks that go on, letters that are resolved or past their retention."""
     retention = parse_retention(settings.retention)
     resolve_after_s = parse_duration(settings.resolve_after, what="resolve_after") / 1_000_000
@@ -137,7 +137,7 @@ async def office_at_work(office: Office, settings: Settings) -> AsyncIterator[No
         await asyncio.wait([upkeep])
 
 
-async def _upkeep(office: Office, resolve_after_s: float, retention: Mapping[LetterState, float]) -> None:
+async def _upkeep(office: VaultApp, resolve_after_s: float, retention: Mapping[LetterState, float]) -> None:
     while True:
         try:
             await office.redrives.release()

@@ -16,17 +16,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.moments import SECOND_US, parse_duration
-from holdfast.core.recovery import Limits, Summary
-from holdfast.core.redrive import Redrive
+from holdfast.core.recovery import RunLimits, Summary
+from holdfast.core.redrive import RedriveStamp
 from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_routes
 from holdfast.errors import CannotStart, QueueMissing
 from holdfast.ports.clock import Clock
-from holdfast.ports.recovery import DeadLetters, End, Journal
+from holdfast.ports.recovery import DeadLetters, Journal, RunEnd
 from holdfast.services.queue.methods import Queues
 from holdfast.services.recover.embedded import EmbeddedRecovery
-from holdfast.services.recover.record import Entry, OpenLedger, recorded
-from holdfast.services.recover.schedule import Duty, OnBegin, Schedule
-from holdfast.services.recover.service import Order, new_run, recover
+from holdfast.services.recover.record import OpenLedger, RunRecord, recorded
+from holdfast.services.recover.schedule import OnBegin, RecoverySchedule, ScheduledRecovery
+from holdfast.services.recover.service import RecoveryOrder, new_run, recover
 from holdfast.settings import RecoverSettings, Settings
 from holdfast.wiring import SystemClock, open_dead_letters, open_journal, open_queues, recovery_source
 from holdfast.wiring_custody import open_ledger
@@ -76,7 +76,7 @@ def state_folder(settings: Settings) -> Path:
         return settings.data_folder.absolute()
 
 
-class Journals(Struct, frozen=True, kw_only=True):
+class JournalPaths(Struct, frozen=True, kw_only=True):
     """Where the journals of a queue are."""
 
     own: Path | None  #: this run's; None: it keeps none
@@ -86,12 +86,12 @@ class Journals(Struct, frozen=True, kw_only=True):
 
 def journals(
     settings: Settings, url: str, dead_queue: str, *, file: Path | None = None, keeps: bool = True, serves: bool = False
-) -> Journals:
+) -> JournalPaths:
     """Those of a run that keeps its journal in `file`, at the usual place, or nowhere."""
     usual = journal_path(state_folder(settings), url, dead_queue)
     spare = journal_path(settings.data_folder.absolute(), url, dead_queue)
     own = file or (spare if serves and not _is_writable(usual.parent) else usual)
-    return Journals(own=own if keeps else None, usual=usual, others=(spare,))
+    return JournalPaths(own=own if keeps else None, usual=usual, others=(spare,))
 
 
 def _is_writable(folder: Path) -> bool:
@@ -103,12 +103,12 @@ def _is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK)
 
 
-class Keeping:
+class OpenJournal:
     """The journals of one run while it runs; it says with `ended` how it leaves its queue."""
 
     def __init__(self, journal: Journal | None) -> None:
         self.journal = journal
-        self.end = End.BROKEN
+        self.end = RunEnd.BROKEN
 
     def ended(self, summary: Summary, letters: DeadLetters) -> Summary:
         """It came to its end."""
@@ -117,28 +117,28 @@ class Keeping:
 
 
 @contextmanager
-def kept_journal(places: Journals | None, url: str, order: Order) -> Iterator[Keeping]:
+def kept_journal(places: JournalPaths | None, url: str, order: RecoveryOrder) -> Iterator[OpenJournal]:
     """None: a run that takes nothing away. Raises CannotStart."""
     if places is None:
-        yield Keeping(None)
+        yield OpenJournal(None)
         return
     source = journal_source(url, order.dead_queue)
     journal = open_journal(places.own, source=source, run=order.run, usual=places.usual, others=places.others)
-    keeping = Keeping(journal)
+    keeping = OpenJournal(journal)
     try:
         yield keeping
     finally:
         journal.close(keeping.end)
 
 
-def how_it_ended(summary: Summary, *, has_broker: bool, is_lost: bool) -> End:
+def how_it_ended(summary: Summary, *, has_broker: bool, is_lost: bool) -> RunEnd:
     """What a killed run left ends when nothing of it can be in the queue any more; in any doubt it may be."""
     if is_lost:
-        return End.LOST
+        return RunEnd.LOST
     is_all_seen = summary.recovered + summary.kept >= summary.found and not summary.unseen
     if not is_all_seen or summary.failure or not has_broker or (summary.remaining or 0) > summary.kept:
-        return End.PARTLY
-    return End.KEPT if summary.remaining or summary.kept else End.WHOLE
+        return RunEnd.PARTLY
+    return RunEnd.KEPT if summary.remaining or summary.kept else RunEnd.WHOLE
 
 
 def ledger_of(settings: Settings, *, clock: Clock | None = None) -> OpenLedger:
@@ -151,10 +151,17 @@ def ledger_of(settings: Settings, *, clock: Clock | None = None) -> OpenLedger:
 
 
 async def recover_broker(
-    url: str, order: Order, *, by: str, places: Journals, management: str | None, on_begin: OnBegin, clock: Clock
+    url: str,
+    order: RecoveryOrder,
+    *,
+    by: str,
+    places: JournalPaths,
+    management: str | None,
+    on_begin: OnBegin,
+    clock: Clock,
 ) -> Summary:
     """One run against RabbitMQ. Raises BrokerError, RecoveryRefused or CannotStart when it cannot begin."""
-    redrive = Redrive(run=order.run, by=by, dead_queue=order.dead_queue)
+    redrive = RedriveStamp(run=order.run, by=by, dead_queue=order.dead_queue)
     async with AsyncExitStack() as stack:
         letters = await stack.enter_async_context(
             open_dead_letters(
@@ -171,7 +178,7 @@ async def recover_broker(
 
 
 async def recover_queues(
-    queues: Queues, dead_queue: str, *, run: str, limits: Limits, on_begin: OnBegin, clock: Clock
+    queues: Queues, dead_queue: str, *, run: str, limits: RunLimits, on_begin: OnBegin, clock: Clock
 ) -> Summary:
     """One run over embedded queues. Raises QueueMissing."""
     recovery = EmbeddedRecovery(queues, dead_queue=dead_queue, run=run, clock=clock, limits=limits)
@@ -179,7 +186,7 @@ async def recover_queues(
     return await recovery.run()
 
 
-class Scheduled:
+class ScheduledRecoveries:
     """The recoveries of a configuration. `queues` are those of this process, when they are open; `broker` is where a
     queue is that is none of them."""
 
@@ -193,29 +200,29 @@ class Scheduled:
         self._clock = SystemClock()
         self._by = f"holdfast@{socket.gethostname()}"
 
-    def schedule(self) -> Schedule:
+    def schedule(self) -> RecoverySchedule:
         """Raises CannotStart when a routes file cannot be used."""
-        return Schedule([self._duty(name, wanted) for name, wanted in self._settings.recover.items()])
+        return RecoverySchedule([self._duty(name, wanted) for name, wanted in self._settings.recover.items()])
 
-    def _duty(self, name: str, wanted: RecoverSettings) -> Duty:
+    def _duty(self, name: str, wanted: RecoverSettings) -> ScheduledRecovery:
         table = _table(wanted)
-        limits = Limits(
+        limits = RunLimits(
             limit=wanted.limit,
             rate_per_s=wanted.rate,
             total_timeout_s=parse_duration(wanted.total_timeout, what="total_timeout") / SECOND_US,
         )
 
         async def run(on_begin: OnBegin) -> Summary:
-            order = Order(dead_queue=name, table=table, limits=limits, run=new_run())
+            order = RecoveryOrder(dead_queue=name, table=table, limits=limits, run=new_run())
             url = await self._place(name, wanted)
             source = source_of(url, name) if url else f"queue '{name}' of this process"
-            entry = Entry(run=order.run, by=self._by, dead_queue=name, source=source)
+            entry = RunRecord(run=order.run, by=self._by, dead_queue=name, source=source)
             return await recorded(
                 entry, lambda: self._run(url, order, on_begin), ledger=self._ledger, clock=self._clock
             )
 
         every_s = parse_duration(wanted.every, what="every") / SECOND_US if wanted.every else 0.0
-        return Duty(dead_queue=name, run=run, on_start=wanted.on_start, every_s=every_s)
+        return ScheduledRecovery(dead_queue=name, run=run, on_start=wanted.on_start, every_s=every_s)
 
     async def _place(self, name: str, wanted: RecoverSettings) -> str:
         """Where the queue is: what was said, the queues of this process (an empty text), or the broker."""
@@ -233,7 +240,7 @@ class Scheduled:
             raise CannotStart(f"queue cannot be recovered; '{name}' has no url, and no broker is set")
         return self._broker
 
-    async def _run(self, url: str, order: Order, on_begin: OnBegin) -> Summary:
+    async def _run(self, url: str, order: RecoveryOrder, on_begin: OnBegin) -> Summary:
         name, limits, clock = order.dead_queue, order.limits, self._clock
         if urlsplit(url).scheme in BROKERS:
             management = self._settings.management.reveal() if self._settings.management else None

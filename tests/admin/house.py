@@ -14,7 +14,7 @@ from holdfast.faces.api.door import token_hash
 from holdfast.services.queue.methods import Queues
 from holdfast.settings import Settings, StorageSettings
 from holdfast.wiring import open_service
-from holdfast.wiring_custody import Office, open_office
+from holdfast.wiring_custody import VaultApp, open_office
 from tests.vault.letters import ACT, letter
 
 TOKEN = "the-admin-token"
@@ -23,7 +23,7 @@ TOKEN = "the-admin-token"
 class House:
     """The application, with a client for each role."""
 
-    def __init__(self, app: Any, office: Office, queues: Queues) -> None:
+    def __init__(self, app: Any, office: VaultApp, queues: Queues) -> None:
         self.app = app
         self.office = office
         self.queues = queues

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.groups import Fingerprint, fingerprint
-from holdfast.core.ledger import Act
+from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import DeathStory
 from holdfast.core.roles import NEEDS, REDRIVES, Caller, Role, needs
 from holdfast.core.states import LetterState
@@ -153,7 +153,7 @@ def test_redriving_can_be_left_to_admins_and_nothing_else_changes() -> None:
 async def test_an_operator_may_not_redrive_where_the_settings_say_so(tmp_path: Path) -> None:
     async with open_house(tmp_path, redrive_role="admin") as house:
         await house.put(b"1")
-        token = await house.office.tokens.create("op", Role.OPERATOR, Act(actor="test", action="tokens.create"))
+        token = await house.office.tokens.create("op", Role.OPERATOR, LedgerAct(actor="test", action="tokens.create"))
         async with house.client(token) as client:
             for path in (f"dlq/queues/{QUEUE}/re-drive", "plans", "redrives", "redrives/1/pause"):
                 answer = await client.post(f"/admin/{path}", json={})

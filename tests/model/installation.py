@@ -20,7 +20,7 @@ from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.errors import HoldfastError
-from holdfast.ports.queues import Shelves, Storage
+from holdfast.ports.queues import QueueStore, Storage
 from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.methods import Queues
@@ -238,7 +238,7 @@ class Installation:
 
     # --- looking behind the faults ----------------------------------------------------------------------------
 
-    def shelves(self, queue_name: str) -> Shelves:
+    def shelves(self, queue_name: str) -> QueueStore:
         """A queue's real store, which never fails."""
         queue = self.manager.find(queue_name)
         assert queue is not None

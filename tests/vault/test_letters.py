@@ -14,7 +14,7 @@ from holdfast.core.moments import moment
 from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.errors import Conflict, Invalid
 from holdfast.ports.vault import Vault
-from holdfast.services.ledger import Ledgers
+from holdfast.services.ledger import LedgerService
 from holdfast.testing import FrozenClock
 from tests.vault.conftest import KEY
 from tests.vault.letters import ACT, QUEUE, act, letter
@@ -236,7 +236,7 @@ async def test_the_balance_holds_while_letters_arrive(vault: Vault) -> None:
         for number in range(30):
             await stored(vault, f"{number}".encode(), b"twin")
 
-    ledgers = Ledgers(vault, key=KEY)
+    ledgers = LedgerService(vault, key=KEY)
     arriving = asyncio.create_task(arrive())
     looks = 0
     while not arriving.done() or not looks:

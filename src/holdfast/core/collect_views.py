@@ -7,7 +7,7 @@ from datetime import datetime
 
 from msgspec import Struct, field
 
-from holdfast.core.collect import Range, SeriesStand, Transaction
+from holdfast.core.collect import Range, SeriesState, Transaction
 from holdfast.core.moments import moment
 
 
@@ -73,7 +73,7 @@ class AbandonResultRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reason: str = "by hand"
 
 
-def result_view(transaction: Transaction, series: Sequence[SeriesStand] = ()) -> ResultView:
+def result_view(transaction: Transaction, series: Sequence[SeriesState] = ()) -> ResultView:
     """A transaction for people and programs."""
     return ResultView(
         id=transaction.id,

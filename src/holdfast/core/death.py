@@ -63,7 +63,7 @@ class Death(Struct, frozen=True, kw_only=True):
         return cls(queue=item.source_queue, reason=item.death_reason, count=item.death_attempts, at=item.died_at)
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class HeaderChange(Struct, frozen=True, kw_only=True):
     """What a publish changes: headers to set and to take off, properties to take off. Everything else stays."""
 
     put: dict[str, HeaderValue]
@@ -146,7 +146,7 @@ def returns(message: Message, *, with_rejections: bool = False) -> int | None:
     return max(0, count - rejections(message)) if with_rejections else count
 
 
-def published(message: Message, *, user: str = "", wait_queues: Collection[str] = ()) -> Change:
+def published(message: Message, *, user: str = "", wait_queues: Collection[str] = ()) -> HeaderChange:
     """What every publish of ours changes: nothing that expires, forks, is refused, or passes for the broker's own."""
     headers = message.headers
     put: dict[str, HeaderValue] = dict(_origin(message, wait_queues))
@@ -162,10 +162,10 @@ def published(message: Message, *, user: str = "", wait_queues: Collection[str] 
     found = [death for death in deaths(headers) if not (death.queue in wait_queues and death.reason == "expired")]
     if found and "x-kept-death" not in headers:
         put["x-kept-death"] = _as_json(found)
-    return Change(put=put, drop=(*BROKER_HEADERS, *FORKING_HEADERS), drop_properties=tuple(properties))
+    return HeaderChange(put=put, drop=(*BROKER_HEADERS, *FORKING_HEADERS), drop_properties=tuple(properties))
 
 
-def retried(message: Message, failure: Failure, *, user: str = "", wait_queues: Collection[str] = ()) -> Change:
+def retried(message: Message, failure: Failure, *, user: str = "", wait_queues: Collection[str] = ()) -> HeaderChange:
     """The headers of a message that goes to its wait queue after `message.attempt` failed."""
     change = published(message, user=user, wait_queues=wait_queues)
     return _with(change, {RETRY_COUNT: message.attempt, **_error(failure)})
@@ -181,7 +181,7 @@ def parked(
     by: str,
     user: str = "",
     wait_queues: Collection[str] = (),
-) -> Change:
+) -> HeaderChange:
     """The headers of a message that goes to its dead queue. `used` is the count that it came with, and keeps."""
     change = published(message, user=user, wait_queues=wait_queues)
     notes: dict[str, HeaderValue] = {
@@ -192,8 +192,8 @@ def parked(
     return _with(change, {RETRY_COUNT: used, **_error(failure), **notes})
 
 
-def _with(change: Change, put: Mapping[str, HeaderValue]) -> Change:
-    return Change(put={**change.put, **put}, drop=change.drop, drop_properties=change.drop_properties)
+def _with(change: HeaderChange, put: Mapping[str, HeaderValue]) -> HeaderChange:
+    return HeaderChange(put={**change.put, **put}, drop=change.drop, drop_properties=change.drop_properties)
 
 
 def _error(failure: Failure) -> dict[str, HeaderValue]:

@@ -68,7 +68,7 @@ class Done(Struct, frozen=True):
     """The handler returned."""
 
 
-class Retry(Struct, frozen=True, kw_only=True):
+class RetryLater(Struct, frozen=True, kw_only=True):
     """It failed, and another attempt may help; `delay_us` is what the handler asked for, if anything."""
 
     failure: Failure
@@ -81,7 +81,7 @@ class Dead(Struct, frozen=True, kw_only=True):
     failure: Failure
 
 
-Outcome: TypeAlias = Done | Retry | Dead
+Outcome: TypeAlias = Done | RetryLater | Dead
 
 
 def outcome_of(error: BaseException | None, *, permanent: Sequence[type[BaseException]] = ()) -> Outcome:
@@ -92,8 +92,8 @@ def outcome_of(error: BaseException | None, *, permanent: Sequence[type[BaseExce
     if isinstance(error, (Permanent, *permanent)):
         return Dead(failure=failure)
     if isinstance(error, RetryAfter):
-        return Retry(failure=failure, delay_us=error.delay_us)
-    return Retry(failure=failure)
+        return RetryLater(failure=failure, delay_us=error.delay_us)
+    return RetryLater(failure=failure)
 
 
 def delay_us(delay: str | float, *, what: str) -> int:

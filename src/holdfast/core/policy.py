@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from holdfast.core.checks import ATTEMPTS_MAX
 from holdfast.core.moments import DURATION_US_MAX, format_duration
-from holdfast.core.outcome import Dead, Done, Failure, Outcome, Retry, delay_us
+from holdfast.core.outcome import Dead, Done, Failure, Outcome, RetryLater, delay_us
 from holdfast.errors import Invalid
 
 REASON_PERMANENT = "permanent"
@@ -101,11 +101,11 @@ def decide(outcome: Outcome, *, attempt: int, policy: RetryPolicy, chance: float
             return Ack()
         case Dead(failure=failure):
             return Park(reason=REASON_PERMANENT, failure=failure)
-        case Retry(failure=failure) if attempt >= policy.attempts:
+        case RetryLater(failure=failure) if attempt >= policy.attempts:
             return Park(reason=REASON_ATTEMPTS, failure=failure)
-        case Retry(failure=failure, delay_us=None):
+        case RetryLater(failure=failure, delay_us=None):
             return Wait(delay_us=policy.delay_us(attempt, chance=chance), failure=failure)
-        case Retry(failure=failure, delay_us=asked_us):
+        case RetryLater(failure=failure, delay_us=asked_us):
             return Wait(delay_us=min(asked_us or 0, DURATION_US_MAX), failure=failure)
 
 

@@ -33,7 +33,7 @@ class StoppedBy(StrEnum):
     SIGNAL = "signal"
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class RunLimits(Struct, frozen=True, kw_only=True):
     """Where a run ends, and how much it has under way."""
 
     limit: int | None = None  #: letters; None is what is there at the start

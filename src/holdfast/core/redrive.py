@@ -18,7 +18,7 @@ from holdfast.core.death import (
     ORIGINAL_KEY,
     ORIGINAL_QUEUE,
     RETRY_COUNT,
-    Change,
+    HeaderChange,
     HeaderValue,
     deaths,
     published,
@@ -36,7 +36,7 @@ VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 NAMESPACE = uuid.UUID("7a2f6f0c-6a3a-5f0e-9d55-7d9a7c0d3f11")
 
 
-class Redrive(Struct, frozen=True, kw_only=True):
+class RedriveStamp(Struct, frozen=True, kw_only=True):
     """What all letters of one run have in common."""
 
     run: str
@@ -74,7 +74,7 @@ def redriven_count(message: Message) -> int:
     return count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < REDRIVES_COUNT_MAX else 0
 
 
-def redriven(message: Message, redrive: Redrive) -> Change:
+def redriven(message: Message, redrive: RedriveStamp) -> HeaderChange:
     """What every copy of this letter changes but for its moment and its id, which differ from letter to letter."""
     waits = [death.queue for death in deaths(message.headers) if redrive.is_wait_queue(death.queue)]
     change = published(message, user=redrive.user, wait_queues=frozenset(waits))
@@ -92,7 +92,7 @@ def redriven(message: Message, redrive: Redrive) -> Change:
     return replace(change, put=put, drop=(*change.drop, RETRY_COUNT))
 
 
-def redriven_headers(message: Message, redrive: Redrive, *, at: datetime, digest: bytes) -> Change:
+def redriven_headers(message: Message, redrive: RedriveStamp, *, at: datetime, digest: bytes) -> HeaderChange:
     """All of it, for one letter."""
     change = redriven(message, redrive)
     own: dict[str, HeaderValue] = {

@@ -68,7 +68,7 @@ class Canary(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stop_above: float = 0.05
 
 
-class Wish(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class PlanOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a plan is asked for."""
 
     selection: Selection = Selection()
@@ -98,7 +98,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     """What `execute` will do, exactly. `ids` is the frozen set, in ranges."""
 
     hash: str
-    wish: Wish
+    wish: PlanOptions
     ids: str
     count: int
     targets: dict[str, int]
@@ -124,7 +124,7 @@ class RedriveState(Enum):
     DONE = "done"
 
 
-class Redrive(Struct, frozen=True, kw_only=True):
+class RedriveTask(Struct, frozen=True, kw_only=True):
     """A task. What is not redriven, failed or skipped is still to come. Possible duplicates are letters that were
     published again, because nobody knows whether the first copy arrived. A running task that nobody holds has lost its
     process."""
@@ -134,7 +134,7 @@ class Redrive(Struct, frozen=True, kw_only=True):
     reason: str
     plan: str
     state: RedriveState
-    wish: Wish
+    wish: PlanOptions
     total: int
     operation: str
     started_at: datetime
@@ -150,7 +150,7 @@ class Redrive(Struct, frozen=True, kw_only=True):
     held_until: datetime | None = None
 
 
-class Leased(Struct, frozen=True):
+class LeasedLetter(Struct, frozen=True):
     """A letter that is ours to publish, with the id under which every copy of it is recognisable."""
 
     letter: int
@@ -170,12 +170,12 @@ class Settled(Struct, frozen=True):
     why: str = ""
 
 
-def plan_hash(wish: Wish, letters: Sequence[tuple[int, int, str]]) -> str:
+def plan_hash(wish: PlanOptions, letters: Sequence[tuple[int, int, str]]) -> str:
     """The hash over the wish, and over id, revision and address of every letter."""
     return hashlib.sha256(json.encode((wish, letters))).hexdigest()
 
 
-def check_wish(wish: Wish) -> None:
+def check_wish(wish: PlanOptions) -> None:
     """Raises Invalid."""
     if not 0 <= wish.max_per_s <= RATE_PER_S_MAX:
         raise Invalid(f"plan is invalid; max_per_s is from 0 to {RATE_PER_S_MAX}")

@@ -142,7 +142,7 @@ class Topology(Struct, frozen=True, kw_only=True):
         return next((queue for queue in self.queues if queue.name == name), None)
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class FamilyQueue(Struct, frozen=True, kw_only=True):
     """A queue with the address that leads into it: publish to `exchange` with `key`."""
 
     queue: str
@@ -156,8 +156,8 @@ class Family(Struct, frozen=True, kw_only=True):
 
     queue: str
     layout: str
-    waits: tuple[Place, ...] = ()
-    dead: Place | None = None
+    waits: tuple[FamilyQueue, ...] = ()
+    dead: FamilyQueue | None = None
     #: Where the broker itself puts what is rejected: the first wait queue, or the dead queue.
     rejected_to: str | None = None
 
@@ -170,7 +170,7 @@ class Design(Struct, frozen=True, kw_only=True):
     #: Queues whose messages nobody may ever lose: dead queues, and where the unroutable goes.
     dead_queues: frozenset[str] = frozenset()
     #: Where the unroutable goes; None when the file says that nobody wants it.
-    unroutable: Place | None = None
+    unroutable: FamilyQueue | None = None
     #: Patterns of names that are the file's alone: what matches and is not in the file is superfluous.
     owns: tuple[str, ...] = ()
     version: Version = field(default=Version(3, 10))

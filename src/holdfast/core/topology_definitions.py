@@ -59,7 +59,7 @@ class _Policy(Struct, kw_only=True):
     vhost: str | None = None
 
 
-class _File(Struct, kw_only=True):
+class _DefinitionsFile(Struct, kw_only=True):
     exchanges: list[_Exchange] = []
     queues: list[_Queue] = []
     bindings: list[_Binding] = []
@@ -80,7 +80,7 @@ def from_definitions(data: bytes, *, vhost: str, source: str) -> Definitions:
     """
     try:
         sections = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        file = msgspec.json.decode(data, type=_File)
+        file = msgspec.json.decode(data, type=_DefinitionsFile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"definitions are invalid; {source}: {error}") from error
     left_out = [name for name in sections if name not in SECTIONS and name not in _LABELS]
@@ -161,7 +161,7 @@ def is_brokers_own(exchange: str) -> bool:
     return not exchange or exchange.startswith("amq.")
 
 
-def _parts(file: _File) -> tuple[list[_Exchange], list[_Queue], list[_Binding], list[_Policy]]:
+def _parts(file: _DefinitionsFile) -> tuple[list[_Exchange], list[_Queue], list[_Binding], list[_Policy]]:
     return file.exchanges, file.queues, file.bindings, file.policies
 
 

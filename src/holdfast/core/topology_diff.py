@@ -18,7 +18,7 @@ _POLICY_NAMES = {argument: key for key, argument in POLICY_KEYS.items()} | {ALTE
 _NOTHING = "(none)"
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """What is the matter."""
 
     MISSING = "missing"
@@ -40,7 +40,7 @@ class Aspect(Struct, frozen=True, kw_only=True):
 class Difference(Struct, frozen=True, kw_only=True):
     """One exchange, queue, binding or policy that is not as it should be."""
 
-    kind: Kind
+    kind: DifferenceKind
     what: str  #: exchange, queue, binding, policy
     name: str
     aspects: tuple[Aspect, ...] = ()
@@ -77,11 +77,11 @@ def _compared(what: str, wanted: Iterable[Any], found: dict[str, Any], aspects: 
     for thing in wanted:
         there = found.get(thing.name)
         if there is None:
-            differences.append(Difference(kind=Kind.MISSING, what=what, name=thing.name, thing=thing))
+            differences.append(Difference(kind=DifferenceKind.MISSING, what=what, name=thing.name, thing=thing))
         elif unlike := aspects(thing, there):
             differences.append(
                 Difference(
-                    kind=Kind.DIFFERENT,
+                    kind=DifferenceKind.DIFFERENT,
                     what=what,
                     name=thing.name,
                     aspects=tuple(unlike),
@@ -122,7 +122,7 @@ def _bindings(wanted: Topology, found: Topology) -> list[Difference]:
     missing = [binding for binding in wanted.bindings if binding_id(binding) not in there]
     # What feeds a queue comes last: nothing may arrive before the way out of it is there.
     missing.sort(key=lambda binding: binding.source not in nets and binding.destination not in final)
-    return [Difference(kind=Kind.MISSING, what="binding", name=str(each), thing=each) for each in missing]
+    return [Difference(kind=DifferenceKind.MISSING, what="binding", name=str(each), thing=each) for each in missing]
 
 
 def _superfluous(wanted: Topology, found: Topology, owns: Sequence[str]) -> list[Difference]:
@@ -132,7 +132,9 @@ def _superfluous(wanted: Topology, found: Topology, owns: Sequence[str]) -> list
     differences: list[Difference] = []
 
     def add(what: str, name: str, thing: Exchange | Queue | Binding) -> None:
-        differences.append(Difference(kind=Kind.SUPERFLUOUS, what=what, name=name, thing=thing, way_out=_DELETE[what]))
+        differences.append(
+            Difference(kind=DifferenceKind.SUPERFLUOUS, what=what, name=name, thing=thing, way_out=_DELETE[what])
+        )
 
     for binding in found.bindings:
         ours = queues if binding.destination_type == "queue" else exchanges

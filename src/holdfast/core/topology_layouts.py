@@ -11,7 +11,7 @@ import string
 from typing import Any, NamedTuple
 
 from holdfast.core import topology as t
-from holdfast.core.topology import Binding, Design, Exchange, Family, Place, Queue, Version
+from holdfast.core.topology import Binding, Design, Exchange, Family, FamilyQueue, Queue, Version
 from holdfast.core.topology_file import (
     BindingEntry,
     DefaultsEntry,
@@ -147,7 +147,7 @@ def _add_queue(parts: _Parts, name: str, entry: QueueEntry, defaults: DefaultsEn
     steps = delays(wanted, what=what) if wanted is not None else []
     waits = _waits(parts, names, steps, kind, version)
     dead = None if layout == "plain" else _dead(parts, names, style, kind, version)
-    rejected_to: Place | None = waits[0] if waits and style.waits_by_default else dead
+    rejected_to: FamilyQueue | None = waits[0] if waits and style.waits_by_default else dead
     timeout = entry.message_timeout if entry.message_timeout is not None else defaults.message_timeout
     arguments = _own_arguments(name, entry, timeout if layout != "plain" else entry.message_timeout)
     if rejected_to is not None:
@@ -168,7 +168,7 @@ def _add_queue(parts: _Parts, name: str, entry: QueueEntry, defaults: DefaultsEn
     )
 
 
-def _waits(parts: _Parts, names: _Names, steps: list[int], kind: str, version: Version) -> tuple[Place, ...]:
+def _waits(parts: _Parts, names: _Names, steps: list[int], kind: str, version: Version) -> tuple[FamilyQueue, ...]:
     """One wait queue per delay: in one queue for all, a long delay at the head would hold up the short ones."""
     places = []
     exchange = names.text("retry_exchange")
@@ -186,21 +186,21 @@ def _waits(parts: _Parts, names: _Names, steps: list[int], kind: str, version: V
             # The first step is also where the main queue's own dead letters go, which all have the same key.
             keys = {key, names.retry_key} if step == 1 else {key}
             parts.bindings += [Binding(source=exchange, destination=queue, key=each) for each in keys]
-        places.append(Place(queue=queue, exchange=exchange, key=key, delay_ms=delay_ms))
+        places.append(FamilyQueue(queue=queue, exchange=exchange, key=key, delay_ms=delay_ms))
     return tuple(places)
 
 
-def _dead(parts: _Parts, names: _Names, style: _Style, kind: str, version: Version) -> Place:
+def _dead(parts: _Parts, names: _Names, style: _Style, kind: str, version: Version) -> FamilyQueue:
     exchange, queue = names.text("dead_exchange"), names.text("dead_queue")
     key = names.text("dead_key") if exchange else queue
     parts.queues.append(Queue(name=queue, type=kind, arguments=_no_limit(kind, version)))
     if exchange:
         parts.exchanges.append(Exchange(name=exchange, type=style.dead_type))
         parts.bindings.append(Binding(source=exchange, destination=queue, key=key))
-    return Place(queue=queue, exchange=exchange, key=key)
+    return FamilyQueue(queue=queue, exchange=exchange, key=key)
 
 
-def _add_unroutable(parts: _Parts, file: TopologyFile, version: Version) -> Place | None:
+def _add_unroutable(parts: _Parts, file: TopologyFile, version: Version) -> FamilyQueue | None:
     """The net under every exchange: what nothing is bound for is kept instead of confirmed and gone."""
     entry = file.unroutable
     if not entry.enabled or not parts.exchanges:
@@ -220,7 +220,7 @@ def _add_unroutable(parts: _Parts, file: TopologyFile, version: Version) -> Plac
     parts.exchanges.append(Exchange(name=entry.exchange, type="fanout"))
     parts.queues.append(Queue(name=entry.queue, type=kind, arguments=_no_limit(kind, version)))
     parts.bindings.append(Binding(source=entry.exchange, destination=entry.queue))
-    return Place(queue=entry.queue, exchange=entry.exchange, key="")
+    return FamilyQueue(queue=entry.queue, exchange=entry.exchange, key="")
 
 
 def _dead_lettering(exchange: str, key: str, kind: str, version: Version) -> dict[str, Any]:

@@ -154,14 +154,14 @@ class DeleteItemsRequest(Request, frozen=True, kw_only=True):
     ids: list[str] = []
 
 
-class RedriveRequest(Request, frozen=True, kw_only=True):
+class RedriveItemsRequest(Request, frozen=True, kw_only=True):
     queue_name: str = ""
     partition: int = 0
     source_queue: str = ""
     ids: list[str] = []
 
 
-class RedriveReply(Struct, frozen=True):
+class RedriveItemsReply(Struct, frozen=True):
     ids: list[str]
     code: int = 200
 
@@ -247,7 +247,9 @@ VERBS: dict[str, Verb] = {
     "queue.pause": Verb(QueueNameRequest, CodeReply, "other", "Take items in and give none out"),
     "queue.resume": Verb(QueueNameRequest, CodeReply, "other", "Give items out again"),
     "queue.reload": Verb(QueueNameRequest, CodeReply, "other", "Read the queue's state from its store again"),
-    "queue.redrive": Verb(RedriveRequest, RedriveReply, "other", "Move dead items back to the queue they died in"),
+    "queue.redrive": Verb(
+        RedriveItemsRequest, RedriveItemsReply, "other", "Move dead items back to the queue they died in"
+    ),
     "queues.create": Verb(CreateQueueRequest, CodeReply, "other", "Make a queue"),
     "queues.update": Verb(UpdateQueueRequest, CodeReply, "other", "Change a queue's settings"),
     "queues.list": Verb(ListRequest, QueuesReply, "other", "List queues by name"),

@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.errors import CannotStart
 from holdfast.services.consume import Health
-from holdfast.settings import Address
+from holdfast.settings import ListenAddress
 from holdfast.telemetry.metrics import QueueGauge, Requests, render
 
 REQUEST_TIMEOUT_S = 5.0
@@ -33,7 +33,7 @@ def page(path: str, consumers: list[Health]) -> Page:
 
 
 @asynccontextmanager
-async def serving_health(address: Address, consumers: Callable[[], list[Health]]) -> AsyncIterator[Address]:
+async def serving_health(address: ListenAddress, consumers: Callable[[], list[Health]]) -> AsyncIterator[ListenAddress]:
     """Answer until the block ends; gives the address, with the port that was taken. Raises CannotStart."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -59,4 +59,4 @@ async def serving_health(address: Address, consumers: Callable[[], list[Health]]
     except OSError as error:
         raise CannotStart(f"health address cannot be used; {address}: {error.strerror}, choose another") from error
     async with server:
-        yield Address(address.host, server.sockets[0].getsockname()[1])
+        yield ListenAddress(address.host, server.sockets[0].getsockname()[1])

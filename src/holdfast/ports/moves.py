@@ -1,6 +1,6 @@
 """Moves of an item from one queue to another: a death takes it to its dead queue, a redrive takes it back.
 
-Three commits: the source marks it with its target (`Redrive`, or whatever lets it die), the target inserts it
+Three commits: the source marks it with its target (`SendBack`, or whatever lets it die), the target inserts it
 (`Arrive`), the source removes it (`Remove`); then the target forgets that it came (`Forget`). A crash anywhere resumes
 at the mark.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 
-class DeadTarget(Struct, frozen=True, kw_only=True):
+class MoveTarget(Struct, frozen=True, kw_only=True):
     """Where an item goes: one partition, chosen when it is marked and never changed."""
 
     queue_name: str
@@ -22,13 +22,13 @@ class DeadTarget(Struct, frozen=True, kw_only=True):
     expire_timeout_us: int
 
 
-class Corpse(Struct, frozen=True, kw_only=True):
+class DyingItem(Struct, frozen=True, kw_only=True):
     """An item marked as dying: what its target stores. `source_id` is its old id. Without a reason for its death it is
     on its way back: then it begins anew, with no story but its `source_id`."""
 
     source_id: str
     source_queue: str
-    target: DeadTarget
+    target: MoveTarget
     kind: str
     encoding: str
     reference: str
@@ -43,16 +43,16 @@ class Corpse(Struct, frozen=True, kw_only=True):
         return not self.death_reason
 
 
-class Redrive(Struct, frozen=True):
+class SendBack(Struct, frozen=True):
     """First commit of a redrive: mark those of the ids that are queued here, un-leased, and died in the queue that is
     the target. All others are left alone. Where both queues are in one database it is the whole redrive."""
 
     partition: int
     ids: Sequence[str]
-    target: DeadTarget
+    target: MoveTarget
 
 
-class Redriven(Struct, frozen=True):
+class SentBack(Struct, frozen=True):
     """Which of them are on their way, or, if `moved`, there."""
 
     ids: Sequence[str]
@@ -63,7 +63,7 @@ class Arrive(Struct, frozen=True):
     """Second commit of a move: insert what is neither here by `source_id` nor remembered as arrived."""
 
     partition: int
-    items: Sequence[Corpse]
+    items: Sequence[DyingItem]
     expire_timeout_us: int
 
 

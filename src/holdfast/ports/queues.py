@@ -3,7 +3,7 @@
 A **storage** (a folder of SQLite files, a PostgreSQL database, memory) has a **catalog** of queues, and for every
 queue **shelves**: its partitions in that storage. A shelf takes one batch of operations and makes *one commit* of it:
 either every operation of the batch took effect and its result is returned, or StorageFailed is raised and the service
-acknowledges none. A request that is wrong (an id that is not leased) is a result, `Refused`, not an exception: it
+acknowledges none. A request that is wrong (an id that is not leased) is a result, `IdsRefused`, not an exception: it
 changes nothing and leaves its neighbours alone.
 
 Stores read their own clock, so that several processes on one database agree about deadlines. Ids come from the store.
@@ -22,16 +22,16 @@ from holdfast.core.item import ExtendedItem, Item, LeasedItem, NewItem, RetryIte
 from holdfast.core.queue import QueueRecord
 from holdfast.core.verbs import ImportedItem
 from holdfast.ports.moves import Arrive as Arrive
-from holdfast.ports.moves import Corpse as Corpse
-from holdfast.ports.moves import DeadTarget as DeadTarget
+from holdfast.ports.moves import DyingItem as DyingItem
 from holdfast.ports.moves import Forget as Forget
-from holdfast.ports.moves import Redrive as Redrive
-from holdfast.ports.moves import Redriven as Redriven
+from holdfast.ports.moves import MoveTarget as MoveTarget
 from holdfast.ports.moves import Remove as Remove
 from holdfast.ports.moves import Revive as Revive
+from holdfast.ports.moves import SendBack as SendBack
+from holdfast.ports.moves import SentBack as SentBack
 
 
-class Abilities(Struct, frozen=True, kw_only=True):
+class StorageAbilities(Struct, frozen=True, kw_only=True):
     """What differs between storages, declared."""
 
     shared: bool  # other processes may change the same queues: poll, and expect a queue to be gone
@@ -39,12 +39,12 @@ class Abilities(Struct, frozen=True, kw_only=True):
     inline: bool  # a commit is so short that a lone request is served without a thread
 
 
-class Mortality(Struct, frozen=True, kw_only=True):
+class DeathRules(Struct, frozen=True, kw_only=True):
     """By which rules items of a queue die. In a dead queue (`immortal`) nothing dies by itself."""
 
     max_attempts: int = 0
     immortal: bool = False
-    target: DeadTarget | None = None
+    target: MoveTarget | None = None
     retention_us: int = 0
 
 
@@ -59,13 +59,13 @@ class Produce(Struct, frozen=True):
     expire_timeout_us: int
 
 
-class Lease(Struct, frozen=True):
+class LeaseItems(Struct, frozen=True):
     """Hand out up to `count_max` items in FIFO order until now + `lease_timeout_us`; attempts rise by one."""
 
     partition: int
     count_max: int
     lease_timeout_us: int
-    mortality: Mortality
+    mortality: DeathRules
 
 
 class Release(Struct, frozen=True):
@@ -82,12 +82,12 @@ class Complete(Struct, frozen=True):
     ids: Sequence[str]
 
 
-class Retry(Struct, frozen=True):
+class RetryItems(Struct, frozen=True):
     """Give leased items back: to the tail, to the schedule, or to death: all or none."""
 
     partition: int
     items: Sequence[RetryItem]
-    mortality: Mortality
+    mortality: DeathRules
 
 
 class Extend(Struct, frozen=True):
@@ -104,7 +104,7 @@ class Due(Struct, frozen=True):
 
     partition: int
     count_max: int
-    mortality: Mortality
+    mortality: DeathRules
 
 
 class Import(Struct, frozen=True):
@@ -134,10 +134,10 @@ class Clear(Struct, frozen=True):
 
 Operation: TypeAlias = (
     Produce
-    | Lease
+    | LeaseItems
     | Release
     | Complete
-    | Retry
+    | RetryItems
     | Extend
     | Due
     | Import
@@ -147,14 +147,14 @@ Operation: TypeAlias = (
     | Remove
     | Revive
     | Forget
-    | Redrive
+    | SendBack
 )
 
 
 # --- results ----------------------------------------------------------------------------------------------------
 
 
-class Refused(Struct, frozen=True):
+class IdsRefused(Struct, frozen=True):
     """The operation changed nothing: these ids do not exist here, those are not leased."""
 
     missing: Sequence[str]
@@ -165,7 +165,7 @@ class Produced(Struct, frozen=True):
     ids: Sequence[str]
 
 
-class Leased(Struct, frozen=True):
+class LeasedItems(Struct, frozen=True):
     items: Sequence[LeasedItem]
 
 
@@ -193,10 +193,10 @@ class Counted(Struct, frozen=True):
     more: bool = False
 
 
-Result: TypeAlias = Refused | Produced | Leased | Extended | Ended | Imported | Counted | Redriven
+Result: TypeAlias = IdsRefused | Produced | LeasedItems | Extended | Ended | Imported | Counted | SentBack
 
 
-class Shape(Struct, frozen=True):
+class PartitionState(Struct, frozen=True):
     """How a partition stands after a commit. Moments are the store's; 0 means there is none.
 
     `next_due_us` is the nearest lease or schedule, `next_expiry_us` the nearest expiry of a queued item,
@@ -211,7 +211,7 @@ class Shape(Struct, frozen=True):
     next_expiry_us: int = 0
     oldest_death_us: int = 0
 
-    def due_us(self, mortality: Mortality) -> int:
+    def due_us(self, mortality: DeathRules) -> int:
         """The nearest moment at which something is to be done by these rules; 0 if there is none."""
         other_us = 0
         if not mortality.immortal:
@@ -228,7 +228,7 @@ class Committed(Struct, frozen=True):
     the store worked on it once it had begun."""
 
     results: Sequence[Result]
-    shapes: Mapping[int, Shape]
+    shapes: Mapping[int, PartitionState]
     now_us: int
     took_us: int = 0
 
@@ -258,7 +258,7 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Shelves(Protocol):
+class QueueStore(Protocol):
     """A queue's partitions in one storage. The service calls `commit` one batch at a time."""
 
     async def commit(self, operations: Sequence[Operation], *, inline: bool = False) -> Committed:
@@ -271,7 +271,7 @@ class Shelves(Protocol):
     async def load(self) -> Committed:
         """Read how every partition stands; makes what does not exist yet. Raises like `commit`."""
 
-    async def corpses(self, partition: int, *, count_max: int) -> Sequence[Corpse]:
+    async def corpses(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
         """Items marked as dying, oldest first."""
 
     async def arrivals(self, *, source_queue: str, count_max: int) -> Sequence[str]:
@@ -280,7 +280,7 @@ class Shelves(Protocol):
     async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
         """Queued and leased items, or scheduled ones, by id from the pivot on."""
 
-    async def tally(self, partition: int, *, mortality: Mortality) -> Tally:
+    async def tally(self, partition: int, *, mortality: DeathRules) -> Tally:
         """Counts and averages, read from the store."""
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
@@ -290,7 +290,7 @@ class Shelves(Protocol):
         """Let go of files and connections; the next call opens them again."""
 
 
-class Neighbours(Struct, frozen=True):
+class RelatedQueues(Struct, frozen=True):
     """What a change of a queue has to know of others, read under the catalog's lock."""
 
     current: QueueRecord | None
@@ -313,14 +313,14 @@ class Catalog(Protocol):
         name: str,
         *,
         dead_queue: str,
-        decide: Callable[[Neighbours, int], QueueRecord],
+        decide: Callable[[RelatedQueues, int], QueueRecord],
     ) -> QueueRecord:
         """Insert or update what `decide(neighbours, now_us)` returns. A record with generation 0 is new and gets one.
 
         Whatever `decide` raises is raised, and nothing changed.
         """
 
-    async def delete(self, name: str, *, decide: Callable[[Neighbours], QueueRecord], count: int) -> QueueRecord:
+    async def delete(self, name: str, *, decide: Callable[[RelatedQueues], QueueRecord], count: int) -> QueueRecord:
         """Delete the queue that `decide` returns, with its items, and write that into the ledger."""
 
     async def keep(self, key: str, value: str) -> str:
@@ -333,7 +333,7 @@ class Catalog(Protocol):
 class Storage(Protocol):
     """One place that holds queues."""
 
-    abilities: Abilities
+    abilities: StorageAbilities
 
     async def open(self) -> None:
         """Open and check the schema version. Raises CannotStart with what to do."""
@@ -344,7 +344,7 @@ class Storage(Protocol):
     def catalog(self) -> Catalog:
         """The catalog of this storage; an installation uses that of its first."""
 
-    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> Shelves:
+    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> QueueStore:
         """The shelves of a queue; nothing is opened yet."""
 
     async def drop(self, record: QueueRecord) -> None:

@@ -23,7 +23,7 @@ class NotConserved(HoldfastError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ConservationReport:
     """What the count came to. Ids are sorted; places are named in the order in which they were counted."""
 
     put_count: int
@@ -85,7 +85,7 @@ def _samples(texts: list[str]) -> str:
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownMessage:
     digest: bytes
     certain: bool
 
@@ -94,7 +94,7 @@ class Conservation:
     """The books of one run: `put` what goes in, `found` what is there afterwards, then `report().check()`."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownMessage] = {}
         self._found: defaultdict[str, list[str]] = defaultdict(list)
         self._maybe: set[str] = set()
         self._altered: defaultdict[str, list[str]] = defaultdict(list)
@@ -121,11 +121,11 @@ class Conservation:
         self._maybe.add(message_id)
         self._compare(place, message_id, body)
 
-    def report(self) -> Report:
+    def report(self) -> ConservationReport:
         """Count. Nothing is forgotten by it: more can be found later, and counted again."""
         seen = self._found.keys() | self._maybe
         certain = [message_id for message_id, known in self._known.items() if known.certain]
-        return Report(
+        return ConservationReport(
             put_count=len(certain),
             in_doubt_count=len(self._known) - len(certain),
             found_count=sum(len(places) for places in self._found.values()),
@@ -135,7 +135,7 @@ class Conservation:
             unexpected={i: tuple(self._found.get(i, ["(in doubt)"])) for i in sorted(seen) if i not in self._known},
         )
 
-    def check(self, *, duplicates_max: int | None = 0) -> Report:
+    def check(self, *, duplicates_max: int | None = 0) -> ConservationReport:
         """Count, raise NotConserved unless all is well, and return the report."""
         report = self.report()
         report.check(duplicates_max=duplicates_max)
@@ -146,7 +146,7 @@ class Conservation:
         known = self._known.get(message_id)
         if known is not None and (known.certain or known.digest != digest):
             raise ValueError(f"the id {message_id!r} was put already")
-        self._known[message_id] = _Known(digest, certain)
+        self._known[message_id] = _KnownMessage(digest, certain)
 
     def _compare(self, place: str, message_id: str, body: bytes | None) -> None:
         known = self._known.get(message_id)

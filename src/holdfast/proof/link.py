@@ -21,7 +21,7 @@ class Cut(Exception):
     """A trip fired, or somebody cut the connection."""
 
 
-class Link:
+class ProxyLink:
     """Forwards until both ends have ended, one resets, or it is cut. A reset is passed on as a reset."""
 
     def __init__(

@@ -11,7 +11,7 @@ LINE_BYTES_MAX = 1 << 16
 TAIL_LINES = 20
 
 
-class Output:
+class ChildOutput:
     """Bytes in, lines out. Older lines are dropped when the budget is used up, and the drop is counted."""
 
     def __init__(self, *, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:

@@ -20,7 +20,7 @@ from re import Match
 from urllib.parse import urlsplit
 
 from holdfast.errors import HoldfastError
-from holdfast.proof.output import Output
+from holdfast.proof.output import ChildOutput
 
 READ_BYTES = 1 << 16
 POLL_S = 0.02
@@ -59,8 +59,8 @@ class Child:
 
     def __init__(self, process: asyncio.subprocess.Process, argv: Sequence[str]) -> None:
         self.argv = tuple(argv)
-        self.stdout = Output()
-        self.stderr = Output()
+        self.stdout = ChildOutput()
+        self.stderr = ChildOutput()
         self._process = process
         # Not a TaskGroup: a child may be started in one task (a fixture) and closed in another.
         self._readers = [
@@ -190,7 +190,7 @@ class Child:
         )
 
 
-async def _read(stream: asyncio.StreamReader, output: Output) -> None:
+async def _read(stream: asyncio.StreamReader, output: ChildOutput) -> None:
     try:
         while data := await stream.read(READ_BYTES):
             output.feed(data)

@@ -12,7 +12,7 @@ import socket
 from types import TracebackType
 from typing import Self
 
-from holdfast.proof.link import Link
+from holdfast.proof.link import ProxyLink
 from holdfast.proof.trips import Seen, Trip, Way
 
 CONNECT_TIMEOUT_S = 10.0
@@ -30,7 +30,7 @@ class Proxy:
         self._server = (host, port)
         self._open: dict[Way, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
         self._trips: list[Trip] = []
-        self._links: set[Link] = set()
+        self._links: set[ProxyLink] = set()
         # Not a TaskGroup: a proxy may be opened in one task (a fixture) and closed in another.
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
@@ -124,13 +124,13 @@ class Proxy:
             server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             server.setblocking(False)
             # Known from here on, not from when its task begins: `cut` waits for every task and must have cut its link.
-            link = Link(client, server, gates=self._open, delay_s=self.delay_s, trips=self._trips)
+            link = ProxyLink(client, server, gates=self._open, delay_s=self.delay_s, trips=self._trips)
             self._links.add(link)
             task = asyncio.create_task(self._serve(link), name=f"proxy connection {self.accepted_count}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, link: Link) -> None:
+    async def _serve(self, link: ProxyLink) -> None:
         try:
             await link.run(self._server, connect_timeout_s=CONNECT_TIMEOUT_S)
         finally:

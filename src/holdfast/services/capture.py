@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.core.ledger import Act
+from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import BLOB_BYTES_MIN, NewLetter
 from holdfast.errors import BrokerError, HoldfastError, NotFound, QueueMissing, StorageFailed, TryAgain, Unstorable
 from holdfast.ports.blobs import Blobs
@@ -78,7 +78,7 @@ class Capture:
         self._blobs = blobs
         self._stopped = asyncio.Event()
         self._waits = False
-        self._act = Act(actor=actor, action="capture", origin="capture")
+        self._act = LedgerAct(actor=actor, action="capture", origin="capture")
         self.report = CaptureReport(queue=queue)
         self._source: Source | None = None
 

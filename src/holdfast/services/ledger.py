@@ -6,7 +6,7 @@ from collections import Counter
 
 from msgspec import Struct
 
-from holdfast.core.ledger import FIRST, Break, LedgerRow, is_anchor, verify
+from holdfast.core.ledger import FIRST, ChainBreak, LedgerRow, is_anchor, verify
 from holdfast.errors import Invalid
 from holdfast.ports.vault import Vault
 
@@ -35,7 +35,7 @@ class BalanceRow(Struct, frozen=True, kw_only=True):
         return self.ledger == self.vault and self.captured_ever == sum(self.vault.values())
 
 
-class Ledgers:
+class LedgerService:
     """Reads the ledger; what is written to it is written with the change that it tells of."""
 
     def __init__(self, vault: Vault, *, key: bytes) -> None:
@@ -56,7 +56,9 @@ class Ledgers:
             previous, number = rows[-1].mac, rows[-1].number
             anchored = anchored or any(head_of(row) == anchor for row in rows)
         if not anchored:
-            return _broken(number, previous, Break(number + 1, "the anchor is not in the chain: its tail was cut off"))
+            return _broken(
+                number, previous, ChainBreak(number + 1, "the anchor is not in the chain: its tail was cut off")
+            )
         return Verified(rows=number, head=f"{number}:{previous.hex()}")
 
     async def head(self) -> str:
@@ -103,5 +105,5 @@ def head_of(row: LedgerRow) -> str:
     return f"{row.number}:{row.mac.hex()}"
 
 
-def _broken(rows: int, previous: bytes, found: Break) -> Verified:
+def _broken(rows: int, previous: bytes, found: ChainBreak) -> Verified:
     return Verified(rows=rows, head=f"{rows}:{previous.hex()}", broken_at=found.number, why=found.why)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 
-from holdfast.core.ledger import Act
+from holdfast.core.ledger import LedgerAct
 from holdfast.core.moments import moment
 from holdfast.core.states import LetterState
 from holdfast.errors import StorageFailed
@@ -31,11 +31,11 @@ class Retention:
     async def run(self, *, resolve_after_s: float, retention_s: Mapping[LetterState, float]) -> int:
         """Resolve what has not come back, and delete what retention says; returns how many letters changed."""
         now = moment(self._clock.now_us())
-        resolving = Act(actor=self._actor, action="letters.resolved", reason="not back in time")
+        resolving = LedgerAct(actor=self._actor, action="letters.resolved", reason="not back in time")
         before = now - timedelta(seconds=resolve_after_s)
         changed = await self._vault.letters.resolve_due(before=before, count_max=COUNT_MAX, act=resolving)
         for state, age_s in retention_s.items():
-            deleting = Act(actor=self._actor, action="letters.deleted", reason="retention")
+            deleting = LedgerAct(actor=self._actor, action="letters.deleted", reason="retention")
             changed += await self._vault.letters.expire(
                 state, before=now - timedelta(seconds=age_s), count_max=COUNT_MAX, act=deleting
             )

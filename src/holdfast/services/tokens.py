@@ -10,7 +10,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from holdfast.core.ledger import Act
+from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import NAME_CHARACTERS_MAX
 from holdfast.core.moments import moment
 from holdfast.core.roles import Caller, Role, Token
@@ -22,7 +22,7 @@ PREFIX = "hft_"
 PATTERNS_COUNT_MAX = 100
 
 
-class TokenBook:
+class TokenService:
     """All tokens, in memory for every request and in the vault for ever."""
 
     def __init__(self, vault: Vault, *, clock: Clock) -> None:
@@ -51,7 +51,7 @@ class TokenBook:
         self,
         name: str,
         role: Role,
-        act: Act,
+        act: LedgerAct,
         *,
         expires_at: datetime | None = None,
         queues: Sequence[str] = (),
@@ -81,7 +81,7 @@ class TokenBook:
         await self.load()
         return [replace(token, hash="") for token in self._by_hash.values()]
 
-    async def revoke(self, name: str, act: Act) -> None:
+    async def revoke(self, name: str, act: LedgerAct) -> None:
         """It is never let in again, from now on. Raises NotFound."""
         done = await self._vault.tokens.revoke(name, act)
         await self.load()

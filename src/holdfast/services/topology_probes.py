@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 from holdfast.core.topology import Design, Family
-from holdfast.ports.topology import Live, Probe, ProbeResult, TopologyBroker
+from holdfast.ports.topology import LiveTopology, Probe, ProbeResult, TopologyBroker
 
 GROUPS_AT_ONCE_MAX = 4
 
@@ -40,7 +40,12 @@ def probes_of(family: Family) -> Iterator[Probe]:
 
 
 async def send_probes(
-    broker: TopologyBroker, wanted: Design, live: Live, *, new: frozenset[str] = frozenset(), anyway: bool = False
+    broker: TopologyBroker,
+    wanted: Design,
+    live: LiveTopology,
+    *,
+    new: frozenset[str] = frozenset(),
+    anyway: bool = False,
 ) -> tuple[ProbeResult, ...]:
     """Send each probe whose queues are new or idle, or all. One at a time where they share a dead queue:
 
@@ -65,7 +70,9 @@ async def send_probes(
     return tuple(result for task in running for result in task.result())
 
 
-async def _send(broker: TopologyBroker, probe: Probe, live: Live, *, new: frozenset[str], anyway: bool) -> ProbeResult:
+async def _send(
+    broker: TopologyBroker, probe: Probe, live: LiveTopology, *, new: frozenset[str], anyway: bool
+) -> ProbeResult:
     for name in probe.queues:
         state = live.states.get(name)
         if anyway or name in new or (state is not None and state.is_idle):

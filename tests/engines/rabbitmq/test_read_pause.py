@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.address import BrokerUrl
 from holdfast.engines.rabbitmq.connection import READ_BYTES_ENOUGH, Connection
 from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.wire import commands, methods
@@ -40,7 +40,7 @@ class Tap(asyncio.Transport):
 
 
 def tapped() -> tuple[Connection, Tap]:
-    connection, tap = Connection(Address.parse("amqp://localhost")), Tap()
+    connection, tap = Connection(BrokerUrl.parse("amqp://localhost")), Tap()
     connection.connection_made(tap)
     connection.read_pause_s = PAUSE_S
     return connection, tap

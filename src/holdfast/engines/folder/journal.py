@@ -27,7 +27,7 @@ from holdfast.engines.folder.journal_file import (
     note_elsewhere,
 )
 from holdfast.errors import CannotStart
-from holdfast.ports.recovery import End
+from holdfast.ports.recovery import RunEnd
 from holdfast.telemetry.events import emit
 
 FILE_BYTES_MAX = 4 * 2**20
@@ -115,25 +115,25 @@ class FileJournal:
             return True
         return False
 
-    def close(self, end: End) -> None:
+    def close(self, end: RunEnd) -> None:
         """Every file ends with a run that left nothing in the queue; our own entries end with any clean end.
 
         Of a run that lost its connection the next one must know, though nothing that it noted is to be believed.
         """
-        is_known = end in (End.BROKEN, End.LOST) and self._is_used
-        if end is not End.BROKEN:
+        is_known = end in (RunEnd.BROKEN, RunEnd.LOST) and self._is_used
+        if end is not RunEnd.BROKEN:
             self._has_told()
             self._look_again()
         for file in self._files:
             if file is self._own and not file.is_left:
-                if end is End.LOST:
+                if end is RunEnd.LOST:
                     self._keep_only(file, ())
                 file.close(remove=not is_known)
-            elif end is End.KEPT:
+            elif end is RunEnd.KEPT:
                 self._keep_only(file, ())
-            elif end in (End.PARTLY, End.LOST) and file is self._own:
+            elif end in (RunEnd.PARTLY, RunEnd.LOST) and file is self._own:
                 self._keep_only(file, file.left.elements())
-            file.close(remove=end is End.WHOLE)
+            file.close(remove=end is RunEnd.WHOLE)
         if self._usual:
             forget_elsewhere(self._usual)
 

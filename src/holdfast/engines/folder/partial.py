@@ -14,7 +14,7 @@ import os
 import uuid
 from contextlib import suppress
 
-from holdfast.engines.folder.tree import Tree
+from holdfast.engines.folder.tree import BlobFolder
 from holdfast.proof import crash_point
 
 PARTIAL = (".partial",)
@@ -22,10 +22,10 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Partial:
+class PartialFile:
     """Open, write, `publish` or not, and `close` in any case."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: BlobFolder) -> None:
         self.size_bytes = 0
         self._tree = tree
         self._name = ""
@@ -85,7 +85,7 @@ class Partial:
             self._file = -1
 
 
-def remove_leftovers(tree: Tree) -> int:
+def remove_leftovers(tree: BlobFolder) -> int:
     """Remove the temporaries whose writers are gone; returns how many. Raises OSError."""
     removed = 0
     for name, _ in tree.entries(PARTIAL)[1]:

@@ -7,17 +7,17 @@ import hashlib
 import os
 import stat
 
-from holdfast.engines.folder.tree import Tree
+from holdfast.engines.folder.tree import BlobFolder
 
 # Not blocking: a named pipe that somebody put there must not hold us up.
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 NO_BLOB = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
 
 
-class Reader:
+class BlobReader:
     """Open, read, and `close` in any case."""
 
-    def __init__(self, tree: Tree, segments: tuple[str, ...]) -> None:
+    def __init__(self, tree: BlobFolder, segments: tuple[str, ...]) -> None:
         self.size_bytes = 0
         self._tree = tree
         self._segments = segments

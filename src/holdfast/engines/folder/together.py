@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.engines.folder.threads import THREADS_COUNT_MAX
-from holdfast.engines.folder.tree import Tree
-from holdfast.engines.folder.unnamed import Unnamed
+from holdfast.engines.folder.tree import BlobFolder
+from holdfast.engines.folder.unnamed import UnnamedFile
 
 #: Threads that do nothing but fsync. Those who wait for them are others, so that nobody waits for himself.
 _syncs = ThreadPoolExecutor(THREADS_COUNT_MAX, thread_name_prefix="fsync")
 
 
-class Entry:
+class BlobWrite:
     """One blob on its way: it is done, or has its error; or neither, where there are no files without a name."""
 
-    def __init__(self, tree: Tree, segments: tuple[str, ...], content: bytes) -> None:
+    def __init__(self, tree: BlobFolder, segments: tuple[str, ...], content: bytes) -> None:
         self.segments = segments
         self.error: OSError | None = None
         self.is_done = False
@@ -29,7 +29,7 @@ class Entry:
         self._content = content
         self._tree = tree
         self._own = -1
-        self._file = Unnamed()
+        self._file = UnnamedFile()
         self._is_going = True
 
     def write(self) -> None:
@@ -72,9 +72,9 @@ class Entry:
             self._own = -1
 
 
-def put_together(tree: Tree, blobs: Sequence[tuple[tuple[str, ...], bytes]]) -> list[Entry]:
+def put_together(tree: BlobFolder, blobs: Sequence[tuple[tuple[str, ...], bytes]]) -> list[BlobWrite]:
     """Put each under its path, durably. What goes wrong with one is its own."""
-    entries = [Entry(tree, segments, content) for segments, content in blobs]
+    entries = [BlobWrite(tree, segments, content) for segments, content in blobs]
     try:
         for entry in entries:
             entry.attempt(entry.write)
@@ -88,7 +88,7 @@ def put_together(tree: Tree, blobs: Sequence[tuple[tuple[str, ...], bytes]]) -> 
     return entries
 
 
-def _sync_files(written: Sequence[Entry]) -> None:
+def _sync_files(written: Sequence[BlobWrite]) -> None:
     """All at the same time: where an fsync takes long, several take hardly longer than one."""
     others = [_syncs.submit(entry.attempt, entry.sync) for entry in written[1:]]
     for entry in written[:1]:
@@ -97,8 +97,8 @@ def _sync_files(written: Sequence[Entry]) -> None:
         other.result()
 
 
-def _sync_folders(tree: Tree, linked: Sequence[Entry]) -> None:
-    by_folder: dict[tuple[str, ...], list[Entry]] = {}
+def _sync_folders(tree: BlobFolder, linked: Sequence[BlobWrite]) -> None:
+    by_folder: dict[tuple[str, ...], list[BlobWrite]] = {}
     for entry in linked:
         by_folder.setdefault(entry.segments[:-1], []).append(entry)
     for segments, entries in by_folder.items():

@@ -27,7 +27,7 @@ class _Sync:
         self.done = 0
 
 
-class Tree:
+class BlobFolder:
     """A root directory, held open. Paths are walked from it one segment at a time, never through a link."""
 
     def __init__(self, root: Path) -> None:

@@ -14,7 +14,7 @@ from holdfast.proof import crash_point
 CANNOT = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.EPERM, errno.EXDEV})
 
 
-class Unnamed:
+class UnnamedFile:
     """Open, write, sync, link or not, and `close` in any case. The name is durable when its directory is synced."""
 
     def __init__(self) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from holdfast.engines.postgres.counts import Change, Stand
+from holdfast.engines.postgres.counts import CountChange, PostgresPartition
 from holdfast.engines.postgres.link import Rows
-from holdfast.engines.postgres.transaction import Transaction
+from holdfast.engines.postgres.transaction import PipelineTransaction
 from holdfast.engines.postgres.values import Value, texts
-from holdfast.ports.queues import Refused, Result
+from holdfast.ports.queues import IdsRefused, Result
 
 #: Called after the commit: an operation's result, from the answers to its statements.
 Finish: TypeAlias = Callable[[], Result]
@@ -17,17 +17,17 @@ Finish: TypeAlias = Callable[[], Result]
 State: TypeAlias = tuple[int, int, int, int]
 
 
-class Batch:
+class OperationBatch:
     """One commit of one queue."""
 
     def __init__(
         self,
-        work: Transaction,
+        work: PipelineTransaction,
         *,
         storage: str,
         queue_name: str,
         generation: int,
-        find_stand: Callable[[int, int], Stand],
+        find_stand: Callable[[int, int], PostgresPartition],
     ) -> None:
         self.work = work
         self.storage = storage
@@ -47,11 +47,11 @@ class Batch:
             self._now_us = self.work.rows(self._held)[0][0]
         return self._now_us
 
-    def stand(self, partition: int) -> Stand:
+    def stand(self, partition: int) -> PostgresPartition:
         """A partition of this queue."""
         return self._find_stand(self.generation, partition)
 
-    def change(self, partition: int) -> Change:
+    def change(self, partition: int) -> CountChange:
         """What the batch changes in a partition of this queue."""
         return self.work.change(self.generation, partition)
 
@@ -77,7 +77,9 @@ class Batch:
         self.work.available.add(self.queue_name)
 
 
-def refusal(stand: Stand, ids: Sequence[str], *, leased: Sequence[int] | None, queued: Sequence[int] | None) -> Refused:
+def refusal(
+    stand: PostgresPartition, ids: Sequence[str], *, leased: Sequence[int] | None, queued: Sequence[int] | None
+) -> IdsRefused:
     """Which ids do not exist and which are not leased."""
     held, known = set(leased or ()), set(queued or ())
     missing: list[str] = []
@@ -86,7 +88,7 @@ def refusal(stand: Stand, ids: Sequence[str], *, leased: Sequence[int] | None, q
         number = stand.number_of(text)
         if number not in held:
             (unleased if number in known else missing).append(text)
-    return Refused(missing, unleased)
+    return IdsRefused(missing, unleased)
 
 
 def columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[int]]:

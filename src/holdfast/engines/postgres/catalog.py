@@ -9,10 +9,10 @@ import msgspec
 
 from holdfast.core.queue import QueueRecord
 from holdfast.engines.postgres.rows import ledger_entry
-from holdfast.engines.postgres.transaction import Transaction, read, transaction
+from holdfast.engines.postgres.transaction import PipelineTransaction, read, transaction
 from holdfast.engines.postgres.values import texts
 from holdfast.errors import QueueMissing
-from holdfast.ports.queues import LedgerEntry, Neighbours
+from holdfast.ports.queues import LedgerEntry, RelatedQueues
 
 if TYPE_CHECKING:
     from holdfast.engines.postgres.storage import PostgresStorage
@@ -35,7 +35,7 @@ class PostgresCatalog:
         return int((await read(self._storage.pool, "catalog_read_version"))[0][0])
 
     async def change(
-        self, name: str, *, dead_queue: str, decide: Callable[[Neighbours, int], QueueRecord]
+        self, name: str, *, dead_queue: str, decide: Callable[[RelatedQueues, int], QueueRecord]
     ) -> QueueRecord:
         storage = self._storage
         async with transaction(storage.pool, now_us=storage.given_now_us()) as work:
@@ -51,7 +51,7 @@ class PostgresCatalog:
         storage.ring({name})
         return record
 
-    async def delete(self, name: str, *, decide: Callable[[Neighbours], QueueRecord], count: int) -> QueueRecord:
+    async def delete(self, name: str, *, decide: Callable[[RelatedQueues], QueueRecord], count: int) -> QueueRecord:
         storage = self._storage
         async with transaction(storage.pool, now_us=storage.given_now_us()) as work:
             await work.ask("catalog_lock", work.now_us)
@@ -92,12 +92,12 @@ def _record(row: tuple[Any, ...]) -> QueueRecord:
     return msgspec.structs.replace(_decode(text), generation=generation)
 
 
-async def _neighbours(work: Transaction, name: str, dead_queue: str) -> Neighbours:
+async def _neighbours(work: PipelineTransaction, name: str, dead_queue: str) -> RelatedQueues:
     answers = [work.put("catalog_find_queue", name), work.put("catalog_find_queue", dead_queue)]
     sources = work.put("catalog_select_sources", name)
     await work.flush()
     current, dead = (work.rows(answer) for answer in answers)
-    return Neighbours(
+    return RelatedQueues(
         _record(current[0]) if current else None,
         _record(dead[0]) if dead else None,
         [source for (source,) in work.rows(sources)],

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.core.item_id import format_id, id_suffix, ids_pattern, parse_id
-from holdfast.ports.queues import Shape
+from holdfast.ports.queues import PartitionState
 
 ID_DIGITS = 14
 
 
-class Change:
+class CountChange:
     """What a transaction changes; takes effect when it has committed."""
 
     __slots__ = ("death_us", "due_us", "dying", "expiry_us", "leased", "queued", "scheduled")
@@ -44,7 +44,7 @@ class Change:
             self.due_us = earlier(self.due_us, until_us)
 
 
-class Stand:
+class PostgresPartition:
     """One partition, as this process knows it."""
 
     __slots__ = (
@@ -93,7 +93,7 @@ class Stand:
             return sorted({int(text[:ID_DIGITS], 16) for text in texts})
         return sorted({number for text in texts if (number := self.number_of(text)) >= 0})
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: CountChange) -> None:
         """A transaction has committed."""
         self.queued = max(0, self.queued + change.queued)
         self.leased = max(0, self.leased + change.leased)
@@ -107,13 +107,13 @@ class Stand:
         """The exact deadlines and what is dying, from the database."""
         self.due_us, self.expiry_us, self.death_us, self.dying = (number or 0 for number in row)
 
-    def shape(self) -> Shape:
+    def shape(self) -> PartitionState:
         """How it stands."""
         if not self.leased and not self.scheduled:
             self.due_us = 0
         if not self.queued:
             self.expiry_us = self.death_us = 0
-        return Shape(
+        return PartitionState(
             self.queued,
             self.leased,
             self.scheduled,

@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.core.lifecycle import REASON_EXPIRED, REASON_MAX_ATTEMPTS, REASON_RETENTION, is_used_up
-from holdfast.engines.postgres.batch import Batch, Finish, State, columns
+from holdfast.engines.postgres.batch import Finish, OperationBatch, State, columns
 from holdfast.engines.postgres.link import Rows
 from holdfast.engines.postgres.values import bigints, texts
 from holdfast.ports.queues import (
     Clear,
     Counted,
-    DeadTarget,
+    DeathRules,
     Delete,
     Due,
     Ended,
     Forget,
-    Mortality,
-    Redrive,
-    Redriven,
+    MoveTarget,
     Remove,
     Revive,
+    SendBack,
+    SentBack,
 )
 
 
-async def due(batch: Batch, operation: Due) -> Finish:
+async def due(batch: OperationBatch, operation: Due) -> Finish:
     """Everything whose moment has come, at most `count_max` of each kind."""
     partition, rules, most = operation.partition, operation.mortality, operation.count_max
     now_us, change = batch.work.now_us, batch.change(partition)
@@ -59,7 +59,7 @@ async def due(batch: Batch, operation: Due) -> Finish:
     return lambda: ended
 
 
-async def _mortals(batch: Batch, operation: Due) -> list[tuple[str, list[State]]]:
+async def _mortals(batch: OperationBatch, operation: Due) -> list[tuple[str, list[State]]]:
     """Queued items that these rules let die now, by reason; they are in no state table any more."""
     rules, partition, most = operation.mortality, operation.partition, operation.count_max
     now_us = batch.work.now_us
@@ -79,7 +79,7 @@ def _states(rows: Rows) -> list[State]:
     return [(row[0], row[1], row[2], row[3]) for row in rows]
 
 
-def requeue(batch: Batch, partition: int, states: Sequence[State]) -> None:
+def requeue(batch: OperationBatch, partition: int, states: Sequence[State]) -> None:
     """To the tail, each with a new id."""
     if states:
         batch.put("requeue_items", partition, *map(bigints, columns(states, 4)))
@@ -87,7 +87,7 @@ def requeue(batch: Batch, partition: int, states: Sequence[State]) -> None:
         batch.made_available()
 
 
-async def die(batch: Batch, partition: int, states: Sequence[State], reason: str, rules: Mortality) -> Ended:
+async def die(batch: OperationBatch, partition: int, states: Sequence[State], reason: str, rules: DeathRules) -> Ended:
     """Move to the dead queue, mark as dying, or delete where there is none. The items are in no state table."""
     if not states:
         return Ended()
@@ -107,7 +107,7 @@ async def die(batch: Batch, partition: int, states: Sequence[State], reason: str
     return Ended(dying=len(ids))
 
 
-def _mark(batch: Batch, partition: int, states: Sequence[State], reason: str, target: DeadTarget) -> None:
+def _mark(batch: OperationBatch, partition: int, states: Sequence[State], reason: str, target: MoveTarget) -> None:
     batch.put(
         "insert_dying",
         partition,
@@ -119,7 +119,7 @@ def _mark(batch: Batch, partition: int, states: Sequence[State], reason: str, ta
     batch.change(partition).dying += len(states)
 
 
-async def redrive(batch: Batch, operation: Redrive) -> Finish:
+async def redrive(batch: OperationBatch, operation: SendBack) -> Finish:
     """Back to the queue that they died in, or marked for it: without a reason, and with their story, in case they have
     to stay."""
     partition, target = operation.partition, operation.target
@@ -129,17 +129,17 @@ async def redrive(batch: Batch, operation: Redrive) -> Finish:
     )
     ids = [stand.id_of(state[0]) for state in states]
     if not states:
-        return lambda: Redriven(ids)
+        return lambda: SentBack(ids)
     batch.change(partition).queued -= len(states)
     batch.note("redriven", ids, "", detail=target.queue_name)
     if target.storage == batch.storage and await _is_there(batch, target):
         _move_back(batch, states, ids, target)
-        return lambda: Redriven(ids, moved=True)
+        return lambda: SentBack(ids, moved=True)
     _mark(batch, partition, states, "", target)
-    return lambda: Redriven(ids)
+    return lambda: SentBack(ids)
 
 
-def _move_back(batch: Batch, states: Sequence[State], ids: Sequence[str], target: DeadTarget) -> None:
+def _move_back(batch: OperationBatch, states: Sequence[State], ids: Sequence[str], target: MoveTarget) -> None:
     numbers = bigints([state[0] for state in states])
     place = (target.generation, target.partition, batch.work.now_us, target.expire_timeout_us)
     batch.work.put("move_to_source_queue", *place, numbers, texts(ids))
@@ -149,14 +149,14 @@ def _move_back(batch: Batch, states: Sequence[State], ids: Sequence[str], target
     batch.work.available.add(target.queue_name)
 
 
-async def _is_there(batch: Batch, target: DeadTarget) -> bool:
+async def _is_there(batch: OperationBatch, target: MoveTarget) -> bool:
     known = batch.work.targets
     if target.generation not in known:
         known[target.generation] = bool(await batch.work.ask("hold_target", target.generation))
     return known[target.generation]
 
 
-def _move(batch: Batch, states: Sequence[State], ids: Sequence[str], reason: str, target: DeadTarget) -> None:
+def _move(batch: OperationBatch, states: Sequence[State], ids: Sequence[str], reason: str, target: MoveTarget) -> None:
     numbers = bigints([state[0] for state in states])
     batch.work.put(
         "move_to_dead_queue",
@@ -171,34 +171,34 @@ def _move(batch: Batch, states: Sequence[State], ids: Sequence[str], reason: str
     batch.work.available.add(target.queue_name)
 
 
-async def remove(batch: Batch, operation: Remove) -> Finish:
+async def remove(batch: OperationBatch, operation: Remove) -> Finish:
     """The third commit of a death."""
     taken = await _take_dying(batch, operation.partition, operation.ids)
     batch.work.put("delete_items", bigints([state[0] for state in taken]))
     return lambda: Counted(len(taken))
 
 
-async def revive(batch: Batch, operation: Revive) -> Finish:
+async def revive(batch: OperationBatch, operation: Revive) -> Finish:
     """Their target is gone for good: back to the tail."""
     taken = await _take_dying(batch, operation.partition, operation.ids)
     requeue(batch, operation.partition, taken)
     return lambda: Counted(len(taken))
 
 
-async def _take_dying(batch: Batch, partition: int, ids: Sequence[str]) -> list[State]:
+async def _take_dying(batch: OperationBatch, partition: int, ids: Sequence[str]) -> list[State]:
     numbers = bigints(batch.stand(partition).numbers_of(ids))
     taken = _states(await batch.ask("take_dying", partition, numbers))
     batch.change(partition).dying -= len(taken)
     return taken
 
 
-async def forget(batch: Batch, operation: Forget) -> Finish:
+async def forget(batch: OperationBatch, operation: Forget) -> Finish:
     """The third commit of these deaths is known."""
     batch.work.put("forget_arrivals", batch.generation, texts(operation.source_ids))
     return lambda: Counted(len(operation.source_ids))
 
 
-async def delete(batch: Batch, operation: Delete) -> Finish:
+async def delete(batch: OperationBatch, operation: Delete) -> Finish:
     """By id, wherever in sight; unknown ids are skipped."""
     partition, stand = operation.partition, batch.stand(operation.partition)
     rows = await batch.ask("delete_in_sight", partition, bigints(stand.numbers_of(operation.ids)))
@@ -211,7 +211,7 @@ async def delete(batch: Batch, operation: Delete) -> Finish:
     return lambda: Counted(len(rows))
 
 
-async def clear(batch: Batch, operation: Clear) -> Finish:
+async def clear(batch: OperationBatch, operation: Clear) -> Finish:
     """At most `count_max` items of the chosen kinds, oldest first."""
     left, change = operation.count_max, batch.change(operation.partition)
     for chosen, statement, count in (

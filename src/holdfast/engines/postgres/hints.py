@@ -26,7 +26,7 @@ NAMES_COUNT_MAX = 1_000
 CLOSE_TIMEOUT_S = 1.0
 
 
-class Bell:
+class ChangeNotifier:
     """Tells other servers which queues to look at."""
 
     def __init__(self, pool: Pool) -> None:

@@ -56,7 +56,7 @@ async def connect(url: str) -> psycopg.AsyncConnection[tuple[Any, ...]]:
     )
 
 
-class Link:
+class PipelineConnection:
     """A connection that one caller uses at a time. After any exception from it, `close` it and take another."""
 
     def __init__(self, connection: psycopg.AsyncConnection[tuple[Any, ...]], *, place: str) -> None:
@@ -68,7 +68,7 @@ class Link:
         self._awaited: list[bool] = []  # of each answer that is due: whether its rows are wanted
 
     @classmethod
-    async def open(cls, url: str, *, place: str) -> Link:
+    async def open(cls, url: str, *, place: str) -> PipelineConnection:
         """Connect; raises StorageFailed."""
         try:
             connection = await connect(url)

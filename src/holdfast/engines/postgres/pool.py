@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from holdfast.engines.postgres.link import Link
+from holdfast.engines.postgres.link import PipelineConnection
 from holdfast.errors import StorageFailed
 
 
@@ -17,11 +17,11 @@ class Pool:
         self._url = url
         self._place = place
         self._free = asyncio.Semaphore(connections_max)
-        self._idle: list[Link] = []
+        self._idle: list[PipelineConnection] = []
         self._closed = False
 
     @asynccontextmanager
-    async def link(self) -> AsyncIterator[Link]:
+    async def link(self) -> AsyncIterator[PipelineConnection]:
         """A connection for this caller alone; raises StorageFailed. Whatever is raised inside, it is closed."""
         async with self._free:
             link = await self._take()
@@ -37,7 +37,7 @@ class Pool:
             else:
                 self._idle.append(link)
 
-    async def _take(self) -> Link:
+    async def _take(self) -> PipelineConnection:
         if self._closed:
             raise StorageFailed(f"storage failed; {self._place} is closed")
         while self._idle:
@@ -45,7 +45,7 @@ class Pool:
             if link.usable:
                 return link
             await link.close()
-        return await Link.open(self._url, place=self._place)
+        return await PipelineConnection.open(self._url, place=self._place)
 
     async def _close_unusable(self) -> None:
         for link in [link for link in self._idle if not link.usable]:

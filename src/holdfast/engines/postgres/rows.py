@@ -6,11 +6,11 @@ from typing import Any
 
 from holdfast.core.item import Item
 from holdfast.core.moments import moment, moment_or_none
-from holdfast.engines.postgres.counts import Stand
-from holdfast.ports.queues import Corpse, DeadTarget, LedgerEntry
+from holdfast.engines.postgres.counts import PostgresPartition
+from holdfast.ports.queues import DyingItem, LedgerEntry, MoveTarget
 
 
-def item(stand: Stand, row: tuple[Any, ...]) -> Item:
+def item(stand: PostgresPartition, row: tuple[Any, ...]) -> Item:
     """A row of a listing."""
     number, attempts, created_at, expire_at, lease_deadline, enqueue_at = row[:6]
     kind, encoding, reference, payload, dedupe_key, source_id = row[6:12]
@@ -37,15 +37,15 @@ def item(stand: Stand, row: tuple[Any, ...]) -> Item:
     )
 
 
-def corpse(stand: Stand, queue_name: str, row: tuple[Any, ...]) -> Corpse:
+def corpse(stand: PostgresPartition, queue_name: str, row: tuple[Any, ...]) -> DyingItem:
     """An item marked as dying."""
-    return Corpse(
+    return DyingItem(
         source_id=stand.id_of(row[0]),
         source_queue=queue_name,
         death_reason=row[1],
         death_attempts=row[2],
         died_at_us=row[3],
-        target=DeadTarget(
+        target=MoveTarget(
             queue_name=row[4],
             generation=row[5],
             partition=row[6],

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from holdfast.core.item import Item
 from holdfast.core.queue import QueueRecord
 from holdfast.engines.postgres import deaths, entries, leasing
-from holdfast.engines.postgres.batch import Batch, Finish
-from holdfast.engines.postgres.counts import Stand
+from holdfast.engines.postgres.batch import Finish, OperationBatch
+from holdfast.engines.postgres.counts import PostgresPartition
 from holdfast.engines.postgres.errors import QueueGone
 from holdfast.engines.postgres.rows import corpse, item, ledger_entry
 from holdfast.engines.postgres.transaction import read, transaction
@@ -27,24 +27,24 @@ from holdfast.ports.queues import (
     Clear,
     Committed,
     Complete,
-    Corpse,
+    DeathRules,
     Delete,
     Due,
+    DyingItem,
     Extend,
     Forget,
     Import,
-    Lease,
-    Leased,
+    LeasedItems,
+    LeaseItems,
     LedgerEntry,
-    Mortality,
     Operation,
     Produce,
-    Redrive,
     Release,
     Remove,
     Result,
-    Retry,
+    RetryItems,
     Revive,
+    SendBack,
     Tally,
 )
 
@@ -54,26 +54,26 @@ if TYPE_CHECKING:
 #: An estimate that went wrong is counted anew up to here; more than that is plenty.
 RECOUNT_MAX = 1_000
 
-_VERBS: dict[type, Callable[[Batch, Any], Awaitable[Finish]]] = {
+_VERBS: dict[type, Callable[[OperationBatch, Any], Awaitable[Finish]]] = {
     Produce: entries.produce,
     Import: entries.import_items,
     Arrive: entries.arrive,
-    Lease: leasing.lease,
+    LeaseItems: leasing.lease,
     Release: leasing.release,
     Complete: leasing.complete,
     Extend: leasing.extend,
-    Retry: leasing.retry,
+    RetryItems: leasing.retry,
     Due: deaths.due,
     Remove: deaths.remove,
     Revive: deaths.revive,
     Forget: deaths.forget,
-    Redrive: deaths.redrive,
+    SendBack: deaths.redrive,
     Delete: deaths.delete,
     Clear: deaths.clear,
 }
 
 
-class PostgresShelves:
+class PostgresQueueStore:
     """The partitions of one queue in one database."""
 
     def __init__(self, storage: PostgresStorage, record: QueueRecord, partitions: Sequence[int]) -> None:
@@ -87,7 +87,7 @@ class PostgresShelves:
         storage = self._storage
         try:
             async with transaction(storage.pool, now_us=storage.given_now_us()) as work:
-                batch = Batch(
+                batch = OperationBatch(
                     work,
                     storage=storage.name,
                     queue_name=self._record.name,
@@ -110,28 +110,34 @@ class PostgresShelves:
             results = await self._make_up(batch, operations, results)
         return Committed(results, {p: batch.stand(p).shape() for p in touched}, batch.now_us)
 
-    def _lock_in_order(self, batch: Batch, operations: Sequence[Operation]) -> None:
+    def _lock_in_order(self, batch: OperationBatch, operations: Sequence[Operation]) -> None:
         """Two servers that meet the same rows meet them in one order: otherwise each could wait for the other."""
         if any(map(entries.has_keys, operations)):
             batch.work.put("lock_keys", self._record.generation)
-        settling = [o for o in operations if isinstance(o, Complete | Extend | Retry | Release)]
+        settling = [o for o in operations if isinstance(o, Complete | Extend | RetryItems | Release)]
         if len(settling) > 1:
             ids: list[int] = []
             for operation in settling:
-                texts = [i.id for i in operation.items] if isinstance(operation, Retry) else operation.ids
+                texts = [i.id for i in operation.items] if isinstance(operation, RetryItems) else operation.ids
                 ids += batch.stand(operation.partition).numbers_of(texts)
             batch.work.put("lock_leases", bigints(sorted(ids)))
 
-    async def _make_up(self, batch: Batch, operations: Sequence[Operation], results: list[Result]) -> list[Result]:
+    async def _make_up(
+        self, batch: OperationBatch, operations: Sequence[Operation], results: list[Result]
+    ) -> list[Result]:
         """Leases found less than they asked for: look at the start too where they did not, and put counts right."""
         with suppress(StorageFailed):  # what was committed stands, and is answered
             for index, operation in enumerate(operations):
                 leased = results[index]
-                if isinstance(operation, Lease) and isinstance(leased, Leased) and batch.short.get(operation.partition):
+                if (
+                    isinstance(operation, LeaseItems)
+                    and isinstance(leased, LeasedItems)
+                    and batch.short.get(operation.partition)
+                ):
                     missing = operation.count_max - len(leased.items)
                     again = await self.commit([replace(operation, count_max=missing)]) if missing else None
-                    if again is not None and isinstance(again.results[0], Leased):
-                        results[index] = Leased([*leased.items, *again.results[0].items])
+                    if again is not None and isinstance(again.results[0], LeasedItems):
+                        results[index] = LeasedItems([*leased.items, *again.results[0].items])
             for partition in batch.short:
                 stand = batch.stand(partition)
                 if stand.queued:
@@ -165,7 +171,7 @@ class PostgresShelves:
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    async def corpses(self, partition: int, *, count_max: int) -> Sequence[Corpse]:
+    async def corpses(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
         rows = await self._read("select_dying", partition, count_max)
         return [corpse(self._stand(partition), self._record.name, row) for row in rows]
 
@@ -181,7 +187,7 @@ class PostgresShelves:
         statement = "list_scheduled" if scheduled else "list_items"
         return [item(stand, row) for row in await self._read(statement, partition, first, count_max)]
 
-    async def tally(self, partition: int, *, mortality: Mortality) -> Tally:
+    async def tally(self, partition: int, *, mortality: DeathRules) -> Tally:
         ceiling = mortality.max_attempts or leasing.NEVER
         rows = await self._read("tally", partition, self._storage.given_now_us(), ceiling)
         queued, leased, scheduled, dying, overdue, age, leased_age = rows[0]
@@ -200,7 +206,7 @@ class PostgresShelves:
         rows = await read(self._storage.pool, "select_ledger", self._record.generation, after, count_max)
         return [ledger_entry(row) for row in rows]
 
-    def _stand(self, partition: int) -> Stand:
+    def _stand(self, partition: int) -> PostgresPartition:
         return self._storage.stand(self._record.generation, partition)
 
     async def _read(self, statement: str, partition: int, *values: int | None) -> list[tuple[Any, ...]]:

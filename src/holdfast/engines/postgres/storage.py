@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.core.queue import QueueRecord
 from holdfast.engines.postgres.catalog import PostgresCatalog
-from holdfast.engines.postgres.counts import Stand
+from holdfast.engines.postgres.counts import PostgresPartition
 from holdfast.engines.postgres.errors import place_of
-from holdfast.engines.postgres.hints import Bell, listen
+from holdfast.engines.postgres.hints import ChangeNotifier, listen
 from holdfast.engines.postgres.pool import Pool
 from holdfast.engines.postgres.schema import migrate
-from holdfast.engines.postgres.shelves import PostgresShelves
+from holdfast.engines.postgres.shelves import PostgresQueueStore
 from holdfast.engines.postgres.transaction import read, transaction
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import Abilities
+from holdfast.ports.queues import StorageAbilities
 
 CONNECTIONS_COUNT_MAX = 8
 DROP_COUNT_MAX = 5_000
@@ -23,7 +23,7 @@ DROP_COUNT_MAX = 5_000
 class PostgresStorage:
     """Queues in a database. Without a clock, the database's own decides about every deadline."""
 
-    abilities = Abilities(shared=True, moves_in_one_commit=True, inline=False)
+    abilities = StorageAbilities(shared=True, moves_in_one_commit=True, inline=False)
 
     def __init__(
         self, url: str, *, name: str, clock: Clock | None = None, connections_max: int = CONNECTIONS_COUNT_MAX
@@ -33,10 +33,10 @@ class PostgresStorage:
         self._clock = clock
         self._place = place_of(url)
         self.pool = Pool(url, place=self._place, connections_max=connections_max)
-        self._stands: dict[tuple[int, int], Stand] = {}
+        self._stands: dict[tuple[int, int], PostgresPartition] = {}
         self.keeps_catalog = False
         self._catalog = PostgresCatalog(self)
-        self._bell = Bell(self.pool)
+        self._bell = ChangeNotifier(self.pool)
 
     async def open(self) -> None:
         await migrate(self._url)
@@ -51,8 +51,8 @@ class PostgresStorage:
         self.keeps_catalog = True
         return self._catalog
 
-    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> PostgresShelves:
-        return PostgresShelves(self, record, partitions)
+    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> PostgresQueueStore:
+        return PostgresQueueStore(self, record, partitions)
 
     async def drop(self, record: QueueRecord) -> None:
         async with transaction(self.pool, now_us=None) as work:
@@ -89,11 +89,11 @@ class PostgresStorage:
         """A given clock's moment; none means the database's."""
         return self._clock.now_us() if self._clock is not None else None
 
-    def stand(self, generation: int, partition: int) -> Stand:
+    def stand(self, generation: int, partition: int) -> PostgresPartition:
         """How a partition stands, as far as this process knows."""
         stand = self._stands.get((generation, partition))
         if stand is None:
-            stand = self._stands[generation, partition] = Stand(generation, partition)
+            stand = self._stands[generation, partition] = PostgresPartition(generation, partition)
         return stand
 
     def ring(self, names: Iterable[str]) -> None:

@@ -10,31 +10,31 @@ from contextlib import asynccontextmanager
 
 from psycopg.pq.abc import PGresult
 
-from holdfast.engines.postgres.counts import Change
+from holdfast.engines.postgres.counts import CountChange
 from holdfast.engines.postgres.errors import QueueGone
-from holdfast.engines.postgres.link import Link, Rows
+from holdfast.engines.postgres.link import PipelineConnection, Rows
 from holdfast.engines.postgres.pool import Pool
 from holdfast.engines.postgres.values import Value
 from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.proof import crash_point
 
 
-class Transaction:
+class PipelineTransaction:
     """A transaction that has begun. `now_us` is a frozen clock's moment; without one the database's clock holds."""
 
-    def __init__(self, link: Link, *, now_us: int | None) -> None:
+    def __init__(self, link: PipelineConnection, *, now_us: int | None) -> None:
         self._link = link
         self._results: list[PGresult] = []
         self._queued = 0
         self.now_us = now_us
-        self.changes: dict[tuple[int, int], Change] = {}
+        self.changes: dict[tuple[int, int], CountChange] = {}
         self.available: set[str] = set()  # queues in which it makes items available
         self.targets: dict[int, bool] = {}  # dead queues that were looked for: whether they are there
         self.put("begin")
 
-    def change(self, generation: int, partition: int) -> Change:
+    def change(self, generation: int, partition: int) -> CountChange:
         """What it changes in a partition."""
-        return self.changes.setdefault((generation, partition), Change())
+        return self.changes.setdefault((generation, partition), CountChange())
 
     def put(self, statement: str, *values: Value) -> int:
         """Queue a statement; `rows` gives its answer after the next flush or the commit."""
@@ -72,11 +72,11 @@ class Transaction:
 
 
 @asynccontextmanager
-async def transaction(pool: Pool, *, now_us: int | None) -> AsyncIterator[Transaction]:
+async def transaction(pool: Pool, *, now_us: int | None) -> AsyncIterator[PipelineTransaction]:
     """Everything inside and one commit, or nothing. A refusal by ourselves undoes it and keeps the connection."""
     refusal: HoldfastError | None = None
     async with pool.link() as link:
-        work = Transaction(link, now_us=now_us)
+        work = PipelineTransaction(link, now_us=now_us)
         try:
             yield work
         except (StorageFailed, QueueGone):

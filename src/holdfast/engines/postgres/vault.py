@@ -18,7 +18,7 @@ import psycopg
 from holdfast.engines.postgres.errors import failed, place_of
 from holdfast.engines.postgres.link import APPLICATION, CONNECT_TIMEOUT_S, PACKAGE
 from holdfast.engines.sql_files import migrations
-from holdfast.engines.sql_vault.database import Dialect, Row, Work
+from holdfast.engines.sql_vault.database import Dialect, Row, Tx
 from holdfast.errors import CannotStart, StorageFailed
 from holdfast.proof import crash_point
 
@@ -63,7 +63,7 @@ def _translated(sql: str) -> str:
     return _NAMED.sub(r"%(\1)s", sql.replace("%", "%%"))
 
 
-class PostgresWork:
+class PostgresTx:
     """Statements on one connection."""
 
     def __init__(self, connection: Connection, dialect: Dialect) -> None:
@@ -121,17 +121,17 @@ class PostgresDatabase:
             connection.close()
         self._connections.clear()
 
-    async def write(self, work: Callable[[Work], T]) -> T:
+    async def write(self, work: Callable[[Tx], T]) -> T:
         def run(connection: Connection) -> T:
             connection.execute(LOCK)
-            result = work(PostgresWork(connection, self.dialect))
+            result = work(PostgresTx(connection, self.dialect))
             crash_point("postgres.before_commit")
             return result
 
         return await self._do("write", self._writing, run)
 
-    async def read(self, work: Callable[[Work], T]) -> T:
-        return await self._do("read", self._reading, lambda found: work(PostgresWork(found, self.dialect)))
+    async def read(self, work: Callable[[Tx], T]) -> T:
+        return await self._do("read", self._reading, lambda found: work(PostgresTx(found, self.dialect)))
 
     async def _do(self, name: str, threads: ThreadPoolExecutor, work: Callable[[Connection], T]) -> T:
         def run() -> T:

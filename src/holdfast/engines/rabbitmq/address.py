@@ -43,7 +43,7 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class BrokerUrl:
     """Where the broker is and how to log in."""
 
     hosts: tuple[tuple[str, int], ...]
@@ -56,12 +56,12 @@ class Address:
         places = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
         return f"{scheme}://{self.login.user}@{places}/{self.login.vhost.replace('/', '%2F')}"
 
-    def named(self, name: str) -> Address:
+    def named(self, name: str) -> BrokerUrl:
         """The same, under another connection name (the broker's overview shows it)."""
         return replace(self, login=replace(self.login, name=name))
 
     @classmethod
-    def parse(cls, url: str) -> Address:
+    def parse(cls, url: str) -> BrokerUrl:
         """Read `amqp://user:password@host:port,host2/vhost?heartbeat=30`. Raises BadAddress, without the password."""
         scheme, _, rest = url.partition("://")
         if scheme not in PORTS or not rest:
@@ -93,7 +93,7 @@ def _place(place: str, default_port: int) -> tuple[str, int]:
         raise BadAddress(f"broker address is invalid; host or port: {error}") from error
 
 
-def _with_parameter(address: Address, name: str, value: str) -> Address:
+def _with_parameter(address: BrokerUrl, name: str, value: str) -> BrokerUrl:
     reader = PARAMETERS.get(name)
     if reader is None:
         raise BadAddress(
@@ -120,27 +120,27 @@ def _one_of(value: str, known: Mapping[str, object]) -> str:
     return value.lower()
 
 
-def _tls(address: Address, **changes: str | bool) -> Address:
+def _tls(address: BrokerUrl, **changes: str | bool) -> BrokerUrl:
     if address.tls is None:
         return address
     return replace(address, tls=replace(address.tls, **changes))  # type: ignore[arg-type]
 
 
-def _login(address: Address, **changes: str | int) -> Address:
+def _login(address: BrokerUrl, **changes: str | int) -> BrokerUrl:
     return replace(address, login=replace(address.login, **changes))  # type: ignore[arg-type]
 
 
 VERIFY = {"verify_peer": True, "verify_none": False}
 MECHANISMS = {"plain": "PLAIN", "external": "EXTERNAL"}
 
-TLS_PARAMETERS: Mapping[str, Callable[[Address, str], Address]] = {
+TLS_PARAMETERS: Mapping[str, Callable[[BrokerUrl, str], BrokerUrl]] = {
     "cacertfile": lambda address, value: _tls(address, ca_file=value),
     "certfile": lambda address, value: _tls(address, certificate_file=value),
     "keyfile": lambda address, value: _tls(address, key_file=value),
     "server_name_indication": lambda address, value: _tls(address, server_name=value),
     "verify": lambda address, value: _tls(address, verify=VERIFY[_one_of(value, VERIFY)]),
 }
-PARAMETERS: Mapping[str, Callable[[Address, str], Address]] = {
+PARAMETERS: Mapping[str, Callable[[BrokerUrl, str], BrokerUrl]] = {
     **TLS_PARAMETERS,
     "auth_mechanism": lambda address, value: _login(address, mechanism=MECHANISMS[_one_of(value, MECHANISMS)]),
     "channel_max": lambda address, value: _login(address, channel_max=_whole(value, 1, 65535)),

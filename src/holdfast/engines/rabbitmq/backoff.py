@@ -24,7 +24,7 @@ class Backoff:
         return full_s * (0.5 + chance / 2)
 
 
-class Patience:
+class BackoffTimer:
     """The wait before the next try, by how the last ones went. No clock of its own: moments are handed in.
 
     What worked, but not for long, counts as a failure: a broker that hangs up on everybody is not asked in a loop.

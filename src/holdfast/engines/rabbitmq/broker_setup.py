@@ -8,15 +8,15 @@ from msgspec import Struct
 from pamqp import base
 
 from holdfast.core.moments import format_duration
-from holdfast.core.topology import Binding, Design, Exchange, Family, Place, Queue, Version
+from holdfast.core.topology import Binding, Design, Exchange, Family, FamilyQueue, Queue, Version
 from holdfast.core.topology_file import QueueEntry, TopologyFile, UnroutableEntry
 from holdfast.core.topology_layouts import design
-from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.address import BrokerUrl
 from holdfast.engines.rabbitmq.channel import Channel, Close
 from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.insist import insist
+from holdfast.engines.rabbitmq.insist import retry_call
 from holdfast.engines.rabbitmq.management import Management
-from holdfast.engines.rabbitmq.newborn import Newborn
+from holdfast.engines.rabbitmq.newborn import YoungQueues
 from holdfast.engines.rabbitmq.topology_probe import Prober
 from holdfast.engines.rabbitmq.wire import methods
 from holdfast.engines.rabbitmq.wire.events import Event
@@ -29,12 +29,12 @@ NOT_FOUND = 404
 UNCHECKED = "whether"
 
 
-class Surroundings(Struct, frozen=True, kw_only=True):
+class QueueFamily(Struct, frozen=True, kw_only=True):
     """A queue with its wait queues and its dead queue, as the topology service would make them."""
 
     main: Queue
-    waits: tuple[Place, ...]
-    dead: Place
+    waits: tuple[FamilyQueue, ...]
+    dead: FamilyQueue
     exchanges: tuple[Exchange, ...]
     queues: tuple[Queue, ...]
     bindings: tuple[Binding, ...]
@@ -50,7 +50,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
         return tuple((wait.delay_ms or 0) * 1000 for wait in self.waits)
 
 
-def surroundings(subscription: Subscription, version: Version, file: TopologyFile | None = None) -> Surroundings:
+def surroundings(subscription: Subscription, version: Version, file: TopologyFile | None = None) -> QueueFamily:
     """What the topology file says of the queue, else what the subscription's layout asks for. Raises Invalid."""
     name = subscription.queue
     if file is None:
@@ -66,13 +66,13 @@ def surroundings(subscription: Subscription, version: Version, file: TopologyFil
     return _family_of(made, family, family.dead)
 
 
-def _family_of(made: Design, family: Family, dead: Place) -> Surroundings:
+def _family_of(made: Design, family: Family, dead: FamilyQueue) -> QueueFamily:
     """The part of a topology that one consumer needs."""
     names = {family.queue, dead.queue, *(wait.queue for wait in family.waits)}
     queues = {queue.name: queue for queue in made.topology.queues if queue.name in names}
     bindings = tuple(binding for binding in made.topology.bindings if binding.destination in names)
     exchanges = {dead.exchange, *(binding.source for binding in bindings), *(q.dead_exchange for q in queues.values())}
-    return Surroundings(
+    return QueueFamily(
         main=queues[family.queue],
         waits=family.waits,
         dead=dead,
@@ -82,17 +82,17 @@ def _family_of(made: Design, family: Family, dead: Place) -> Surroundings:
     )
 
 
-class Setup:
+class Declarer:
     """Asks the broker, on a connection of its own: every refusal closes a channel."""
 
-    def __init__(self, address: Address, *, management: str | None) -> None:
+    def __init__(self, address: BrokerUrl, *, management: str | None) -> None:
         self._address = address.named("holdfast consumer set-up")
         self._management = management
-        self._newborn = Newborn()
+        self._newborn = YoungQueues()
         self._connection: Connection | None = None
         self._channel: Channel | None = None
 
-    async def missing(self, subscription: Subscription, around: Surroundings) -> list[str]:
+    async def missing(self, subscription: Subscription, around: QueueFamily) -> list[str]:
         """Everything that stands in the way of a safe retry or parking, in words."""
         names = [around.main.name, *(wait.queue for wait in around.waits), around.dead.queue]
         found = [
@@ -111,7 +111,7 @@ class Setup:
                 found.append(f"queue '{queue.name}' is not as its consumer needs it; {difference}")
         return found or await self._unrouted(subscription, around)
 
-    async def declare(self, around: Surroundings) -> None:
+    async def declare(self, around: QueueFamily) -> None:
         """Make what is not there; what is there is left as it is. A binding that is there already is no news."""
         for exchange in around.exchanges:
             if not await self._there(methods.ExchangeDeclare(exchange=exchange.name, passive=True)):
@@ -170,13 +170,13 @@ class Setup:
             return error.message
         return ""
 
-    async def _unrouted(self, subscription: Subscription, around: Surroundings) -> list[str]:
+    async def _unrouted(self, subscription: Subscription, around: QueueFamily) -> list[str]:
         """Whether the dead exchange leads to the dead queue: by the management API, else by a probe."""
         dead = around.dead
         if not dead.exchange:
             return []
         if self._management is None:
-            why = await insist(lambda: self._unproved(dead), address=self._address, is_met=True)
+            why = await retry_call(lambda: self._unproved(dead), address=self._address, is_met=True)
         else:
             async with Management(self._management) as management:
                 bindings = await management.bindings(self._address.login.vhost)
@@ -190,7 +190,7 @@ class Setup:
         text = f"exchange '{dead.exchange}' does not lead to dead queue '{dead.queue}', bind it or use --declare"
         return [f"{text} ({why})"]
 
-    async def _unproved(self, dead: Place) -> str:
+    async def _unproved(self, dead: FamilyQueue) -> str:
         """Why a marked message that was sent to an empty dead queue did not arrive; letters are left alone.
 
         Raises BrokerError when the connection was lost meanwhile.
@@ -210,7 +210,7 @@ class Setup:
 
     async def _call(self, method: base.Frame) -> base.Frame:
         """What is asked here may be asked twice. The publisher has met the broker before."""
-        return await insist(lambda: self._ask(method), address=self._address, is_met=True)
+        return await retry_call(lambda: self._ask(method), address=self._address, is_met=True)
 
     async def _ask(self, method: base.Frame) -> base.Frame:
         if self._connection is None or not self._connection.is_open:

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 from pamqp import commands as amqp
 
-from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.address import BrokerUrl
 from holdfast.engines.rabbitmq.broker import RabbitIntake
-from holdfast.engines.rabbitmq.broker_setup import Surroundings
+from holdfast.engines.rabbitmq.broker_setup import QueueFamily
 from holdfast.engines.rabbitmq.channel import Channel
 from holdfast.engines.rabbitmq.consumer import Consumer
 from holdfast.engines.rabbitmq.publisher import Publisher
@@ -59,7 +59,7 @@ class FittedIntake(RabbitIntake):
         self,
         consumer: FittedConsumer,
         publisher: Publisher,
-        around: Surroundings,
+        around: QueueFamily,
         subscription: Subscription,
         *,
         user: str,
@@ -91,6 +91,6 @@ class FittedIntake(RabbitIntake):
         return rest
 
 
-def fitted(address: Address, queue: str) -> FittedConsumer:
+def fitted(address: BrokerUrl, queue: str) -> FittedConsumer:
     """A consumer that begins with one message."""
     return FittedConsumer(address, queue, prefetch=FIRST_COUNT)

@@ -13,12 +13,12 @@ from typing import Self, cast
 
 from pamqp import commands as amqp
 
-from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.address import BrokerUrl
 from holdfast.engines.rabbitmq.channel import Channel, Listener, refusal
 from holdfast.engines.rabbitmq.wire import commands
 from holdfast.engines.rabbitmq.wire.events import Blocked, ConnectionClosedByBroker, Event, Opened
 from holdfast.engines.rabbitmq.wire.frames import ProtocolBroken
-from holdfast.engines.rabbitmq.wire.session import HandshakeFailed, Session, State
+from holdfast.engines.rabbitmq.wire.session import AmqpSession, HandshakeFailed, State
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused, BrokerUnreachable, NotABroker, TlsRefused
 from holdfast.telemetry.events import emit
 
@@ -31,9 +31,9 @@ ACCESS_REFUSED, NOT_ALLOWED = 403, 530
 class Connection(asyncio.Protocol):
     """`await Connection.open(address)`, then `channel(listener)`."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: BrokerUrl) -> None:
         self.address = address
-        self.session = Session(address.login)
+        self.session = AmqpSession(address.login)
         self.writable = True
         self.read_pause_s = 0.0  #: after a small read, so that the next one brings more
         loop = asyncio.get_running_loop()
@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
         self._last_word: ConnectionClosedByBroker | None = None
 
     @classmethod
-    async def open(cls, address: Address) -> Connection:
+    async def open(cls, address: BrokerUrl) -> Connection:
         """Connect to the first host that takes us.
 
         Raises BrokerRefused (login, virtual host), NotABroker, TlsRefused or BrokerUnreachable.
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         raise BrokerUnreachable("no broker could be reached; " + " / ".join(str(error) for error in failures))
 
     @classmethod
-    async def _open_one(cls, address: Address, host: str, port: int) -> Connection:
+    async def _open_one(cls, address: BrokerUrl, host: str, port: int) -> Connection:
         loop = asyncio.get_running_loop()
         connection = cls(address)
         context = address.tls.context() if address.tls else None

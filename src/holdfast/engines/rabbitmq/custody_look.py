@@ -14,16 +14,16 @@ from pamqp import base
 from holdfast.core.message import Address as Destination
 from holdfast.core.redrive_task import Retries
 from holdfast.core.topology import DEAD_EXCHANGE, DEAD_KEY, TTL, effective
-from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.address import BrokerUrl
 from holdfast.engines.rabbitmq.bindings import Bindings
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.management import Management
-from holdfast.engines.rabbitmq.recovery_lock import Deaf
+from holdfast.engines.rabbitmq.recovery_lock import NoEvents
 from holdfast.engines.rabbitmq.wire import methods
 from holdfast.errors import BrokerRefused, HoldfastError
 from holdfast.ports.custody import Reach
 
-MANAGEMENT_TIMEOUT_S = 10.0
+LOOK_TIMEOUT_S = 10.0
 MS_PER_S = 1_000
 WAITS_IN_A_ROW_MAX = 10
 
@@ -70,7 +70,7 @@ class _World:
 class Outlook:
     """`look` and `ladder_s` on connections of their own."""
 
-    def __init__(self, address: Address, management: str | None, retries: Retries) -> None:
+    def __init__(self, address: BrokerUrl, management: str | None, retries: Retries) -> None:
         self._address = address
         self._management = management
         self._retries = retries
@@ -120,7 +120,7 @@ class Outlook:
             return None, "there is no management API in the settings"
         vhost = self._address.login.vhost
         try:
-            async with Management(self._management, timeout_s=MANAGEMENT_TIMEOUT_S) as api:
+            async with Management(self._management, timeout_s=LOOK_TIMEOUT_S) as api:
                 ours = str(connection.session.server_properties.get("cluster_name") or "")
                 if (await api.overview()).cluster_name != ours:
                     return None, f"the management API at {api.address} is that of another broker"
@@ -153,7 +153,7 @@ async def _looked(connection: Connection, address: Destination, world: _World | 
 
 async def _refusal(connection: Connection, method: base.Frame) -> str:
     """On a channel of its own: every refusal closes one."""
-    channel = await connection.channel(Deaf())
+    channel = await connection.channel(NoEvents())
     try:
         await channel.call(method)
     except BrokerRefused as error:

@@ -14,11 +14,11 @@ from holdfast.core.topology import Version
 from holdfast.engines.rabbitmq.bindings import Bindings
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.limit_cure import PRIORITY_UNSEEN, cure, priority_above
-from holdfast.engines.rabbitmq.management import Management, QueueInfo
-from holdfast.engines.rabbitmq.recovery_lock import Deaf
+from holdfast.engines.rabbitmq.management import ManagedQueue, Management
+from holdfast.engines.rabbitmq.recovery_lock import NoEvents
 from holdfast.engines.rabbitmq.wire import methods
 from holdfast.errors import BrokerRefused, HoldfastError
-from holdfast.ports.recovery import Depth, Findings
+from holdfast.ports.recovery import Depth, Preflight
 
 NOT_FOUND = 404
 #: Since 4.0 every quorum queue has it unless told otherwise.
@@ -34,7 +34,7 @@ class Inspection:
         self._queue = queue
         self._management = management
         self._seen: Bindings | None = None
-        self._info: QueueInfo | None = None
+        self._info: ManagedQueue | None = None
         self._priority = PRIORITY_UNSEEN
 
     def receivers(self, address: Destination) -> list[str]:
@@ -74,12 +74,12 @@ class Inspection:
             return f"refused: {error.message}" if error.reply_code == NOT_FOUND else ""
         return ""
 
-    async def run(self, table: RouteTable) -> Findings:
+    async def run(self, table: RouteTable) -> Preflight:
         """Raises BrokerRefused when the queue is not there or may not be read. Without a queue: of the targets."""
         session = self._connection.session
         answer = await self._ask(methods.QueueDeclare(queue=self._queue, passive=True)) if self._queue else None
         product = str(session.server_properties.get("product") or "broker")
-        found = Findings(
+        found = Preflight(
             broker=f"{product} {session.version}",
             depth=Depth(
                 ready=int(getattr(answer, "message_count", 0) or 0),
@@ -110,7 +110,7 @@ class Inspection:
             )
         return found
 
-    async def _check(self, destination: Destination, world: Bindings | None, found: Findings) -> None:
+    async def _check(self, destination: Destination, world: Bindings | None, found: Preflight) -> None:
         key, exchange = destination.routing_key, destination.exchange
         if not exchange:
             if key == self._queue:
@@ -137,7 +137,7 @@ class Inspection:
             found.cycles.append(f"exchange '{exchange}' routes key '{key}' into '{self._queue}' itself")
         found.copies = {**found.copies, str(destination): sorted(reached)}
 
-    async def _there(self, passive: base.Frame, found: Findings) -> bool:
+    async def _there(self, passive: base.Frame, found: Preflight) -> bool:
         try:
             await self._ask(passive)
         except BrokerRefused as error:
@@ -148,12 +148,12 @@ class Inspection:
 
     async def _ask(self, method: base.Frame) -> base.Frame:
         """On a channel of its own: every refusal closes one."""
-        channel = await self._connection.channel(Deaf())
+        channel = await self._connection.channel(NoEvents())
         answer = await channel.call(method)
         await self._connection.close_channel(channel)
         return answer
 
-    async def _world(self, found: Findings) -> Bindings | None:
+    async def _world(self, found: Preflight) -> Bindings | None:
         if self._management is None:
             return None
         vhost = self._connection.address.login.vhost
@@ -183,7 +183,7 @@ def not_there(exchange: str) -> str:
     return f"exchange '{exchange}' does not exist"
 
 
-def _limits(found: Findings, info: QueueInfo, version: Version) -> None:
+def _limits(found: Preflight, info: ManagedQueue, version: Version) -> None:
     found.queue_type = info.type
     found.limit_is_assumed = False
     if info.type != "quorum":

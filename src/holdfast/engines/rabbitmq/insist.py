@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from holdfast.engines.rabbitmq.backoff import Backoff, Patience
+from holdfast.engines.rabbitmq.backoff import Backoff, BackoffTimer
 from holdfast.errors import BadAddress, BrokerError, BrokerLost, BrokerRefused
 from holdfast.telemetry.events import emit
 
@@ -23,14 +23,14 @@ def passes(error: BrokerError) -> bool:
     return not isinstance(error, BadAddress) and not (isinstance(error, BrokerRefused) and error.reply_code)
 
 
-async def insist(ask: Callable[[], Awaitable[T]], *, address: object, is_met: bool, limit_s: float = LIMIT_S) -> T:
+async def retry_call(ask: Callable[[], Awaitable[T]], *, address: object, is_met: bool, limit_s: float = LIMIT_S) -> T:
     """Ask until there is an answer, with back-off. What is asked must do no harm when it is done twice.
 
     Raises the BrokerError that does not pass, or the last one when the time is over. With a broker that was not met
     before, only a connection that was there and was lost is a reason to go on.
     """
     loop = asyncio.get_running_loop()
-    deadline_s, patience = loop.time() + limit_s, Patience(Backoff())
+    deadline_s, patience = loop.time() + limit_s, BackoffTimer(Backoff())
     while True:
         try:
             return await ask()

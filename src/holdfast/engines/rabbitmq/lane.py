@@ -34,14 +34,14 @@ class Ticket(Struct, eq=False, gc=False):
     routing_key: str
     properties: bytes
     body: bytes
-    batch: Batch
+    batch: PublishBatch
     place: int
     size_bytes: int  #: what it counts for in the window
     done: bool = False
     sent_count: int = 0
 
 
-class Batch:
+class PublishBatch:
     """The publishes of one call, and their outcomes as they come in."""
 
     __slots__ = ("missing", "on_done", "outcomes")
@@ -60,14 +60,14 @@ class Batch:
             self.on_done()
 
 
-class Lane:
+class ConfirmChannel:
     """`open`, then `send` within the window; `on_outcomes` and `on_lost` are called with what became of it."""
 
     def __init__(
         self,
         *,
-        on_outcomes: Callable[[Lane, list[tuple[Ticket, Outcome]]], None],
-        on_lost: Callable[[Lane, list[Ticket], BrokerError, Close], None],
+        on_outcomes: Callable[[ConfirmChannel, list[tuple[Ticket, Outcome]]], None],
+        on_lost: Callable[[ConfirmChannel, list[Ticket], BrokerError, Close], None],
         on_writable: Callable[[], None],
     ) -> None:
         self.flying_bytes = 0

@@ -11,7 +11,7 @@ import asyncio
 
 from holdfast.engines.rabbitmq.channel import Channel
 from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.recovery_lock import Deaf
+from holdfast.engines.rabbitmq.recovery_lock import NoEvents
 from holdfast.engines.rabbitmq.wire import methods
 from holdfast.errors import BrokerError
 
@@ -26,7 +26,7 @@ async def count_consumers(connection: Connection, queue: str) -> int | None:
     """How many consumers the queue has, those included that are cancelled and hold messages; None: nobody says."""
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            channel = await connection.channel(Deaf())
+            channel = await connection.channel(NoEvents())
             try:
                 return await _count(channel, queue)
             finally:
@@ -43,7 +43,7 @@ async def wait_until_settled(
     try:
         async with asyncio.timeout(timeout_s):
             # A channel of its own: when the question is refused, the one with the acks lives.
-            channel = await connection.channel(Deaf())
+            channel = await connection.channel(NoEvents())
             await _fewer(channel, queue, count_before)
             await connection.close_channel(channel)
     except (BrokerError, TimeoutError):

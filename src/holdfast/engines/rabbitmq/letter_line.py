@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pamqp import commands as amqp
 
 from holdfast.engines.rabbitmq.channel import Channel, Close
-from holdfast.engines.rabbitmq.unsettled import Unsettled
+from holdfast.engines.rabbitmq.unsettled import AckTracker
 from holdfast.engines.rabbitmq.wire import commands
 from holdfast.engines.rabbitmq.wire.events import Cancelled, Delivery, Event
 from holdfast.errors import BrokerError, BrokerLost
@@ -23,7 +23,7 @@ WALKED_COUNT_MAX = 50_000
 JOINTS_COUNT_MAX = 1_000
 
 
-class Line:
+class ConsumerChannel:
     """The listener of its channel. Once that is left, nothing of it is heard any more."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Line:
     ) -> None:
         self.number = number  #: unlike that of a channel, never used again; deliveries carry it
         self.channel: Channel | None = None
-        self.books = Unsettled(0)
+        self.books = AckTracker(0)
         self.tags: list[str] = []  #: its consumers
         self.consumers_count = 0  #: so far
         self.held_count = 0
@@ -45,7 +45,7 @@ class Line:
     def opened(self, channel: Channel) -> None:
         """Letters may come."""
         self.channel = channel
-        self.books = Unsettled(channel.number)
+        self.books = AckTracker(channel.number)
 
     @property
     def is_open(self) -> bool:

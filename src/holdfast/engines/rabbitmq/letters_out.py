@@ -9,10 +9,10 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from holdfast.core.death import Change
+from holdfast.core.death import HeaderChange
 from holdfast.core.letter import Content, JsonValue
 from holdfast.core.message import Message
-from holdfast.core.redrive import REDRIVE_ID, REDRIVEN_AT, Redrive, redriven
+from holdfast.core.redrive import REDRIVE_ID, REDRIVEN_AT, RedriveStamp, redriven
 from holdfast.core.routes import RouteTable
 from holdfast.engines.rabbitmq.lane import Outgoing
 from holdfast.engines.rabbitmq.redriver import HAS_SENSITIVE
@@ -20,7 +20,7 @@ from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.table import Value
 from holdfast.ports.custody import Parcel
 
-REMEMBERED_COUNT_MAX = 4_096
+REWRITTEN_COUNT_MAX = 4_096
 
 
 class Rewriter:
@@ -34,7 +34,7 @@ class Rewriter:
         """Raises Unreadable, ValueError or TypeError for what cannot be written."""
         content = parcel.content
         raw = content.properties
-        own = _entry(REDRIVEN_AT, at.isoformat()) + _entry(REDRIVE_ID, parcel.redrive_id)
+        own = _rewritten_entry(REDRIVEN_AT, at.isoformat()) + _rewritten_entry(REDRIVE_ID, parcel.redrive_id)
         start, end = properties.header_span(raw)
         if content.put or content.drop or raw[1] & HAS_SENSITIVE:
             raw = self._edited(parcel, own)
@@ -52,9 +52,9 @@ class Rewriter:
             found = table.scan(headers)
             gone = {name.encode() for name in (*change.drop, *change.put, REDRIVEN_AT, REDRIVE_ID)}
             kept = [headers[first:last] for name, first, last in found.entries if name not in gone]
-            put = [_entry(name, _wire(value)) for name, value in change.put.items()]
+            put = [_rewritten_entry(name, _wire(value)) for name, value in change.put.items()]
             known = b"".join([*kept, *put]), headers[found.rest :]
-            if len(self._known) >= REMEMBERED_COUNT_MAX:
+            if len(self._known) >= REWRITTEN_COUNT_MAX:
                 self._known.clear()
             self._known[key] = known
         return known
@@ -68,7 +68,7 @@ class Rewriter:
         rest = table.scan(headers).rest
         return properties.with_headers(raw, start, end, (headers[4:rest], own, headers[rest:]))
 
-    def _change(self, parcel: Parcel) -> Change:
+    def _change(self, parcel: Parcel) -> HeaderChange:
         decoded = properties.decode(parcel.content.properties)
         headers = decoded.get("headers")
         message = Message(
@@ -78,7 +78,7 @@ class Rewriter:
             user_id=_text(decoded.get("user_id")),
             headers=headers if isinstance(headers, dict) else {},
         )
-        redrive = Redrive(
+        redrive = RedriveStamp(
             run=parcel.run,
             by=parcel.by,
             dead_queue=parcel.queue,
@@ -88,7 +88,7 @@ class Rewriter:
         return redriven(message, redrive)
 
 
-def apply(content: Content, change: Change) -> bytes:
+def apply(content: Content, change: HeaderChange) -> bytes:
     """The raw properties of a letter with its edits, then with what a redrive changes."""
     raw = properties.splice(content.properties, drop=change.drop_properties)
     edits: dict[str, Value] = {name: _wire(value) for name, value in content.put.items()}
@@ -105,7 +105,7 @@ def _wire(value: JsonValue | list[str]) -> Value:
     return value
 
 
-def _entry(name: str, value: Value) -> bytes:
+def _rewritten_entry(name: str, value: Value) -> bytes:
     raw = name.encode()
     return bytes((len(raw),)) + raw + table.encode_value(value)
 

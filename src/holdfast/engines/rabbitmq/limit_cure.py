@@ -7,14 +7,14 @@ import re
 import shlex
 
 from holdfast.core.topology import Version
-from holdfast.engines.rabbitmq.management import Management, QueueInfo
+from holdfast.engines.rabbitmq.management import ManagedQueue, Management
 from holdfast.errors import HoldfastError
 
 #: Where nobody could say which policy the queue has: above those that people usually make.
 PRIORITY_UNSEEN = 100
 
 
-def cure(queue: str, vhost: str, version: Version, info: QueueInfo | None, priority: int) -> str:
+def cure(queue: str, vhost: str, version: Version, info: ManagedQueue | None, priority: int) -> str:
     """In lines; a command has the last one to itself."""
     if version < Version(4, 0):
         return "a queue without x-delivery-limit, or a policy without delivery-limit"
@@ -35,7 +35,7 @@ def cure(queue: str, vhost: str, version: Version, info: QueueInfo | None, prior
     return f"a policy{replaced}:\n{shlex.join(words)}"
 
 
-async def priority_above(management: Management, info: QueueInfo | None) -> int:
+async def priority_above(management: Management, info: ManagedQueue | None) -> int:
     """Of a policy that is in force instead of the one that the queue has."""
     if info is None or not info.policy:
         return 0

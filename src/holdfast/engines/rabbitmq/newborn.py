@@ -12,7 +12,7 @@ import asyncio
 GROWN_S = 1.5
 
 
-class Newborn:
+class YoungQueues:
     """`born` for each quorum queue that was made; `grown` returns when the youngest is old enough."""
 
     def __init__(self) -> None:

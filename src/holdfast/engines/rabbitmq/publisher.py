@@ -23,14 +23,14 @@ from operator import attrgetter
 from types import TracebackType
 from typing import Self
 
-from holdfast.engines.rabbitmq.address import Address
-from holdfast.engines.rabbitmq.backoff import Backoff, Patience
+from holdfast.engines.rabbitmq.address import BrokerUrl
+from holdfast.engines.rabbitmq.backoff import Backoff, BackoffTimer
 from holdfast.engines.rabbitmq.channel import Close
 from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.lane import Batch, Lane, Outgoing, Ticket
+from holdfast.engines.rabbitmq.lane import ConfirmChannel, Outgoing, PublishBatch, Ticket
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.commands import Unsendable
-from holdfast.engines.rabbitmq.wire.confirms import CONFIRMED, Kind, Outcome
+from holdfast.engines.rabbitmq.wire.confirms import CONFIRMED, Outcome, OutcomeKind
 from holdfast.engines.rabbitmq.wire.events import ConnectionClosedByBroker
 from holdfast.errors import BrokerError, BrokerLost
 from holdfast.telemetry.events import emit
@@ -51,7 +51,7 @@ class Publisher:
 
     def __init__(
         self,
-        address: Address,
+        address: BrokerUrl,
         *,
         window_messages: int = WINDOW_MESSAGES,
         window_bytes: int = WINDOW_BYTES,
@@ -64,7 +64,7 @@ class Publisher:
         self._window_bytes = window_bytes
         self._timeout_s = timeout_s
         self._read_pause_s = 0.0
-        self._patience = Patience(backoff or Backoff())
+        self._patience = BackoffTimer(backoff or Backoff())
         self._waiting: deque[Ticket] = deque()
         self._suspects: deque[Ticket] = deque()
         self._alone_only = False  # a publish ended the whole connection: nothing else goes out until it is found
@@ -72,8 +72,8 @@ class Publisher:
         self._connection: Connection | None = None
         self._main = self._lane()
         self._alone = self._lane()
-        self._retiring: set[Lane] = set()  # nothing more is sent on these
-        self._renewals = Patience(RENEWAL)
+        self._retiring: set[ConfirmChannel] = set()  # nothing more is sent on these
+        self._renewals = BackoffTimer(RENEWAL)
         self._renewal: asyncio.TimerHandle | None = None
         self._renewal_due = False
         self._broken = asyncio.Event()
@@ -118,7 +118,7 @@ class Publisher:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        batch = Batch(len(messages), lambda: None if done.done() else done.set_result(None))
+        batch = PublishBatch(len(messages), lambda: None if done.done() else done.set_result(None))
         tickets = self._tickets(messages, batch)
         self._waiting.extend(tickets)
         self._pump()
@@ -131,7 +131,7 @@ class Publisher:
                 self._give_up(tickets, 0.0)
         return [outcome for outcome in batch.outcomes if outcome is not None]
 
-    def send(self, messages: Sequence[Outgoing], batch: Batch, *, timeout_s: float) -> None:
+    def send(self, messages: Sequence[Outgoing], batch: PublishBatch, *, timeout_s: float) -> None:
         """As `publish_all`, without waiting: `batch.settle` is called with each outcome as soon as it is known."""
         if self._keeper is None or self._keeper.done():
             raise BrokerLost("the publisher is closed; nothing was sent")
@@ -168,14 +168,14 @@ class Publisher:
 
     # Sending.
 
-    def _tickets(self, messages: Iterable[Outgoing], batch: Batch) -> list[Ticket]:
+    def _tickets(self, messages: Iterable[Outgoing], batch: PublishBatch) -> list[Ticket]:
         tickets = []
         persistent = properties.persistent
         for place, message in enumerate(messages):
             try:
                 raw = persistent(message.properties)
             except properties.Unreadable as error:
-                outcome = Outcome(Kind.REFUSED, 0, f"properties cannot be read: {error}")
+                outcome = Outcome(OutcomeKind.REFUSED, 0, f"properties cannot be read: {error}")
                 batch.settle([place], self._counted(outcome))
                 continue
             body = message.body
@@ -196,7 +196,7 @@ class Publisher:
         """To find out who ends the connection, all other channels have to be quiet."""
         return self._alone_only and any(lane.flying for lane in (self._main, *self._retiring))
 
-    def _send(self, lane: Lane, queue: deque[Ticket], *, messages_max: int) -> None:
+    def _send(self, lane: ConfirmChannel, queue: deque[Ticket], *, messages_max: int) -> None:
         pieces: list[bytes | memoryview] = []
         refused: list[tuple[Ticket, Outcome]] = []
         count, size = lane.flying, lane.flying_bytes
@@ -211,7 +211,7 @@ class Publisher:
             try:
                 pieces += lane.encode(ticket)
             except Unsendable as error:
-                refused.append((ticket, Outcome(Kind.REFUSED, 0, str(error))))
+                refused.append((ticket, Outcome(OutcomeKind.REFUSED, 0, str(error))))
                 continue
             count += 1
             size += ticket.size_bytes
@@ -226,7 +226,7 @@ class Publisher:
 
     # Answers.
 
-    def _on_outcomes(self, lane: Lane, outcomes: list[tuple[Ticket, Outcome]]) -> None:
+    def _on_outcomes(self, lane: ConfirmChannel, outcomes: list[tuple[Ticket, Outcome]]) -> None:
         confirmed: list[Ticket] = []
         for ticket, outcome in outcomes:
             if outcome is CONFIRMED and not ticket.done:
@@ -243,17 +243,17 @@ class Publisher:
             self._broken.set()
         self._pump()
 
-    def _on_outcome(self, lane: Lane, ticket: Ticket, outcome: Outcome) -> None:
-        if outcome.kind is Kind.NACKED and self._renewal is None and lane not in self._retiring:
+    def _on_outcome(self, lane: ConfirmChannel, ticket: Ticket, outcome: Outcome) -> None:
+        if outcome.kind is OutcomeKind.NACKED and self._renewal is None and lane not in self._retiring:
             self._renew_soon()
         if ticket.done:
             self.counts["answered_too_late"] += 1
-        elif outcome.kind is Kind.UNKNOWN:
+        elif outcome.kind is OutcomeKind.UNKNOWN:
             self._suspects.append(ticket)  # alone, its answer cannot be anybody else's
         else:
             self._settle(ticket, outcome)
 
-    def _on_lost(self, lane: Lane, tickets: list[Ticket], error: BrokerError, close: Close) -> None:
+    def _on_lost(self, lane: ConfirmChannel, tickets: list[Ticket], error: BrokerError, close: Close) -> None:
         """A channel ended. By a publish of ours, or with the connection; in both cases nothing is known of these."""
         if lane is not self._main and lane is not self._alone and not tickets:
             return  # an old one, closed in order
@@ -268,7 +268,7 @@ class Publisher:
         if close is None or not blamed:
             self._waiting.extendleft(reversed(tickets))
         elif guilty and tickets:
-            self._settle(tickets[0], Outcome(Kind.REFUSED, close.code, close.text))
+            self._settle(tickets[0], Outcome(OutcomeKind.REFUSED, close.code, close.text))
         else:
             self._suspects.extend(tickets)
             self._alone_only = self._alone_only or whole
@@ -292,7 +292,7 @@ class Publisher:
             text += f"; {self._trouble}"
         for ticket in tickets:
             if not ticket.done:
-                self._settle(ticket, Outcome(Kind.UNKNOWN, 0, text))
+                self._settle(ticket, Outcome(OutcomeKind.UNKNOWN, 0, text))
         self._waiting = deque(ticket for ticket in self._waiting if not ticket.done)
         self._suspects = deque(ticket for ticket in self._suspects if not ticket.done)
         if not self._suspects:
@@ -300,8 +300,8 @@ class Publisher:
 
     # The connection.
 
-    def _lane(self) -> Lane:
-        return Lane(on_outcomes=self._on_outcomes, on_lost=self._on_lost, on_writable=self._pump)
+    def _lane(self) -> ConfirmChannel:
+        return ConfirmChannel(on_outcomes=self._on_outcomes, on_lost=self._on_lost, on_writable=self._pump)
 
     async def _keep(self) -> None:
         """Repair what broke, until the publisher is closed."""

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from holdfast.core.death import BROKER_HEADERS, FORKING_HEADERS, RETRY_COUNT
 from holdfast.core.death import returns as returns_of
 from holdfast.core.message import Address, Message
-from holdfast.core.redrive import REDRIVE_ID, REDRIVEN_AT, REDRIVEN_COUNT, Redrive, redrive_ids, redriven
+from holdfast.core.redrive import REDRIVE_ID, REDRIVEN_AT, REDRIVEN_COUNT, RedriveStamp, redrive_ids, redriven
 from holdfast.core.routes import Route, RouteTable, find_route
 from holdfast.engines.rabbitmq.digest import COUNTS, digest, hash_of
 from holdfast.engines.rabbitmq.reading import read_message
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.events import Delivery
-from holdfast.ports.recovery import Taken
+from holdfast.ports.recovery import RunLetter
 
 #: Neighbours in a queue died at about the same time, and of the same.
 REMEMBERED_COUNT_MAX = 1_024
@@ -82,7 +82,7 @@ class _Front(Struct, frozen=True):
     end: int
 
 
-class _Known(Struct, frozen=True, kw_only=True):
+class _KnownHeaders(Struct, frozen=True, kw_only=True):
     """What the properties of a letter tell up to the end of its headers, for every letter that has the same.
 
     The id of an earlier redrive is the only thing that differs in tables that are otherwise the same: it is left out of
@@ -113,14 +113,14 @@ class Copy(Struct, eq=False, gc=False):
 class Redriver:
     """`taken(delivery)` for every delivery of one run."""
 
-    def __init__(self, redrive: Redrive, routes: RouteTable, *, now: Callable[[], datetime]) -> None:
+    def __init__(self, redrive: RedriveStamp, routes: RouteTable, *, now: Callable[[], datetime]) -> None:
         self.blocked: Callable[[Address], str] = lambda address: ""  #: why nothing sent there would arrive
         self._redrive = redrive
         self._routes = routes
         self._telling = TELLING | {routes.type_header.encode("utf-8", "surrogateescape")}
         self._now = now
         self._plans: _Remembered[_Plan] = _Remembered()
-        self._known: _Remembered[_Known] = _Remembered()
+        self._known: _Remembered[_KnownHeaders] = _Remembered()
         self._last = _Front(0, 0, 0)  # of the letter before: most letters of a queue are made alike
         self._own = b""  # the entries of a letter alone, up to its id
         self._id_head = _entry(REDRIVE_ID, b"S" + REDRIVE_ID_BYTES.to_bytes(4, "big"))
@@ -131,7 +131,7 @@ class Redriver:
         """A new batch begins: what is redriven in it carries this moment."""
         self._own = _entry(REDRIVEN_AT, table.encode_value(self._now().isoformat())) + self._id_head
 
-    def taken(self, delivery: Delivery) -> Taken:
+    def taken(self, delivery: Delivery) -> RunLetter:
         """Never raises: what cannot be read is kept, with the reason."""
         raw, body, front = delivery.properties, delivery.body, self._last
         known = self._known.get(_key(raw, front))
@@ -153,9 +153,9 @@ class Redriver:
                 copy = properties.splice(copy, drop=plan.dropped_properties)
         returns = (known.returns if delivery.redelivered else 0) if known.counts else None
         size_bytes = len(raw) + len(copy) + len(body)
-        return Taken(Copy(delivery, copy), mark, plan.route, delivery.redelivered, returns, size_bytes)
+        return RunLetter(Copy(delivery, copy), mark, plan.route, delivery.redelivered, returns, size_bytes)
 
-    def _look(self, delivery: Delivery) -> _Known:
+    def _look(self, delivery: Delivery) -> _KnownHeaders:
         """At a letter that is made otherwise than the one before. Raises Unreadable."""
         raw = delivery.properties
         start, end = properties.header_span(raw)
@@ -168,7 +168,7 @@ class Redriver:
         self._last = known.front
         return known
 
-    def _read(self, delivery: Delivery, start: int, front: _Front) -> _Known:
+    def _read(self, delivery: Delivery, start: int, front: _Front) -> _KnownHeaders:
         """What the headers tell; remembered, because most letters of a queue tell the same."""
         raw, end = delivery.properties, front.end
         headers = raw[start:end] or table.EMPTY
@@ -200,7 +200,7 @@ class Redriver:
             front, before, behind = _Front(end, end, end), compared, rest
         kept = b"".join([*(entry for name, entry in entries if name not in plan.dropped), plan.fixed])
         plain = properties.before_headers(raw, start, has_headers=False)
-        known = _Known(
+        known = _KnownHeaders(
             front=front,
             plain=plain,
             compared=(joined := b"".join(before)),
@@ -254,8 +254,8 @@ class Redriver:
         self._plans.put(key, plan, 2 * len(key) + len(fixed))  # twice: the route may name what the headers do
         return plan
 
-    def _unreadable(self, delivery: Delivery, why: str) -> Taken:
-        return Taken(
+    def _unreadable(self, delivery: Delivery, why: str) -> RunLetter:
+        return RunLetter(
             Copy(delivery, delivery.properties),
             digest(delivery.properties, delivery.body),
             Route(address=None, why=why),

@@ -15,13 +15,13 @@ from holdfast.core.routes import Mode, RouteTable
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.dead_letters_check import not_there
 from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.management import Management, PermissionInfo
+from holdfast.engines.rabbitmq.management import ManagedPermission, Management
 from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.recovery_lock import ACCESS_REFUSED, Deaf, lock_name
+from holdfast.engines.rabbitmq.recovery_lock import ACCESS_REFUSED, NoEvents, lock_name
 from holdfast.engines.rabbitmq.wire import methods, properties
-from holdfast.engines.rabbitmq.wire.confirms import Kind
+from holdfast.engines.rabbitmq.wire.confirms import OutcomeKind
 from holdfast.errors import BrokerRefused, HoldfastError
-from holdfast.ports.recovery import Findings, Right
+from holdfast.ports.recovery import Permission, Preflight
 
 #: What the default exchange is called where rights are given.
 DEFAULT_EXCHANGE = "amq.default"
@@ -31,8 +31,13 @@ TIMEOUT_S = 5.0
 
 
 async def find_rights(
-    connection: Connection, publisher: Publisher, queue: str, table: RouteTable, found: Findings, management: str | None
-) -> list[Right]:
+    connection: Connection,
+    publisher: Publisher,
+    queue: str,
+    table: RouteTable,
+    found: Preflight,
+    management: str | None,
+) -> list[Permission]:
     """Of the user of this connection: to read the queue (if any), to take its lock, to write to every exchange."""
     login = connection.address.login
     shown = None
@@ -42,8 +47,8 @@ async def find_rights(
     if queue:
         lock = lock_name(queue)
         rights = [
-            Right(verb="read", what=f"queue '{queue}'", given=_given(shown, "read", queue)),
-            Right(verb="configure", what=f"its lock '{lock}'", given=_given(shown, "configure", lock)),
+            Permission(verb="read", what=f"queue '{queue}'", given=_given(shown, "read", queue)),
+            Permission(verb="configure", what=f"its lock '{lock}'", given=_given(shown, "configure", lock)),
         ]
     for exchange in _exchanges(table, found):
         if any(text.startswith(not_there(exchange)) for text in found.missing):
@@ -52,19 +57,19 @@ async def find_rights(
         if given is None:
             given = await (may_write(connection, exchange) if exchange else _may_write_by_default(publisher))
         rights.append(
-            Right(verb="write", what=f"exchange '{exchange}'" if exchange else "the default exchange", given=given)
+            Permission(verb="write", what=f"exchange '{exchange}'" if exchange else "the default exchange", given=given)
         )
     return rights
 
 
-def _exchanges(table: RouteTable, found: Findings) -> Iterable[str]:
+def _exchanges(table: RouteTable, found: Preflight) -> Iterable[str]:
     names = dict.fromkeys(address.exchange for address in table.fixed_addresses())
     if table.mode is Mode.SOURCE or found.delivery_limit is not None:
         names[""] = None  # also for what goes back by a publish
     return names
 
 
-async def _shown(management: str, vhost: str, user: str) -> PermissionInfo | None:
+async def _shown(management: str, vhost: str, user: str) -> ManagedPermission | None:
     """None where nobody tells us: we are no administrator, or another service decides."""
     try:
         async with Management(management, timeout_s=TIMEOUT_S) as api:
@@ -73,7 +78,7 @@ async def _shown(management: str, vhost: str, user: str) -> PermissionInfo | Non
         return None
 
 
-def _given(shown: PermissionInfo | None, verb: str, name: str) -> bool | None:
+def _given(shown: ManagedPermission | None, verb: str, name: str) -> bool | None:
     if shown is None:
         return None
     pattern: str = getattr(shown, verb)
@@ -86,7 +91,7 @@ def _given(shown: PermissionInfo | None, verb: str, name: str) -> bool | None:
 async def may_write(connection: Connection, exchange: str) -> bool | None:
     """Asked by removing a binding that cannot be there. The right to write is looked at before that to read."""
     source = SOURCES[exchange == SOURCES[0]]
-    channel = await connection.channel(Deaf())
+    channel = await connection.channel(NoEvents())
     try:
         await channel.call(methods.ExchangeUnbind(destination=exchange, source=source, routing_key=uuid.uuid4().hex))
     except BrokerRefused as error:
@@ -100,6 +105,6 @@ async def may_write(connection: Connection, exchange: str) -> bool | None:
 async def _may_write_by_default(publisher: Publisher) -> bool | None:
     nowhere = Outgoing("", f"holdfast.nowhere.{uuid.uuid4().hex}", properties.encode({}), b"")
     outcome = await publisher.publish(nowhere, timeout_s=TIMEOUT_S)
-    if outcome.kind is Kind.RETURNED:
+    if outcome.kind is OutcomeKind.RETURNED:
         return True
-    return False if outcome.kind is Kind.REFUSED and outcome.code == ACCESS_REFUSED else None
+    return False if outcome.kind is OutcomeKind.REFUSED and outcome.code == ACCESS_REFUSED else None

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.engines.rabbitmq.lane import Batch
-from holdfast.engines.rabbitmq.wire.confirms import Kind, Outcome
-from holdfast.ports.recovery import OnOutcome, Taken, Verdict
+from holdfast.engines.rabbitmq.lane import PublishBatch
+from holdfast.engines.rabbitmq.wire.confirms import Outcome, OutcomeKind
+from holdfast.ports.recovery import OnOutcome, RunLetter, Verdict
 
-VERDICTS = {kind: Verdict(kind.value) for kind in Kind}
+VERDICTS = {kind: Verdict(kind.value) for kind in OutcomeKind}
 
 
-class Told(Batch):
+class Told(PublishBatch):
     """Tells each outcome to the run as soon as it is known."""
 
     __slots__ = ("_letters", "_on_outcome")
 
-    def __init__(self, letters: Sequence[Taken], on_outcome: OnOutcome) -> None:
+    def __init__(self, letters: Sequence[RunLetter], on_outcome: OnOutcome) -> None:
         super().__init__(len(letters), lambda: None)
         self._letters = letters
         self._on_outcome = on_outcome

@@ -26,16 +26,22 @@ from holdfast.core.topology import (
     topology,
 )
 from holdfast.core.topology_definitions import is_brokers_own, to_definitions
-from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.address import BrokerUrl
 from holdfast.engines.rabbitmq.channel import Channel, Close
 from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.management import BindingInfo, ExchangeInfo, Management, PolicyInfo, QueueInfo
-from holdfast.engines.rabbitmq.newborn import Newborn
+from holdfast.engines.rabbitmq.management import (
+    ManagedBinding,
+    ManagedExchange,
+    ManagedPolicy,
+    ManagedQueue,
+    Management,
+)
+from holdfast.engines.rabbitmq.newborn import YoungQueues
 from holdfast.engines.rabbitmq.topology_probe import Prober
 from holdfast.engines.rabbitmq.wire import methods
 from holdfast.engines.rabbitmq.wire.events import Event
 from holdfast.errors import BadAddress, BrokerError, BrokerRefused, BrokerUnreachable
-from holdfast.ports.topology import Live, Probe, ProbeResult, QueueState, Thing
+from holdfast.ports.topology import LiveTopology, Probe, ProbeResult, QueueState, Thing
 
 #: How old the management API's counts may be: a queue tells them every five seconds, and the API collects what was told
 #: every five. A queue that looks empty for longer has been empty since the first look.
@@ -64,7 +70,7 @@ class RabbitTopology:
     """`async with RabbitTopology(url) as broker:`; `management` is its API, by default on the same host."""
 
     def __init__(self, url: str, *, management: str | None = None, counts_age_s_max: float = COUNTS_AGE_S_MAX) -> None:
-        self._address = Address.parse(url)
+        self._address = BrokerUrl.parse(url)
         self._management = DefinitionsClient(
             management or default_management(self._address),
             ca_file=self._address.tls.ca_file if self._address.tls else None,
@@ -74,7 +80,7 @@ class RabbitTopology:
         self._channel: Channel | None = None
         self._turn = asyncio.Lock()
         self._prober = Prober(self._address)
-        self._newborn = Newborn()
+        self._newborn = YoungQueues()
         self._stack = AsyncExitStack()
 
     @property
@@ -108,7 +114,7 @@ class RabbitTopology:
             )
         return Version.parse(overview.rabbitmq_version)
 
-    async def read(self) -> Live:
+    async def read(self) -> LiveTopology:
         """Everything in the virtual host, by the management API."""
         version = await self.version()
         exchanges = await self._management.exchanges(self.vhost)
@@ -124,7 +130,7 @@ class RabbitTopology:
             if each.source and (each.destination_type != "queue" or each.destination in names)
         ]
         known = {policy.name: policy.definition for policy in policies}
-        return Live(
+        return LiveTopology(
             vhost=self.vhost,
             version=version,
             declared=topology(
@@ -230,7 +236,7 @@ class RabbitTopology:
         return reasons
 
 
-def default_management(address: Address) -> str:
+def default_management(address: BrokerUrl) -> str:
     """Where the management API usually is: on the same host, with the same login."""
     scheme, port = MANAGEMENT_PORTS[address.tls is not None]
     host = address.hosts[0][0]
@@ -238,7 +244,7 @@ def default_management(address: Address) -> str:
     return f"{scheme}://{login}@{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _exchange(info: ExchangeInfo, policy: dict[str, Any]) -> Exchange:
+def _exchange(info: ManagedExchange, policy: dict[str, Any]) -> Exchange:
     arguments = dict(info.arguments)
     if ALTERNATE in policy:
         arguments.setdefault(ALTERNATE, policy[ALTERNATE])
@@ -252,7 +258,7 @@ def _exchange(info: ExchangeInfo, policy: dict[str, Any]) -> Exchange:
     )
 
 
-def _queue(info: QueueInfo, policy: dict[str, Any]) -> Queue:
+def _queue(info: ManagedQueue, policy: dict[str, Any]) -> Queue:
     arguments = {key: value for key, value in info.arguments.items() if key != QUEUE_TYPE}
     return Queue(
         name=info.name,
@@ -263,7 +269,7 @@ def _queue(info: QueueInfo, policy: dict[str, Any]) -> Queue:
     )
 
 
-def _binding(info: BindingInfo) -> Binding:
+def _binding(info: ManagedBinding) -> Binding:
     return Binding(
         source=info.source,
         destination=info.destination,
@@ -273,7 +279,7 @@ def _binding(info: BindingInfo) -> Binding:
     )
 
 
-def _policy(info: PolicyInfo) -> Policy:
+def _policy(info: ManagedPolicy) -> Policy:
     return Policy(
         name=info.name,
         pattern=info.pattern,
@@ -283,7 +289,7 @@ def _policy(info: PolicyInfo) -> Policy:
     )
 
 
-def _state(info: QueueInfo) -> QueueState:
+def _state(info: ManagedQueue) -> QueueState:
     counts = [info.messages, info.messages_ready, info.messages_unacknowledged, info.messages_dlx]
     known = [count for count in counts if count is not None]
     return QueueState(

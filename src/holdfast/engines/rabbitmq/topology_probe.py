@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from uuid import uuid4
 
-from holdfast.engines.rabbitmq.address import Address
+from holdfast.engines.rabbitmq.address import BrokerUrl
 from holdfast.engines.rabbitmq.consumer import Consumer
 from holdfast.engines.rabbitmq.lane import Outgoing
 from holdfast.engines.rabbitmq.publisher import Publisher
@@ -31,7 +31,7 @@ LEFT_OVER_MS_MAX = 60_000
 class Prober:
     """Sends probes; one publisher for all of them, opened with the first."""
 
-    def __init__(self, address: Address, *, timeout_s: float = PROBE_TIMEOUT_S) -> None:
+    def __init__(self, address: BrokerUrl, *, timeout_s: float = PROBE_TIMEOUT_S) -> None:
         self._address = address
         self._timeout_s = timeout_s
         self._publisher: Publisher | None = None

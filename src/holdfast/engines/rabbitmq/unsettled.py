@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from holdfast.engines.rabbitmq.wire import commands
 
 
-class Unsettled:
+class AckTracker:
     """Tags come in ascending order (`delivered`), are settled in any (`ack`, `nack`), and `flush` packs the frames."""
 
     def __init__(self, channel: int) -> None:

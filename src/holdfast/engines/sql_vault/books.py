@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from holdfast.core.ledger import FIRST, TEXT_CHARACTERS_MAX, Act, LedgerRow, mac_of, ranges
+from holdfast.core.ledger import FIRST, TEXT_CHARACTERS_MAX, LedgerAct, LedgerRow, mac_of, ranges
 from holdfast.core.letter import clip
 from holdfast.core.moments import microseconds, moment
-from holdfast.engines.sql_vault.database import Database, Row, Work, statement
+from holdfast.engines.sql_vault.database import Database, Row, Tx, statement
 from holdfast.ports.clock import Clock
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class Moved(NamedTuple):
     target: str
 
 
-class Counted:
+class CountedMoves:
     """A database that counts the moves of letters, once they are committed."""
 
     def __init__(self, database: Database) -> None:
@@ -36,10 +36,10 @@ class Counted:
         #: By queue, source and target; "" is outside.
         self.moves: Counter[tuple[str, str, str]] = Counter()
 
-    async def write(self, work: Callable[[Work], T]) -> T:
+    async def write(self, work: Callable[[Tx], T]) -> T:
         moved: list[Moved] = []
 
-        def run(at_work: Work) -> T:
+        def run(at_work: Tx) -> T:
             at_work.moved = moved
             return work(at_work)
 
@@ -47,33 +47,33 @@ class Counted:
         self.moves.update((one.queue, one.source, one.target) for one in moved)
         return result
 
-    async def read(self, work: Callable[[Work], T]) -> T:
+    async def read(self, work: Callable[[Tx], T]) -> T:
         return await self._database.read(work)
 
 
-class Books:
+class LedgerWriter:
     """The key of the chain and the clock, shared by all parts of one vault."""
 
     def __init__(self, database: Database, *, key: bytes, clock: Clock) -> None:
-        self.database = Counted(database)
+        self.database = CountedMoves(database)
         self.key = key
         self._clock = clock
 
     def now_us(self) -> int:
         return self._clock.now_us()
 
-    def run(self, work: Work, name: str, /, **values: Any) -> list[Row]:
+    def run(self, work: Tx, name: str, /, **values: Any) -> list[Row]:
         """A statement of `sql/`."""
         return work.rows(statement(name, work.dialect), **values)
 
-    def number(self, work: Work, name: str, count: int = 1) -> int:
+    def number(self, work: Tx, name: str, count: int = 1) -> int:
         """The first of `count` numbers that were never given out."""
         rows = self.run(work, "find_counter", name=name)
         last = int(rows[0][0]) if rows else 0
         self.run(work, "set_counter", name=name, value=last + count)
         return last + 1
 
-    def book(self, work: Work, act: Act, moved: Sequence[Moved], *, counted_from: str = "") -> None:
+    def book(self, work: Tx, act: LedgerAct, moved: Sequence[Moved], *, counted_from: str = "") -> None:
         """Letters changed their state: one row per queue and move, and the tallies. `counted_from` stands for their
         old state among the moves of this process."""
         work.moved += [one._replace(source=counted_from) for one in moved] if counted_from else moved
@@ -90,7 +90,7 @@ class Books:
             if count:
                 self.run(work, "add_tally", queue=queue, state=state, count=count)
 
-    def move(self, work: Work, act: Act, rows: Sequence[Row], target: str, *, counted_from: str = "") -> None:
+    def move(self, work: Tx, act: LedgerAct, rows: Sequence[Row], target: str, *, counted_from: str = "") -> None:
         """Bring letters (id, queue, state) into a state, with their row."""
         if not rows:
             return
@@ -100,8 +100,8 @@ class Books:
 
     def append(
         self,
-        work: Work,
-        act: Act,
+        work: Tx,
+        act: LedgerAct,
         *,
         outcome: str = "done",
         queue: str = "",

@@ -37,7 +37,7 @@ class Dialect(Protocol):
         """The value of `:words`: all of them must be there."""
 
 
-class Work(Protocol):
+class Tx(Protocol):
     """A transaction that is under way."""
 
     dialect: Dialect
@@ -61,10 +61,10 @@ class Database(Protocol):
     def close(self) -> None:
         """Let go of it."""
 
-    async def write(self, work: Callable[[Work], T]) -> T:
+    async def write(self, work: Callable[[Tx], T]) -> T:
         """One transaction, alone: all of it or nothing. Raises StorageFailed."""
 
-    async def read(self, work: Callable[[Work], T]) -> T:
+    async def read(self, work: Callable[[Tx], T]) -> T:
         """Read what is committed. Raises StorageFailed."""
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.ledger import Act
+from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import Content, JsonValue, Letter, NewLetter, Revision, clip, searched_text
 from holdfast.core.moments import microseconds, moment
 from holdfast.core.states import LETTER_MOVES, LetterState
-from holdfast.engines.sql_vault.books import Books, Moved
-from holdfast.engines.sql_vault.database import SQL, Work, statement
+from holdfast.engines.sql_vault.books import LedgerWriter, Moved
+from holdfast.engines.sql_vault.database import SQL, Tx, statement
 from holdfast.engines.sql_vault.loose import claim, free
-from holdfast.engines.sql_vault.reading import Reading, content_of, letter_of
+from holdfast.engines.sql_vault.reading import LetterReading, content_of, letter_of
 from holdfast.errors import Conflict, Invalid
 from holdfast.ports.vault import FailedImport, Stored
 from holdfast.proof import crash_point
@@ -28,11 +28,11 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
 
 
-class SqlLetters(Reading):
+class SqlLetters(LetterReading):
     """Letters in a SQL database."""
 
-    async def put(self, letters: Sequence[NewLetter], act: Act) -> list[Stored]:
-        def work(work: Work) -> list[Stored]:
+    async def put(self, letters: Sequence[NewLetter], act: LedgerAct) -> list[Stored]:
+        def work(work: Tx) -> list[Stored]:
             return _Taking(self._books, work, act).take(letters)
 
         stored = await self._books.database.write(work)
@@ -44,8 +44,8 @@ class SqlLetters(Reading):
             lambda work: self._run(work, "ack_letters", ids=work.dialect.ids(ids), acked=int(sent))
         )
 
-    async def put_failed(self, queue: str, *, body: bytes, properties: bytes, reason: str, act: Act) -> int:
-        def work(work: Work) -> int:
+    async def put_failed(self, queue: str, *, body: bytes, properties: bytes, reason: str, act: LedgerAct) -> int:
+        def work(work: Tx) -> int:
             number = self._books.number(work, "failed_imports")
             self._run(
                 work,
@@ -79,12 +79,12 @@ class SqlLetters(Reading):
         ]
 
     async def move(
-        self, ids: Sequence[int], *, source: LetterState, target: LetterState, act: Act, expected: int
+        self, ids: Sequence[int], *, source: LetterState, target: LetterState, act: LedgerAct, expected: int
     ) -> int:
         if (source, target) not in LETTER_MOVES:
             raise Invalid(f"state is invalid; a letter cannot go from {source.value} to {target.value}")
 
-        def work(work: Work) -> int:
+        def work(work: Tx) -> int:
             rows = self._run(work, "select_states", ids=work.dialect.ids(ids))
             fit = [row for row in rows if row[2] == source.value]
             if len(fit) != expected or len(rows) != expected:
@@ -100,14 +100,14 @@ class SqlLetters(Reading):
         return await self._books.database.write(work)
 
     async def content(self, letter: int, *, revision: int | None = None) -> Content | None:
-        def work(work: Work) -> Content | None:
+        def work(work: Tx) -> Content | None:
             rows = self._run(work, "select_contents", ids=work.dialect.ids([letter]))
             return content_of(self._books, work, rows[0], revision) if rows else None
 
         return await self._books.database.read(work)
 
     async def load(self, ids: Sequence[int]) -> list[tuple[Letter, Content]]:
-        def work(work: Work) -> list[tuple[Letter, Content]]:
+        def work(work: Tx) -> list[tuple[Letter, Content]]:
             wanted = work.dialect.ids(ids)
             found = work.rows(f"{SQL['select_letter']} WHERE l.id {work.dialect.in_ids} ORDER BY l.id", ids=wanted)
             contents = {row[0]: row for row in self._run(work, "select_contents", ids=wanted)}
@@ -126,9 +126,9 @@ class SqlLetters(Reading):
         body: bytes | None,
         put: dict[str, JsonValue],
         drop: Sequence[str],
-        act: Act,
+        act: LedgerAct,
     ) -> int:
-        def work(work: Work) -> int:
+        def work(work: Tx) -> int:
             rows = self._run(work, "select_revision_number", letter=letter)
             if not rows:
                 raise Invalid(f"letter does not exist; there is no letter {letter}")
@@ -170,8 +170,8 @@ class SqlLetters(Reading):
             for row in rows
         ]
 
-    async def resolve_due(self, *, before: datetime, count_max: int, act: Act) -> int:
-        def work(work: Work) -> int:
+    async def resolve_due(self, *, before: datetime, count_max: int, act: LedgerAct) -> int:
+        def work(work: Tx) -> int:
             due = self._run(work, "select_resolved_due", before=microseconds(before), count_max=count_max)
             rows = self._run(work, "select_states", ids=work.dialect.ids([row[0] for row in due]))
             self._books.move(work, act, rows, LetterState.RESOLVED.value)
@@ -179,11 +179,11 @@ class SqlLetters(Reading):
 
         return await self._books.database.write(work)
 
-    async def expire(self, state: LetterState, *, before: datetime, count_max: int, act: Act) -> int:
+    async def expire(self, state: LetterState, *, before: datetime, count_max: int, act: LedgerAct) -> int:
         if (state, LetterState.DELETED) not in LETTER_MOVES:
             raise Invalid(f"retention is invalid; letters that are {state.value} are never deleted")
 
-        def work(work: Work) -> int:
+        def work(work: Tx) -> int:
             found = self._run(
                 work, "select_expired", state=state.value, before=microseconds(before), count_max=count_max
             )
@@ -208,7 +208,7 @@ class SqlLetters(Reading):
 class _Taking:
     """One batch of deliveries on its way into the vault."""
 
-    def __init__(self, books: Books, work: Work, act: Act) -> None:
+    def __init__(self, books: LedgerWriter, work: Tx, act: LedgerAct) -> None:
         self._books = books
         self._work = work
         self._act = act
@@ -230,7 +230,7 @@ class _Taking:
                 stored.append(None)
         new = [letter for letter, found in zip(letters, stored, strict=True) if found is None]
         if used:
-            books.append(work, Act(actor=self._act.actor, action="capture.matched"), ids=used)
+            books.append(work, LedgerAct(actor=self._act.actor, action="capture.matched"), ids=used)
         ids = iter(self._insert(new))
         return [found or Stored(next(ids), matched=False) for found in stored]
 
@@ -270,7 +270,7 @@ class _Taking:
             return 0, 0
         number, _, state, count = rows[0]
         if state in RETURNING:
-            act = Act(actor=self._act.actor, action="letters.came_back", detail=letter.redrive_id)
+            act = LedgerAct(actor=self._act.actor, action="letters.came_back", detail=letter.redrive_id)
             books.move(work, act, rows, LetterState.CAME_BACK.value)
         return number, count + (state == LetterState.REDRIVING.value)
 

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.engines.sql_vault.books import Books
-from holdfast.engines.sql_vault.database import Work, statement
+from holdfast.engines.sql_vault.books import LedgerWriter
+from holdfast.engines.sql_vault.database import Tx, statement
 from holdfast.errors import StorageFailed
 
 
-class SqlLooseBlobs:
+class SqlUnclaimedBlobs:
     """Loose blobs in a SQL database."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: LedgerWriter) -> None:
         self._books = books
 
     async def announce(self, blobs: Sequence[str], *, for_s: float) -> None:
@@ -32,13 +32,13 @@ class SqlLooseBlobs:
         await self._books.database.write(lambda work: work.many(statement("delete_loose_blob", work.dialect), values))
 
 
-def claim(books: Books, work: Work, blob: str) -> None:
+def claim(books: LedgerWriter, work: Tx, blob: str) -> None:
     """A letter has it now. Raises StorageFailed when it took too long: it is being deleted, or is."""
     if not books.run(work, "claim_loose_blob", blob=blob):
         raise StorageFailed(f"storage failed; the blob {blob} was not claimed in time and is deleted, put it again")
 
 
-def free(books: Books, work: Work, blobs: Sequence[str]) -> None:
+def free(books: LedgerWriter, work: Tx, blobs: Sequence[str]) -> None:
     """The letters that had them are gone; those that another letter has stay."""
     for blob in blobs:
         books.run(work, "free_blob", blob=blob, due_at=0)

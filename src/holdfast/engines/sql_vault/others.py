@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.core.groups import NOTE_CHARACTERS_MAX, Group, GroupStatus
-from holdfast.core.ledger import Act, LedgerRow, covers
+from holdfast.core.ledger import LedgerAct, LedgerRow, covers
 from holdfast.core.letter import clip
 from holdfast.core.moments import moment, moment_or_none
 from holdfast.core.roles import Token
-from holdfast.engines.sql_vault.books import Books
-from holdfast.engines.sql_vault.database import Row, Work
+from holdfast.engines.sql_vault.books import LedgerWriter
+from holdfast.engines.sql_vault.database import Row, Tx
 from holdfast.ports.vault import QueueTally
 
 _encode = msgspec.json.Encoder().encode
@@ -20,7 +20,7 @@ _token = msgspec.json.Decoder(Token).decode
 class SqlGroups:
     """Failure groups."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: LedgerWriter) -> None:
         self._books = books
 
     async def page(self, *, status: GroupStatus | None, after: int, count_max: int) -> list[tuple[int, Group]]:
@@ -28,8 +28,8 @@ class SqlGroups:
         rows = await self._books.database.read(lambda work: self._books.run(work, "select_groups", **values))
         return [(row[0], _group(row)) for row in rows]
 
-    async def change(self, key: str, *, status: GroupStatus | None, note: str | None, act: Act) -> Group | None:
-        def work(work: Work) -> Group | None:
+    async def change(self, key: str, *, status: GroupStatus | None, note: str | None, act: LedgerAct) -> Group | None:
+        def work(work: Tx) -> Group | None:
             rows = self._books.run(work, "find_group", key=key)
             if not rows:
                 return None
@@ -50,10 +50,12 @@ class SqlGroups:
 class SqlLedger:
     """The chain."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: LedgerWriter) -> None:
         self._books = books
 
-    async def append(self, act: Act, *, outcome: str, queue: str = "", letters: str = "", count: int = 0) -> LedgerRow:
+    async def append(
+        self, act: LedgerAct, *, outcome: str, queue: str = "", letters: str = "", count: int = 0
+    ) -> LedgerRow:
         return await self._books.database.write(
             lambda work: self._books.append(work, act, outcome=outcome, queue=queue, letters=letters, count=count)
         )
@@ -77,7 +79,7 @@ class SqlLedger:
         return [QueueTally(*row) for row in rows]
 
     async def counted(self) -> tuple[int, list[QueueTally]]:
-        def work(work: Work) -> tuple[list[Row], list[Row]]:
+        def work(work: Tx) -> tuple[list[Row], list[Row]]:
             counts = self._books.run(work, "count_tallies") + self._books.run(work, "select_deleted_tallies")
             return self._books.run(work, "newest_ledger"), counts
 
@@ -88,11 +90,11 @@ class SqlLedger:
 class SqlTokens:
     """API tokens."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: LedgerWriter) -> None:
         self._books = books
 
-    async def put(self, token: Token, act: Act) -> bool:
-        def work(work: Work) -> bool:
+    async def put(self, token: Token, act: LedgerAct) -> bool:
+        def work(work: Tx) -> bool:
             rows = self._books.run(work, "insert_token", name=token.name, document=_encode(token).decode())
             self._books.append(work, act, outcome="done" if rows else "refused")
             return bool(rows)
@@ -103,8 +105,8 @@ class SqlTokens:
         rows = await self._books.database.read(lambda work: self._books.run(work, "select_tokens"))
         return [msgspec.structs.replace(_token(row[0]), revoked_at=moment_or_none(row[1])) for row in rows]
 
-    async def revoke(self, name: str, act: Act) -> bool:
-        def work(work: Work) -> bool:
+    async def revoke(self, name: str, act: LedgerAct) -> bool:
+        def work(work: Tx) -> bool:
             rows = self._books.run(work, "revoke_token", name=name, now=self._books.now_us())
             self._books.append(work, act, outcome="done" if rows else "refused")
             return bool(rows)

@@ -9,8 +9,8 @@ import msgspec
 from holdfast.core.letter import Content, DeathStory, JsonValue, Letter
 from holdfast.core.letter_selection import ID_MAX, WALK_COUNT_MAX, Selection, check_selection, words
 from holdfast.core.states import LetterState
-from holdfast.engines.sql_vault.books import Books
-from holdfast.engines.sql_vault.database import SQL, Dialect, Row, Work
+from holdfast.engines.sql_vault.books import LedgerWriter
+from holdfast.engines.sql_vault.database import SQL, Dialect, Row, Tx
 from holdfast.errors import Invalid
 from holdfast.ports.vault import Count, Page
 
@@ -19,19 +19,19 @@ COUNT_MAX = 10_000
 _headers = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class Reading:
+class LetterReading:
     """What only looks at letters."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: LedgerWriter) -> None:
         self._books = books
 
-    def _run(self, work: Work, name: str, /, **values: Any) -> list[Row]:
+    def _run(self, work: Tx, name: str, /, **values: Any) -> list[Row]:
         return self._books.run(work, name, **values)
 
     async def find(self, selection: Selection, *, before: int = 0, count_max: int) -> Page:
         check_selection(selection)
 
-        def work(work: Work) -> Page:
+        def work(work: Tx) -> Page:
             top = before or self._top(work) + 1
             floor = max(0, top - WALK_COUNT_MAX) if selection.walks else 0
             where, values = condition(selection, work.dialect)
@@ -61,7 +61,7 @@ class Reading:
     async def oldest_ids(self, selection: Selection, *, count_max: int) -> list[tuple[int, int]]:
         check_selection(selection)
 
-        def work(work: Work) -> list[tuple[int, int]]:
+        def work(work: Tx) -> list[tuple[int, int]]:
             where, values = condition(selection, work.dialect)
             sql, key = _from("l.id, l.revision", selection, work.dialect)
             rows = work.rows(
@@ -74,7 +74,7 @@ class Reading:
     async def count(self, selection: Selection) -> Count:
         check_selection(selection)
 
-        def work(work: Work) -> Count:
+        def work(work: Tx) -> Count:
             if selection.is_plain:
                 state = selection.state.value if selection.state else ""
                 return Count(
@@ -100,7 +100,7 @@ class Reading:
     async def oldest(self, selection: Selection) -> Letter | None:
         check_selection(selection)
 
-        def work(work: Work) -> list[Row]:
+        def work(work: Tx) -> list[Row]:
             where, values = condition(selection, work.dialect)
             sql, key = _source(SQL["select_letter"], selection, work.dialect)
             return work.rows(f"{sql} WHERE 1 = 1 {where} ORDER BY {key} LIMIT 1", **values)
@@ -114,7 +114,7 @@ class Reading:
         )
         return letter_of(rows[0]) if rows else None
 
-    def _top(self, work: Work) -> int:
+    def _top(self, work: Tx) -> int:
         rows = self._run(work, "find_counter", name="letters")
         return int(rows[0][0]) if rows else 0
 
@@ -212,7 +212,7 @@ def letter_of(row: Row) -> Letter:
     )
 
 
-def content_of(books: Books, work: Work, row: Row, revision: int | None) -> Content:
+def content_of(books: LedgerWriter, work: Tx, row: Row, revision: int | None) -> Content:
     """What would be published of a letter: its newest revision, or the given one; 0 is the original."""
     letter, body, properties, blob = row[0], bytes(row[1]), bytes(row[2]), row[3]
     put: dict[str, JsonValue] = {}

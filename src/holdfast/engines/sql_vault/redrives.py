@@ -9,13 +9,13 @@ from datetime import datetime
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core.ledger import Act
+from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import Content, clip
 from holdfast.core.moments import microseconds, moment
-from holdfast.core.redrive_task import Leased, Plan, Redrive, RedriveState, Settled, Wish
+from holdfast.core.redrive_task import LeasedLetter, Plan, PlanOptions, RedriveState, RedriveTask, Settled
 from holdfast.core.states import LetterState
-from holdfast.engines.sql_vault.books import Books, Moved
-from holdfast.engines.sql_vault.database import SQL, Row, Work, statement
+from holdfast.engines.sql_vault.books import LedgerWriter, Moved
+from holdfast.engines.sql_vault.database import SQL, Row, Tx, statement
 from holdfast.engines.sql_vault.reading import content_of
 from holdfast.ports.vault import LEASE_BYTES_MAX
 from holdfast.proof import crash_point
@@ -24,17 +24,17 @@ WHY_CHARACTERS_MAX = 500
 
 _encode = msgspec.json.Encoder().encode
 _plan = msgspec.json.Decoder(Plan).decode
-_wish = msgspec.json.Decoder(Wish).decode
+_wish = msgspec.json.Decoder(PlanOptions).decode
 
 
 class SqlRedrives:
     """Plans and redrives in a SQL database."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: LedgerWriter) -> None:
         self._books = books
 
     async def keep_plan(self, plan: Plan) -> None:
-        def work(work: Work) -> None:
+        def work(work: Tx) -> None:
             self._books.run(work, "put_plan", hash=plan.hash, document=_encode(plan).decode(), now=self._books.now_us())
 
         await self._books.database.write(work)
@@ -44,11 +44,18 @@ class SqlRedrives:
         return _plan(rows[0][0]) if rows else None
 
     async def start(
-        self, *, plan: Plan, letters: Sequence[tuple[int, str]], wish: Wish, name: str, operation: str, act: Act
-    ) -> tuple[Redrive, bool]:
+        self,
+        *,
+        plan: Plan,
+        letters: Sequence[tuple[int, str]],
+        wish: PlanOptions,
+        name: str,
+        operation: str,
+        act: LedgerAct,
+    ) -> tuple[RedriveTask, bool]:
         books = self._books
 
-        def work(work: Work) -> tuple[Redrive, bool]:
+        def work(work: Tx) -> tuple[RedriveTask, bool]:
             rows = books.run(work, "find_redrive_by_operation", operation=operation) if operation else []
             if rows:
                 return self._found(work, rows[0][0]), False
@@ -77,28 +84,30 @@ class SqlRedrives:
 
         return await books.database.write(work)
 
-    async def find(self, redrive: int) -> Redrive | None:
-        def work(work: Work) -> Redrive | None:
+    async def find(self, redrive: int) -> RedriveTask | None:
+        def work(work: Tx) -> RedriveTask | None:
             return self._found(work, redrive) if self._exists(work, redrive) else None
 
         return await self._books.database.read(work)
 
-    async def by_operation(self, operation: str) -> Redrive | None:
-        def work(work: Work) -> Redrive | None:
+    async def by_operation(self, operation: str) -> RedriveTask | None:
+        def work(work: Tx) -> RedriveTask | None:
             rows = self._books.run(work, "find_redrive_by_operation", operation=operation)
             return self._found(work, rows[0][0]) if rows else None
 
         return await self._books.database.read(work)
 
-    async def page(self, *, before: int, count_max: int) -> list[Redrive]:
+    async def page(self, *, before: int, count_max: int) -> list[RedriveTask]:
         return await self._books.database.read(
             lambda work: self._read(
                 work, "WHERE id < :before ORDER BY id DESC LIMIT :count_max", before=before, count_max=count_max
             )
         )
 
-    async def set_state(self, redrive: int, state: RedriveState, *, sources: Sequence[RedriveState], act: Act) -> bool:
-        def work(work: Work) -> bool:
+    async def set_state(
+        self, redrive: int, state: RedriveState, *, sources: Sequence[RedriveState], act: LedgerAct
+    ) -> bool:
+        def work(work: Tx) -> bool:
             rows = self._books.run(work, "find_redrive_state", redrive=redrive)
             if not rows or RedriveState(rows[0][0]) not in sources:
                 return False
@@ -110,7 +119,7 @@ class SqlRedrives:
         return await self._books.database.write(work)
 
     async def hold(self, redrive: int, holder: str, *, until: datetime) -> bool:
-        def work(work: Work) -> bool:
+        def work(work: Tx) -> bool:
             rows = self._books.run(work, "find_redrive_hold", redrive=redrive)
             if not rows or rows[0][0] != RedriveState.RUNNING.value:
                 return False
@@ -123,7 +132,7 @@ class SqlRedrives:
         return await self._books.database.write(work)
 
     async def let_go(self, redrive: int, holder: str) -> None:
-        def work(work: Work) -> None:
+        def work(work: Tx) -> None:
             rows = self._books.run(work, "find_redrive_hold", redrive=redrive)
             if rows and rows[0][1] == holder:
                 self._books.run(work, "set_redrive_hold", redrive=redrive, holder="", until=0)
@@ -131,11 +140,11 @@ class SqlRedrives:
         await self._books.database.write(work)
 
     async def lease(
-        self, redrive: int, *, count_max: int, until: datetime, act: Act, bytes_max: int = LEASE_BYTES_MAX
-    ) -> list[Leased]:
+        self, redrive: int, *, count_max: int, until: datetime, act: LedgerAct, bytes_max: int = LEASE_BYTES_MAX
+    ) -> list[LeasedLetter]:
         books = self._books
 
-        def work(work: Work) -> list[Leased]:
+        def work(work: Tx) -> list[LeasedLetter]:
             rows = books.run(work, "find_redrive_state", redrive=redrive)
             if not rows or rows[0][0] != RedriveState.RUNNING.value:
                 return []
@@ -150,24 +159,24 @@ class SqlRedrives:
             books.run(work, "set_lease", redrive=redrive, until=microseconds(until), ids=ids)
             fresh = [(row[0], row[6], row[4]) for row in ours if row[4] == LetterState.CAPTURED.value]
             books.move(work, act, fresh, LetterState.REDRIVING.value)
-            return [Leased(row[0], row[1], row[2], *row[5:]) for row in ours]
+            return [LeasedLetter(row[0], row[1], row[2], *row[5:]) for row in ours]
 
         leased = await books.database.write(work)
         crash_point("vault.after_lease")
         return leased
 
-    async def contents(self, leased: Sequence[Leased]) -> list[Content]:
-        def work(work: Work) -> list[Content]:
+    async def contents(self, leased: Sequence[LeasedLetter]) -> list[Content]:
+        def work(work: Tx) -> list[Content]:
             rows = self._books.run(work, "select_contents", ids=work.dialect.ids([one.letter for one in leased]))
             found = {row[0]: row for row in rows}
             return [content_of(self._books, work, found[one.letter], None if one.revision else 0) for one in leased]
 
         return await self._books.database.read(work)
 
-    async def settle(self, redrive: int, settled: Sequence[Settled], act: Act, *, until: datetime) -> None:
+    async def settle(self, redrive: int, settled: Sequence[Settled], act: LedgerAct, *, until: datetime) -> None:
         books = self._books
 
-        def work(work: Work) -> None:
+        def work(work: Tx) -> None:
             told = {one.letter: one for one in settled}
             rows = books.run(work, "select_to_settle", redrive=redrive, ids=work.dialect.ids(list(told)))
             done = [row for row in rows if told[row[0]].kind == "redriven" and row[3] not in ("redriven", "skipped")]
@@ -184,10 +193,10 @@ class SqlRedrives:
         await books.database.write(work)
         crash_point("vault.after_settle")
 
-    async def release(self, *, count_max: int, act: Act) -> int:
+    async def release(self, *, count_max: int, act: LedgerAct) -> int:
         books = self._books
 
-        def work(work: Work) -> int:
+        def work(work: Tx) -> int:
             rows = books.run(work, "select_to_release", now=books.now_us(), count_max=count_max)
             for redrive in dict.fromkeys(row[4] for row in rows):
                 self._release(work, redrive, [row for row in rows if row[4] == redrive], act)
@@ -195,10 +204,10 @@ class SqlRedrives:
 
         return await books.database.write(work)
 
-    async def succeeded(self, redrive_ids: Sequence[str], act: Act) -> list[str]:
+    async def succeeded(self, redrive_ids: Sequence[str], act: LedgerAct) -> list[str]:
         books = self._books
 
-        def work(work: Work) -> list[str]:
+        def work(work: Tx) -> list[str]:
             early: list[str] = []
             done: dict[int, Row] = {}
             for one in redrive_ids:
@@ -214,7 +223,7 @@ class SqlRedrives:
 
     # Inside.
 
-    def _confirmed(self, work: Work, redrive: int, rows: Sequence[Row], act: Act) -> None:
+    def _confirmed(self, work: Tx, redrive: int, rows: Sequence[Row], act: LedgerAct) -> None:
         """The broker has them, whoever published them and whatever was thought meanwhile."""
         if not rows:
             return
@@ -236,7 +245,7 @@ class SqlRedrives:
         if others := [row[0] for row in rows if row[0] not in moved]:
             books.run(work, "add_redriven_count", ids=work.dialect.ids(others))
 
-    def _release(self, work: Work, redrive: int, rows: Sequence[Row], act: Act) -> None:
+    def _release(self, work: Tx, redrive: int, rows: Sequence[Row], act: LedgerAct) -> None:
         """Letters of a cancelled task whose outcome nobody will tell: an operator's again, with a note."""
         ours = [row[:3] for row in rows if row[2] == LetterState.REDRIVING.value]
         self._set_status(work, redrive, ours, "released", "its redrive was cancelled before the outcome was known")
@@ -247,33 +256,33 @@ class SqlRedrives:
             if row[2] != LetterState.REDRIVING.value:
                 self._pass_over(work, redrive, row[0], status=row[3], state=row[2])
 
-    def _set_status(self, work: Work, redrive: int, rows: Sequence[Row], status: str, why: str) -> None:
+    def _set_status(self, work: Tx, redrive: int, rows: Sequence[Row], status: str, why: str) -> None:
         if rows:
             ids = work.dialect.ids([row[0] for row in rows])
             self._books.run(work, "set_redrive_status", redrive=redrive, status=status, why=why, ids=ids)
 
-    def _pass_over(self, work: Work, redrive: int, letter: int, *, status: str, state: str | None) -> None:
+    def _pass_over(self, work: Tx, redrive: int, letter: int, *, status: str, state: str | None) -> None:
         """A letter that is not to be published: it came back, so it was, or somebody did something else with it."""
         came_back = status != "waiting"
         why = "" if came_back else f"it is {state or 'deleted'} now"
         self._set_status(work, redrive, [(letter,)], "redriven" if came_back else "skipped", why)
 
-    def _exists(self, work: Work, redrive: int) -> bool:
+    def _exists(self, work: Tx, redrive: int) -> bool:
         return bool(self._books.run(work, "find_redrive_state", redrive=redrive))
 
-    def _found(self, work: Work, redrive: int) -> Redrive:
+    def _found(self, work: Tx, redrive: int) -> RedriveTask:
         return self._read(work, "WHERE id = :redrive", redrive=redrive)[0]
 
-    def _read(self, work: Work, where: str, **values: object) -> list[Redrive]:
+    def _read(self, work: Tx, where: str, **values: object) -> list[RedriveTask]:
         return [self._redrive(work, row) for row in work.rows(f"{SQL['select_redrive']} {where}", **values)]
 
-    def _redrive(self, work: Work, row: Row) -> Redrive:
+    def _redrive(self, work: Tx, row: Row) -> RedriveTask:
         # Three counts, each by an index: a task of a million letters is looked at several times a second.
         counts: dict[str, int] = dict(self._books.run(work, "count_redrive_letters", redrive=row[0]))
         ((came_back,),) = self._books.run(work, "count_came_back", redrive=row[0])
         ((repeated,),) = self._books.run(work, "count_repeated", redrive=row[0])
         is_held = row[12] > self._books.now_us()
-        return Redrive(
+        return RedriveTask(
             id=row[0],
             name=row[1],
             reason=row[2],

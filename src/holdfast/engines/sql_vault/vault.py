@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from holdfast.engines.sql_vault.books import Books
+from holdfast.engines.sql_vault.books import LedgerWriter
 from holdfast.engines.sql_vault.database import Database
 from holdfast.engines.sql_vault.letters import SqlLetters
-from holdfast.engines.sql_vault.loose import SqlLooseBlobs
+from holdfast.engines.sql_vault.loose import SqlUnclaimedBlobs
 from holdfast.engines.sql_vault.others import SqlGroups, SqlLedger, SqlTokens
 from holdfast.engines.sql_vault.redrives import SqlRedrives
 from holdfast.ports.clock import Clock
-from holdfast.ports.vault import Groups, Ledger, Letters, LooseBlobs, Redrives, Tokens
+from holdfast.ports.vault import Groups, Ledger, Letters, RedriveStore, Tokens, UnclaimedBlobs
 
 
 class SqlVault:
@@ -20,21 +20,21 @@ class SqlVault:
 
     letters: Letters
     groups: Groups
-    redrives: Redrives
+    redrives: RedriveStore
     ledger: Ledger
     tokens: Tokens
-    loose: LooseBlobs
+    loose: UnclaimedBlobs
     moves: Mapping[tuple[str, str, str], int]
 
     def __init__(self, database: Database, *, key: bytes, clock: Clock) -> None:
         self._database = database
-        books = Books(database, key=key, clock=clock)
+        books = LedgerWriter(database, key=key, clock=clock)
         self.letters = SqlLetters(books)
         self.groups = SqlGroups(books)
         self.redrives = SqlRedrives(books)
         self.ledger = SqlLedger(books)
         self.tokens = SqlTokens(books)
-        self.loose = SqlLooseBlobs(books)
+        self.loose = SqlUnclaimedBlobs(books)
         self.moves = books.database.moves
 
     async def open(self) -> None:

@@ -16,7 +16,7 @@ from holdfast.core.queue import QueueRecord
 from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one, open_writer, transaction, translated
 from holdfast.errors import StorageFailed
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import LedgerEntry, Neighbours
+from holdfast.ports.queues import LedgerEntry, RelatedQueues
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
@@ -69,7 +69,7 @@ class SqliteCatalog:
         return self._version
 
     async def change(
-        self, name: str, *, dead_queue: str, decide: Callable[[Neighbours, int], QueueRecord]
+        self, name: str, *, dead_queue: str, decide: Callable[[RelatedQueues, int], QueueRecord]
     ) -> QueueRecord:
         def work(db: apsw.Connection) -> QueueRecord:
             with transaction(db):
@@ -85,7 +85,7 @@ class SqliteCatalog:
         self._version += 1
         return record
 
-    async def delete(self, name: str, *, decide: Callable[[Neighbours], QueueRecord], count: int) -> QueueRecord:
+    async def delete(self, name: str, *, decide: Callable[[RelatedQueues], QueueRecord], count: int) -> QueueRecord:
         def work(db: apsw.Connection) -> QueueRecord:
             with transaction(db):
                 record = decide(_neighbours(db, name, ""))
@@ -165,8 +165,8 @@ def _record(row: tuple[int, str]) -> QueueRecord:
     return msgspec.structs.replace(_decode(text), generation=generation)
 
 
-def _neighbours(db: apsw.Connection, name: str, dead_queue: str) -> Neighbours:
+def _neighbours(db: apsw.Connection, name: str, dead_queue: str) -> RelatedQueues:
     current = fetch_one(db, "catalog_find_queue", (name,))
     dead = fetch_one(db, "catalog_find_queue", (dead_queue,)) if dead_queue else None
     sources = [row[0] for row in fetch_all(db, "catalog_select_sources", (name,))]
-    return Neighbours(_record(current) if current else None, _record(dead) if dead else None, sources)
+    return RelatedQueues(_record(current) if current else None, _record(dead) if dead else None, sources)

@@ -16,7 +16,7 @@ from holdfast.core.item_id import (
     sequence_of,
 )
 from holdfast.engines.sqlite.connection import fetch_all, fetch_one
-from holdfast.ports.queues import Shape
+from holdfast.ports.queues import PartitionState
 
 NEVER_US = 1 << 62
 #: Ids are given out ahead of what is written for so long; after a crash they go on behind it.
@@ -25,7 +25,7 @@ _LOW_BITS = 12
 _LOWS = [f"{low:03x}" for low in range(1 << _LOW_BITS)]
 
 
-class Partition:
+class SqlitePartition:
     """Counts of one partition, its ids, and the range of row ids that is its own."""
 
     __slots__ = (
@@ -105,9 +105,9 @@ class Partition:
         return self.number, 0, 0, 0, 0, self._reserved, 0
 
 
-def read_partitions(connection: apsw.Connection, generation: int) -> dict[int, Partition]:
+def read_partitions(connection: apsw.Connection, generation: int) -> dict[int, SqlitePartition]:
     """The partitions of a file, from its table; counted, where the file was not closed by us."""
-    partitions = {row[0]: Partition(generation, row) for row in fetch_all(connection, "select_partitions")}
+    partitions = {row[0]: SqlitePartition(generation, row) for row in fetch_all(connection, "select_partitions")}
     if not all(partition.exact for partition in partitions.values()):
         for partition in partitions.values():
             partition.queued = partition.leased = partition.scheduled = partition.dying = 0
@@ -134,9 +134,9 @@ class Moments:
         self.expiry_us = expiry or NEVER_US
         self.death_us = death or NEVER_US
 
-    def shape(self, partition: Partition) -> Shape:
+    def shape(self, partition: SqlitePartition) -> PartitionState:
         """How a partition stands. Deadlines are those of the whole file."""
-        return Shape(
+        return PartitionState(
             partition.queued,
             partition.leased,
             partition.scheduled,

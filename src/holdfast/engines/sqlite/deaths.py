@@ -8,8 +8,8 @@ import apsw
 
 from holdfast.core.lifecycle import REASON_EXPIRED, REASON_MAX_ATTEMPTS, REASON_RETENTION, is_used_up
 from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one
-from holdfast.engines.sqlite.counts import Moments, Partition
-from holdfast.ports.queues import Clear, Counted, DeadTarget, Due, Ended, Mortality, Redrive, Redriven
+from holdfast.engines.sqlite.counts import Moments, SqlitePartition
+from holdfast.ports.queues import Clear, Counted, DeathRules, Due, Ended, MoveTarget, SendBack, SentBack
 
 State = tuple[int, int, int, int]  # row id, created_at, expire_at, attempts
 
@@ -22,7 +22,7 @@ class Deaths:
         self._moments = moments
         self.now_us = 0
 
-    def due(self, operation: Due, partition: Partition) -> Ended:
+    def due(self, operation: Due, partition: SqlitePartition) -> Ended:
         """Everything whose moment has come, at most `count_max` of each kind."""
         rules, most = operation.mortality, operation.count_max
         span = (partition.first, partition.last, most)
@@ -52,7 +52,7 @@ class Deaths:
             more=max(counts) >= most,
         )
 
-    def _mortals(self, rules: Mortality, span: tuple[int, int, int]) -> list[tuple[str, list[State]]]:
+    def _mortals(self, rules: DeathRules, span: tuple[int, int, int]) -> list[tuple[str, list[State]]]:
         """Queued items that these rules let die now, by reason."""
         if rules.immortal:
             if not rules.retention_us:
@@ -76,14 +76,14 @@ class Deaths:
     def _delete_rows(self, name: str, rows: Sequence[State]) -> None:
         self._db.executemany(SQL[name], [(row[0],) for row in rows])
 
-    def _requeue(self, partition: Partition, rows: Sequence[State]) -> None:
+    def _requeue(self, partition: SqlitePartition, rows: Sequence[State]) -> None:
         """To the tail, each with a new id."""
         new = [partition.next_row_id(self.now_us) for _ in rows]
         self._db.executemany(SQL["renumber_item"], [(row[0], row_id) for row, row_id in zip(rows, new, strict=True)])
         self._db.executemany(SQL["insert_ready"], [(row_id, *row[1:]) for row, row_id in zip(rows, new, strict=True)])
         partition.queued += len(rows)
 
-    def die(self, partition: Partition, rows: Sequence[State], reason: str, rules: Mortality) -> Ended:
+    def die(self, partition: SqlitePartition, rows: Sequence[State], reason: str, rules: DeathRules) -> Ended:
         """Mark as dying with the target, or delete where there is none. The rows are in no state table any more."""
         ids = [(row[0],) for row in rows]
         target = rules.target if reason != REASON_RETENTION else None
@@ -97,13 +97,13 @@ class Deaths:
         self._note([("dead_lettered", partition.id_of(row[0]), reason, 1, target.queue_name) for row in rows])
         return Ended(dying=len(rows))
 
-    def _mark(self, partition: Partition, rows: Sequence[State], reason: str, target: DeadTarget) -> None:
+    def _mark(self, partition: SqlitePartition, rows: Sequence[State], reason: str, target: MoveTarget) -> None:
         name, generation, number = target.queue_name, target.generation, target.partition
         place = (name, generation, number, target.storage, target.expire_timeout_us)
         self._db.executemany(SQL["insert_dying"], [(*row, reason, self.now_us, *place) for row in rows])
         partition.dying += len(rows)
 
-    def redrive(self, operation: Redrive, partition: Partition) -> Redriven:
+    def redrive(self, operation: SendBack, partition: SqlitePartition) -> SentBack:
         """Mark what may go back: without a reason, and with its story, in case it has to stay."""
         rows: list[State] = []
         marked: list[str] = []
@@ -117,12 +117,12 @@ class Deaths:
         partition.queued -= len(rows)
         self._mark(partition, rows, "", operation.target)
         self._note([("redriven", text, "", 1, operation.target.queue_name) for text in marked])
-        return Redriven(marked)
+        return SentBack(marked)
 
     def _note(self, entries: Sequence[tuple[str, str, str, int, str]]) -> None:
         self._db.executemany(SQL["insert_ledger"], [(self.now_us, *entry) for entry in entries])
 
-    def remove(self, ids: Sequence[str], partition: Partition) -> Counted:
+    def remove(self, ids: Sequence[str], partition: SqlitePartition) -> Counted:
         """The third commit of a death."""
         rows = [(partition.row_of(text),) for text in ids]
         before = self._db.total_changes()
@@ -132,7 +132,7 @@ class Deaths:
         partition.dying -= count
         return Counted(count)
 
-    def revive(self, ids: Sequence[str], partition: Partition) -> Counted:
+    def revive(self, ids: Sequence[str], partition: SqlitePartition) -> Counted:
         """Their target is gone for good: back to the tail."""
         rows: list[State] = []
         for text in ids:
@@ -146,7 +146,7 @@ class Deaths:
         self._moments.read(self._db)
         return Counted(len(rows))
 
-    def delete(self, ids: Sequence[str], partition: Partition) -> Counted:
+    def delete(self, ids: Sequence[str], partition: SqlitePartition) -> Counted:
         """By id, wherever in sight; unknown ids are skipped."""
         deleted = []
         for text in ids:
@@ -159,7 +159,7 @@ class Deaths:
         self._note([("deleted", text, "items.delete", 1, "") for text in deleted])
         return Counted(len(deleted))
 
-    def _deleted_from(self, table: str, row_id: int, partition: Partition) -> bool:
+    def _deleted_from(self, table: str, row_id: int, partition: SqlitePartition) -> bool:
         statement = {"ready": "delete_ready", "leases": "delete_lease", "scheduled": "delete_scheduled"}[table]
         self._db.execute(SQL[statement], (row_id,))
         if not self._db.changes():
@@ -168,7 +168,7 @@ class Deaths:
         setattr(partition, count, getattr(partition, count) - 1)
         return True
 
-    def clear(self, operation: Clear, partition: Partition) -> Counted:
+    def clear(self, operation: Clear, partition: SqlitePartition) -> Counted:
         """At most `count_max` items of the chosen kinds, oldest first."""
         left = operation.count_max
         for chosen, select, table in (

@@ -24,10 +24,10 @@ from holdfast.engines.sqlite.connection import (
     translated,
     translation,
 )
-from holdfast.engines.sqlite.counts import Moments, Partition, read_partitions
+from holdfast.engines.sqlite.counts import Moments, SqlitePartition, read_partitions
 from holdfast.engines.sqlite.operations import Operations
 from holdfast.errors import Invalid, StorageFailed
-from holdfast.ports.queues import Committed, Corpse, DeadTarget, LedgerEntry, Mortality, Operation, Tally
+from holdfast.ports.queues import Committed, DeathRules, DyingItem, LedgerEntry, MoveTarget, Operation, Tally
 from holdfast.proof import crash_point
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ T = TypeVar("T")
 _NEVER = 1 << 62
 
 
-class SqliteShelves:
+class SqliteQueueStore:
     """The partitions of one queue in one file."""
 
     def __init__(self, storage: SqliteStorage, record: QueueRecord, partitions: Sequence[int], path: Path) -> None:
@@ -50,7 +50,7 @@ class SqliteShelves:
         self._operations: Operations | None = None
         self._checkpoints: Checkpoints | None = None
         self._reader: apsw.Connection | None = None
-        self._partitions: dict[int, Partition] = {}
+        self._partitions: dict[int, SqlitePartition] = {}
         self._moments: Moments
         self._write_lock = asyncio.Lock()
         self._read_lock = asyncio.Lock()
@@ -165,24 +165,24 @@ class SqliteShelves:
         if reader is not None:
             reader.close()
 
-    def _place(self, partition: int) -> Partition:
+    def _place(self, partition: int) -> SqlitePartition:
         """A partition that has been loaded; raises StorageFailed: a file that never opened has shown none."""
         place = self._partitions.get(partition)
         if place is None:
             raise StorageFailed(f"storage failed; {self.path.name}: partition {partition} is not loaded, try again")
         return place
 
-    async def corpses(self, partition: int, *, count_max: int) -> Sequence[Corpse]:
+    async def corpses(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
         place = self._place(partition)
         rows = await self._read(lambda db: fetch_all(db, "select_dying", (place.first, place.last, count_max)))
         return [
-            Corpse(
+            DyingItem(
                 source_id=place.id_of(row[0]),
                 source_queue=self._name,
                 death_reason=row[1],
                 death_attempts=row[2],
                 died_at_us=row[3],
-                target=DeadTarget(
+                target=MoveTarget(
                     queue_name=row[4],
                     generation=row[5],
                     partition=row[6],
@@ -211,7 +211,7 @@ class SqliteShelves:
         rows = await self._read(lambda db: fetch_all(db, statement, (first, place.last, count_max)))
         return [_item(place, row) for row in rows]
 
-    async def tally(self, partition: int, *, mortality: Mortality) -> Tally:
+    async def tally(self, partition: int, *, mortality: DeathRules) -> Tally:
         place, now_us = self._place(partition), self._storage.clock.now_us()
         span = (place.first, place.last)
         ceiling = mortality.max_attempts or _NEVER
@@ -281,7 +281,7 @@ class SqliteShelves:
             self._writer.executemany(SQL["update_partition"], [partition.row() for partition in stale])
 
 
-def _item(place: Partition, row: Any) -> Item:
+def _item(place: SqlitePartition, row: Any) -> Item:
     (
         row_id,
         attempts,

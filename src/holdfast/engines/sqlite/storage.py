@@ -13,10 +13,10 @@ from pathlib import Path
 from holdfast.core.queue import QueueRecord
 from holdfast.engines.sqlite.catalog import SqliteCatalog
 from holdfast.engines.sqlite.folder import FolderLock
-from holdfast.engines.sqlite.shelves import SqliteShelves
+from holdfast.engines.sqlite.shelves import SqliteQueueStore
 from holdfast.errors import CannotStart, HoldfastError
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import Abilities
+from holdfast.ports.queues import StorageAbilities
 
 OPEN_FILES_COUNT_MAX = 200
 COMMIT_THREADS_COUNT_MAX = 4
@@ -25,7 +25,7 @@ COMMIT_THREADS_COUNT_MAX = 4
 class SqliteStorage:
     """Queues in a folder that belongs to this process alone."""
 
-    abilities = Abilities(shared=False, moves_in_one_commit=False, inline=True)
+    abilities = StorageAbilities(shared=False, moves_in_one_commit=False, inline=True)
 
     def __init__(self, folder: Path, *, clock: Clock, open_files_max: int = OPEN_FILES_COUNT_MAX) -> None:
         self.clock = clock
@@ -35,7 +35,7 @@ class SqliteStorage:
         self._lock = FolderLock(folder)
         self._catalog = SqliteCatalog(folder / "catalog.db", clock=clock, threads=self.threads)
         self._open_files_max = open_files_max
-        self._open: OrderedDict[SqliteShelves, None] = OrderedDict()
+        self._open: OrderedDict[SqliteQueueStore, None] = OrderedDict()
 
     async def open(self) -> None:
         self._lock.take()
@@ -61,8 +61,8 @@ class SqliteStorage:
     def catalog(self) -> SqliteCatalog:
         return self._catalog
 
-    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> SqliteShelves:
-        return SqliteShelves(self, record, partitions, self._path(record))
+    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> SqliteQueueStore:
+        return SqliteQueueStore(self, record, partitions, self._path(record))
 
     def _path(self, record: QueueRecord) -> Path:
         # The number alone names the file; the rest is for people who look into the folder.
@@ -95,16 +95,16 @@ class SqliteStorage:
         """The file of a queue exists now."""
         self._catalog.note_made(generation)
 
-    def used(self, shelves: SqliteShelves) -> None:
+    def used(self, shelves: SqliteQueueStore) -> None:
         """A file was just used."""
         self._open[shelves] = None
         self._open.move_to_end(shelves)
 
-    def closed(self, shelves: SqliteShelves) -> None:
+    def closed(self, shelves: SqliteQueueStore) -> None:
         """A file was closed."""
         self._open.pop(shelves, None)
 
-    async def make_room(self, shelves: SqliteShelves) -> None:
+    async def make_room(self, shelves: SqliteQueueStore) -> None:
         """A file is about to be used: close those unused for longest while too many are open."""
         self.used(shelves)
         while len(self._open) > self._open_files_max:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
-from holdfast.engines.sql_vault.database import Dialect, Row, Work
+from holdfast.engines.sql_vault.database import Dialect, Row, Tx
 from holdfast.engines.sqlite.connection import open_reader, open_writer, transaction, translated
 from holdfast.errors import StorageFailed
 
@@ -42,7 +42,7 @@ class SqliteDialect:
         return " ".join(f'"{word}"' for word in words)
 
 
-class SqliteWork:
+class SqliteTx:
     """Statements on one connection."""
 
     def __init__(self, connection: apsw.Connection, dialect: Dialect) -> None:
@@ -88,16 +88,16 @@ class SqliteDatabase:
                 connection.close()
         self._reader = self._writer = None
 
-    async def write(self, work: Callable[[Work], T]) -> T:
+    async def write(self, work: Callable[[Tx], T]) -> T:
         def run() -> T:
             with translated(self._path):
                 connection = self._open(self._writer)
                 with transaction(connection):
-                    return work(SqliteWork(connection, self.dialect))
+                    return work(SqliteTx(connection, self.dialect))
 
         return await asyncio.get_running_loop().run_in_executor(self._writing, run)
 
-    async def read(self, work: Callable[[Work], T]) -> T:
+    async def read(self, work: Callable[[Tx], T]) -> T:
         # In memory there is one connection, and one thread that uses it.
         threads = self._reading if self._reader is not None else self._writing
 
@@ -106,7 +106,7 @@ class SqliteDatabase:
                 connection = self._open(self._reader or self._writer)
                 connection.execute("BEGIN")
                 try:
-                    return work(SqliteWork(connection, self.dialect))
+                    return work(SqliteTx(connection, self.dialect))
                 finally:
                     connection.execute("COMMIT")
 

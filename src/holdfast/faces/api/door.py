@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from holdfast.core.roles import ELSEWHERE, NEEDS, Caller, Role
 from holdfast.errors import Forbidden, Unauthorized
-from holdfast.services.sessions import Session, Sessions, is_csrf
-from holdfast.services.tokens import TokenBook
+from holdfast.services.sessions import Sessions, WebSession, is_csrf
+from holdfast.services.tokens import TokenService
 
 Scope = MutableMapping[str, Any]
 #: How the ledger calls whoever needs no token.
@@ -45,14 +45,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Door:
+class Authenticator:
     """Lets a request in, or raises Unauthorized or Forbidden."""
 
     def __init__(
         self,
         admin_token_hash: str | None,
         *,
-        tokens: TokenBook | None = None,
+        tokens: TokenService | None = None,
         sessions: Sessions | None = None,
         needs: Mapping[str, Role] = NEEDS,
         name_here: str = NAME_HERE,
@@ -102,7 +102,7 @@ class Door:
         if not is_csrf(session, _header(scope, CSRF_HEADER.encode()).decode("latin-1")):
             raise Forbidden(f"forbidden; a change by session cookie needs the session's token in {CSRF_HEADER}")
 
-    def _session(self, scope: Scope) -> Session | None:
+    def _session(self, scope: Scope) -> WebSession | None:
         """The session of a request that carries no token itself."""
         if self.sessions is None or self._hash is None or _header(scope, b"authorization"):
             return None

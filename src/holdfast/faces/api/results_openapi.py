@@ -61,11 +61,13 @@ def results_paths(schemas: dict[Any, dict[str, Any]], errors: dict[str, Any]) ->
     """The paths. `schemas` has the schema of each of `results_types`."""
     paths: dict[str, dict[str, Any]] = {}
     for path, method, _, need in PATHS:
-        paths.setdefault(path, {})[method.lower()] = _operation(path, need, schemas, errors)
+        paths.setdefault(path, {})[method.lower()] = _results_operation(path, need, schemas, errors)
     return paths
 
 
-def _operation(path: str, need: str, schemas: dict[Any, dict[str, Any]], errors: dict[str, Any]) -> dict[str, Any]:
+def _results_operation(
+    path: str, need: str, schemas: dict[Any, dict[str, Any]], errors: dict[str, Any]
+) -> dict[str, Any]:
     told = DESCRIBED[need]
     content: dict[str, Any] = {BYTES: {"schema": {"type": "string", "format": "binary"}}}
     if told.reply is not None:

@@ -19,7 +19,7 @@ import typer
 from holdfast.errors import Forbidden, HoldfastError, Unauthorized, Unreachable
 from holdfast.faces.cli import checks
 from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
-from holdfast.faces.cli.session import Session
+from holdfast.faces.cli.session import CommandContext
 
 if TYPE_CHECKING:  # it takes a tenth of a second, which `--help` need not wait for
     import httpx2
@@ -99,7 +99,7 @@ def _error(answer: httpx2.Response) -> HoldfastError:
 
 
 @asynccontextmanager
-async def open_admin(session: Session) -> AsyncIterator[Admin]:
+async def open_admin(session: CommandContext) -> AsyncIterator[Admin]:
     """Custody at --url. Raises CannotStart."""
     import httpx2
 
@@ -167,7 +167,7 @@ def filtered(body: Filtered) -> Filtered:
     """Give a command the options of FILTERS; its second parameter gets what was set."""
     session, _filters, *own = inspect.signature(body, eval_str=True).parameters.values()
 
-    async def run(given_session: Session, **given: Any) -> ExitCode | None:
+    async def run(given_session: CommandContext, **given: Any) -> ExitCode | None:
         filters = {name: given.pop(name) for name in FILTERS}
         _check_filters(filters)
         name, _, value = filters["header"].partition("=")

@@ -18,7 +18,7 @@ from rich.markup import escape
 from holdfast.errors import HoldfastError
 from holdfast.faces.cli.failures import ExitCode, one_line, report
 from holdfast.faces.cli.output import forget_stdout
-from holdfast.faces.cli.session import Session
+from holdfast.faces.cli.session import CommandContext
 
 Body = Callable[..., Coroutine[Any, Any, ExitCode | None]]
 B = TypeVar("B", bound=Body)
@@ -74,7 +74,7 @@ def command(
         def run(**given: Any) -> int:
             options = {key: value for key, value in given.items() if key in names}
             arguments = {key: value for key, value in given.items() if key not in names}
-            return run_body(body, Session(**options), arguments)
+            return run_body(body, CommandContext(**options), arguments)
 
         parameters = [parameter.replace(kind=_KEYWORD) for parameter in own] + list(shared)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
@@ -86,7 +86,7 @@ def command(
     return register
 
 
-def run_body(body: Body, session: Session, arguments: dict[str, Any]) -> int:
+def run_body(body: Body, session: CommandContext, arguments: dict[str, Any]) -> int:
     """Run a command to its end; errors of ours are reported here."""
     _say_warnings(as_json=session.as_json)
     try:
@@ -104,7 +104,7 @@ def run_body(body: Body, session: Session, arguments: dict[str, Any]) -> int:
         return report(_first(ours), as_json=session.as_json, server=_server(session))
 
 
-def _server(session: Session) -> str:
+def _server(session: CommandContext) -> str:
     """Where a server of these settings would be; nowhere when they cannot be read."""
     try:
         return session.server

@@ -21,7 +21,7 @@ OnProgress = Callable[[Summary], None]
 PROGRESS_STEP_S = 1.0
 
 
-class Ways(NamedTuple):
+class ProgressOutput(NamedTuple):
     """Where a run says what: `urge` is for what is to be seen at once, on stderr."""
 
     say: Say
@@ -30,13 +30,13 @@ class Ways(NamedTuple):
 
 
 @contextmanager
-def bar(as_json: bool, limit: int | None = None) -> Iterator[Ways]:
+def bar(as_json: bool, limit: int | None = None) -> Iterator[ProgressOutput]:
     """Sentences go to stdout, as JSON lines to stderr; progress to a bar, or to stderr as JSON lines."""
     if sys.stderr.isatty() and not as_json:
         with _terminal(limit) as ways:
             yield ways
         return
-    yield Ways(_say_json if as_json else _say_text, _lines(), _say_json)
+    yield ProgressOutput(_say_json if as_json else _say_text, _lines(), _say_json)
 
 
 def progress_of(summary: Summary, limit: int | None) -> tuple[int, int | None]:
@@ -77,7 +77,7 @@ def _lines() -> OnProgress:
 
 
 @contextmanager
-def _terminal(limit: int | None) -> Iterator[Ways]:
+def _terminal(limit: int | None) -> Iterator[ProgressOutput]:
     progress = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -105,4 +105,4 @@ def _terminal(limit: int | None) -> Iterator[Ways]:
         progress.console.print(one_line(sentence), markup=False, soft_wrap=True)  # commands in it can be copied
 
     with progress:
-        yield Ways(say, on_progress, say)
+        yield ProgressOutput(say, on_progress, say)

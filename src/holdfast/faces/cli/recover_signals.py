@@ -52,7 +52,7 @@ class Interrupted(CommandFailed):
 def signals(notices: Notices) -> Iterator[Begin]:
     """Around everything from the first connection on. Raises Interrupted at a signal before the run has begun."""
     loop = asyncio.get_running_loop()
-    ears = _Ears(notices, loop)
+    ears = SignalListener(notices, loop)
     # Under nohup the run outlives its terminal.
     numbers = [one for one in NUMBERS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
     for number in numbers:
@@ -79,7 +79,7 @@ async def let_go_at_once(letters: DeadLetters) -> AsyncIterator[None]:
         raise
 
 
-class _Ears:
+class SignalListener:
     """Cancels the task that made it until `close`, or stops the run."""
 
     def __init__(self, notices: Notices, loop: asyncio.AbstractEventLoop) -> None:

@@ -25,12 +25,12 @@ from holdfast.faces.cli.app import app as commands
 from holdfast.faces.cli.command import Config, Json
 from holdfast.faces.cli.failures import BadUsage, report
 from holdfast.services.queue.methods import Queues
-from holdfast.services.recover.schedule import Schedule
-from holdfast.settings import Address, Settings, load_settings, parse_address
+from holdfast.services.recover.schedule import RecoverySchedule
+from holdfast.settings import ListenAddress, Settings, load_settings, parse_address
 from holdfast.telemetry.log import set_up_logging
 
 if TYPE_CHECKING:
-    from holdfast.wiring_recover import Scheduled
+    from holdfast.wiring_recover import ScheduledRecoveries
 
 EXAMPLE = """Example:
 
@@ -139,7 +139,7 @@ async def _consume(
     *,
     declare: bool,
     only: Sequence[str],
-    health: Address | None,
+    health: ListenAddress | None,
     announce: Callable[[str], None],
 ) -> int:
     loop = asyncio.get_running_loop()
@@ -162,7 +162,7 @@ async def _consume(
             announce(f"Health on http://{place}/health")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
-        recoveries = _recoveries(app, settings).schedule() if settings.recover else Schedule(())
+        recoveries = _recoveries(app, settings).schedule() if settings.recover else RecoverySchedule(())
         try:
             async with app.running(declare=declare, only=only), recoveries.at_work():
                 announce(f"Consuming {', '.join(only or [plan.queue for plan in app.consumers])}")
@@ -172,26 +172,30 @@ async def _consume(
     return 0
 
 
-def _recoveries(app: App, settings: Settings) -> Scheduled:
+def _recoveries(app: App, settings: Settings) -> ScheduledRecoveries:
     """What [recover] of holdfast.toml says, on the app's own queues or broker."""
-    from holdfast.wiring_recover import BROKERS, Scheduled, ledger_of
+    from holdfast.wiring_recover import BROKERS, ScheduledRecoveries, ledger_of
 
     def queues() -> Queues | None:
         return None if is_broker else app.queues
 
     is_broker = urlsplit(app.url).scheme in BROKERS
     broker = settings.broker.reveal() if settings.broker else app.url if is_broker else None
-    return Scheduled(settings, queues=queues, broker=broker, ledger=ledger_of(settings))
+    return ScheduledRecoveries(settings, queues=queues, broker=broker, ledger=ledger_of(settings))
 
 
 def _run_processes(
-    target: str, count: int, health: Address | None, flags: Sequence[str], announce: Callable[[str], None]
+    target: str, count: int, health: ListenAddress | None, flags: Sequence[str], announce: Callable[[str], None]
 ) -> int:
     from holdfast.faces.cli.run_processes import run_processes
 
     arguments = []
     for number in range(count):
-        port = [] if health is None else ["--health", str(Address(health.host, health.port and health.port + number))]
+        port = (
+            []
+            if health is None
+            else ["--health", str(ListenAddress(health.host, health.port and health.port + number))]
+        )
         # One of them runs the recoveries; the others would only find its lock.
         arguments.append(["run", target, *port, *(("--no-recover",) if number else ()), *flags])
     return asyncio.run(run_processes(arguments, announce=announce))

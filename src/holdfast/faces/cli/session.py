@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 from holdfast.errors import CannotStart
 from holdfast.faces.cli.output import Output
 from holdfast.services.queue.methods import Queues
-from holdfast.settings import Address, Settings, load_settings
+from holdfast.settings import ListenAddress, Settings, load_settings
 
 TOKEN_BYTES_MAX = 10_000
 
 
 @dataclass(frozen=True)
-class Session:
+class CommandContext:
     """The options that all commands share."""
 
     url: str | None = None
@@ -75,7 +75,7 @@ class Session:
         if self.settings.admin_token is not None:
             return _checked(self.settings.admin_token.reveal(), "HOLDFAST_ADMIN_TOKEN")
         local = self.settings.admin_token_file
-        is_here = Address(urlsplit(url).hostname or "", 0).is_loopback
+        is_here = ListenAddress(urlsplit(url).hostname or "", 0).is_loopback
         return _read_token(local) if is_here and os.access(local, os.R_OK) else ""
 
     def tls(self) -> ssl.SSLContext | None:

@@ -24,7 +24,7 @@ from holdfast.faces.cli.app import topology as app
 from holdfast.faces.cli.checks import read_file
 from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, PANEL, command
 from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
-from holdfast.faces.cli.session import Session
+from holdfast.faces.cli.session import CommandContext
 from holdfast.faces.cli.topology_output import applied_document, imported_document, plan_document, show
 from holdfast.services.topology import Topologies
 
@@ -70,7 +70,7 @@ class Format(StrEnum):
 
 
 @command(app, "plan", example="holdfast topology plan topology.toml --url amqp://guest:guest@localhost", shared=SHARED)
-async def plan(session: Session, file: File, management: Management = None) -> None:
+async def plan(session: CommandContext, file: File, management: Management = None) -> None:
     """Show what apply would change, and what cannot be changed with the way out of it. Changes nothing."""
     wanted = _read(file)
     async with _open(session, management) as topologies:
@@ -86,7 +86,7 @@ async def plan(session: Session, file: File, management: Management = None) -> N
     shared=SHARED,
 )
 async def apply(
-    session: Session,
+    session: CommandContext,
     file: File,
     delete: Annotated[
         bool,
@@ -119,7 +119,7 @@ async def apply(
 
 @command(app, "check", example="holdfast topology check topology.toml || echo 'the broker has drifted'", shared=SHARED)
 async def check(
-    session: Session,
+    session: CommandContext,
     file: File,
     probe: Annotated[
         bool, typer.Option("--probe", help="Send a probe through every path as well, busy queues included.")
@@ -143,7 +143,7 @@ async def check(
     shared=SHARED,
 )
 async def export(
-    session: Session,
+    session: CommandContext,
     file: Annotated[
         Path | None,
         typer.Argument(metavar="FILE", help="A topology file; without one, the broker as it is.", show_default=False),
@@ -165,7 +165,7 @@ async def export(
 
 @command(app, "import", example="holdfast topology import definitions.json", shared=SHARED)
 async def import_definitions(
-    session: Session,
+    session: CommandContext,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A definitions.json.", show_default=False)],
     accept_hazards: Annotated[
         bool, typer.Option("--accept-hazards", help="Import also what is known to lose messages; it is named.")
@@ -189,7 +189,7 @@ async def import_definitions(
 
 @command(app, "draw", example="holdfast topology draw topology.toml --format svg > topology.svg", shared=OFFLINE)
 async def draw(
-    session: Session,
+    session: CommandContext,
     file: File,
     form: Annotated[Format, typer.Option("--format", help="mermaid or svg.")] = Format.MERMAID,
     broker_version: BrokerVersion = VERSION_DEFAULT,
@@ -205,7 +205,7 @@ async def draw(
 
 
 @asynccontextmanager
-async def _open(session: Session, management: str | None) -> AsyncIterator[Topologies]:
+async def _open(session: CommandContext, management: str | None) -> AsyncIterator[Topologies]:
     url = session.settings.storages[0].url
     if urlsplit(url).scheme not in ("amqp", "amqps"):
         raise BadUsage("no broker was named; give its address with --url amqp://user:password@host/vhost")

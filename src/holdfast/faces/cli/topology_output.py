@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.core.topology_diff import Difference, Kind
+from holdfast.core.topology_diff import Difference, DifferenceKind
 from holdfast.core.topology_rules import Hazard
 from holdfast.faces.cli.output import Output, plural
 from holdfast.ports.topology import ProbeResult
-from holdfast.services.topology import Applied, Imported, Plan
+from holdfast.services.topology import Applied, ImportReport, TopologyPlan
 
-_SIGNS = {Kind.MISSING: "+", Kind.DIFFERENT: "!", Kind.SUPERFLUOUS: "-"}
+_SIGNS = {DifferenceKind.MISSING: "+", DifferenceKind.DIFFERENT: "!", DifferenceKind.SUPERFLUOUS: "-"}
 NAMES_COUNT_MAX = 3
 
 
-def plan_document(plan: Plan) -> dict[str, object]:
+def plan_document(plan: TopologyPlan) -> dict[str, object]:
     """A plan or a check as JSON."""
     return {
         "vhost": plan.vhost,
@@ -41,7 +41,7 @@ def applied_document(done: Applied) -> dict[str, object]:
     }
 
 
-def imported_document(done: Imported) -> dict[str, object]:
+def imported_document(done: ImportReport) -> dict[str, object]:
     """An import as JSON."""
     return {
         "vhost": done.vhost,
@@ -53,11 +53,11 @@ def imported_document(done: Imported) -> dict[str, object]:
     }
 
 
-def show(out: Output, found: Plan | Applied | Imported) -> None:
+def show(out: Output, found: TopologyPlan | Applied | ImportReport) -> None:
     """The same in lines."""
     out.say(f"RabbitMQ {found.version}, virtual host '{found.vhost}'")
     match found:
-        case Plan():
+        case TopologyPlan():
             _show_differences(out, found.differences)
             _show_remarks(out, found.remarks)
             _show_probes(out, found.probes)
@@ -65,7 +65,7 @@ def show(out: Output, found: Plan | Applied | Imported) -> None:
                 out.say("the broker is as the file says")
         case Applied():
             _show_applied(out, found)
-        case Imported():
+        case ImportReport():
             for name in found.created:
                 out.say(f"+ {name} was made")
             _show_differences(out, found.remaining)

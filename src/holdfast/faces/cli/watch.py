@@ -20,7 +20,7 @@ from holdfast.faces.cli.command import command
 from holdfast.faces.cli.failures import one_line
 from holdfast.faces.cli.output import filled_table, readable, shown
 from holdfast.faces.cli.queues import all_queues, counts
-from holdfast.faces.cli.session import Session
+from holdfast.faces.cli.session import CommandContext
 from holdfast.services.queue.methods import Queues
 
 ROWS_COUNT_MAX = 500
@@ -29,7 +29,7 @@ INTERVAL_S = 1.0
 
 @command(app, "watch", example="holdfast queue watch\nholdfast queue watch orders orders-dead --once")
 async def watch(
-    session: Session,
+    session: CommandContext,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="QUEUE…", help="Which queues; all if left out.", show_default=False)
     ] = None,
@@ -52,7 +52,7 @@ async def watch(
 
 
 async def _print_frames(
-    session: Session, frames: _Frames, first: list[StatsReply], *, once: bool, interval_s: float
+    session: CommandContext, frames: _Frames, first: list[StatsReply], *, once: bool, interval_s: float
 ) -> None:
     stats = first
     while True:  # ends by Ctrl-C, or at once

@@ -12,7 +12,7 @@ from holdfast.core.collect import DEAD_QUEUE, is_complete, known_set
 from holdfast.services.collect.headers import Headers, park_excess
 from holdfast.services.collect.payloads import Payloads, held_max
 from holdfast.services.collect.reading import gaps_of
-from holdfast.services.collect.work import Work
+from holdfast.services.collect.work import OwnedTransaction
 from holdfast.telemetry.events import emit
 
 GAP_LOOK_S_MAX = 5.0
@@ -20,7 +20,7 @@ HEADERS_COUNT_MAX = 16
 LOOK_S = 1.0
 
 
-async def await_results(work: Work) -> None:
+async def await_results(work: OwnedTransaction) -> None:
     """Return when the result is complete. Raises LeaseLost, QueueMissing, ConsumerLost."""
     tools = work.tools
     work.learn(await work.patience.until_done(lambda: tools.store.stand(work.id)))
@@ -54,7 +54,7 @@ async def await_results(work: Work) -> None:
             raise first_of(group) from group
 
 
-async def change(work: Work, changed: asyncio.Event) -> None:
+async def change(work: OwnedTransaction, changed: asyncio.Event) -> None:
     """Wait for news. Without any the store is asked: answers of two commits may have come in the wrong order."""
     try:
         async with asyncio.timeout(LOOK_S):
@@ -72,7 +72,7 @@ def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-def may_be_complete(work: Work) -> bool:
+def may_be_complete(work: OwnedTransaction) -> bool:
     """Whether the last commit leaves nothing to wait for, as far as its counts can say."""
     known = known_set(work.transaction.series, work.stand)
     if known is None:
@@ -84,7 +84,7 @@ def may_be_complete(work: Work) -> bool:
     return True
 
 
-async def judge(work: Work) -> bool:
+async def judge(work: OwnedTransaction) -> bool:
     """Count the index row by row, take out what does not belong to the result, and say whether it is complete."""
     store = work.tools.store
     counts = await work.patience.until_done(lambda: store.count(work.id))
@@ -105,7 +105,7 @@ async def judge(work: Work) -> bool:
     return exact and is_complete(work.transaction.series, stand)
 
 
-async def park_header(work: Work, series: str, count: int) -> None:
+async def park_header(work: OwnedTransaction, series: str, count: int) -> None:
     """A header of a series that does not belong to the result."""
     attributes = {
         "transaction-id": work.id,
@@ -120,7 +120,7 @@ async def park_header(work: Work, series: str, count: int) -> None:
     work.parked(reason)
 
 
-async def watch_gaps(work: Work) -> None:
+async def watch_gaps(work: OwnedTransaction) -> None:
     """Ask the producer again when nothing came for too long."""
     limit_s = work.tools.limits.gap_after_us / 1_000_000
     while True:
@@ -130,7 +130,7 @@ async def watch_gaps(work: Work) -> None:
             work.progress_s = time.monotonic()
 
 
-async def request_missing(work: Work) -> int:
+async def request_missing(work: OwnedTransaction) -> int:
     """Ask the producer for what is missing; returns how many ranges were asked for."""
     tools = work.tools
     missing = {

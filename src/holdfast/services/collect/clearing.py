@@ -15,14 +15,14 @@ from holdfast.errors import QueueMissing, TryAgain
 from holdfast.ports.broker import Incoming, Intake
 from holdfast.proof import crash_point
 from holdfast.services.collect.payloads import park
-from holdfast.services.collect.work import Work
+from holdfast.services.collect.work import OwnedTransaction
 
 DRAIN_IDLE_S = 0.05
 DELETE_TRIES_MAX = 40
 FORGET_COUNT_MAX = 1_000
 
 
-async def clear(work: Work) -> None:
+async def clear(work: OwnedTransaction) -> None:
     """Everything that follows an end. May be repeated from the beginning after a crash."""
     tools = work.tools
     for queue in (work.header_queue, work.payload_queue):
@@ -40,7 +40,7 @@ async def clear(work: Work) -> None:
     crash_point("collect.after_clean")
 
 
-async def delete_queue(work: Work, queue: str) -> None:
+async def delete_queue(work: OwnedTransaction, queue: str) -> None:
     """Drain and delete, until a delete finds nothing left. Raises TryAgain when that never happens."""
     for failures in range(DELETE_TRIES_MAX):
         try:
@@ -55,7 +55,7 @@ async def delete_queue(work: Work, queue: str) -> None:
     raise TryAgain(f"queue is still not empty; '{queue}' of transaction '{work.id}', messages keep coming")
 
 
-async def drain(work: Work, queue: str) -> None:
+async def drain(work: OwnedTransaction, queue: str) -> None:
     """Settle what is in the queue now."""
     limits = work.tools.limits
     opening = work.tools.transport.open(queue, count_max=limits.uploads_max, bytes_max=limits.uploads_bytes_max)
@@ -70,7 +70,7 @@ async def drain(work: Work, queue: str) -> None:
                 await settle(work, intake, incoming, queue)
 
 
-async def settle(work: Work, intake: Intake, incoming: Incoming, queue: str) -> None:
+async def settle(work: OwnedTransaction, intake: Intake, incoming: Incoming, queue: str) -> None:
     """A leftover: acked when the index has it, parked when not."""
     why = await (judge_header if queue == work.header_queue else judge_payload)(work, incoming)
     if why:
@@ -79,7 +79,7 @@ async def settle(work: Work, intake: Intake, incoming: Incoming, queue: str) -> 
         await work.patience.settle(lambda: intake.ack(incoming))
 
 
-async def judge_payload(work: Work, incoming: Incoming) -> str:
+async def judge_payload(work: OwnedTransaction, incoming: Incoming) -> str:
     """Why a payload is not a duplicate; the empty text when it is."""
     payload = read_payload(incoming.message, work.id)
     if not isinstance(payload, Payload):
@@ -91,7 +91,7 @@ async def judge_payload(work: Work, incoming: Incoming) -> str:
     return f"payload came after the end; the transaction is {work.transaction.state.value} and does not have it"
 
 
-async def judge_header(work: Work, incoming: Incoming) -> str:
+async def judge_header(work: OwnedTransaction, incoming: Incoming) -> str:
     """Why a header is not a duplicate; the empty text when it is."""
     header = read_header(incoming.message, work.id)
     if not isinstance(header, Header):
@@ -104,7 +104,7 @@ async def judge_header(work: Work, incoming: Incoming) -> str:
     return f"header came after the end; the transaction is {work.transaction.state.value} and does not have it"
 
 
-async def remove_strays(work: Work) -> None:
+async def remove_strays(work: OwnedTransaction) -> None:
     """Blobs that lost against others, unless the index names them after all."""
     store = work.tools.store
     for path in await work.patience.until_done(lambda: store.strays(work.id)):
@@ -115,7 +115,7 @@ async def remove_strays(work: Work) -> None:
             await work.patience.until_done(partial(work.tools.blobs.delete, path))
 
 
-async def remove_blobs(work: Work) -> None:
+async def remove_blobs(work: OwnedTransaction) -> None:
     """Everything under the transaction's name."""
     blobs = work.tools.blobs
     found = [stat.path async for stat in blobs.find(f"{work.id}/")]

@@ -17,7 +17,7 @@ from holdfast.core.verbs import ImportedItem
 from holdfast.errors import HoldfastError, Invalid, QueueMissing, TryAgain
 from holdfast.ports.broker import Incoming, Subscription
 from holdfast.ports.clock import Clock
-from holdfast.ports.collect import GroupIntake, Refused
+from holdfast.ports.collect import GroupIntake, MessageRefused
 from holdfast.services.queue.broker import QueueBroker, QueueIntake
 from holdfast.services.queue.methods import Queues
 
@@ -114,7 +114,7 @@ class QueueTransport:
         except QueueMissing as error:
             raise TryAgain(f"address is gone; {error.message}, create it") from error
         except Invalid as error:
-            raise Refused(f"message is not taken; {error.message}") from error
+            raise MessageRefused(f"message is not taken; {error.message}") from error
 
     async def park(self, body: bytes, *, attributes: Mapping[str, object], reason: str) -> None:
         reference = msgspec.json.encode(dict(attributes)).decode()

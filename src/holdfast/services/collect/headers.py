@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from holdfast.core.collect import Header, Part, SeriesStand, header_contradiction, read_header
+from holdfast.core.collect import Header, Part, SeriesState, header_contradiction, read_header
 from holdfast.ports.broker import Incoming, Intake
 from holdfast.proof import crash_point
 from holdfast.services.collect.payloads import ack, park
 from holdfast.services.collect.reading import read_part
-from holdfast.services.collect.work import Work
+from holdfast.services.collect.work import OwnedTransaction
 
 BATCH_COUNT_MAX = 16
 EXCESS_COUNT_MAX = 100
@@ -19,7 +19,7 @@ EXCESS_COUNT_MAX = 100
 class Headers:
     """Takes the header messages of a transaction until it is stopped."""
 
-    def __init__(self, work: Work, intake: Intake, *, on_change: Callable[[], None]) -> None:
+    def __init__(self, work: OwnedTransaction, intake: Intake, *, on_change: Callable[[], None]) -> None:
         self._work = work
         self._intake = intake
         self._on_change = on_change
@@ -47,11 +47,11 @@ class Headers:
         await ack(work, self._intake, incoming)
         self._on_change()
 
-    async def _put(self, header: Header) -> Mapping[str, SeriesStand]:
+    async def _put(self, header: Header) -> Mapping[str, SeriesState]:
         return await self._work.tools.store.put_header(self._work.id, header, fence=self._work.fence)
 
 
-async def park_excess(work: Work, series: str, first: int, *, reason: str = "") -> None:
+async def park_excess(work: OwnedTransaction, series: str, first: int, *, reason: str = "") -> None:
     """Parts from an ordinal on that cannot belong to the result: into the dead queue first, out of the index then."""
     store = work.tools.store
     while True:
@@ -67,7 +67,7 @@ async def park_excess(work: Work, series: str, first: int, *, reason: str = "") 
         await work.patience.until_done(partial(store.remove, work.id, parts, fence=work.fence))
 
 
-async def park_part(work: Work, part: Part, reason: str) -> None:
+async def park_part(work: OwnedTransaction, part: Part, reason: str) -> None:
     """Send a stored part to the dead queue as the message that it was."""
     body = await work.patience.until_done(lambda: read_part(work.tools.blobs, part))
     attributes = {

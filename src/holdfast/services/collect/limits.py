@@ -8,7 +8,7 @@ from holdfast.core.moments import SECOND_US
 from holdfast.errors import Invalid
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class CollectLimits(Struct, frozen=True, kw_only=True):
     """Every number with its unit. Uploads are counted over the whole collector, messages held per transaction."""
 
     uploads_max: int = 16

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from holdfast.errors import BrokerError, NotOurs, ShuttingDown, TryAgain, Unreachable
-from holdfast.services.collect.limits import Limits
+from holdfast.services.collect.limits import CollectLimits
 from holdfast.telemetry.events import emit
 
 T = TypeVar("T")
@@ -16,10 +16,10 @@ T = TypeVar("T")
 FOR_NOW = (TryAgain, Unreachable, BrokerError, ShuttingDown)
 
 
-class Patience:
+class Retrier:
     """The waits of one transaction."""
 
-    def __init__(self, transaction: str, limits: Limits) -> None:
+    def __init__(self, transaction: str, limits: CollectLimits) -> None:
         self._transaction = transaction
         self._limits = limits
 

@@ -12,14 +12,14 @@ import msgspec
 
 from holdfast.core.collect import known_set, manifest_path
 from holdfast.proof import crash_point
-from holdfast.services.collect.work import Work
+from holdfast.services.collect.work import OwnedTransaction
 
 PAGE_COUNT_MAX = 1_000
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
-async def manifest_lines(work: Work) -> AsyncIterator[bytes]:
+async def manifest_lines(work: OwnedTransaction) -> AsyncIterator[bytes]:
     """JSON Lines: first the transaction, then one line per part, by series and ordinal."""
     stand = await work.tools.store.stand(work.id)
     names = sorted(known_set(work.transaction.series, stand) or ())
@@ -32,7 +32,7 @@ async def manifest_lines(work: Work) -> AsyncIterator[bytes]:
             first = page[-1].ordinal + 1
 
 
-async def send_completion(work: Work) -> None:
+async def send_completion(work: OwnedTransaction) -> None:
     """Write the manifest and publish the notice."""
     manifest = await work.patience.until_done(lambda: put_manifest(work))
     if not work.transaction.notify:
@@ -46,7 +46,7 @@ async def send_completion(work: Work) -> None:
     crash_point("collect.after_notice")
 
 
-async def put_manifest(work: Work) -> dict[str, object]:
+async def put_manifest(work: OwnedTransaction) -> dict[str, object]:
     """Two passes: its path holds its digest."""
     sha256, size_bytes = hashlib.sha256(), 0
     async for lines in manifest_lines(work):
@@ -59,7 +59,7 @@ async def put_manifest(work: Work) -> dict[str, object]:
     return {"path": path, "sha256": sha256.hexdigest(), "size_bytes": size_bytes}
 
 
-async def notice(work: Work, manifest: dict[str, object]) -> bytes:
+async def notice(work: OwnedTransaction, manifest: dict[str, object]) -> bytes:
     """Counts, bytes and the manifest; the parts themselves only while they are few."""
     counts = await work.tools.store.count(work.id)
     stand = await work.tools.store.stand(work.id)

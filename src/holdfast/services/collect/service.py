@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from holdfast.core.collect import (
     REQUEST_BYTES_MAX,
     SERIES_COUNT_MAX,
-    SeriesStand,
+    SeriesState,
     Transaction,
     check_move,
     check_name,
@@ -27,9 +27,9 @@ from holdfast.errors import HoldfastError, Invalid, StorageFailed, TryAgain
 from holdfast.ports.collect import LeaseLost, LedgerLine
 from holdfast.proof import crash_point
 from holdfast.services.collect.awaiting import request_missing
-from holdfast.services.collect.machine import REASON_CHARACTERS_MAX, Machine
+from holdfast.services.collect.machine import REASON_CHARACTERS_MAX, TransactionRunner
 from holdfast.services.collect.reading import Gaps, StoredPart, gaps_of, parts_in_order
-from holdfast.services.collect.work import Tools, Work
+from holdfast.services.collect.work import CollectContext, OwnedTransaction
 from holdfast.telemetry.events import emit
 
 PAGE_COUNT_MAX = 1_000
@@ -39,11 +39,11 @@ LOOK_S = 0.5
 class CollectService:
     """The verbs of the collector. Made by the wiring; `running` is its life."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: CollectContext) -> None:
         self._tools = tools
         self._store = tools.store
         self._owner = f"{os.uname().nodename}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._working: dict[str, tuple[Work, asyncio.Task[None]]] = {}
+        self._working: dict[str, tuple[OwnedTransaction, asyncio.Task[None]]] = {}
         self._news = asyncio.Event()
         self._stopping = False
 
@@ -119,7 +119,7 @@ class CollectService:
             raise Invalid(f"limit is invalid; {count_max} is not from 1 to {PAGE_COUNT_MAX}")
         return await self._store.page(after=after, count_max=count_max)
 
-    async def stand(self, transaction: str) -> Sequence[SeriesStand]:
+    async def stand(self, transaction: str) -> Sequence[SeriesState]:
         """How the series of a transaction stand, by name."""
         await self.find(transaction)
         return [series for _, series in sorted((await self._store.stand(transaction)).items())]
@@ -157,7 +157,7 @@ class CollectService:
         found = await self.find(transaction)
         if found.state is not TransactionState.AWAITING:
             raise Invalid(f"transaction is not awaiting; '{transaction}' is {found.state.value}")
-        return await request_missing(Work(self._tools, found))
+        return await request_missing(OwnedTransaction(self._tools, found))
 
     async def abandon(self, transaction: str, *, reason: str = "by hand") -> Transaction:
         """Give it up: whoever works on it is fenced out, then its queues and index rows go. Raises Invalid."""
@@ -200,13 +200,13 @@ class CollectService:
             self._begin(transaction)
 
     def _begin(self, transaction: Transaction) -> None:
-        work = Work(self._tools, transaction, on_move=self._tell)
+        work = OwnedTransaction(self._tools, transaction, on_move=self._tell)
         task = asyncio.create_task(self._run(work), name=f"transaction {transaction.id}")
         self._working[transaction.id] = (work, task)
 
-    async def _run(self, work: Work) -> None:
+    async def _run(self, work: OwnedTransaction) -> None:
         try:
-            await Machine(work).run()
+            await TransactionRunner(work).run()
         finally:
             if (known := self._working.get(work.id)) is not None and known[0] is work:
                 del self._working[work.id]

@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-from holdfast.core.collect import SeriesStand, Transaction, queue_names
+from holdfast.core.collect import SeriesState, Transaction, queue_names
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.collect import CollectStore, Transport
-from holdfast.services.collect.limits import Limits
-from holdfast.services.collect.patience import Patience
+from holdfast.services.collect.limits import CollectLimits
+from holdfast.services.collect.patience import Retrier
 from holdfast.telemetry.events import emit
 
 
-class Slots:
+class UploadSlots:
     """So many at a time, taken several at once; whoever came first is served first."""
 
     def __init__(self, count: int) -> None:
@@ -60,32 +60,34 @@ class Slots:
             turn.set_result(None)
 
 
-class Tools:
+class CollectContext:
     """The collector's means; `uploads` is shared by all its transactions."""
 
-    def __init__(self, store: CollectStore, transport: Transport, blobs: Blobs, *, limits: Limits) -> None:
+    def __init__(self, store: CollectStore, transport: Transport, blobs: Blobs, *, limits: CollectLimits) -> None:
         self.store = store
         self.transport = transport
         self.blobs = blobs
         self.limits = limits
-        self.uploads = Slots(limits.uploads_max)
+        self.uploads = UploadSlots(limits.uploads_max)
 
 
-class Work:
+class OwnedTransaction:
     """One transaction that is ours, under one fence."""
 
-    def __init__(self, tools: Tools, transaction: Transaction, *, on_move: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, tools: CollectContext, transaction: Transaction, *, on_move: Callable[[], None] = lambda: None
+    ) -> None:
         self.on_move = on_move
         self.tools = tools
         self.transaction = transaction
         self.id = transaction.id
         self.fence = transaction.fence
         self.header_queue, self.payload_queue = queue_names(transaction.id)
-        self.patience = Patience(transaction.id, tools.limits)
-        self.stand: Mapping[str, SeriesStand] = {}
+        self.patience = Retrier(transaction.id, tools.limits)
+        self.stand: Mapping[str, SeriesState] = {}
         self.progress_s = time.monotonic()
 
-    def learn(self, stand: Mapping[str, SeriesStand]) -> None:
+    def learn(self, stand: Mapping[str, SeriesState]) -> None:
         """How the series stand as of a commit. Commits are answered in order, so the last one is the newest."""
         self.stand = stand
         self.progress_s = time.monotonic()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from holdfast.core.collect import Part
 from holdfast.errors import HoldfastError
-from holdfast.ports.collect import Index, Put
+from holdfast.ports.collect import Index, PartsStored
 
 BATCH_COUNT_MAX = 256
 
@@ -18,7 +18,7 @@ class _Group:
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts
-        self.future: asyncio.Future[tuple[Sequence[Part], Put]] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[tuple[Sequence[Part], PartsStored]] = asyncio.get_running_loop().create_future()
 
 
 class IndexWriter:
@@ -31,7 +31,7 @@ class IndexWriter:
         self._waiting: deque[_Group] = deque()
         self._busy = asyncio.Lock()
 
-    async def put_all(self, parts: Sequence[Part]) -> tuple[Sequence[Part], Put]:
+    async def put_all(self, parts: Sequence[Part]) -> tuple[Sequence[Part], PartsStored]:
         """For each the part that counts for its ordinal, and how everything stands. Raises LeaseLost, StorageFailed."""
         group = _Group(parts)
         self._waiting.append(group)

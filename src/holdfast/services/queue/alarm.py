@@ -7,7 +7,7 @@ from collections.abc import Callable
 from holdfast.ports.clock import Clock, Timer
 
 
-class Alarm:
+class EarliestTimer:
     """Rings once at the earliest moment that was asked for; ringing too early is harmless."""
 
     def __init__(self, clock: Clock, heard: Callable[[], None]) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.errors import TryAgain
-from holdfast.ports.queues import Complete, Due, Extend, Lease, Mortality, Produce
+from holdfast.ports.queues import Complete, DeathRules, Due, Extend, LeaseItems, Produce
 from holdfast.services.queue.distribution import assign_leases, place_produce
-from holdfast.services.queue.waiting import Batch, WaitingLease, WaitingProduce
+from holdfast.services.queue.waiting import CommitBatch, WaitingLease, WaitingProduce
 
 if TYPE_CHECKING:
-    from holdfast.services.queue.lane import Lane
+    from holdfast.services.queue.lane import StorageShare
     from holdfast.services.queue.logical import LogicalQueue
 
 DUE_COUNT_MAX = 1_000
@@ -22,9 +22,9 @@ COMMIT_BYTES_MAX = 64 * 2**20
 COMMIT_OPERATIONS_COUNT_MAX = 2_000
 
 
-def take(queue: LogicalQueue, lane: Lane) -> Batch:
+def take(queue: LogicalQueue, lane: StorageShare) -> CommitBatch:
     """The lane's next batch; empty when there is nothing to do."""
-    batch = Batch()
+    batch = CommitBatch()
     gains: dict[int, int] = {}  # what this batch adds to the un-leased items of a partition, as far as known
     mortality = queue.hooks.mortality(queue)
     due = lane.due_partitions(mortality)
@@ -44,7 +44,7 @@ def take(queue: LogicalQueue, lane: Lane) -> Batch:
     return batch
 
 
-def _take_bound(lane: Lane, batch: Batch, gains: dict[int, int]) -> None:
+def _take_bound(lane: StorageShare, batch: CommitBatch, gains: dict[int, int]) -> None:
     taken, lane.bound = lane.bound[:COMMIT_OPERATIONS_COUNT_MAX], lane.bound[COMMIT_OPERATIONS_COUNT_MAX:]
     for waiting in taken:
         if waiting.future.done():
@@ -56,7 +56,7 @@ def _take_bound(lane: Lane, batch: Batch, gains: dict[int, int]) -> None:
             gains[waiting.operation.partition] = gains.get(waiting.operation.partition, 0) + 1
 
 
-def _open_counts(queue: LogicalQueue, lane: Lane, gains: dict[int, int]) -> dict[int, int]:
+def _open_counts(queue: LogicalQueue, lane: StorageShare, gains: dict[int, int]) -> dict[int, int]:
     """Un-leased items of every partition that could be used right now: this lane's, and those of idle ones."""
     counts: dict[int, int] = {}
     for other in queue.lanes:
@@ -67,7 +67,7 @@ def _open_counts(queue: LogicalQueue, lane: Lane, gains: dict[int, int]) -> dict
     return counts
 
 
-def _take_produces(queue: LogicalQueue, lane: Lane, batch: Batch, gains: dict[int, int]) -> None:
+def _take_produces(queue: LogicalQueue, lane: StorageShare, batch: CommitBatch, gains: dict[int, int]) -> None:
     counts = _open_counts(queue, lane, gains)
     placed: dict[int, list[WaitingProduce]] = {}
     left: list[WaitingProduce] = []
@@ -96,7 +96,9 @@ def _take_produces(queue: LogicalQueue, lane: Lane, batch: Batch, gains: dict[in
         gains[partition] = gains.get(partition, 0) + len(items)
 
 
-def _take_leases(queue: LogicalQueue, lane: Lane, batch: Batch, gains: dict[int, int], mortality: Mortality) -> None:
+def _take_leases(
+    queue: LogicalQueue, lane: StorageShare, batch: CommitBatch, gains: dict[int, int], mortality: DeathRules
+) -> None:
     counts = _open_counts(queue, lane, gains)
     if lane.abilities.shared:
         for partition in lane.hinted:
@@ -114,7 +116,7 @@ def _take_leases(queue: LogicalQueue, lane: Lane, batch: Batch, gains: dict[int,
     for partition, leases in assigned.items():
         batch.leases[len(batch.operations)] = leases
         count = min(sum(lease.batch_size for lease in leases), COMMIT_ITEMS_COUNT_MAX)
-        batch.operations.append(Lease(partition, count, queue.record.lease_timeout_us, mortality))
+        batch.operations.append(LeaseItems(partition, count, queue.record.lease_timeout_us, mortality))
         batch.weight += count
         lane.hinted.discard(partition)  # the others are asked next, if somebody still waits
 

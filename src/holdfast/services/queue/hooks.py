@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.ports.queues import DeadTarget, Ended, Mortality, Redriven
+from holdfast.ports.queues import DeathRules, Ended, MoveTarget, SentBack
 
 if TYPE_CHECKING:
     from holdfast.services.queue.logical import LogicalQueue
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 class Hooks:
     """What a queue tells its manager. Replaced by the manager; alone, a queue tells nobody."""
 
-    def mortality(self, queue: LogicalQueue) -> Mortality:
+    def mortality(self, queue: LogicalQueue) -> DeathRules:
         """By which rules its items die now."""
-        return Mortality(max_attempts=queue.record.max_attempts)
+        return DeathRules(max_attempts=queue.record.max_attempts)
 
     def ended(self, queue: LogicalQueue, ended: Ended) -> None:
         """Items were marked as dying, moved or deleted."""
 
-    def redriven(self, queue: LogicalQueue, target: DeadTarget, redriven: Redriven) -> None:
+    def redriven(self, queue: LogicalQueue, target: MoveTarget, redriven: SentBack) -> None:
         """Items go back to the queue that they died in."""
 
     def loaded(self, queue: LogicalQueue) -> None:
@@ -33,7 +33,7 @@ class Hooks:
         """The store says that the queue is gone or was made anew."""
 
 
-class Activity:
+class InFlight:
     """How many requests are being served in the whole process: alone, one is served without a thread."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import Abilities, Committed, Mortality, Operation, Shape, Shelves
+from holdfast.ports.queues import Committed, DeathRules, Operation, PartitionState, QueueStore, StorageAbilities
 from holdfast.services.queue.waiting import WaitingOperation
 
 BACKOFF_US_FIRST = 100_000
@@ -20,18 +20,18 @@ BACKOFF_US_MAX = 30_000_000
 INLINE_COMMIT_US_MAX = 2_000
 
 
-class Lane:
+class StorageShare:
     """The partitions of one queue in one storage."""
 
     def __init__(
-        self, *, storage: str, partitions: Sequence[int], shelves: Shelves, abilities: Abilities, clock: Clock
+        self, *, storage: str, partitions: Sequence[int], shelves: QueueStore, abilities: StorageAbilities, clock: Clock
     ) -> None:
         self.storage = storage
         self.partitions = tuple(partitions)
         self.shelves = shelves
         self.abilities = abilities
         self.clock = clock
-        self.shapes: dict[int, Shape] = {partition: Shape() for partition in partitions}
+        self.shapes: dict[int, PartitionState] = {partition: PartitionState() for partition in partitions}
         self.bound: list[WaitingOperation] = []
         self.loaded = False
         self.busy = False
@@ -92,7 +92,7 @@ class Lane:
             return error
         return StorageFailed(f"storage failed; {error.message}")
 
-    def due_partitions(self, mortality: Mortality) -> list[int]:
+    def due_partitions(self, mortality: DeathRules) -> list[int]:
         """Partitions with a deadline that has passed by the store's clock."""
         now_us = self.clock.now_us() + self._clock_ahead_us
         due = [p for p, shape in self.shapes.items() if 0 < shape.due_us(mortality) <= now_us]
@@ -100,7 +100,7 @@ class Lane:
             due.extend(self.due_more.difference(due))
         return due
 
-    def next_due_us(self, mortality: Mortality) -> int:
+    def next_due_us(self, mortality: DeathRules) -> int:
         """Our moment of the next deadline of the lane; 0 if there is none."""
         moments = [due_us for shape in self.shapes.values() if (due_us := shape.due_us(mortality))]
         return min(moments) - self._clock_ahead_us if moments else 0

@@ -16,9 +16,9 @@ from holdfast.core.queue import QueueRecord
 from holdfast.errors import HoldfastError, Invalid, TryAgain
 from holdfast.ports.clock import Clock
 from holdfast.ports.queues import Operation, Release, Result
-from holdfast.services.queue.alarm import Alarm
-from holdfast.services.queue.hooks import Activity
-from holdfast.services.queue.lane import Lane
+from holdfast.services.queue.alarm import EarliestTimer
+from holdfast.services.queue.hooks import InFlight
+from holdfast.services.queue.lane import StorageShare
 from holdfast.services.queue.waiting import (
     LeaseAnswer,
     Waiting,
@@ -41,10 +41,10 @@ LONE_COUNT_SURE = 16
 LONE_COUNT_YIELD = 8
 
 
-class Line(ABC):
+class WaitingRequests(ABC):
     """Requests of one queue that wait for their turn."""
 
-    def __init__(self, record: QueueRecord, lanes: Sequence[Lane], *, clock: Clock, activity: Activity) -> None:
+    def __init__(self, record: QueueRecord, lanes: Sequence[StorageShare], *, clock: Clock, activity: InFlight) -> None:
         self.record = record
         self.lanes = tuple(lanes)
         self.clock = clock
@@ -54,7 +54,7 @@ class Line(ABC):
         self._produce_bytes = 0
         self._closed_with: HoldfastError | None = None
         self._wakes = {lane: asyncio.Event() for lane in self.lanes}
-        self._alarm = Alarm(clock, self._on_alarm)
+        self._alarm = EarliestTimer(clock, self._on_alarm)
 
     @abstractmethod
     def _nobody_else(self, weight: int) -> bool:
@@ -144,7 +144,7 @@ class Line(ABC):
             if self.leases.get(client_id) is waiting:
                 del self.leases[client_id]
 
-    async def _served(self, waiting: Waiting, lane: Lane | None = None) -> object:
+    async def _served(self, waiting: Waiting, lane: StorageShare | None = None) -> object:
         self.activity.count += 1
         try:
             self._join_line(waiting, lane)
@@ -155,7 +155,7 @@ class Line(ABC):
         finally:
             self.activity.count -= 1
 
-    def _join_line(self, waiting: Waiting, lane: Lane | None = None) -> None:
+    def _join_line(self, waiting: Waiting, lane: StorageShare | None = None) -> None:
         self.wake(lane)
         self._alarm.ring_at(waiting.deadline_us)
 
@@ -186,14 +186,14 @@ class Line(ABC):
             f"partition is failing; the storage of queue '{self.record.name}' cannot be used now, try again"
         )
 
-    def lane_of(self, partition: int) -> Lane:
+    def lane_of(self, partition: int) -> StorageShare:
         """The lane of a partition; raises Invalid."""
         for lane in self.lanes:
             if partition in lane.partitions:
                 return lane
         raise Invalid(f"partition is invalid; '{partition}' is not a valid partition")
 
-    def wake(self, lane: Lane | None = None) -> None:
+    def wake(self, lane: StorageShare | None = None) -> None:
         """There may be something to do."""
         if lane is not None:
             self._wakes[lane].set()

@@ -18,23 +18,23 @@ from holdfast.ports.clock import Clock
 from holdfast.ports.queues import (
     Ended,
     Import,
-    Lease,
-    Leased,
+    LeasedItems,
+    LeaseItems,
     Operation,
     Produce,
     Produced,
-    Redrive,
-    Redriven,
     Result,
     Revive,
+    SendBack,
+    SentBack,
 )
 from holdfast.proof import crash_point
 from holdfast.services.queue.assign import refuse_all, take
 from holdfast.services.queue.distribution import assign_leases, place_produce, share
-from holdfast.services.queue.hooks import Activity, Hooks
-from holdfast.services.queue.lane import Lane
-from holdfast.services.queue.line import INLINE_ITEMS_COUNT_MAX, Line
-from holdfast.services.queue.waiting import Batch, LeaseAnswer, WaitingLease, placed
+from holdfast.services.queue.hooks import Hooks, InFlight
+from holdfast.services.queue.lane import StorageShare
+from holdfast.services.queue.line import INLINE_ITEMS_COUNT_MAX, WaitingRequests
+from holdfast.services.queue.waiting import CommitBatch, LeaseAnswer, WaitingLease, placed
 from holdfast.telemetry.events import emit
 
 #: So many requests are a crowd, of which more may be on their way,
@@ -43,11 +43,11 @@ GATHER_COUNT_MIN = 2
 GATHER_TURNS_MAX = 4
 
 
-class LogicalQueue(Line):
+class LogicalQueue(WaitingRequests):
     """A queue that is open for requests."""
 
     def __init__(
-        self, record: QueueRecord, lanes: Sequence[Lane], *, clock: Clock, hooks: Hooks, activity: Activity
+        self, record: QueueRecord, lanes: Sequence[StorageShare], *, clock: Clock, hooks: Hooks, activity: InFlight
     ) -> None:
         super().__init__(record, lanes, clock=clock, activity=activity)
         self.hooks = hooks
@@ -63,7 +63,7 @@ class LogicalQueue(Line):
         for lane in self.lanes:
             self._start(lane)
 
-    def _start(self, lane: Lane) -> None:
+    def _start(self, lane: StorageShare) -> None:
         task = asyncio.get_running_loop().create_task(self._run(lane), name=f"queue {self.record.name}")
         task.add_done_callback(self._on_end)
         self._tasks.append(task)
@@ -74,7 +74,7 @@ class LogicalQueue(Line):
             emit("queue.bug", queue=self.record.name, error=repr(bug), traceback=bug)
             self.close_requests(InternalError("internal error; the server's log has the details"))
 
-    async def _run(self, lane: Lane) -> None:
+    async def _run(self, lane: StorageShare) -> None:
         wake = self._wakes[lane]
         while self._closed_with is None:
             await wake.wait()
@@ -98,7 +98,7 @@ class LogicalQueue(Line):
                     await asyncio.sleep(0)
             self._alarm.ring_at(self._next_us())
 
-    async def _gather(self, lane: Lane) -> None:
+    async def _gather(self, lane: StorageShare) -> None:
         """A commit on this thread holds everybody up: let those who are ready join it, as long as each turn of the loop
         brings more of them."""
         for _ in range(GATHER_TURNS_MAX):
@@ -109,17 +109,17 @@ class LogicalQueue(Line):
             if len(self.produces) + len(lane.bound) <= count:
                 return
 
-    def _goes_inline(self, lane: Lane) -> bool:
+    def _goes_inline(self, lane: StorageShare) -> bool:
         """Whether what waits now would be committed on this thread, if nobody else were being served."""
         if len(self.produces) + len(lane.bound) > INLINE_ITEMS_COUNT_MAX or not lane.commits_inline():
             return False
         weight = sum([one.weight for one in self.produces]) + sum([one.weight for one in lane.bound])
         return weight <= INLINE_ITEMS_COUNT_MAX
 
-    def _may_commit(self, lane: Lane) -> bool:
+    def _may_commit(self, lane: StorageShare) -> bool:
         return lane.healthy and self._closed_with is None and not self.frozen
 
-    async def _try_to_load(self, lane: Lane) -> None:
+    async def _try_to_load(self, lane: StorageShare) -> None:
         if lane.failures and self.clock.now_us() < lane.retry_at_us:
             return
         lane.busy = True
@@ -137,7 +137,7 @@ class LogicalQueue(Line):
             lane.busy = False
             self._thawed.set()
 
-    async def _commit(self, lane: Lane, batch: Batch) -> None:
+    async def _commit(self, lane: StorageShare, batch: CommitBatch) -> None:
         requests = batch.requests()
         for waiting in requests:
             waiting.taken = True
@@ -161,7 +161,7 @@ class LogicalQueue(Line):
             if self._closed_with is not None:
                 self.close_requests(self._closed_with)  # a lease that this commit gave nothing hears it now
 
-    def _failure(self, lane: Lane, error: Exception) -> HoldfastError:
+    def _failure(self, lane: StorageShare, error: Exception) -> HoldfastError:
         """A commit failed: what its requests hear. The lane is not used again before it has been loaded."""
         if lane.abilities.shared:
             self.hooks.failed(self)
@@ -175,7 +175,7 @@ class LogicalQueue(Line):
         emit("queue.bug", queue=self.record.name, storage=lane.storage, error=repr(error), traceback=error)
         return lane.set_aside(TryAgain(f"storage failed; {error!r}"))
 
-    def _fail(self, batch: Batch, error: HoldfastError) -> None:
+    def _fail(self, batch: CommitBatch, error: HoldfastError) -> None:
         for waiting in batch.requests():
             waiting.taken = False
             # A lease waits on: another partition may serve it, or this one once it is back.
@@ -196,22 +196,22 @@ class LogicalQueue(Line):
         if not any(lane.healthy for lane in self.lanes):
             refuse_all(self, self._unavailable())
 
-    def _answer(self, lane: Lane, batch: Batch, results: Sequence[Result]) -> None:
+    def _answer(self, lane: StorageShare, batch: CommitBatch, results: Sequence[Result]) -> None:
         for index, result in enumerate(results):
             if index in batch.produces:
                 batch.answer_produces(index, cast(Produced, result))
             elif (leases := batch.leases.get(index)) is not None:
-                self._answer_leases(lane, leases, batch.operations[index].partition, cast(Leased, result))
+                self._answer_leases(lane, leases, batch.operations[index].partition, cast(LeasedItems, result))
             elif (single := batch.singles.get(index)) is not None:
                 single.answer(result)
             self._learn(lane, batch.operations[index], result)
 
-    def _learn(self, lane: Lane, operation: Operation, result: Result) -> None:
+    def _learn(self, lane: StorageShare, operation: Operation, result: Result) -> None:
         """What a result means for everybody but the one who is answered with it."""
         if isinstance(operation, Import | Revive):
             # They came with attempts of their own: what is used up dies now, nobody could lease it.
             lane.due_more.add(operation.partition)
-        if isinstance(operation, Redrive) and isinstance(result, Redriven) and result.ids:
+        if isinstance(operation, SendBack) and isinstance(result, SentBack) and result.ids:
             self.hooks.redriven(self, operation.target, result)
         if isinstance(result, Ended):
             if result.more:
@@ -219,7 +219,9 @@ class LogicalQueue(Line):
             if result.dying or result.moved or result.deleted:
                 self.hooks.ended(self, result)
 
-    def _answer_leases(self, lane: Lane, leases: list[WaitingLease], partition: int, leased: Leased) -> None:
+    def _answer_leases(
+        self, lane: StorageShare, leases: list[WaitingLease], partition: int, leased: LeasedItems
+    ) -> None:
         if not leased.items:
             lane.dry[partition] = lane.shapes[partition].queued
         waiting = [lease for lease in leases if not lease.future.done()]
@@ -259,9 +261,9 @@ class LogicalQueue(Line):
         if not available or self.record.paused:
             return None
         (partition,) = assign_leases([batch_size], available)
-        lease = Lease(partition, batch_size, self.record.lease_timeout_us, self.hooks.mortality(self))
+        lease = LeaseItems(partition, batch_size, self.record.lease_timeout_us, self.hooks.mortality(self))
         try:
-            leased = cast(Leased, await self._operate_alone(lease))
+            leased = cast(LeasedItems, await self._operate_alone(lease))
         except TryAgain:
             return None  # it waits on, until the storage is back or its time is up
         if not leased.items:
@@ -330,7 +332,7 @@ class LogicalQueue(Line):
         for lane in self.lanes:
             lane.hinted.update(lane.partitions)
 
-    async def change(self, record: QueueRecord, lanes: Sequence[Lane]) -> None:
+    async def change(self, record: QueueRecord, lanes: Sequence[StorageShare]) -> None:
         """Take over new settings at once, and lanes that have more partitions than before."""
         self.record = record
         known = {lane.storage: lane for lane in self.lanes}
@@ -347,7 +349,7 @@ class LogicalQueue(Line):
                 self._start(lane)
                 self.wake(lane)
 
-    async def _replace(self, old: Lane, new: Lane) -> None:
+    async def _replace(self, old: StorageShare, new: StorageShare) -> None:
         """The same storage with more partitions: the lane keeps its waiting requests."""
         async with self.freeze():
             await old.shelves.close()

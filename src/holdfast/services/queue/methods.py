@@ -30,8 +30,8 @@ from holdfast.core.verbs import (
     ProduceRequest,
     QueueNameRequest,
     QueuesReply,
-    RedriveReply,
-    RedriveRequest,
+    RedriveItemsReply,
+    RedriveItemsRequest,
     Request,
     RetryRequest,
     StatsReply,
@@ -44,7 +44,7 @@ REQUEST_TIMEOUT = "30s"
 T = TypeVar("T", bound=Struct)
 
 
-class Caller(Protocol):
+class VerbCaller(Protocol):
     """Carries out a verb, here or far away."""
 
     async def call(self, verb: str, request: Request) -> Struct:
@@ -57,7 +57,7 @@ class Queues:
     #: Whether a consumer goes on when the queues are shut down: in process that is the end, a server comes back.
     outlives_its_server = False
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: VerbCaller) -> None:
         self._caller = caller
         # Unique per process and per object, so that two consumers never seem to be one.
         self._client_id = f"{os.getpid()}-{secrets.token_hex(6)}"
@@ -146,8 +146,10 @@ class Queues:
     ) -> list[str]:
         """Move items back to the queue that they died in; returns those that go. Left alone is what is leased, is not
         there, or died elsewhere. Raises QueueMissing when a queue is gone."""
-        request = RedriveRequest(queue_name=queue_name, partition=partition, source_queue=source_queue, ids=list(ids))
-        return (await self._call("queue.redrive", request, RedriveReply)).ids
+        request = RedriveItemsRequest(
+            queue_name=queue_name, partition=partition, source_queue=source_queue, ids=list(ids)
+        )
+        return (await self._call("queue.redrive", request, RedriveItemsReply)).ids
 
     async def queue_reload(self, queue_name: str) -> None:
         """Read the queue's state from its store again."""

@@ -77,7 +77,7 @@ class LeaseAnswer:
         self.items = items
 
 
-class Batch:
+class CommitBatch:
     """One commit's worth: operations for the store and, beside each, whom its result answers."""
 
     __slots__ = ("leases", "operations", "produces", "singles", "weight")

@@ -10,12 +10,12 @@ from holdfast.core.letter_filter import LetterFilter
 from holdfast.core.recovery import StoppedBy, Summary, add_planned
 from holdfast.errors import Invalid
 from holdfast.ports.clock import Clock
-from holdfast.ports.recovery import DeadLetters, Exported, Taken, Verdict, address_text
+from holdfast.ports.recovery import DeadLetters, Exported, RunLetter, Verdict, address_text
 from holdfast.services.recover.keeping import LEFT_OUT, why_not
 from holdfast.services.recover.notices import Notices, sample
 from holdfast.services.recover.quota import Quota
-from holdfast.services.recover.service import Order, check, new_run, preflight_lines
-from holdfast.services.recover.watch import Watch, wait
+from holdfast.services.recover.service import RecoveryOrder, check, new_run, preflight_lines
+from holdfast.services.recover.watch import RunClock, wait
 
 BATCH_COUNT_MAX = 500
 
@@ -23,7 +23,7 @@ BATCH_COUNT_MAX = 500
 async def publish_backup(
     letters: DeadLetters,
     backup: Iterator[Exported],
-    order: Order,
+    order: RecoveryOrder,
     *,
     clock: Clock,
     notices: Notices,
@@ -44,7 +44,7 @@ class BackupRun:
     """Batch by batch; each letter has its own outcome. A copy carries the id that its redrive from the queue had."""
 
     def __init__(
-        self, letters: DeadLetters, backup: Iterator[Exported], order: Order, *, clock: Clock, notices: Notices
+        self, letters: DeadLetters, backup: Iterator[Exported], order: RecoveryOrder, *, clock: Clock, notices: Notices
     ) -> None:
         run = order.run or new_run()
         self.summary = Summary(dead_queue=order.dead_queue, run=run, dry_run=order.dry_run)
@@ -56,8 +56,8 @@ class BackupRun:
         self._notices = notices
         self._where = LetterFilter(order.where)
         self._quota = Quota(order.limits.limit, filters=bool(self._where))
-        self._watch = Watch(order.limits, asyncio.get_running_loop().time)
-        self._flying: set[Taken] = set()
+        self._watch = RunClock(order.limits, asyncio.get_running_loop().time)
+        self._flying: set[RunLetter] = set()
         self._landed = asyncio.Event()
         self._stopped = asyncio.Event()
         self._abandoned = asyncio.Event()
@@ -128,7 +128,7 @@ class BackupRun:
             self.summary.failure = error.message
             return 0
 
-    def _may_go(self, letter: Taken) -> bool:
+    def _may_go(self, letter: RunLetter) -> bool:
         summary, quota, route = self.summary, self._quota, letter.route
         if quota.left() == 0:
             summary.found -= 1
@@ -150,7 +150,7 @@ class BackupRun:
             return True
         return False
 
-    async def _send(self, letters: Sequence[Taken]) -> None:
+    async def _send(self, letters: Sequence[RunLetter]) -> None:
         while letters and self._is_over() is None:
             count = self._watch.due_count(len(letters))
             if not count:
@@ -164,7 +164,7 @@ class BackupRun:
             self._notices.progressed(self.summary, before)
         self._unsee(letters)
 
-    def _unsee(self, letters: Sequence[Taken]) -> None:
+    def _unsee(self, letters: Sequence[RunLetter]) -> None:
         """The run ended before these."""
         self.summary.found -= len(letters)
         self.summary.unseen += len(letters)
@@ -180,7 +180,7 @@ class BackupRun:
             await wait(self._landed, min(0.1, deadline_s - self._watch.now_s()))
         self._on_outcome(list(self._flying), Verdict.UNKNOWN, 0, "no answer before the end")
 
-    def _on_outcome(self, letters: Sequence[Taken], verdict: Verdict, code: int, text: str) -> None:
+    def _on_outcome(self, letters: Sequence[RunLetter], verdict: Verdict, code: int, text: str) -> None:
         summary = self.summary
         for letter in letters:
             if letter not in self._flying:
@@ -196,11 +196,11 @@ class BackupRun:
         if not self._flying:
             self._landed.set()
 
-    def _fail(self, letter: Taken, why: str) -> None:
+    def _fail(self, letter: RunLetter, why: str) -> None:
         self.summary.failed_at(address_text(letter.address))
         self._keep(letter, why, failed=True)
 
-    def _keep(self, letter: Taken, why: str, *, failed: bool = False, warn: bool = True) -> None:
+    def _keep(self, letter: RunLetter, why: str, *, failed: bool = False, warn: bool = True) -> None:
         reason = self.summary.reason(why)
         reason.count += 1
         if reason.sample is None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core.recovery import Limits, Summary, may_return
-from holdfast.ports.recovery import DeadLetters, Taken, Verdict, address_text
-from holdfast.services.recover.books import Books
+from holdfast.core.recovery import RunLimits, Summary, may_return
+from holdfast.ports.recovery import DeadLetters, RunLetter, Verdict, address_text
+from holdfast.services.recover.books import LetterTable
 from holdfast.services.recover.notices import Notices, sample
-from holdfast.services.recover.watch import Watch
+from holdfast.services.recover.watch import RunClock
 
 #: How much longer a publish may take than the run: the run's own clocks decide when it is over.
 PUBLISH_SPARE_S = 60.0
@@ -22,10 +22,10 @@ class Keeper:
     def __init__(
         self,
         letters: DeadLetters,
-        books: Books,
+        books: LetterTable,
         summary: Summary,
-        limits: Limits,
-        watch: Watch,
+        limits: RunLimits,
+        watch: RunClock,
         notices: Notices,
     ) -> None:
         self.delivery_limit: int | None = None
@@ -36,12 +36,12 @@ class Keeper:
         self._watch = watch
         self._notices = notices
 
-    def failed(self, letter: Taken, why: str) -> None:
+    def failed(self, letter: RunLetter, why: str) -> None:
         """Its publish did not succeed, or would not."""
         self._summary.failed_at(address_text(letter.address))
         self.keep(letter, why, failed=True)
 
-    def keep(self, letter: Taken, why: str, *, failed: bool = False, warn: bool = True) -> None:
+    def keep(self, letter: RunLetter, why: str, *, failed: bool = False, warn: bool = True) -> None:
         """It stays in the queue, for this reason."""
         reason = self._summary.reason(why)
         reason.count += 1
@@ -51,7 +51,7 @@ class Keeper:
             self._notices.kept(self._summary, why, letter.route.type, count=reason.count, failed=failed)
         self.hold(letter)
 
-    def hold(self, letter: Taken, *, is_put_back: bool = False) -> None:
+    def hold(self, letter: RunLetter, *, is_put_back: bool = False) -> None:
         """Unacked, without its body. One that was put back already is not put back again before the end: where a queue
         bears fewer returns than are spared, it would go round and round."""
         letter.kept = True
@@ -68,7 +68,7 @@ class Keeper:
         timeout_s = self._watch.left_s() + self._limits.stop_timeout_s + PUBLISH_SPARE_S
         self._letters.put_back([letter], self._on_put_back, timeout_s=timeout_s)
 
-    def _on_put_back(self, letters: Sequence[Taken], verdict: Verdict, code: int, text: str) -> None:
+    def _on_put_back(self, letters: Sequence[RunLetter], verdict: Verdict, code: int, text: str) -> None:
         """They are in the queue a second time, with a count that begins anew: the first ones go."""
         landed = self._books.land(letters)
         if verdict is not Verdict.CONFIRMED:

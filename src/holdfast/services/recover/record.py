@@ -8,7 +8,7 @@ from datetime import datetime
 
 from msgspec import Struct, json
 
-from holdfast.core.ledger import Act
+from holdfast.core.ledger import LedgerAct
 from holdfast.core.moments import moment
 from holdfast.core.recovery import Summary
 from holdfast.errors import HoldfastError
@@ -20,7 +20,7 @@ ACTION = "recovery"
 OpenLedger = Callable[[], AbstractAsyncContextManager[Ledger]]
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class RunRecord(Struct, frozen=True, kw_only=True):
     """What is known of a run before it begins. `source` is the broker or the storage, without any login."""
 
     run: str
@@ -43,7 +43,9 @@ class _Detail(Struct, frozen=True, kw_only=True, omit_defaults=True):
     remaining: int | None = 0
 
 
-async def recorded(entry: Entry, run: Callable[[], Awaitable[Summary]], *, ledger: OpenLedger, clock: Clock) -> Summary:
+async def recorded(
+    entry: RunRecord, run: Callable[[], Awaitable[Summary]], *, ledger: OpenLedger, clock: Clock
+) -> Summary:
     """Run it and record it, also when it raises. A row that cannot be written does not undo what was recovered: it is
     logged, and the summary says so."""
     began_us = clock.now_us()
@@ -69,7 +71,14 @@ async def recorded(entry: Entry, run: Callable[[], Awaitable[Summary]], *, ledge
 
 
 async def record_run(
-    ledger: Ledger, entry: Entry, summary: Summary | None, *, reason: str, outcome: str, began_us: int, ended_us: int
+    ledger: Ledger,
+    entry: RunRecord,
+    summary: Summary | None,
+    *,
+    reason: str,
+    outcome: str,
+    began_us: int,
+    ended_us: int,
 ) -> None:
     """Append the row of a run. Raises what the ledger raises; then there is no row."""
     told = summary or Summary()
@@ -86,5 +95,7 @@ async def record_run(
         possible_duplicates=told.possible_duplicates,
         remaining=told.remaining,
     )
-    act = Act(actor=entry.by, action=ACTION, origin=entry.source, reason=reason, detail=json.encode(detail).decode())
+    act = LedgerAct(
+        actor=entry.by, action=ACTION, origin=entry.source, reason=reason, detail=json.encode(detail).decode()
+    )
     await ledger.append(act, outcome=outcome, queue=entry.dead_queue, count=told.recovered)

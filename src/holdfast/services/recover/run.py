@@ -13,20 +13,20 @@ from collections.abc import Sequence
 
 from holdfast.core.letter_filter import LetterFilter
 from holdfast.core.message import Address
-from holdfast.core.recovery import Limits, StoppedBy, Summary, add_planned, may_return
+from holdfast.core.recovery import RunLimits, StoppedBy, Summary, add_planned, may_return
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
 from holdfast.ports.clock import Clock
-from holdfast.ports.recovery import Backup, DeadLetters, Findings, Journal, Taken, address_text
+from holdfast.ports.recovery import Backup, DeadLetters, Journal, Preflight, RunLetter, address_text
 from holdfast.proof import crash_point
-from holdfast.services.recover.books import Books
+from holdfast.services.recover.books import LetterTable
 from holdfast.services.recover.ending import Ending
 from holdfast.services.recover.keeping import LEFT_OUT, Keeper
 from holdfast.services.recover.notices import Notices
 from holdfast.services.recover.quota import Quota
 from holdfast.services.recover.sending import Sender
 from holdfast.services.recover.settling import Settler
-from holdfast.services.recover.watch import Watch, unless, wait
+from holdfast.services.recover.watch import RunClock, unless, wait
 from holdfast.services.recover.window import Window
 
 TICK_S = 0.25
@@ -47,7 +47,7 @@ class Recovery:
         run: str,
         table: RouteTable,
         clock: Clock,
-        limits: Limits | None = None,
+        limits: RunLimits | None = None,
         journal: Journal | None = None,
         backup: Backup | None = None,
         where: LetterFilter | None = None,
@@ -58,11 +58,11 @@ class Recovery:
         self._letters = letters
         self._table = table
         self._clock = clock
-        self._limits = limits or Limits()
+        self._limits = limits or RunLimits()
         self._journal = journal
         self._where = where or LetterFilter()
         self._notices = notices or Notices()
-        self._books = Books()
+        self._books = LetterTable()
         self._losses_count = 0  # of connections since the last letter came; each may have returned what we know of
         self._room = asyncio.Event()
         self._stop: StoppedBy | None = None
@@ -75,8 +75,8 @@ class Recovery:
         self._is_counted = False  # the queue counts returns: it is a quorum queue
         # Nothing is asked of a letter but its route.
         self._is_plain = not self._where and not dry_run and table.mode is not Mode.EXCHANGE
-        self._findings: Findings | None = None
-        self._watch = Watch(self._limits, asyncio.get_running_loop().time)
+        self._findings: Preflight | None = None
+        self._watch = RunClock(self._limits, asyncio.get_running_loop().time)
         self._keeper = Keeper(letters, self._books, self.summary, self._limits, self._watch, self._notices)
         self._settler = Settler(
             letters, self._books, self.summary, self._keeper, self._watch, self._notices, journal, self._room
@@ -109,7 +109,7 @@ class Recovery:
         self.stop()
         self._abandoned.set()
 
-    async def run(self, findings: Findings) -> Summary:
+    async def run(self, findings: Preflight) -> Summary:
         """Raises RecoveryLocked or another BrokerError when it cannot begin; after that, the summary says all."""
         self._findings = findings
         self._keeper.delivery_limit = findings.delivery_limit
@@ -214,14 +214,14 @@ class Recovery:
                 return StoppedBy.EMPTY
         return None
 
-    async def _admit(self, batch: Sequence[Taken]) -> None:
+    async def _admit(self, batch: Sequence[RunLetter]) -> None:
         crash_point("recover.after_take")
         now_s, books, take = self._watch.now_s(), self._books, self._quota.take
         self._losses_count = 0
         if books.lost_count:
             self._settler.settle()  # those of them that are confirmed only wait for their ack, once they come again
-        going: list[Taken] = []
-        done: list[Taken] = []
+        going: list[RunLetter] = []
+        done: list[RunLetter] = []
         self._window.came(batch)
         self._is_counted = self._is_counted or any(letter.returns is not None for letter in batch)
         for letter in batch:
@@ -259,13 +259,13 @@ class Recovery:
             there = self._letters.untaken_count + (await self._letters.depth()).ready
             self._quota.starts_with(self._quota.seen_count + there)
 
-    def _is_forgotten(self, letter: Taken) -> bool:
+    def _is_forgotten(self, letter: RunLetter) -> bool:
         """Whether it is one that we were done with, as far as anybody can tell: a broker that was lost forgets acks. It
         is published again, and is not recovered until then; of those that are to be taken it is none."""
         may_be = letter.redelivered and self.summary.interruptions and self.summary.recovered
         return bool(may_be and self._books.was_acked(letter))
 
-    def _came_again(self, letter: Taken, now_s: float) -> bool:
+    def _came_again(self, letter: RunLetter, now_s: float) -> bool:
         """A letter that a lost connection took from us is back, and goes on where it was; True: it was not sent yet."""
         letter.at_s = now_s
         if letter.stored:
@@ -278,7 +278,7 @@ class Recovery:
             self._keeper.hold(letter)
         return False
 
-    def _may_go(self, letter: Taken) -> bool:
+    def _may_go(self, letter: RunLetter) -> bool:
         summary, route = self.summary, letter.route
         if self._is_plain and route.address is not None and not route.blocked and not self._settler.refused:
             return True

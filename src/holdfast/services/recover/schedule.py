@@ -21,7 +21,7 @@ STOP_TIMEOUT_S = 30.0
 NEVER = "neither on_start nor every is set, so it never runs by itself"
 
 
-class Stoppable(Protocol):
+class StoppableRun(Protocol):
     """A run that can be asked to end."""
 
     def stop(self) -> None:
@@ -31,10 +31,10 @@ class Stoppable(Protocol):
         """End now, still without loss."""
 
 
-OnBegin = Callable[[Stoppable], None]
+OnBegin = Callable[[StoppableRun], None]
 
 
-class Duty(Struct, frozen=True, kw_only=True):
+class ScheduledRecovery(Struct, frozen=True, kw_only=True):
     """One dead-letter queue and when it is recovered. `run` tells `on_begin` of each run that begins."""
 
     dead_queue: str
@@ -43,14 +43,14 @@ class Duty(Struct, frozen=True, kw_only=True):
     every_s: float = 0.0  #: from the end of a run to the next; 0: never again
 
 
-class Schedule:
+class RecoverySchedule:
     """Keeps duties until it is stopped."""
 
-    def __init__(self, duties: Sequence[Duty]) -> None:
+    def __init__(self, duties: Sequence[ScheduledRecovery]) -> None:
         self._duties = [duty for duty in duties if duty.on_start or duty.every_s]
         self._idle = [duty for duty in duties if duty not in self._duties]
         self._stopped = asyncio.Event()
-        self._running: set[Stoppable] = set()
+        self._running: set[StoppableRun] = set()
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
@@ -79,17 +79,17 @@ class Schedule:
         if late:
             await asyncio.wait(late)
 
-    async def _keep(self, duty: Duty) -> None:
+    async def _keep(self, duty: ScheduledRecovery) -> None:
         if duty.on_start:
             await self.run_once(duty)
         while duty.every_s and not await self._stops_within(duty.every_s):
             await self.run_once(duty)
 
-    async def run_once(self, duty: Duty) -> Summary | None:
+    async def run_once(self, duty: ScheduledRecovery) -> Summary | None:
         """One run; none when it failed, which is logged."""
-        begun: list[Stoppable] = []
+        begun: list[StoppableRun] = []
 
-        def on_begin(recovery: Stoppable) -> None:
+        def on_begin(recovery: StoppableRun) -> None:
             begun.append(recovery)
             self._running.add(recovery)
             if self._stopped.is_set():

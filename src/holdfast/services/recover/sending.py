@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from holdfast.core.recovery import Limits, Summary
-from holdfast.ports.recovery import Backup, DeadLetters, Taken
+from holdfast.core.recovery import RunLimits, Summary
+from holdfast.ports.recovery import Backup, DeadLetters, RunLetter
 from holdfast.proof import crash_point
-from holdfast.services.recover.books import Books
+from holdfast.services.recover.books import LetterTable
 from holdfast.services.recover.keeping import PUBLISH_SPARE_S, Keeper
 from holdfast.services.recover.settling import Settler
-from holdfast.services.recover.watch import Watch
+from holdfast.services.recover.watch import RunClock
 
 #: Exchanges that letters name are asked for until there are so many.
 EXCHANGES_COUNT_MAX = 1_000
@@ -23,15 +23,15 @@ class Sender:
     def __init__(
         self,
         letters: DeadLetters,
-        books: Books,
+        books: LetterTable,
         summary: Summary,
         keeper: Keeper,
         settler: Settler,
-        watch: Watch,
-        limits: Limits,
+        watch: RunClock,
+        limits: RunLimits,
         backup: Backup | None,
     ) -> None:
-        self.waiting: deque[Taken] = deque()  #: in hand, not sent yet
+        self.waiting: deque[RunLetter] = deque()  #: in hand, not sent yet
         self._letters = letters
         self._books = books
         self._summary = summary
@@ -42,7 +42,7 @@ class Sender:
         self._backup = backup
         self._exchanges: set[str] = set()
 
-    async def add(self, letters: Sequence[Taken]) -> None:
+    async def add(self, letters: Sequence[RunLetter]) -> None:
         """They go next. Raises BrokerError, with all of them waiting.
 
         An exchange is asked for before the first publish to it: one that is refused ends the channel, and with it what
@@ -82,7 +82,7 @@ class Sender:
             self._books.miss(letter)
         self.waiting.clear()
 
-    async def _save(self, backup: Backup, letters: Sequence[Taken]) -> bool:
+    async def _save(self, backup: Backup, letters: Sequence[RunLetter]) -> bool:
         try:
             await backup.write([self._letters.export(letter) for letter in letters])
         except OSError as error:

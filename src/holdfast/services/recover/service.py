@@ -10,11 +10,11 @@ from typing import Protocol
 from msgspec import Struct
 
 from holdfast.core.letter_filter import LetterFilter
-from holdfast.core.recovery import Limits, Summary
+from holdfast.core.recovery import RunLimits, Summary
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.errors import RecoveryRefused
 from holdfast.ports.clock import Clock
-from holdfast.ports.recovery import Backup, DeadLetters, Findings, Journal
+from holdfast.ports.recovery import Backup, DeadLetters, Journal, Preflight
 from holdfast.services.recover.notices import Notices
 from holdfast.services.recover.run import Recovery
 
@@ -22,12 +22,12 @@ ASSUMED = " (assumed from the version)"
 LINE_END = "\n"
 
 
-class Order(Struct, frozen=True, kw_only=True):
+class RecoveryOrder(Struct, frozen=True, kw_only=True):
     """What somebody asks for."""
 
     dead_queue: str
     table: RouteTable
-    limits: Limits = Limits()
+    limits: RunLimits = RunLimits()
     where: tuple[str, ...] = ()
     dry_run: bool = False
     keep_unroutable: bool = False
@@ -54,7 +54,7 @@ def new_run() -> str:
     return uuid.uuid4().hex[:16]
 
 
-def check(order: Order, findings: Findings) -> None:
+def check(order: RecoveryOrder, findings: Preflight) -> None:
     """Raises RecoveryRefused: nothing was taken."""
     if refused := [str(right) for right in findings.rights if right.given is False and right.verb == "read"]:
         raise RecoveryRefused(f"permission is missing; {'; '.join(refused)}; nothing was taken")
@@ -72,7 +72,7 @@ def check(order: Order, findings: Findings) -> None:
         )
 
 
-def preflight_lines(order: Order, findings: Findings) -> list[str]:
+def preflight_lines(order: RecoveryOrder, findings: Preflight) -> list[str]:
     """What was found, for people."""
     limit = "none" if findings.delivery_limit is None else str(findings.delivery_limit)
     assumed = ASSUMED if findings.limit_is_assumed else ""
@@ -106,7 +106,7 @@ def preflight_lines(order: Order, findings: Findings) -> list[str]:
 
 async def recover(
     letters: DeadLetters,
-    order: Order,
+    order: RecoveryOrder,
     *,
     clock: Clock,
     journal: Journal | None = None,

@@ -9,12 +9,12 @@ from operator import attrgetter
 
 from holdfast.core.message import Address
 from holdfast.core.recovery import Summary
-from holdfast.ports.recovery import DeadLetters, Journal, Taken, Verdict, address_text
+from holdfast.ports.recovery import DeadLetters, Journal, RunLetter, Verdict, address_text
 from holdfast.proof import crash_point
-from holdfast.services.recover.books import Books
+from holdfast.services.recover.books import LetterTable
 from holdfast.services.recover.keeping import Keeper, why_not
 from holdfast.services.recover.notices import Notices
-from holdfast.services.recover.watch import Watch
+from holdfast.services.recover.watch import RunClock
 
 #: Refusals that concern the exchange, not the letter: the next one would be refused as well.
 EXCHANGE_REFUSALS = frozenset((403, 404))
@@ -28,16 +28,16 @@ class Settler:
     def __init__(
         self,
         letters: DeadLetters,
-        books: Books,
+        books: LetterTable,
         summary: Summary,
         keeper: Keeper,
-        watch: Watch,
+        watch: RunClock,
         notices: Notices,
         journal: Journal | None,
         room: asyncio.Event,
     ) -> None:
-        self.stored: list[Taken] = []  #: confirmed, and not written down yet
-        self.doubtful: set[Taken] = set()  #: published by an earlier run, perhaps
+        self.stored: list[RunLetter] = []  #: confirmed, and not written down yet
+        self.doubtful: set[RunLetter] = set()  #: published by an earlier run, perhaps
         self.refused: dict[str | Address, str] = {}  #: exchanges, or keys of one, that take nothing, and why
         self._letters = letters
         self._books = books
@@ -50,7 +50,7 @@ class Settler:
         self._settle_due = False
         self._sent_again_count = 0
 
-    def on_outcome(self, letters: Sequence[Taken], verdict: Verdict, code: int, text: str) -> None:
+    def on_outcome(self, letters: Sequence[RunLetter], verdict: Verdict, code: int, text: str) -> None:
         """Letters that share this outcome."""
         landed = self._books.land(letters)
         if verdict is Verdict.CONFIRMED:
@@ -65,7 +65,7 @@ class Settler:
         for letter in landed:
             self._not_stored(letter, verdict, code, text)
 
-    def _not_stored(self, letter: Taken, verdict: Verdict, code: int, text: str) -> None:
+    def _not_stored(self, letter: RunLetter, verdict: Verdict, code: int, text: str) -> None:
         address = letter.address or Address()
         if verdict is Verdict.REFUSED and code in EXCHANGE_REFUSALS and len(self.refused) < REFUSED_COUNT_MAX:
             # Rights by topic are rights to keys: the other keys of the exchange may be allowed.
@@ -82,7 +82,7 @@ class Settler:
         """What the broker said to the last letter that went there; the empty text when it took it."""
         return self.refused.get(address.exchange) or self.refused.get(address, "")
 
-    def sending(self, letters: Sequence[Taken]) -> None:
+    def sending(self, letters: Sequence[RunLetter]) -> None:
         """Before they are published: what is sent for the second time, perhaps, is told by the next run if this one is
         killed."""
         if self.doubtful and self._journal is not None:
@@ -112,13 +112,13 @@ class Settler:
         self._watch.progressed()
         self._room.set()
 
-    def ack_noted(self, letters: Sequence[Taken]) -> None:
+    def ack_noted(self, letters: Sequence[RunLetter]) -> None:
         """Noted before it is sent: a note that came later could be missing for an ack that was sent."""
         if self._journal is not None:
             self._journal.acking([letter.digest for letter in letters])
         self.ack(letters)
 
-    def ack(self, letters: Sequence[Taken]) -> None:
+    def ack(self, letters: Sequence[RunLetter]) -> None:
         """They are done; those whose delivery was lost will come again."""
         missed = set(self._letters.ack(letters))
         for letter in missed:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 
-from holdfast.core.recovery import Limits, StoppedBy, Summary
+from holdfast.core.recovery import RunLimits, StoppedBy, Summary
 
 DEPTH_STEP_S = 1.0
 PACE_STEP_S = 0.1
 
 
-class Watch:
+class RunClock:
     """Knows when it is over. Time in which nothing could be published does not count as idle or stalled."""
 
-    def __init__(self, limits: Limits, now_s: Callable[[], float]) -> None:
+    def __init__(self, limits: RunLimits, now_s: Callable[[], float]) -> None:
         self.now_s = now_s
         self._limits = limits
         self._began_s = self._arrived_s = self._progressed_s = self._asked_s = now_s()

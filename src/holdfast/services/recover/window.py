@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core.recovery import Limits
-from holdfast.ports.recovery import Taken
+from holdfast.core.recovery import RunLimits
+from holdfast.ports.recovery import RunLetter
 
 #: At first the sizes of the letters are not known: the prefetch is widened when they are.
 CAPACITY_COUNT_FIRST = 100
@@ -14,12 +14,12 @@ CAPACITY_COUNT_FIRST = 100
 class Window:
     """`came` for all letters."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RunLimits) -> None:
         self._count_max = limits.window_count_max
         self._bytes_max = limits.window_bytes_max
         self._count = self._bytes = 0
 
-    def came(self, letters: Sequence[Taken]) -> None:
+    def came(self, letters: Sequence[RunLetter]) -> None:
         """These came."""
         self._count += len(letters)
         self._bytes += sum([letter.size_bytes for letter in letters])

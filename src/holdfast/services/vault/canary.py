@@ -12,7 +12,7 @@ from typing import Protocol
 
 from holdfast.core.message import Address
 from holdfast.core.moments import SECOND_US, format_duration, parse_duration
-from holdfast.core.redrive_task import Redrive, RedriveState, Wish
+from holdfast.core.redrive_task import PlanOptions, RedriveState, RedriveTask
 from holdfast.errors import Conflict
 from holdfast.ports.custody import Post, Reach
 from holdfast.services.vault.custody import Custody
@@ -26,7 +26,7 @@ AUTO_S = 90.0
 MARGIN_S = 30.0
 
 
-class Sent(Protocol):
+class CanarySent(Protocol):
     """A letter that would be sent."""
 
     @property
@@ -39,7 +39,9 @@ class Sent(Protocol):
     def post(self) -> Post: ...
 
 
-async def canary_wait(custody: Custody, wish: Wish, going: Sequence[Sent], reached: Mapping[Address, Reach]) -> str:
+async def canary_wait(
+    custody: Custody, wish: PlanOptions, going: Sequence[CanarySent], reached: Mapping[Address, Reach]
+) -> str:
     """How long the canary of a plan watches; "" without one. Raises Conflict when it would see nothing."""
     if wish.canary is None or not going:
         return ""
@@ -77,7 +79,7 @@ def _check_watched(custody: Custody, queues: set[str], *, known: bool, target: s
             )
 
 
-def canary_note(wish: Wish, wait: str) -> list[str]:
+def canary_note(wish: PlanOptions, wait: str) -> list[str]:
     """What the canary of a plan will do, for people."""
     canary = wish.canary
     if canary is None or not wait:
@@ -89,7 +91,7 @@ def canary_note(wish: Wish, wait: str) -> list[str]:
 class Canaries:
     """Watches what was sent so far."""
 
-    def __init__(self, custody: Custody, redrive: Redrive, *, is_closing: Callable[[], bool]) -> None:
+    def __init__(self, custody: Custody, redrive: RedriveTask, *, is_closing: Callable[[], bool]) -> None:
         self._custody = custody
         self._redrive = redrive
         self._is_closing = is_closing
@@ -117,7 +119,7 @@ class Canaries:
 class Pace:
     """How many letters may go next."""
 
-    def __init__(self, redrive: Redrive) -> None:
+    def __init__(self, redrive: RedriveTask) -> None:
         self._rate = redrive.wish.max_per_s
         self._canary = redrive.wish.canary
         self._allowed = self._canary.first if self._canary else 0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core.ledger import Act, expand, ranges
+from holdfast.core.ledger import LedgerAct, expand, ranges
 from holdfast.core.letter import Letter
 from holdfast.core.letter_selection import Selection
 from holdfast.core.message import Address
@@ -21,9 +21,9 @@ from holdfast.core.redrive_task import (
     UNROUTED_SHOWN_MAX,
     LeftOut,
     Plan,
-    Redrive,
+    PlanOptions,
+    RedriveTask,
     Unrouted,
-    Wish,
     check_wish,
     plan_hash,
 )
@@ -40,7 +40,7 @@ RATE_PER_S_ASSUMED = 2_000
 SEPARATOR = "\x1f"
 
 
-class Going(NamedTuple):
+class PlannedLetter(NamedTuple):
     """A letter that can go."""
 
     letter: int
@@ -52,7 +52,7 @@ class Going(NamedTuple):
 
 
 class _Sorted(NamedTuple):
-    going: list[Going]
+    going: list[PlannedLetter]
     left_out: list[Unrouted]
     redriven_before: int
 
@@ -63,9 +63,9 @@ class Planner:
     def __init__(self, custody: Custody) -> None:
         self._custody = custody
 
-    async def plan(self, wish: Wish, caller: Caller) -> Plan:
+    async def plan(self, wish: PlanOptions, caller: Caller) -> Plan:
         """Look at every letter and every target; nothing is changed but that the plan is kept."""
-        wish = msgspec.json.decode(msgspec.json.encode(wish), type=Wish)  # 2 and 2.0 are one wish, and one hash
+        wish = msgspec.json.decode(msgspec.json.encode(wish), type=PlanOptions)  # 2 and 2.0 are one wish, and one hash
         check_wish(wish)
         check_queue(caller, wish.selection.queue)
         check_target(caller, wish.target)
@@ -98,7 +98,7 @@ class Planner:
         await self._custody.vault.redrives.keep_plan(plan)
         return plan
 
-    async def _reached(self, going: Sequence[Going]) -> dict[Address, Reach]:
+    async def _reached(self, going: Sequence[PlannedLetter]) -> dict[Address, Reach]:
         found: dict[Address, Reach] = {}
         for post in self._custody.posts:
             addresses = {one.address: None for one in going if one.post is post}
@@ -106,9 +106,9 @@ class Planner:
                 found |= await post.look(list(addresses))
         return found
 
-    async def _sorted(self, wish: Wish, pages: AsyncIterator[Sequence[Letter]]) -> _Sorted:
+    async def _sorted(self, wish: PlanOptions, pages: AsyncIterator[Sequence[Letter]]) -> _Sorted:
         """Page by page, so that not all letters are in memory with their headers."""
-        going: list[Going] = []
+        going: list[PlannedLetter] = []
         left_out: list[Unrouted] = []
         before = 0
         async for letters in pages:
@@ -121,7 +121,7 @@ class Planner:
                     going.append(found)
         return _Sorted(going, left_out, before)
 
-    def _placed(self, wish: Wish, letter: Letter) -> Going | Unrouted:
+    def _placed(self, wish: PlanOptions, letter: Letter) -> PlannedLetter | Unrouted:
         if letter.state is not LetterState.CAPTURED:
             return Unrouted(letter.id, f"it is {letter.state.value}")
         if letter.redriven_count >= wish.redrives_max and not wish.force:
@@ -131,7 +131,7 @@ class Planner:
         address, why = post.route(letter, wish.target) if post else (None, "its broker is not configured here")
         if post is None or address is None:
             return Unrouted(letter.id, why)
-        return Going(letter.id, letter.revision, letter.queue, letter.death.queue, address, post)
+        return PlannedLetter(letter.id, letter.revision, letter.queue, letter.death.queue, address, post)
 
     async def _pages(self, selection: Selection) -> AsyncIterator[Sequence[Letter]]:
         count = before = 0
@@ -161,8 +161,8 @@ class Planner:
         return plan
 
     async def execute(
-        self, found: str, caller: Caller, act: Act, *, name: str = "", operation: str = ""
-    ) -> tuple[Redrive, bool]:
+        self, found: str, caller: Caller, act: LedgerAct, *, name: str = "", operation: str = ""
+    ) -> tuple[RedriveTask, bool]:
         """Start the task of a plan; the same operation id gives the same task. Raises Conflict for a changed world."""
         if len(name) > NAME_CHARACTERS_MAX or len(act.reason) > REASON_CHARACTERS_MAX:
             raise Invalid(f"redrive is invalid; a name has {NAME_CHARACTERS_MAX} characters at the most")
@@ -182,7 +182,7 @@ class Planner:
             plan=plan, letters=letters, wish=wish, name=name, operation=operation, act=act
         )
 
-    async def _still_going(self, plan: Plan) -> list[Going]:
+    async def _still_going(self, plan: Plan) -> list[PlannedLetter]:
         """The plan's letters, if all of them can still go as planned. Raises Conflict."""
         going, left_out, _ = await self._sorted(plan.wish, self._frozen(plan))
         if _hash(plan.wish, going) != plan.hash:
@@ -201,7 +201,7 @@ class Planner:
         await canary_wait(self._custody, plan.wish, going, reached)
         return going
 
-    async def _same(self, operation: str, plan: Plan) -> Redrive | None:
+    async def _same(self, operation: str, plan: Plan) -> RedriveTask | None:
         """The task that this operation id has started. Raises Conflict when it was for another plan."""
         found = await self._custody.vault.redrives.by_operation(operation) if operation else None
         if found is not None and found.plan != plan.hash:
@@ -209,9 +209,11 @@ class Planner:
         return found
 
 
-def _parted(going: Sequence[Going], reached: dict[Address, Reach]) -> tuple[list[Going], list[Unrouted]]:
+def _parted(
+    going: Sequence[PlannedLetter], reached: dict[Address, Reach]
+) -> tuple[list[PlannedLetter], list[Unrouted]]:
     """Those that would arrive, and those that would not, or would arrive in their own dead-letter queue."""
-    arriving: list[Going] = []
+    arriving: list[PlannedLetter] = []
     left_out: list[Unrouted] = []
     for one in going:
         reach = reached.get(one.address, Reach())
@@ -230,7 +232,7 @@ def _reasons(left_out: Sequence[Unrouted]) -> tuple[LeftOut, ...]:
     return tuple(LeftOut(why, count, samples[why]) for why, count in counts.most_common())
 
 
-def _notes(going: Iterable[Going], reached: dict[Address, Reach]) -> list[str]:
+def _notes(going: Iterable[PlannedLetter], reached: dict[Address, Reach]) -> list[str]:
     sources: dict[Address, set[str]] = {}
     for one in going:
         sources.setdefault(one.address, set()).add(one.source_queue)
@@ -244,7 +246,7 @@ def _notes(going: Iterable[Going], reached: dict[Address, Reach]) -> list[str]:
     return notes
 
 
-def _hash(wish: Wish, going: Sequence[Going]) -> str:
+def _hash(wish: PlanOptions, going: Sequence[PlannedLetter]) -> str:
     return plan_hash(wish, [(one.letter, one.revision, pack(one.address)) for one in going])
 
 

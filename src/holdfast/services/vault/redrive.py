@@ -9,9 +9,9 @@ import uuid
 from contextlib import suppress
 from datetime import timedelta
 
-from holdfast.core.ledger import Act
+from holdfast.core.ledger import LedgerAct
 from holdfast.core.moments import moment
-from holdfast.core.redrive_task import Redrive, RedriveState
+from holdfast.core.redrive_task import RedriveState, RedriveTask
 from holdfast.errors import BrokerError, Conflict, HoldfastError, NotFound, TryAgain
 from holdfast.services.vault.custody import Custody
 from holdfast.services.vault.redriving import LEASE_S, WAIT_S_FIRST, WAIT_S_MAX, Redriving
@@ -25,7 +25,7 @@ WAIT_FOR_HOLD_S = 1.0
 RELEASE_COUNT_MAX = 2_000
 
 
-class Redrives:
+class RedriveRunner:
     """Runs tasks, each in a task of its own, and hears what operators say to them."""
 
     def __init__(self, custody: Custody) -> None:
@@ -44,21 +44,21 @@ class Redrives:
                     self.begin(redrive)
             before = tasks[-1].id
 
-    def begin(self, redrive: Redrive) -> None:
+    def begin(self, redrive: RedriveTask) -> None:
         """Work on a task, unless that happens already."""
         if redrive.id not in self._running and redrive.state is RedriveState.RUNNING:
             task = asyncio.create_task(self._keep_on(redrive.id), name=f"redrive {redrive.id}")
             self._running[redrive.id] = task
             task.add_done_callback(lambda _: self._running.pop(redrive.id, None))
 
-    async def find(self, number: int) -> Redrive:
+    async def find(self, number: int) -> RedriveTask:
         """Raises NotFound."""
         found = await self._custody.vault.redrives.find(number)
         if found is None:
             raise NotFound(f"redrive does not exist; there is no redrive {number}")
         return found
 
-    async def change(self, number: int, word: str, act: Act) -> Redrive:
+    async def change(self, number: int, word: str, act: LedgerAct) -> RedriveTask:
         """`pause`, `resume` or `cancel`. Raises Conflict when that cannot be done to it now."""
         state, sources = {
             "pause": (RedriveState.PAUSED, [RedriveState.RUNNING]),
@@ -84,11 +84,11 @@ class Redrives:
 
     async def release(self) -> None:
         """Letters of cancelled tasks that nobody has in hand any more are an operator's again, with a note."""
-        act = Act(actor=self._custody.actor, action="redrives.release")
+        act = LedgerAct(actor=self._custody.actor, action="redrives.release")
         while await self._custody.vault.redrives.release(count_max=RELEASE_COUNT_MAX, act=act) == RELEASE_COUNT_MAX:
             pass
 
-    def _check_takeover(self, redrive: Redrive) -> None:
+    def _check_takeover(self, redrive: RedriveTask) -> None:
         """A running task is taken over only from nobody. Raises Conflict."""
         if redrive.id in self._running:
             raise Conflict(f"redrive cannot resume; redrive {redrive.id} is running")
@@ -169,7 +169,7 @@ class Redrives:
         return self._closing or number in self._lost
 
     async def _stop(self, number: int, why: str) -> None:
-        act = Act(actor=self._custody.actor, action="redrives.stopped", detail=why)
+        act = LedgerAct(actor=self._custody.actor, action="redrives.stopped", detail=why)
         await self._custody.vault.redrives.set_state(
             number, RedriveState.STOPPED, sources=[RedriveState.RUNNING], act=act
         )

@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from holdfast.core.ledger import Act
+from holdfast.core.ledger import LedgerAct
 from holdfast.core.moments import moment
-from holdfast.core.redrive_task import Leased, Redrive, RedriveState, Settled
+from holdfast.core.redrive_task import LeasedLetter, RedriveState, RedriveTask, Settled
 from holdfast.errors import BrokerError, TryAgain
 from holdfast.ports.blobs import BlobMissing
 from holdfast.ports.custody import Parcel, Post, Posted
@@ -38,7 +38,7 @@ FRUITLESS_ROUNDS_MAX = 100
 class _Batch(Struct, frozen=True):
     """Letters that are ours until a moment."""
 
-    leased: Sequence[Leased]
+    leased: Sequence[LeasedLetter]
     until: datetime
 
 
@@ -52,11 +52,11 @@ class _Outcome(Struct, frozen=True):
 class Redriving:
     """`await Redriving(custody, redrive, ...).run()`."""
 
-    def __init__(self, custody: Custody, redrive: Redrive, *, is_closing: Callable[[], bool]) -> None:
+    def __init__(self, custody: Custody, redrive: RedriveTask, *, is_closing: Callable[[], bool]) -> None:
         self._custody = custody
         self._redrive = redrive
         self._is_closing = is_closing
-        self._act = Act(
+        self._act = LedgerAct(
             actor=redrive.started_by, action="redrive", reason=redrive.reason, detail=f"redrive {redrive.id}"
         )
         self._pace = Pace(redrive)
@@ -132,11 +132,11 @@ class Redriving:
             await self._custody.vault.redrives.settle(self._redrive.id, one.settled, self._act, until=one.until)
             self._outcomes.pop(0)
 
-    async def _published(self, leased: Sequence[Leased]) -> list[Settled]:
+    async def _published(self, leased: Sequence[LeasedLetter]) -> list[Settled]:
         """All of them; a few chunks are read and published at a time, so that large bodies do not fill the memory."""
         slots = asyncio.Semaphore(CHUNKS_AT_ONCE)
 
-        async def publish(chunk: Sequence[Leased]) -> list[Settled]:
+        async def publish(chunk: Sequence[LeasedLetter]) -> list[Settled]:
             async with slots:
                 try:
                     return await self._chunk(chunk)
@@ -148,7 +148,7 @@ class Redriving:
         done = await asyncio.gather(*(publish(chunk) for chunk in _chunks(leased)))
         return [one for chunk in done for one in chunk]
 
-    async def _chunk(self, leased: Sequence[Leased]) -> list[Settled]:
+    async def _chunk(self, leased: Sequence[LeasedLetter]) -> list[Settled]:
         settled: list[Settled] = []
         by_post: dict[Post, list[Parcel]] = {}
         contents = await self._custody.contents(leased)
@@ -182,7 +182,7 @@ class Redriving:
             return True
         if redrive.redriven + redrive.failed + redrive.skipped < redrive.total:
             return False
-        act = Act(actor=redrive.started_by, action="redrives.done")
+        act = LedgerAct(actor=redrive.started_by, action="redrives.done")
         done, running = RedriveState.DONE, RedriveState.RUNNING
         await self._custody.vault.redrives.set_state(redrive.id, done, sources=[running], act=act)
         emit("redrive.ended", redrive=redrive.id, state="done", redriven=redrive.redriven, failed=redrive.failed)
@@ -197,8 +197,8 @@ class _Stopped(Exception):
         self.why = why
 
 
-def _chunks(leased: Sequence[Leased]) -> list[list[Leased]]:
-    chunks: list[list[Leased]] = [[]]
+def _chunks(leased: Sequence[LeasedLetter]) -> list[list[LeasedLetter]]:
+    chunks: list[list[LeasedLetter]] = [[]]
     size = 0
     for one in leased:
         if chunks[-1] and (len(chunks[-1]) >= CHUNK_COUNT_MAX or size + one.body_bytes > CHUNK_BYTES_MAX):

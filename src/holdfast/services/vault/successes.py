@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from holdfast.core.ledger import Act
+from holdfast.core.ledger import LedgerAct
 from holdfast.core.message import Message
 from holdfast.core.redrive import REDRIVE_ID
 from holdfast.errors import HoldfastError
@@ -34,7 +34,7 @@ class Successes:
 
     def __init__(self, open_vault: OpenVault, *, actor: str) -> None:
         self._open_vault = open_vault
-        self._act = Act(actor=actor, action="letters.resolved", reason="a consumer has done it")
+        self._act = LedgerAct(actor=actor, action="letters.resolved", reason="a consumer has done it")
         self._noted: dict[str, int] = {}
 
     def note(self, message: Message) -> None:

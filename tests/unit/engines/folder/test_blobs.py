@@ -15,9 +15,9 @@ from unittest.mock import patch
 import pytest
 
 from holdfast.engines.folder.blobs import CHUNK_BYTES, FolderBlobs, open_folder_blobs
-from holdfast.engines.folder.partial import Partial, remove_leftovers
+from holdfast.engines.folder.partial import PartialFile, remove_leftovers
 from holdfast.engines.folder.threads import in_thread
-from holdfast.engines.folder.tree import Tree
+from holdfast.engines.folder.tree import BlobFolder
 from holdfast.errors import CannotStart, Invalid, StorageFailed
 from holdfast.ports.blobs import BlobExists, BlobMissing, Blobs, BlobStat
 
@@ -303,7 +303,7 @@ async def test_opening_removes_what_the_dead_left_and_nothing_of_the_living(root
         await blobs.put("a", b"kept")
         (root / ".partial").mkdir()
         (root / ".partial" / "of-the-dead").write_bytes(b"half")
-        living = Partial(tree := Tree(root))
+        living = PartialFile(tree := BlobFolder(root))
         tree.open()
         living.open()
         async with open_folder_blobs(root) as again:

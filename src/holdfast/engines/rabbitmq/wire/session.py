@@ -22,7 +22,7 @@ from holdfast.engines.rabbitmq.wire.events import (
     Method,
     Opened,
 )
-from holdfast.engines.rabbitmq.wire.frames import FRAME_BYTES_MAX, ProtocolBroken, Reader
+from holdfast.engines.rabbitmq.wire.frames import FRAME_BYTES_MAX, FrameReader, ProtocolBroken
 from holdfast.engines.rabbitmq.wire.table import Value
 
 CHANNEL_MAX = 2047
@@ -68,7 +68,7 @@ class HandshakeFailed(Exception):
     """The broker does not offer what we need; nothing was sent that it could have used."""
 
 
-class Session:
+class AmqpSession:
     """`start()`, then `feed()` what comes and send what `take()` gives."""
 
     def __init__(self, login: Login) -> None:
@@ -79,7 +79,7 @@ class Session:
         self.channel_max = login.channel_max
         self.blocked: str | None = None
         self._login = login
-        self._reader = Reader()
+        self._reader = FrameReader()
         self._replies: list[bytes] = []
         self._channels: set[int] = set()
         self._next_channel = 1

@@ -38,11 +38,11 @@ def admin_paths(schemas: dict[Any, dict[str, Any]]) -> dict[str, dict[str, Any]]
     """The paths. `schemas` has the schema of each of `admin_types`."""
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, schemas)
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _admin_operation(endpoint, schemas)
     return paths
 
 
-def _operation(endpoint: Endpoint, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+def _admin_operation(endpoint: Endpoint, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     reply = {"type": "string"} if endpoint.reply is bytes else schemas[endpoint.reply]
     responses: dict[str, Any] = {"200": {"description": "Done", "content": {endpoint.media: {"schema": reply}}}}
     responses |= {
