@@ -25,13 +25,13 @@ from bench.movers import EXCHANGE
 from bench.recover import Recoveries
 from bench.rounds import Target, report, run
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.letter_selection import Selection
-from holdfast.core.redrive_task import PlanOptions, RedriveTask
-from holdfast.core.redrive_task import Target as Aim
-from holdfast.core.roles import Caller, Role
+from holdfast.core.plan import PlanOptions, RedriveTask
+from holdfast.core.plan import Target as Aim
+from holdfast.core.requests.roles import Caller, Role
+from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.settings import Secret, Settings, StorageSettings
-from holdfast.wiring_custody import open_office
+from holdfast.wiring import open_office
 from tests.support.rabbitmq import running_node
 
 ADMIN = Caller(name="bench", role=Role.ADMIN, origin="bench")

@@ -23,12 +23,11 @@ from pamqp import commands as amqp
 
 from bench.movers import EXCHANGE
 from bench.rounds import Target, report, run
-from holdfast.engines.rabbitmq.address import BrokerUrl
-from holdfast.engines.rabbitmq.channel import Channel, Close
-from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.wire import methods, properties
+from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Event
 from holdfast.errors import BrokerError
 from tests.support.rabbitmq import Node, running_node

@@ -19,10 +19,9 @@ import psycopg
 import uvloop
 
 from bench.rounds import ROUNDS_MIN, Target, report, run
-from holdfast.core.item import NewItem
-from holdfast.core.queue import PartitionPlace, QueueRecord
+from holdfast.core.item import NewItem, PartitionPlace, QueueRecord
 from holdfast.engines.postgres.storage import PostgresStorage
-from holdfast.ports.queues import Complete, DeathRules, LeasedItems, LeaseItems, Produce, QueueStore
+from holdfast.ports.queue_store import Complete, DeathRules, LeasedItems, LeaseItems, Produce, QueueStore
 from tests.support.postgres import running_cluster
 
 BATCH = 100

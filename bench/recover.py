@@ -20,8 +20,8 @@ from typing import Any
 from bench.move import VHOST, Bench, Deaf, Pair, _reached
 from bench.movers import EXCHANGE
 from bench.rounds import Target, report, run
-from holdfast.engines.rabbitmq.address import BrokerUrl
 from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.url import BrokerUrl
 from tests.support.rabbitmq import running_node
 
 HOLDFAST = Path(sys.executable).with_name("holdfast")

@@ -10,11 +10,10 @@ from typing import Any
 import httpx2
 
 from holdfast.faces.api.app import make_app
-from holdfast.faces.api.door import token_hash
-from holdfast.services.queue.methods import Queues
+from holdfast.faces.api.authenticator import token_hash
+from holdfast.services.queue.queues import Queues
 from holdfast.settings import Settings, StorageSettings
-from holdfast.wiring import open_service
-from holdfast.wiring_custody import VaultApp, open_office
+from holdfast.wiring import VaultApp, open_office, open_service
 from tests.vault.letters import ACT, letter
 
 TOKEN = "the-admin-token"

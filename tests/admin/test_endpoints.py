@@ -9,8 +9,8 @@ import pytest
 
 from holdfast import NewItem, RetryItem
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.roles import NEEDS, Role
-from holdfast.core.verbs import VERBS
+from holdfast.core.requests.queue import VERBS
+from holdfast.core.requests.roles import NEEDS, Role
 from holdfast.faces.api.admin.desk import Endpoint
 from holdfast.faces.api.admin.routes import ENDPOINTS
 from holdfast.faces.api.results import PATHS as RESULT_PATHS

@@ -10,18 +10,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.groups import Fingerprint, fingerprint
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.letter import DeathStory
-from holdfast.core.roles import NEEDS, REDRIVES, Caller, Role, needs
+from holdfast.core.letter import DeathStory, Fingerprint, fingerprint
+from holdfast.core.requests.roles import NEEDS, REDRIVES, Caller, Role, needs
 from holdfast.core.states import LetterState
 from holdfast.errors import CannotStart
 from holdfast.faces.api.admin import books
 from holdfast.ports.custody import DeadQueue, Post
-from holdfast.services import capture
-from holdfast.services.fingerprints import load_fingerprint
-from holdfast.telemetry.vault_metrics import OTHERS, QUEUES_COUNT_MAX, CaptureGauge, render_vault
-from holdfast.wiring_custody import SERVER
+from holdfast.services.vault import capture
+from holdfast.services.vault.capture import load_fingerprint
+from holdfast.telemetry.prometheus import OTHERS, QUEUES_COUNT_MAX, CaptureGauge, render_vault
+from holdfast.wiring import SERVER
 from tests.admin.house import House, open_house
 from tests.admin.test_endpoints import dead_item
 from tests.support.eventually import eventually

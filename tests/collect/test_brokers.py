@@ -9,9 +9,9 @@ import pytest
 
 import holdfast
 from holdfast.core.states import TransactionState
-from holdfast.engines.rabbitmq.address import BrokerUrl
 from holdfast.engines.rabbitmq.collect import RabbitTransport
 from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.wiring import SystemClock
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
 from tests.collect.shared import Place, check_place, outgoing, producing

@@ -14,7 +14,7 @@ from holdfast.core.states import TransactionState
 from holdfast.engines.folder.blobs import FolderBlobs
 from holdfast.errors import HoldfastError
 from holdfast.ports.blobs import Blob, BlobContent
-from holdfast.services.collect.work import UploadSlots
+from holdfast.services.collect.transaction import UploadSlots
 from tests.collect.producing import PRODUCER, body_of, header, make_queues, payload, produce, take_request
 from tests.support.eventually import eventually
 

@@ -13,15 +13,14 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.item import Item, LeasedItem, NewItem, RetryItem
+from holdfast.core.item import Item, LeasedItem, NewItem, PartitionPlace, QueueRecord, RetryItem
 from holdfast.core.moments import moment
-from holdfast.core.queue import PartitionPlace, QueueRecord
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.errors import Invalid
-from holdfast.ports.queues import (
+from holdfast.ports.queue_store import (
     Arrive,
     Clear,
     Committed,

@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import holdfast
-from holdfast.engines.rabbitmq.address import BrokerUrl
 from holdfast.engines.rabbitmq.consumer import Consumer
 from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire.confirms import OutcomeKind
 from holdfast.ports.broker import Layout
 from holdfast.proof.conservation import Conservation, ConservationReport

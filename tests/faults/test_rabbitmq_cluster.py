@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 import holdfast
-from holdfast.engines.rabbitmq.address import BrokerUrl
 from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire.confirms import Outcome, OutcomeKind
 from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.faults.consuming import QUEUE, consuming

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from holdfast.core.item import Item
 from holdfast.core.moments import microseconds
 from holdfast.errors import StorageFailed
-from holdfast.ports.queues import DyingItem
+from holdfast.ports.queue_store import DyingItem
 from tests.model.books import Books, Dying, Entry, Queue, policy
 from tests.model.installation import Installation
 

@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.core.item import NewItem, RetryItem
 from holdfast.core.moments import format_duration, microseconds, moment
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.errors import BadIds, HoldfastError, Invalid, NothingToLease, TryAgain
-from holdfast.ports.queues import (
+from holdfast.ports.queue_store import (
     Arrive,
     Clear,
     Committed,

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.core.item import NewItem, RetryItem
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.errors import QueueMissing, StorageFailed, TryAgain
-from holdfast.ports.queues import Arrive, DyingItem, MoveTarget, RetryItems
+from holdfast.ports.queue_store import Arrive, DyingItem, MoveTarget, RetryItems
 from tests.model.installation import Installation
 from tests.support.flaky import CATALOG
 

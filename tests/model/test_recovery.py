@@ -23,12 +23,12 @@ from msgspec.structs import replace
 from holdfast.core.message import Address, Message
 from holdfast.core.recovery import RunLimits, Summary
 from holdfast.core.routes import Route, RouteTable
-from holdfast.engines.folder.journal import FileJournal
 from holdfast.errors import BrokerLost
 from holdfast.ports.recovery import Depth, Exported, OnOutcome, Preflight, RunLetter, Verdict
 from holdfast.services.recover.run import Recovery
+from holdfast.stores.journal import FileJournal
 from holdfast.testing import FrozenClock
-from holdfast.wiring_recover import how_it_ended
+from holdfast.wiring import how_it_ended
 from tests.support.quick_time import run_quickly
 
 TARGET = Address(routing_key="target")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from holdfast.core.death import RedriveStamp
 from holdfast.core.recovery import RunLimits, Summary
-from holdfast.core.redrive import RedriveStamp
 from holdfast.core.routes import RouteTable, parse_routes
 from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
 from holdfast.engines.rabbitmq.redriver import Redriver

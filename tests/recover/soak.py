@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.rabbitmq.publisher import Outgoing
 from holdfast.proof.conservation import ConservationReport
 from holdfast.proof.proxy import Proxy
 from tests.engines.rabbitmq.admin import Admin

@@ -15,11 +15,11 @@ import pytest
 import holdfast
 from holdfast.core.item import Item, RetryItem
 from holdfast.core.recovery import RunLimits, StoppedBy, Summary
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.errors import Invalid, QueueMissing, StorageFailed
-from holdfast.ports.queues import Arrive
-from holdfast.services.queue.logical import LogicalQueue
-from holdfast.services.queue.methods import Queues
+from holdfast.ports.queue_store import Arrive
+from holdfast.services.queue.logical_queue import LogicalQueue
+from holdfast.services.queue.queues import Queues
 from holdfast.services.recover.embedded import EmbeddedRecovery
 from holdfast.wiring import SystemClock
 from tests.faults.serving import TOKEN, serving
@@ -140,7 +140,7 @@ async def test_a_limit_a_filter_and_a_dry_run(url: str) -> None:
 
 async def test_a_reason_fits_by_what_stands_before_its_details(url: str) -> None:
     async with opened(url) as queues:
-        await kill(queues, "orders", b"one", reason="permanent; holdfast.core.outcome.Permanent: no such order")
+        await kill(queues, "orders", b"one", reason="permanent; holdfast.core.policy.Permanent: no such order")
         await kill(queues, "orders", b"two", reason="attempts; ValueError: permanent")
         others = await recover(queues, where=["reason!=permanent"], dry_run=True)
         assert (others.planned, others.filtered) == ({"(no type)": {"orders": 1}}, 1)

@@ -14,10 +14,9 @@ from holdfast.core.ledger import LedgerRow, verify
 from holdfast.core.recovery import Summary
 from holdfast.errors import StorageFailed
 from holdfast.proof.process import Child, python_argv
-from holdfast.services.recover.schedule import OnBegin, RecoverySchedule, ScheduledRecovery
+from holdfast.services.recover.service import OnBegin, RecoverySchedule, ScheduledRecovery
 from holdfast.settings import load_settings
-from holdfast.wiring import SystemClock
-from holdfast.wiring_custody import open_ledger
+from holdfast.wiring import SystemClock, open_ledger
 from tests.faults.serving import TOKEN, Serving, serving
 from tests.recover.test_embedded import filled, items, kill
 from tests.recover.world import World, letter

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from holdfast.core.recovery import RunLimits, StoppedBy
-from holdfast.engines.rabbitmq.channel import Channel
+from holdfast.engines.rabbitmq.connection import Channel
 from holdfast.errors import BrokerRefused
 from holdfast.ports.recovery import Depth
 from holdfast.proof.proxy import Proxy

@@ -11,10 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from holdfast.core.item import Item
-from holdfast.core.queue import QueueRecord
+from holdfast.core.item import Item, QueueRecord
 from holdfast.errors import StorageFailed
-from holdfast.ports.queues import (
+from holdfast.ports.queue_store import (
     Catalog,
     Committed,
     DeathRules,

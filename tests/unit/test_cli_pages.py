@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from holdfast import Item, NewItem
-from holdfast.faces.cli.failures import CommandFailed, ExitCode
+from holdfast.faces.cli.context import CommandFailed, ExitCode
 from holdfast.faces.cli.items import GROWTH_COUNT_MAX, PAGE_COUNT_MAX, pages
 from holdfast.faces.cli.lines import InputLine, LineBatch, batches, read_lines
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 from holdfast.testing import memory_queues
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engines.folder import journal as module
-from holdfast.engines.folder.journal import FileJournal
 from holdfast.errors import CannotStart
 from holdfast.ports.recovery import RunEnd
+from holdfast.stores import journal as module
+from holdfast.stores.journal import FileJournal
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.topology import Binding, Design, Exchange, Family, FamilyQueue, Queue, Version
-from holdfast.core.topology_definitions import from_definitions
-from holdfast.core.topology_file import parse_file
-from holdfast.core.topology_layouts import design
-from holdfast.core.topology_rules import hazards
+from holdfast.core.topology.definitions import from_definitions
+from holdfast.core.topology.layouts import design, parse_file
+from holdfast.core.topology.model import Binding, Design, Exchange, Family, FamilyQueue, Queue, Version
+from holdfast.core.topology.rules import hazards
 
 V3, V4 = Version(3, 10), Version(4, 0)
 EXAMPLES = Path(__file__).parents[2] / "examples" / "topologies"

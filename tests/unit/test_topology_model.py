@@ -12,13 +12,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.topology import Binding, Design, Exchange, Policy, Queue, Topology, Version, effective, topology
-from holdfast.core.topology_definitions import from_definitions, to_definitions
-from holdfast.core.topology_diff import DifferenceKind, diff
-from holdfast.core.topology_draw import mermaid, svg
-from holdfast.core.topology_graph import Graph, matches
-from holdfast.core.topology_rules import hazards
+from holdfast.core.topology.definitions import from_definitions, to_definitions
+from holdfast.core.topology.diff import DifferenceKind, diff
+from holdfast.core.topology.model import (
+    Binding,
+    Design,
+    Exchange,
+    Policy,
+    Queue,
+    Topology,
+    Version,
+    effective,
+    topology,
+)
+from holdfast.core.topology.routing import Graph, matches
+from holdfast.core.topology.rules import hazards
 from holdfast.errors import Invalid
+from holdfast.faces.draw import mermaid, svg
 
 V3, V4 = Version(3, 10), Version(4, 0)
 

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.topology import Binding, Exchange, Queue, Topology, Version, topology
-from holdfast.core.topology_diff import DifferenceKind
-from holdfast.core.topology_file import TopologyFile, parse_file
-from holdfast.core.topology_graph import Graph
-from holdfast.core.topology_layouts import design
+from holdfast.core.topology.diff import DifferenceKind
+from holdfast.core.topology.layouts import TopologyFile, design, parse_file
+from holdfast.core.topology.model import Binding, Exchange, Queue, Topology, Version, topology
+from holdfast.core.topology.routing import Graph
 from holdfast.errors import BrokerError
 from holdfast.ports.topology import LiveTopology, Probe, ProbeResult, QueueState, Thing
-from holdfast.services.topology import Topologies
-from holdfast.services.topology_probes import probes_of
+from holdfast.services.topology import Topologies, probes_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "topologies"
 V3, V4 = Version(3, 10), Version(4, 0)

@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from holdfast.core.letter_selection import Selection
-from holdfast.core.roles import Caller, Role
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.core.requests.roles import Caller, Role
+from holdfast.core.selection import Selection
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.settings import Secret, Settings, StorageSettings
-from holdfast.wiring_custody import VaultApp, open_office
+from holdfast.wiring import VaultApp, open_office
 from tests.engines.rabbitmq.admin import Admin
 
 DLQ, MAIN = "orders.dlq", "orders"

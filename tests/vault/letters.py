@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from holdfast.core.groups import fingerprint
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.letter import DeathStory, NewLetter
+from holdfast.core.letter import DeathStory, NewLetter, fingerprint
 
 ACT = LedgerAct(actor="tester", action="capture", origin="tests")
 QUEUE = "orders.dlq"

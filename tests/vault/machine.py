@@ -17,15 +17,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from holdfast.core.letter import NewLetter
-from holdfast.core.letter_selection import ID_MAX, Selection
 from holdfast.core.moments import moment
-from holdfast.core.redrive_task import Plan, PlanOptions, RedriveState, Settled
+from holdfast.core.plan import Plan, PlanOptions, RedriveState, Settled
+from holdfast.core.selection import ID_MAX, Selection
 from holdfast.core.states import LetterState
-from holdfast.engines.postgres.vault import SCHEMA, PostgresDatabase
-from holdfast.engines.sql_vault.vault import SqlVault
-from holdfast.engines.sqlite.vault import SqliteDatabase
+from holdfast.engines.postgres.database import SCHEMA, PostgresDatabase
+from holdfast.engines.sqlite.database import SqliteDatabase
 from holdfast.errors import Conflict
-from holdfast.services.ledger import LedgerService
+from holdfast.services.vault.ledgers import LedgerService
+from holdfast.stores.vault import SqlVault
 from holdfast.testing import FrozenClock
 from tests.vault.letters import ACT, act, letter
 from tests.vault.model import Books, Holding, Message, Place, S, Task

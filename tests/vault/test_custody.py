@@ -10,18 +10,18 @@ import pytest
 
 import holdfast
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.letter_selection import Selection
 from holdfast.core.moments import moment
-from holdfast.core.redrive_task import Canary, PlanOptions, RedriveState, RedriveTask, Target
+from holdfast.core.plan import Canary, PlanOptions, RedriveState, RedriveTask, Target
+from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
-from holdfast.engines.postgres.vault import SCHEMA
-from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.postgres.database import SCHEMA
+from holdfast.engines.rabbitmq.publisher import Outgoing
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import Conflict, NotFound
 from holdfast.proof.proxy import Proxy
 from holdfast.settings import Secret, Settings, StorageSettings
-from holdfast.wiring_custody import VaultApp, open_office
+from holdfast.wiring import VaultApp, open_office
 from tests.admin.house import open_house
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.eventually import eventually

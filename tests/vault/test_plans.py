@@ -11,15 +11,15 @@ from pamqp import commands as amqp
 
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import Content
-from holdfast.core.letter_selection import Selection
 from holdfast.core.message import Address
 from holdfast.core.moments import moment
-from holdfast.core.redrive_task import Canary, Place, Plan, PlanOptions, RedriveState, Retries, Target
-from holdfast.engines.rabbitmq.letters_out import Rewriter
+from holdfast.core.plan import Canary, Place, Plan, PlanOptions, RedriveState, Retries, Target
+from holdfast.core.selection import Selection
+from holdfast.engines.rabbitmq.redriver import Rewriter
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.errors import Conflict, Invalid
 from holdfast.ports.custody import Parcel
-from holdfast.wiring_custody import VaultApp
+from holdfast.wiring import VaultApp
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, vhost_name

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from holdfast.core.letter_selection import Selection
 from holdfast.core.moments import moment
-from holdfast.core.redrive_task import LeasedLetter, Plan, PlanOptions, RedriveState, RedriveTask, Settled
+from holdfast.core.plan import LeasedLetter, Plan, PlanOptions, RedriveState, RedriveTask, Settled
+from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.errors import Conflict
 from holdfast.ports.vault import Vault

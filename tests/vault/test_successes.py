@@ -11,14 +11,14 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.core.letter_selection import Selection
-from holdfast.core.redrive_task import PlanOptions, Settled
+from holdfast.core.plan import PlanOptions, Settled
+from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
-from holdfast.engines.postgres.vault import SCHEMA
+from holdfast.engines.postgres.database import SCHEMA
 from holdfast.ports.vault import Vault
 from holdfast.settings import Secret
 from holdfast.testing import FrozenClock
-from holdfast.wiring_custody import VaultApp
+from holdfast.wiring import VaultApp
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, vhost_name

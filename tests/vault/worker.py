@@ -8,11 +8,11 @@ import os
 import sys
 
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.letter_selection import Selection
-from holdfast.core.redrive_task import PlanOptions, RedriveState
+from holdfast.core.plan import PlanOptions, RedriveState
+from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.settings import Settings, load_settings
-from holdfast.wiring_custody import VaultApp, open_office
+from holdfast.wiring import VaultApp, open_office
 from tests.vault.brokers import ADMIN, DLQ
 
 ACT = LedgerAct(actor="worker", action="redrives.start")

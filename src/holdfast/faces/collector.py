@@ -16,13 +16,13 @@ from types import TracebackType
 from typing import Self
 
 from holdfast.core.collect import SeriesState, Transaction
-from holdfast.core.outcome import delay_us
+from holdfast.core.policy import delay_us
 from holdfast.errors import Invalid
 from holdfast.ports.clock import Clock
-from holdfast.services.collect.limits import CollectLimits
 from holdfast.services.collect.reading import Gaps, StoredPart
 from holdfast.services.collect.service import CollectService
-from holdfast.services.queue.methods import Queues
+from holdfast.services.collect.transaction import CollectLimits
+from holdfast.services.queue.queues import Queues
 from holdfast.wiring import open_collector
 
 UPLOADS_COUNT_MAX = 256

@@ -10,7 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from holdfast.core.topology import Binding, Exchange, Queue, Topology, Version
+from holdfast.core.topology.model import Binding, Exchange, Queue, Topology, Version
 
 Thing: TypeAlias = Exchange | Queue | Binding
 

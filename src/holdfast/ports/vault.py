@@ -14,12 +14,11 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from holdfast.core.groups import Group, GroupStatus
 from holdfast.core.ledger import LedgerAct, LedgerRow
-from holdfast.core.letter import Content, JsonValue, Letter, NewLetter, Revision
-from holdfast.core.letter_selection import Selection
-from holdfast.core.redrive_task import LeasedLetter, Plan, PlanOptions, RedriveState, RedriveTask, Settled
-from holdfast.core.roles import Token
+from holdfast.core.letter import Content, Group, GroupStatus, JsonValue, Letter, NewLetter, Revision
+from holdfast.core.plan import LeasedLetter, Plan, PlanOptions, RedriveState, RedriveTask, Settled
+from holdfast.core.requests.roles import Token
+from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 
 #: How many bytes of bodies are leased at once.

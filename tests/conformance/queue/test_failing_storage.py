@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from holdfast import ImportedItem, NewItem, Queues, RetryItem
-from holdfast.ports.queues import Arrive, Complete, Due, LeaseItems, Produce, Remove, RetryItems
+from holdfast.ports.queue_store import Arrive, Complete, Due, LeaseItems, Produce, Remove, RetryItems
 from tests.conformance.queue.house import House, answered, refused
 
 FAILING = "partition is failing; the storage of queue '{}' cannot be used now, try again"

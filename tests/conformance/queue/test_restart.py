@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import HoldfastError, ImportedItem, NewItem, Queues, RetryItem
 from holdfast.core.moments import moment
-from holdfast.ports.queues import LeaseItems
+from holdfast.ports.queue_store import LeaseItems
 from tests.conformance.queue.house import House, answered, refused
 
 STOPPING = "queue is shutting down; try another server"

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TypeVar
 
-from holdfast.core.item import LeasedItem, NewItem
-from holdfast.core.queue import PartitionPlace, QueueRecord
+from holdfast.core.item import LeasedItem, NewItem, PartitionPlace, QueueRecord
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.errors import QueueMissing
-from holdfast.ports.queues import (
+from holdfast.ports.queue_store import (
     DeathRules,
     LeasedItems,
     LeaseItems,

@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
-from holdfast.core.item import NewItem, RetryItem
+from holdfast.core.item import NewItem, QueueRecord, RetryItem
 from holdfast.core.moments import moment
-from holdfast.core.queue import QueueRecord
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.errors import Invalid, QueueMissing
-from holdfast.ports.queues import (
+from holdfast.ports.queue_store import (
     Complete,
     Counted,
     DeathRules,

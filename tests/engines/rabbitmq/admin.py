@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 from pamqp import commands as amqp
 
-from holdfast.engines.rabbitmq.address import BrokerUrl
-from holdfast.engines.rabbitmq.channel import Channel, Close
-from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
 from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.wire import methods, properties
+from holdfast.engines.rabbitmq.publisher import Outgoing
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Delivery, Event
 from holdfast.errors import BrokerError
 from tests.support.rabbitmq import Node

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from holdfast.engines.rabbitmq.address import BrokerUrl
 from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.errors import (
     BadAddress,
     BrokerError,

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from holdfast.core.death import RedriveStamp
 from holdfast.core.message import Address
-from holdfast.core.redrive import RedriveStamp
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
 from holdfast.engines.rabbitmq.publisher import Publisher

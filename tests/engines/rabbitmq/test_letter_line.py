@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.engines.rabbitmq.channel import Channel
-from holdfast.engines.rabbitmq.letter_line import WALKED_COUNT_MAX, ConsumerChannel
+from holdfast.engines.rabbitmq.connection import Channel
+from holdfast.engines.rabbitmq.consumer_channel import WALKED_COUNT_MAX, ConsumerChannel
 from holdfast.engines.rabbitmq.wire.events import Delivery, Event
 
 

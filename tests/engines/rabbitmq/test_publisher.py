@@ -10,8 +10,7 @@ from functools import partial
 import pytest
 
 from holdfast.engines.rabbitmq.backoff import Backoff
-from holdfast.engines.rabbitmq.lane import Outgoing, PublishBatch
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.publisher import Outgoing, PublishBatch, Publisher
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.confirms import CONFIRMED, Outcome, OutcomeKind
 from holdfast.errors import BrokerLost

@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 
+from holdfast.core.death import RedriveStamp
 from holdfast.core.message import Address
-from holdfast.core.redrive import RedriveStamp
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters

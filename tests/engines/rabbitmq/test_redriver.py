@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.core.death import REDRIVE_ID, RedriveStamp
 from holdfast.core.message import Address
-from holdfast.core.redrive import REDRIVE_ID, RedriveStamp
 from holdfast.core.routes import Mode, RouteTable
-from holdfast.engines.rabbitmq.digest import digest
+from holdfast.engines.rabbitmq.letters import digest
 from holdfast.engines.rabbitmq.redriver import REMEMBERED_BYTES_MAX, Copy, Redriver
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.events import Delivery

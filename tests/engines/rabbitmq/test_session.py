@@ -9,8 +9,8 @@ from pamqp import base
 from pamqp import commands as amqp
 from pamqp import frame as pamqp_frame
 
-from holdfast.engines.rabbitmq.address import BrokerUrl, Tls
 from holdfast.engines.rabbitmq.backoff import STEADY_S, Backoff, BackoffTimer
+from holdfast.engines.rabbitmq.url import BrokerUrl, Tls
 from holdfast.engines.rabbitmq.wire.events import Blocked, ChannelClosedByBroker, ConnectionClosedByBroker, Opened
 from holdfast.engines.rabbitmq.wire.frames import ProtocolBroken
 from holdfast.engines.rabbitmq.wire.session import AmqpSession, HandshakeFailed, Login, State

@@ -8,8 +8,7 @@ import random
 import pytest
 
 from holdfast.engines.rabbitmq.backoff import Backoff
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.confirms import OutcomeKind
 from holdfast.proof.proxy import Proxy

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.engines.rabbitmq.unsettled import AckTracker
+from holdfast.engines.rabbitmq.consumer_channel import AckTracker
 
 FRAME_BYTES = 21
 

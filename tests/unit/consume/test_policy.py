@@ -7,8 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.moments import DURATION_US_MAX, SECOND_US
-from holdfast.core.outcome import FAILURE_BYTES_MAX, Dead, Done, Failure, Permanent, RetryAfter, RetryLater, outcome_of
-from holdfast.core.policy import Ack, Park, RetryPolicy, Run, Wait, admit, decide, step_for
+from holdfast.core.policy import (
+    FAILURE_BYTES_MAX,
+    Ack,
+    Dead,
+    Done,
+    Failure,
+    Park,
+    Permanent,
+    RetryAfter,
+    RetryLater,
+    RetryPolicy,
+    Run,
+    Wait,
+    admit,
+    decide,
+    outcome_of,
+    step_for,
+)
 from holdfast.errors import Invalid
 
 FAILURE = Failure(type="ValueError", message="no")

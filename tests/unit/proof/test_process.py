@@ -12,8 +12,15 @@ from pwd import getpwnam
 
 import pytest
 
-from holdfast.proof.output import LINE_BYTES_MAX, ChildOutput
-from holdfast.proof.process import Child, ChildFailed, child_process, http_status, python_argv
+from holdfast.proof.process import (
+    LINE_BYTES_MAX,
+    Child,
+    ChildFailed,
+    ChildOutput,
+    child_process,
+    http_status,
+    python_argv,
+)
 from tests.support.eventually import eventually
 
 STAY = "print('ready', flush=True)\nimport signal\nsignal.pause()"

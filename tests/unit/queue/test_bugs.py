@@ -10,11 +10,12 @@ import pytest
 
 from holdfast import HoldfastError, Queues
 from holdfast.engines.memory.storage import MemoryStorage
-from holdfast.services.queue import assign, logical
+from holdfast.services.queue import batch as assign
+from holdfast.services.queue import logical_queue as logical
 from holdfast.services.queue.changes import places_by
-from holdfast.services.queue.lane import StorageShare
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
+from holdfast.services.queue.storage_share import StorageShare
 from holdfast.services.queue.waiting import CommitBatch
 from holdfast.testing import FrozenClock
 from tests.support.flaky import FlakyStorage

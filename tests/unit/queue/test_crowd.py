@@ -9,8 +9,8 @@ import pytest
 
 import holdfast
 from holdfast.engines.memory.storage import MemoryStorage
-from holdfast.ports.queues import Committed, Operation, Produce
-from holdfast.services.queue.lane import INLINE_COMMIT_US_MAX, StorageShare
+from holdfast.ports.queue_store import Committed, Operation, Produce
+from holdfast.services.queue.storage_share import INLINE_COMMIT_US_MAX, StorageShare
 from holdfast.testing import FrozenClock
 
 QUICK_US, SLOW_US = INLINE_COMMIT_US_MAX // 10, INLINE_COMMIT_US_MAX * 10

@@ -11,11 +11,11 @@ import pytest
 from holdfast import NothingToLease, Queues
 from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.ports.clock import Timer
-from holdfast.ports.queues import Committed, DeathRules, LeasedItems, PartitionState
+from holdfast.ports.queue_store import Committed, DeathRules, LeasedItems, PartitionState
 from holdfast.services.queue.changes import places_by
-from holdfast.services.queue.lane import StorageShare
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
+from holdfast.services.queue.storage_share import StorageShare
 from holdfast.testing import FrozenClock
 from tests.support.eventually import eventually
 from tests.support.flaky import Faults, FlakyShelves, FlakyStorage

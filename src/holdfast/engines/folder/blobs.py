@@ -1,21 +1,74 @@
-"""Blobs on a folder: written under a temporary name, fsynced, linked to the final name, directory fsynced."""
+"""Blobs on a folder: written under a temporary name, fsynced, linked to the final name, directory fsynced.
+
+File work in a thread that is waited for even when the caller is cancelled.
+
+An open blob. Everything here blocks and is called in a thread.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import stat
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from holdfast.engines.folder.partial import PartialFile, remove_leftovers
-from holdfast.engines.folder.reader import BlobReader
-from holdfast.engines.folder.threads import in_thread
-from holdfast.engines.folder.together import BlobWrite, put_together
-from holdfast.engines.folder.tree import BlobFolder, is_file
+from holdfast.engines.folder.files import (
+    BlobFolder,
+    BlobWrite,
+    PartialFile,
+    in_thread,
+    is_file,
+    put_together,
+    remove_leftovers,
+)
 from holdfast.errors import CannotStart, HoldfastError, Invalid, StorageFailed
 from holdfast.ports.blobs import Blob, BlobContent, BlobExists, BlobMissing, BlobStat, check_path
+
+# Not blocking: a named pipe that somebody put there must not hold us up.
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+NO_BLOB = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
+
+
+class BlobReader:
+    """Open, read, and `close` in any case."""
+
+    def __init__(self, tree: BlobFolder, segments: tuple[str, ...]) -> None:
+        self.size_bytes = 0
+        self._tree = tree
+        self._segments = segments
+        self._file = -1
+
+    def open(self) -> bool:
+        """False when there is no blob: a link, or a directory, is none. Raises OSError."""
+        try:
+            with self._tree.directory(self._segments[:-1]) as folder:
+                self._file = os.open(self._segments[-1], READ, dir_fd=folder)
+        except OSError as error:
+            if error.errno in NO_BLOB:
+                return False
+            raise
+        status = os.fstat(self._file)
+        self.size_bytes = status.st_size
+        return stat.S_ISREG(status.st_mode)
+
+    def read(self, bytes_max: int) -> bytes:
+        """The next bytes; empty at the end. Raises OSError."""
+        return os.read(self._file, bytes_max)
+
+    def sha256(self) -> str:
+        """Of all the bytes, from the beginning. Raises OSError."""
+        with os.fdopen(os.dup(self._file), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def close(self) -> None:
+        """May be called when `open` failed, and more than once."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
 
 CHUNK_BYTES = 1 << 18
 

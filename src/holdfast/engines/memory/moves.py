@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.core.lifecycle import is_scheduled
+from holdfast.core.item import is_scheduled
 from holdfast.engines.memory.partition import MemoryItem, MemoryPartition
 from holdfast.engines.memory.reading import MemoryReading, QueueMemory
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import Arrive, Counted, Forget, LedgerEntry, Remove, Revive, SendBack, SentBack
+from holdfast.ports.queue_store import Arrive, Counted, Forget, LedgerEntry, Remove, Revive, SendBack, SentBack
 
 
 class Moves(MemoryReading):

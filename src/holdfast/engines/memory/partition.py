@@ -9,10 +9,9 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from holdfast.core.item import Item
-from holdfast.core.item_id import format_id, id_suffix, parse_id
+from holdfast.core.item import Item, format_id, id_suffix, parse_id
 from holdfast.core.moments import moment, moment_or_none
-from holdfast.ports.queues import MoveTarget, PartitionState
+from holdfast.ports.queue_store import MoveTarget, PartitionState
 
 
 class MemoryItem:

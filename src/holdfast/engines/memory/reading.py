@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core.item import Item
-from holdfast.core.lifecycle import is_used_up
-from holdfast.core.queue import QueueRecord
+from holdfast.core.item import Item, QueueRecord, is_used_up
 from holdfast.engines.memory.partition import MemoryItem, MemoryPartition
 from holdfast.errors import Invalid, StorageFailed
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import DeathRules, DyingItem, LedgerEntry, Tally
+from holdfast.ports.queue_store import DeathRules, DyingItem, LedgerEntry, Tally
 
 
 class QueueMemory:

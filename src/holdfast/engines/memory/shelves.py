@@ -6,22 +6,24 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
-from holdfast.core.item import ExtendedItem, LeasedItem, NewItem
-from holdfast.core.lifecycle import (
+from holdfast.core.item import (
     REASON_EXPIRED,
     REASON_MAX_ATTEMPTS,
     REASON_REJECTED,
     REASON_RETENTION,
+    ExtendedItem,
+    LeasedItem,
+    NewItem,
     is_scheduled,
     is_used_up,
 )
 from holdfast.core.moments import microseconds, moment
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.engines.memory.moves import Moves
 from holdfast.engines.memory.partition import MemoryItem, MemoryPartition
 from holdfast.engines.memory.reading import QueueMemory
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import (
+from holdfast.ports.queue_store import (
     Arrive,
     Clear,
     Committed,

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from holdfast.core.queue import QueueRecord
+from holdfast.core.item import QueueRecord
 from holdfast.engines.memory.reading import QueueMemory
 from holdfast.engines.memory.shelves import MemoryQueueStore
 from holdfast.errors import QueueMissing
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import LedgerEntry, RelatedQueues, StorageAbilities
+from holdfast.ports.queue_store import LedgerEntry, RelatedQueues, StorageAbilities
 
 
 class MemoryCatalog:

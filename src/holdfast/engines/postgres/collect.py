@@ -13,14 +13,10 @@ import msgspec
 
 from holdfast.core.collect import Header, Part, Range, SeriesState, Transaction
 from holdfast.core.states import TransactionState
-from holdfast.engines.postgres.errors import place_of
-from holdfast.engines.postgres.link import Rows
-from holdfast.engines.postgres.pool import Pool
-from holdfast.engines.postgres.schema import migrate
+from holdfast.engines.postgres.connection import Pool, Rows, bigints, migrate, place_of, texts
 from holdfast.engines.postgres.transaction import PipelineTransaction as Commit
 from holdfast.engines.postgres.transaction import read
 from holdfast.engines.postgres.transaction import transaction as one_commit
-from holdfast.engines.postgres.values import bigints, texts
 from holdfast.ports.collect import LeaseLost, LedgerLine, PartsStored
 
 CONNECTIONS_COUNT_MAX = 4

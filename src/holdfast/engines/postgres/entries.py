@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from holdfast.core.item import Item, NewItem
-from holdfast.core.item_id import format_id, id_suffix
-from holdfast.core.lifecycle import SCHEDULE_US_MIN
+from holdfast.core.item import SCHEDULE_US_MIN, Item, NewItem, format_id, id_suffix
 from holdfast.core.moments import microseconds, moment, moment_or_none
-from holdfast.core.verbs import ImportedItem
-from holdfast.engines.postgres.batch import Finish, OperationBatch
-from holdfast.engines.postgres.values import bigints, byteas, texts, texts_or_null
+from holdfast.core.requests.queue import ImportedItem
+from holdfast.engines.postgres.connection import bigints, byteas, texts, texts_or_null
+from holdfast.engines.postgres.transaction import Finish, OperationBatch
 from holdfast.errors import StorageFailed
-from holdfast.ports.queues import Arrive, Counted, Import, Imported, Operation, Produce, Produced
+from holdfast.ports.queue_store import Arrive, Counted, Import, Imported, Operation, Produce, Produced
 
 #: A key that is taken when we insert and free when we look is met anew; so often only by a defect.
 KEY_TRIES_COUNT_MAX = 10

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from holdfast.core.item import ExtendedItem, LeasedItem
-from holdfast.core.lifecycle import REASON_MAX_ATTEMPTS, REASON_REJECTED, is_scheduled, is_used_up
+from holdfast.core.item import REASON_MAX_ATTEMPTS, REASON_REJECTED, ExtendedItem, LeasedItem, is_scheduled, is_used_up
 from holdfast.core.moments import microseconds, moment
-from holdfast.engines.postgres.batch import Finish, OperationBatch, State, columns, refusal
-from holdfast.engines.postgres.counts import PostgresPartition, earlier
-from holdfast.engines.postgres.deaths import die, requeue
-from holdfast.engines.postgres.values import bigints
-from holdfast.ports.queues import (
+from holdfast.engines.postgres.connection import bigints
+from holdfast.engines.postgres.lifecycle import die, requeue
+from holdfast.engines.postgres.partition import PostgresPartition, earlier
+from holdfast.engines.postgres.transaction import Finish, OperationBatch, State, columns, refusal
+from holdfast.ports.queue_store import (
     Complete,
     Counted,
     Ended,

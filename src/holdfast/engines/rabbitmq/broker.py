@@ -18,16 +18,15 @@ from holdfast.core.death import HeaderChange, attempts_used, is_of_cycle, parked
 from holdfast.core.message import Address as Destination
 from holdfast.core.moments import moment
 from holdfast.core.policy import Park, Wait, step_for
-from holdfast.core.topology import Version
-from holdfast.core.topology_file import TopologyFile
-from holdfast.engines.rabbitmq.address import BrokerUrl
-from holdfast.engines.rabbitmq.broker_setup import Declarer, QueueFamily, surroundings
+from holdfast.core.topology.layouts import TopologyFile
+from holdfast.core.topology.model import Version
+from holdfast.engines.rabbitmq.backoff import retry_call
 from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.insist import retry_call
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.reading import read_message
+from holdfast.engines.rabbitmq.declare import Declarer, QueueFamily, surroundings
+from holdfast.engines.rabbitmq.letters import read_message
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
 from holdfast.engines.rabbitmq.starts import AttemptLog
+from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.confirms import Outcome, OutcomeKind
 from holdfast.engines.rabbitmq.wire.events import Delivery

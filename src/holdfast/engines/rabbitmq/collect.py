@@ -17,15 +17,14 @@ from pamqp import base
 from holdfast.core.collect import DEAD_QUEUE
 from holdfast.core.moments import moment
 from holdfast.core.policy import RetryPolicy
-from holdfast.core.topology import FamilyQueue, Queue
-from holdfast.engines.rabbitmq.address import BrokerUrl
-from holdfast.engines.rabbitmq.broker_setup import QueueFamily
-from holdfast.engines.rabbitmq.channel import Channel, Close
+from holdfast.core.topology.model import FamilyQueue, Queue
 from holdfast.engines.rabbitmq.collect_intake import FittedIntake, fitted
-from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.wire import methods, properties
+from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
+from holdfast.engines.rabbitmq.declare import QueueFamily
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.confirms import OutcomeKind
 from holdfast.engines.rabbitmq.wire.events import Event
 from holdfast.errors import BrokerError, BrokerRefused, Invalid, QueueMissing

@@ -7,13 +7,13 @@ from contextlib import suppress
 
 from pamqp import commands as amqp
 
-from holdfast.engines.rabbitmq.address import BrokerUrl
 from holdfast.engines.rabbitmq.broker import RabbitIntake
-from holdfast.engines.rabbitmq.broker_setup import QueueFamily
-from holdfast.engines.rabbitmq.channel import Channel
+from holdfast.engines.rabbitmq.connection import Channel
 from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.declare import QueueFamily
 from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.errors import BrokerError, NotOurs
 from holdfast.ports.broker import Incoming, Subscription
 from holdfast.ports.clock import Clock

@@ -15,14 +15,11 @@ from typing import Literal, Self
 
 from pamqp import commands as amqp
 
-from holdfast.engines.rabbitmq.address import BrokerUrl
-from holdfast.engines.rabbitmq.backoff import Backoff, BackoffTimer
-from holdfast.engines.rabbitmq.channel import Channel, Close
-from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.insist import passes
-from holdfast.engines.rabbitmq.last_acks import count_consumers, wait_until_settled
-from holdfast.engines.rabbitmq.unsettled import AckTracker
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.backoff import Backoff, BackoffTimer, passes
+from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
+from holdfast.engines.rabbitmq.consumer_channel import AckTracker, count_consumers, wait_until_settled
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Cancelled, Delivery, Event
 from holdfast.errors import BrokerError, BrokerLost, ConsumerLost
 from holdfast.telemetry.events import emit

@@ -15,36 +15,35 @@ from typing import Self
 from msgspec.structs import replace
 from pamqp import commands as amqp
 
-from holdfast.core.death import deaths, first_death
-from holdfast.core.groups import Fingerprinter, fingerprint
+from holdfast.core.death import REDRIVE_ID, deaths, first_death, redriven_count
 from holdfast.core.letter import (
     ERROR_CHARACTERS_MAX,
     NAME_CHARACTERS_MAX,
     REASON_CHARACTERS_MAX,
     DeathStory,
+    Fingerprinter,
     JsonValue,
     Letter,
     NewLetter,
     Origin,
     clip,
+    fingerprint,
 )
 from holdfast.core.message import Address as Destination
 from holdfast.core.message import Message
 from holdfast.core.moments import microseconds, moment
-from holdfast.core.redrive import REDRIVE_ID, redriven_count
-from holdfast.core.redrive_task import Place, Retries, Target
+from holdfast.core.plan import Place, Retries, Target
 from holdfast.core.routes import TYPE_HEADER, Mode, RouteTable, find_route
-from holdfast.engines.rabbitmq.address import BrokerUrl
-from holdfast.engines.rabbitmq.channel import Channel, Close
-from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
 from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.custody_look import Outlook
-from holdfast.engines.rabbitmq.digest import digest
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.letters_out import Rewriter
+from holdfast.engines.rabbitmq.inspector import Outlook
+from holdfast.engines.rabbitmq.letters import digest
 from holdfast.engines.rabbitmq.management import ManagedQueue, Management
-from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.wire import methods, properties
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.redriver import Rewriter
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.confirms import Outcome, OutcomeKind
 from holdfast.engines.rabbitmq.wire.events import Delivery, Event
 from holdfast.engines.rabbitmq.wire.table import Undecodable, Value

@@ -17,19 +17,16 @@ from holdfast.core.message import Address as Destination
 from holdfast.core.message import Message
 from holdfast.core.recovery import as_utf8, may_return
 from holdfast.core.routes import RouteTable
-from holdfast.engines.rabbitmq.address import BrokerUrl
 from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.dead_letters_check import Inspection
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.last_acks import wait_until_settled
+from holdfast.engines.rabbitmq.consumer_channel import wait_until_settled
+from holdfast.engines.rabbitmq.inspector import Inspection, find_rights, may_write
 from holdfast.engines.rabbitmq.letter_lines import Lines
-from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.reading import read_message
+from holdfast.engines.rabbitmq.letters import read_message
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher, Told
 from holdfast.engines.rabbitmq.recovery_lock import NoEvents, is_name, take_lock
 from holdfast.engines.rabbitmq.redriver import Copy, Redriver, as_put_back
-from holdfast.engines.rabbitmq.rights import find_rights, may_write
-from holdfast.engines.rabbitmq.told import Told
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
 from holdfast.ports.recovery import Depth, Exported, OnOutcome, Preflight, RunLetter

@@ -14,8 +14,8 @@ from pamqp import commands as amqp
 
 from holdfast.engines.rabbitmq.allowance import DeliveryBudget
 from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.letter_line import ConsumerChannel
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.consumer_channel import ConsumerChannel
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import BrokerError
 

@@ -9,10 +9,9 @@ import asyncio
 import hashlib
 from urllib.parse import quote
 
-from holdfast.engines.rabbitmq.address import BrokerUrl
-from holdfast.engines.rabbitmq.channel import Close
-from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.connection import Close, Connection
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Event
 from holdfast.errors import BrokerError, BrokerRefused, RecoveryLocked
 from holdfast.telemetry.events import emit

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.engines.rabbitmq.digest import digest
+from holdfast.engines.rabbitmq.letters import digest
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.ports.starts import Starts
 

@@ -2,25 +2,39 @@
 
 Counts of the partitions are changed in memory beside the rows; `shelves.py` writes them in the same transaction, and
 reads them anew after a failure.
+
+Many items in few statements.
+
+Python's lock is let go and taken again for every statement, not for every row: beside a busy event loop each taking is
+a wait, and a row of its own each time made a commit of thousands of items mostly that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import apsw
 
-from holdfast.core.item import ExtendedItem, Item, LeasedItem, NewItem
-from holdfast.core.item_id import SEQUENCE_BITS, SEQUENCE_MAX
-from holdfast.core.lifecycle import REASON_MAX_ATTEMPTS, REASON_REJECTED, is_scheduled, is_used_up
+from holdfast.core.item import (
+    REASON_MAX_ATTEMPTS,
+    REASON_REJECTED,
+    SEQUENCE_BITS,
+    SEQUENCE_MAX,
+    ExtendedItem,
+    Item,
+    LeasedItem,
+    NewItem,
+    is_scheduled,
+    is_used_up,
+)
 from holdfast.core.moments import microseconds, moment, moment_or_none
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one, json_list
-from holdfast.engines.sqlite.counts import NEVER_US, Moments, SqlitePartition
-from holdfast.engines.sqlite.deaths import Deaths
-from holdfast.engines.sqlite.inserting import insert_items
-from holdfast.ports.queues import (
+from holdfast.engines.sqlite.lifecycle import Deaths
+from holdfast.engines.sqlite.partition import NEVER_US, Moments, SqlitePartition
+from holdfast.ports.queue_store import (
     Arrive,
     Clear,
     Complete,
@@ -47,6 +61,45 @@ from holdfast.ports.queues import (
     SendBack,
     SentBack,
 )
+
+if TYPE_CHECKING:
+    from holdfast.core.item import NewItem
+
+
+#: So many rows have a statement of their own, which stays compiled; any number is a sum of few of these.
+ROWS_COUNTS = (500, 200, 100, 50, 20, 10, 5, 2, 1)
+
+
+def insert_items(connection: apsw.Connection, first_row_id: int, items: Sequence[NewItem]) -> None:
+    """Insert items that have no story, under row ids that rise by one."""
+    if len(items) == 1:
+        (one,) = items
+        connection.execute(SQL["insert_item"], (first_row_id, one.kind, one.encoding, one.reference, one.payload))
+        return
+    for item in items:
+        if item.kind or item.encoding or item.reference:
+            _insert_whole(connection, first_row_id, items)
+            return
+    # Payloads alone are one array, bound as one value: a single statement, however many there are.
+    payloads = apsw.carray(tuple([item.payload for item in items]))
+    connection.execute(SQL["insert_bare_items"], (first_row_id, payloads))
+
+
+def _insert_whole(connection: apsw.Connection, first_row_id: int, items: Sequence[NewItem]) -> None:
+    position, left = 0, len(items)
+    for count in ROWS_COUNTS:
+        while left >= count:
+            values: list[int | str | bytes] = [first_row_id + position]
+            for item in items[position : position + count]:
+                values += (item.kind, item.encoding, item.reference, item.payload)
+            connection.execute(_whole(count), values)
+            position += count
+            left -= count
+
+
+@cache
+def _whole(count: int) -> str:
+    return SQL["insert_items"] + ",".join(f"(?1+{n},?,?,?,?)" for n in range(count))
 
 
 class Operations:

@@ -13,18 +13,17 @@ from starlette.types import ASGIApp
 
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.faces.api.admin.routes import admin_routes
-from holdfast.faces.api.door import NAME_HERE, Authenticator
+from holdfast.faces.api.authenticator import NAME_HERE, Authenticator
 from holdfast.faces.api.openapi import document
 from holdfast.faces.api.results import LazyCollector
 from holdfast.faces.api.results import routes as result_routes
 from holdfast.faces.api.verbs import Verbs, error_body
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
-from holdfast.services.sessions import Sessions
+from holdfast.services.vault.access import Sessions
 from holdfast.telemetry.events import emit
-from holdfast.telemetry.metrics import QueueGauge, Requests, render
-from holdfast.telemetry.vault_metrics import CaptureGauge, render_vault
-from holdfast.wiring_custody import VaultApp
+from holdfast.telemetry.prometheus import CaptureGauge, QueueGauge, Requests, render, render_vault
+from holdfast.wiring import VaultApp
 
 BODY_BYTES_MAX: Mapping[str, int] = {"produce": 5_000_000, "import": 64_000_000, "other": 512_000}
 

@@ -15,11 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from holdfast.core.collect_views import AbandonResultRequest, StartResultRequest
+from holdfast.core.requests.results import AbandonResultRequest, StartResultRequest
 from holdfast.errors import BadBody, HoldfastError, InternalError, Invalid
-from holdfast.faces.api.door import Authenticator
-from holdfast.services.collect.results import LocalResults, Results
-from holdfast.services.collect.service import PAGE_COUNT_MAX, CollectService
+from holdfast.faces.api.authenticator import Authenticator
+from holdfast.services.collect.service import PAGE_COUNT_MAX, CollectService, LocalResults, Results
 from holdfast.telemetry.events import emit
 
 BODY_BYTES_MAX = 6_000_000

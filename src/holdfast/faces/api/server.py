@@ -20,18 +20,23 @@ from starlette.types import ASGIApp
 
 from holdfast.errors import CannotStart, HoldfastError
 from holdfast.faces.api.app import make_app
-from holdfast.faces.api.door import token_hash
+from holdfast.faces.api.authenticator import token_hash
 from holdfast.faces.api.results import LazyCollector
-from holdfast.ports.queues import Catalog
+from holdfast.ports.queue_store import Catalog
 from holdfast.ports.vault import Ledger
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.settings import ListenAddress, Settings
-from holdfast.telemetry.events import emit
-from holdfast.telemetry.log import set_up_logging
-from holdfast.wiring import has_collector, open_collector, open_service
-from holdfast.wiring_custody import VaultApp, office_at_work, open_office
-from holdfast.wiring_recover import ScheduledRecoveries
+from holdfast.telemetry.events import emit, set_up_logging
+from holdfast.wiring import (
+    ScheduledRecoveries,
+    VaultApp,
+    has_collector,
+    office_at_work,
+    open_collector,
+    open_office,
+    open_service,
+)
 
 TOKEN_KEY = "admin_token_sha256"  # noqa: S105 - the name under which the hash is kept
 STOP_TIMEOUT_S = 30

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import msgspec
 
-from holdfast.core.verbs import VERBS, ErrorReply, LeaseReply, LeaseRequest, Request
+from holdfast.core.requests.queue import VERBS, ErrorReply, LeaseReply, LeaseRequest, Request
 from holdfast.errors import BadBody, Forbidden, HoldfastError, InternalError, Invalid, UnknownMethod
-from holdfast.faces.api.door import Authenticator
+from holdfast.faces.api.authenticator import Authenticator
 from holdfast.services.queue.service import QueueService
 from holdfast.telemetry.events import emit
-from holdfast.telemetry.metrics import Requests
+from holdfast.telemetry.prometheus import Requests
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -10,11 +10,9 @@ import typer
 from holdfast.core.ledger import is_anchor
 from holdfast.faces.cli.admin import LIST_COUNT_DEFAULT, open_admin, quoted
 from holdfast.faces.cli.app import app, groups, ledger, tokens
-from holdfast.faces.cli.checks import duration, one_of
-from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
+from holdfast.faces.cli.command import command, duration, one_of
+from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
 from holdfast.faces.cli.output import filled_table, plural
-from holdfast.faces.cli.session import CommandContext
 
 Limit = Annotated[int, typer.Option(help="At most so many.", min=1, max=1_000)]
 

@@ -9,16 +9,15 @@ import typer
 
 from holdfast.core.checks import BATCH_COUNT_MAX
 from holdfast.core.item import Item
-from holdfast.core.verbs import CodeReply
+from holdfast.core.requests.queue import CodeReply
 from holdfast.errors import Invalid, QueueMissing
 from holdfast.faces.cli.app import items as app
 from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import CommandFailed, ExitCode
+from holdfast.faces.cli.context import CommandContext, CommandFailed, ExitCode
 from holdfast.faces.cli.leases import Ids, in_batches
 from holdfast.faces.cli.output import filled_table, plural, preview
 from holdfast.faces.cli.queues import Name
-from holdfast.faces.cli.session import CommandContext
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 
 PAGE_COUNT_FIRST = 50
 PAGE_COUNT_MIN = 2

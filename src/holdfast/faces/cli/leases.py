@@ -11,17 +11,15 @@ import typer
 
 from holdfast.core.checks import BATCH_COUNT_MAX
 from holdfast.core.item import ExtendedItem, RetryItem
-from holdfast.core.verbs import CodeReply, ExtendReply
+from holdfast.core.requests.queue import CodeReply, ExtendReply
 from holdfast.errors import HoldfastError, NothingToLease
-from holdfast.faces.cli import checks
+from holdfast.faces.cli import command as checks
 from holdfast.faces.cli.app import queue as app
-from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import CommandFailed, partly_done
-from holdfast.faces.cli.moments import parse_moment
+from holdfast.faces.cli.command import command, parse_moment
+from holdfast.faces.cli.context import CommandContext, CommandFailed, partly_done
 from holdfast.faces.cli.output import add_row, filled_table, plural, table
 from holdfast.faces.cli.queues import Name
-from holdfast.faces.cli.session import CommandContext
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 
 ARRIVE_TIMEOUT_S = 2.0
 ARRIVE_POLL_S = 0.02

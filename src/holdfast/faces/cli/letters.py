@@ -13,11 +13,9 @@ import typer
 
 from holdfast.faces.cli.admin import LIST_COUNT_DEFAULT, Admin, as_selection, filtered, open_admin
 from holdfast.faces.cli.app import letters as app
-from holdfast.faces.cli.checks import read_file
-from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import BadUsage, ExitCode
+from holdfast.faces.cli.command import command, read_file
+from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode
 from holdfast.faces.cli.output import Output, filled_table, plural
-from holdfast.faces.cli.session import CommandContext
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 PAGE_COUNT_MAX = 1_000

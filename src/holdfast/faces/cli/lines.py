@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.core.checks import BATCH_COUNT_MAX
 from holdfast.errors import HoldfastError, Unreachable
-from holdfast.faces.cli.failures import BadUsage, CommandFailed, partly_done
+from holdfast.faces.cli.context import BadUsage, CommandFailed, partly_done
 from holdfast.faces.cli.output import plural
 from holdfast.faces.cli.progress import Meter
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from holdfast.core.item import NewItem
 from holdfast.faces.cli.app import queue as app
-from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import BadUsage
+from holdfast.faces.cli.command import command, parse_moment
+from holdfast.faces.cli.context import BadUsage, CommandContext
 from holdfast.faces.cli.lines import (
     InputLine,
     LineBatch,
@@ -25,11 +25,9 @@ from holdfast.faces.cli.lines import (
     read_lines,
     send,
 )
-from holdfast.faces.cli.moments import parse_moment
 from holdfast.faces.cli.output import plural
 from holdfast.faces.cli.progress import meter
 from holdfast.faces.cli.queues import Name
-from holdfast.faces.cli.session import CommandContext
 
 #: Well below the 5 MB that a server takes by default.
 PRODUCE_BYTES_MAX = 3_000_000

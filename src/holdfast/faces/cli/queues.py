@@ -10,15 +10,14 @@ from msgspec import UNSET, UnsetType
 from rich.table import Table
 
 from holdfast.core.checks import LIST_COUNT_DEFAULT
-from holdfast.core.queue import QueueInfo
-from holdfast.core.verbs import CodeReply, PartitionStats, StatsReply
-from holdfast.faces.cli import checks
+from holdfast.core.item import QueueInfo
+from holdfast.core.requests.queue import CodeReply, PartitionStats, StatsReply
+from holdfast.faces.cli import command as checks
 from holdfast.faces.cli.app import queue as app
 from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import BadUsage
+from holdfast.faces.cli.context import BadUsage, CommandContext
 from holdfast.faces.cli.output import add_row, filled_table, plural, readable, table
-from holdfast.faces.cli.session import CommandContext
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", show_default=False)]
 

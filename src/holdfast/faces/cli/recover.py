@@ -13,31 +13,29 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from holdfast.core.letter_filter import LetterFilter
+from holdfast.core.death import RedriveStamp
 from holdfast.core.moments import SECOND_US, parse_duration
 from holdfast.core.recovery import RunLimits, Summary
-from holdfast.core.redrive import RedriveStamp
 from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_place, parse_routes
+from holdfast.core.selection import LetterFilter
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.faces.cli import recover_options as options
 from holdfast.faces.cli.app import app
 from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, command
-from holdfast.faces.cli.failures import BadUsage, ExitCode
+from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode
+from holdfast.faces.cli.progress import bar
 from holdfast.faces.cli.recover_ending import finish
 from holdfast.faces.cli.recover_place import find_place
-from holdfast.faces.cli.recover_progress import bar
 from holdfast.faces.cli.recover_report import open_report
 from holdfast.faces.cli.recover_signals import Begin, let_go_at_once, signals
-from holdfast.faces.cli.session import CommandContext
 from holdfast.ports.recovery import DeadLetters
-from holdfast.services.recover.from_backup import BackupRun, publish_backup
-from holdfast.services.recover.notices import Notices
-from holdfast.services.recover.record import RunRecord, recorded
+from holdfast.services.recover.report import Notices
 from holdfast.services.recover.run import Recovery
-from holdfast.services.recover.service import RecoveryOrder, new_run, recover
+from holdfast.services.recover.service import RecoveryOrder, RunRecord, new_run, recorded, recover
+from holdfast.services.recover.source import BackupRun, publish_backup
 
 if TYPE_CHECKING:
-    from holdfast.wiring_recover import JournalPaths, OpenJournal
+    from holdfast.wiring import JournalPaths, OpenJournal
 
 TIMEOUTS = ("total", "idle", "empty", "stall", "hold", "stop")
 BROKERS = frozenset(("amqp", "amqps"))
@@ -132,7 +130,7 @@ class _Run:
     def __init__(
         self, session: CommandContext, url: str, order: RecoveryOrder, *, by: str | None, management: str | None
     ) -> None:
-        from holdfast.wiring_recover import somebody
+        from holdfast.wiring import somebody
 
         self._session = session
         self._url = url
@@ -144,7 +142,7 @@ class _Run:
 
     def journal(self, places: JournalPaths | None) -> AbstractContextManager[OpenJournal]:
         """It ends last: until the summary is said, it has what only this run knows. Raises CannotStart."""
-        from holdfast.wiring_recover import kept_journal
+        from holdfast.wiring import kept_journal
 
         return kept_journal(places, self._url, self._order)
 
@@ -152,8 +150,7 @@ class _Run:
         self, notices: Notices, *, kept: OpenJournal, backup: Path | None, from_backup: Path | None
     ) -> Summary:
         """From the queue or from a backup, with a row in the ledger."""
-        from holdfast.wiring import SystemClock
-        from holdfast.wiring_recover import ledger_of, source_of
+        from holdfast.wiring import SystemClock, ledger_of, source_of
 
         name = self._order.dead_queue
         entry = RunRecord(run=self._order.run, by=self._by, dead_queue=name, source=source_of(self._url, name))
@@ -292,6 +289,6 @@ def _rate(text: str | None) -> float:
 
 
 def _journals(session: CommandContext, url: str, dead_queue: str, file: Path | None, *, keeps: bool) -> JournalPaths:
-    from holdfast.wiring_recover import journals
+    from holdfast.wiring import journals
 
     return journals(session.settings, url, dead_queue, file=file, keeps=keeps)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.core.recovery import Summary
-from holdfast.core.recovery_text import summary_lines
-from holdfast.faces.cli.failures import CommandFailed, ExitCode
+from holdfast.core.recovery import Summary, summary_lines
+from holdfast.faces.cli.context import CommandContext, CommandFailed, ExitCode
 from holdfast.faces.cli.recover_report import ReportFile
-from holdfast.faces.cli.session import CommandContext
 
 
 def finish(session: CommandContext, summary: Summary, report: ReportFile | None) -> ExitCode:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.faces.cli.failures import BadUsage
-from holdfast.faces.cli.session import CommandContext
+from holdfast.faces.cli.context import BadUsage, CommandContext
 
 NAME_BYTES_MAX = 255
 

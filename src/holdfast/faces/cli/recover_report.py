@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.recovery import Summary
-from holdfast.faces.cli.failures import CommandFailed
+from holdfast.faces.cli.context import CommandFailed
 
 
 class ReportFile:

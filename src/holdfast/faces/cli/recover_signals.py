@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
 from holdfast.errors import HoldfastError
-from holdfast.faces.cli.failures import CommandFailed, ExitCode
+from holdfast.faces.cli.context import CommandFailed, ExitCode
 from holdfast.ports.recovery import DeadLetters
-from holdfast.services.recover.notices import Notices
+from holdfast.services.recover.report import Notices
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: For each goodbye to a broker that may be silent. After that its connection ends without one.

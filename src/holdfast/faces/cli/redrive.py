@@ -11,18 +11,16 @@ import typer
 
 from holdfast.core.message import Address
 from holdfast.core.moments import format_duration
-from holdfast.core.redrive_task import Target
+from holdfast.core.plan import Target
 from holdfast.core.routes import TYPE_HEADER, parse_routes
 from holdfast.errors import Invalid
 from holdfast.faces.cli.admin import LIST_COUNT_DEFAULT, Admin, as_selection, filtered, open_admin
 from holdfast.faces.cli.app import app
 from holdfast.faces.cli.app import redrive as group
-from holdfast.faces.cli.checks import one_of
-from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import ExitCode
+from holdfast.faces.cli.command import command, one_of
+from holdfast.faces.cli.context import CommandContext, ExitCode
 from holdfast.faces.cli.output import filled_table, plural, readable
 from holdfast.faces.cli.progress import meter
-from holdfast.faces.cli.session import CommandContext
 
 STEP_S = 0.2
 #: For so long a running task may be in nobody's hands: one that has just begun, or goes from one process to another.

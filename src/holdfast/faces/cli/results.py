@@ -12,15 +12,12 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from holdfast.core.collect_views import GapView, ResultView, StartResultRequest
+from holdfast.core.requests.results import GapView, ResultView, StartResultRequest
 from holdfast.faces.cli.app import results as app
-from holdfast.faces.cli.checks import read_file
-from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
+from holdfast.faces.cli.command import command, read_file
+from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
 from holdfast.faces.cli.output import add_row, console, filled_table, shown, table
-from holdfast.faces.cli.session import CommandContext
-from holdfast.services.collect.results import ENDS, LocalResults, Results
-from holdfast.services.collect.service import PAGE_COUNT_MAX
+from holdfast.services.collect.service import ENDS, PAGE_COUNT_MAX, LocalResults, Results
 
 LOOK_S = 0.25
 REQUEST_BYTES_MAX = 64 * 1024 * 1024

@@ -14,16 +14,15 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.faces.cli.app import items as app
 from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import CommandFailed
+from holdfast.faces.cli.context import CommandContext, CommandFailed
 from holdfast.faces.cli.items import OnePartition, count_items, pages
 from holdfast.faces.cli.lines import LineBatch, batches, counted, json_parser, open_input, read_chunks, read_lines, send
 from holdfast.faces.cli.output import plural
 from holdfast.faces.cli.progress import meter
 from holdfast.faces.cli.queues import Name
-from holdfast.faces.cli.session import CommandContext
 
 #: Well below the 64 MB that a server takes by default.
 BATCH_BYTES_MAX = 16_000_000

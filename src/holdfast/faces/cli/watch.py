@@ -13,15 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.core.moments import format_duration, parse_duration
-from holdfast.core.verbs import PartitionStats, StatsReply
+from holdfast.core.requests.queue import PartitionStats, StatsReply
 from holdfast.errors import HoldfastError, QueueMissing
 from holdfast.faces.cli.app import queue as app
 from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import one_line
-from holdfast.faces.cli.output import filled_table, readable, shown
+from holdfast.faces.cli.context import CommandContext
+from holdfast.faces.cli.output import filled_table, one_line, readable, shown
 from holdfast.faces.cli.queues import all_queues, counts
-from holdfast.faces.cli.session import CommandContext
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 
 ROWS_COUNT_MAX = 500
 INTERVAL_S = 1.0

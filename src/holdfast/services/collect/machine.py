@@ -14,10 +14,8 @@ from holdfast.errors import ConsumerLost, HoldfastError, QueueMissing
 from holdfast.ports.collect import LeaseLost, MessageRefused
 from holdfast.proof import crash_point
 from holdfast.services.collect.awaiting import await_results
-from holdfast.services.collect.clearing import clear
-from holdfast.services.collect.patience import FOR_NOW
-from holdfast.services.collect.sending import send_completion
-from holdfast.services.collect.work import OwnedTransaction
+from holdfast.services.collect.completion import clear, send_completion
+from holdfast.services.collect.transaction import FOR_NOW, OwnedTransaction
 from holdfast.telemetry.events import emit
 
 REASON_CHARACTERS_MAX = 500

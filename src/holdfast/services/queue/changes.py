@@ -8,12 +8,12 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.core import checks
+from holdfast.core.item import PartitionPlace, QueueRecord
 from holdfast.core.moments import parse_duration
-from holdfast.core.queue import PartitionPlace, QueueRecord
-from holdfast.core.verbs import CreateQueueRequest, UpdateQueueRequest
+from holdfast.core.requests.queue import CreateQueueRequest, UpdateQueueRequest
 from holdfast.errors import Invalid, QueueMissing
-from holdfast.ports.queues import RelatedQueues
-from holdfast.services.queue.distribution import spread
+from holdfast.ports.queue_store import RelatedQueues
+from holdfast.services.queue.batch import spread
 
 Places = Callable[[int], list[PartitionPlace]]
 

@@ -2,6 +2,8 @@
 
 The catalog of the first storage is the truth about which queues exist. On a shared storage other servers change it
 too: a hint, and a poll of at most a second behind it, brings their changes here.
+
+Keeping up with other servers on a shared storage: their hints, and a poll behind them that needs no hint.
 """
 
 from __future__ import annotations
@@ -11,17 +13,68 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 
-from holdfast.core.queue import QueueRecord
-from holdfast.core.verbs import LeaseReply
+from holdfast.core.item import QueueRecord
+from holdfast.core.requests.queue import LeaseReply
 from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDown, StorageFailed
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import Catalog, DeathRules, Ended, Forget, MoveTarget, SentBack, Storage
-from holdfast.services.queue.distribution import place_produce
-from holdfast.services.queue.hooks import Hooks, InFlight
-from holdfast.services.queue.lane import StorageShare
-from holdfast.services.queue.logical import LogicalQueue
+from holdfast.ports.queue_store import Catalog, DeathRules, Ended, Forget, MoveTarget, SentBack, Storage
+from holdfast.services.queue.batch import place_produce
+from holdfast.services.queue.logical_queue import Hooks, LogicalQueue
 from holdfast.services.queue.mover import Mover
+from holdfast.services.queue.storage_share import StorageShare
+from holdfast.services.queue.waiting import InFlight
 from holdfast.telemetry.events import emit
+
+POLL_S = 0.5
+
+
+@asynccontextmanager
+async def keep_up(manager: QueueManager) -> AsyncIterator[None]:
+    """While this is open, changes made by other servers arrive here within a second."""
+    if not manager.shared:
+        yield
+        return
+    tasks = [asyncio.create_task(_follow_catalog(manager), name="catalog poll")]
+    tasks += [
+        asyncio.create_task(_follow(manager, storage), name="storage hints")
+        for storage in manager.storages.values()
+        if storage.abilities.shared
+    ]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _follow_catalog(manager: QueueManager) -> None:
+    seen = -1
+    stale = manager.hinted_catalog()
+    while True:
+        try:
+            version = await manager.catalog.version()
+            if version != seen or stale.is_set():
+                stale.clear()
+                await manager.refresh()
+                seen = version
+        except HoldfastError as error:
+            emit("catalog.failed", error=error.message)
+        manager.poll()
+        try:
+            await asyncio.wait_for(stale.wait(), POLL_S)
+        except TimeoutError:
+            continue
+
+
+async def _follow(manager: QueueManager, storage: Storage) -> None:
+    while True:
+        try:
+            await storage.watch(manager.hint)
+        except HoldfastError as error:
+            emit("catalog.failed", error=error.message)
+        await asyncio.sleep(POLL_S)
+
 
 OPEN_AT_ONCE_COUNT_MAX = 16
 ARRIVALS_COUNT_MAX = 10_000

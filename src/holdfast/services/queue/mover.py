@@ -17,9 +17,9 @@ from itertools import groupby
 
 from holdfast.errors import HoldfastError, QueueMissing, ShuttingDown
 from holdfast.ports.clock import Clock, Timer
-from holdfast.ports.queues import Arrive, DyingItem, Forget, MoveTarget, Remove, Revive
+from holdfast.ports.queue_store import Arrive, DyingItem, Forget, MoveTarget, Remove, Revive
 from holdfast.proof import crash_point
-from holdfast.services.queue.logical import LogicalQueue
+from holdfast.services.queue.logical_queue import LogicalQueue
 from holdfast.telemetry.events import emit
 
 CORPSES_COUNT_MAX = 500

@@ -9,10 +9,9 @@ from typing import Any, cast
 from msgspec import Struct
 
 from holdfast.core import checks
-from holdfast.core.item import NewItem
+from holdfast.core.item import NewItem, QueueInfo
 from holdfast.core.moments import format_duration, parse_duration
-from holdfast.core.queue import QueueInfo
-from holdfast.core.verbs import (
+from holdfast.core.requests.queue import (
     ClearRequest,
     CodeReply,
     CompleteRequest,
@@ -41,7 +40,7 @@ from holdfast.core.verbs import (
     UpdateQueueRequest,
 )
 from holdfast.errors import BadIds, Invalid, ShuttingDown, StorageFailed, UnknownMethod
-from holdfast.ports.queues import (
+from holdfast.ports.queue_store import (
     Clear,
     Complete,
     Counted,
@@ -58,7 +57,7 @@ from holdfast.ports.queues import (
     SentBack,
 )
 from holdfast.services.queue import changes
-from holdfast.services.queue.logical import LogicalQueue
+from holdfast.services.queue.logical_queue import LogicalQueue
 from holdfast.services.queue.manager import QueueManager
 from holdfast.telemetry.events import emit
 

@@ -12,15 +12,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from holdfast.core.item import Item
-from holdfast.core.letter_filter import LetterFilter
 from holdfast.core.message import Message
 from holdfast.core.recovery import SAMPLE_CHARACTERS_MAX, RunLimits, Sample, StoppedBy, Summary
+from holdfast.core.selection import LetterFilter
 from holdfast.errors import QueueMissing, ShuttingDown, TryAgain, Unreachable
 from holdfast.ports.clock import Clock
-from holdfast.services.queue.methods import Queues
-from holdfast.services.recover.keeping import LEFT_OUT
-from holdfast.services.recover.notices import Notices
-from holdfast.services.recover.quota import Quota
+from holdfast.services.queue.queues import Queues
+from holdfast.services.recover.limits import Quota
+from holdfast.services.recover.report import Notices
+from holdfast.services.recover.run import LEFT_OUT
 
 PAGE_COUNT_FIRST = 16
 PAGE_COUNT_MAX = 1_000

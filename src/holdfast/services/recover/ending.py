@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from holdfast.core.recovery import RunLimits, Summary, may_return
 from holdfast.errors import BrokerError
 from holdfast.ports.recovery import DeadLetters, RunLetter, Verdict, address_text
-from holdfast.services.recover.books import LetterTable
-from holdfast.services.recover.watch import unless
+from holdfast.services.recover.letter_table import LetterTable
+from holdfast.services.recover.limits import unless
 
 LAND_STEP_S = 0.1
 STEADY_COUNT = 3

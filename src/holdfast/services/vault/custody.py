@@ -10,17 +10,17 @@ from msgspec import Struct
 
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import LOCKED_HEADERS, SENSITIVE_HEADERS, Content, JsonValue, Letter, NewLetter
-from holdfast.core.letter_selection import Selection, check_selection
 from holdfast.core.moments import moment_or_none
-from holdfast.core.redrive_task import PLAN_COUNT_MAX, LeasedLetter, Place, Target
-from holdfast.core.roles import Caller
+from holdfast.core.plan import PLAN_COUNT_MAX, LeasedLetter, Place, Target
+from holdfast.core.requests.roles import Caller
+from holdfast.core.selection import Selection, check_selection
 from holdfast.core.states import LetterState
 from holdfast.errors import BrokerError, Conflict, Forbidden, Invalid, NotFound, StorageFailed
 from holdfast.ports.blobs import BlobMissing, Blobs
 from holdfast.ports.clock import Clock
 from holdfast.ports.custody import DeadQueue, Post
 from holdfast.ports.vault import Vault
-from holdfast.services.capture import COUNT_MAX, IDLE_S, Capture, CaptureReport
+from holdfast.services.vault.capture import COUNT_MAX, IDLE_S, Capture, CaptureReport
 from holdfast.telemetry.events import emit
 
 HEADERS_COUNT_MAX = 200

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core.topology_diff import DifferenceKind
+from holdfast.core.topology.diff import DifferenceKind
 from holdfast.engines.rabbitmq.consumer import Consumer
 from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.topology import RabbitTopology, default_management
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.errors import BadAddress, BrokerRefused, BrokerUnreachable
 from holdfast.services.topology import Topologies
 from tests.engines.rabbitmq.admin import Admin, outgoing
@@ -275,7 +275,7 @@ async def test_odd_things_of_others_are_seen_and_left_alone(every_admin: Admin) 
 
 
 def test_the_management_api_is_looked_for_on_the_brokers_host() -> None:
-    from holdfast.engines.rabbitmq.address import BrokerUrl
+    from holdfast.engines.rabbitmq.url import BrokerUrl
 
     assert default_management(BrokerUrl.parse("amqp://u:p%40@h:5/v")) == "http://u:p%40@h:15672"
     assert default_management(BrokerUrl.parse("amqps://u:p@[::1]/v")) == "https://u:p@[::1]:15671"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.core.topology import Binding, Exchange, Policy, Queue, topology
-from holdfast.core.topology_definitions import Definitions, from_definitions
-from holdfast.core.topology_diff import DifferenceKind
+from holdfast.core.topology.definitions import Definitions, from_definitions
+from holdfast.core.topology.diff import DifferenceKind
+from holdfast.core.topology.model import Binding, Exchange, Policy, Queue, topology
 from holdfast.errors import BrokerRefused, Invalid
 from tests.engines.rabbitmq.admin import Admin
 from tests.engines.rabbitmq.topology.house import EXAMPLES, broker, example, topologies

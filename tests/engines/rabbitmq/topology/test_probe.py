@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.engines.rabbitmq.address import BrokerUrl
 from holdfast.engines.rabbitmq.consumer import Consumer
 from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.topology_probe import HELD_COUNT_MAX, Prober
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.topology import HELD_COUNT_MAX, Prober
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.ports.topology import Probe
 from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.engines.rabbitmq.topology.house import file, topologies

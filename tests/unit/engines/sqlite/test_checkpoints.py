@@ -21,7 +21,7 @@ from holdfast.engines.sqlite.checkpoints import (
     Checkpoints,
 )
 from holdfast.engines.sqlite.connection import open_writer, transaction
-from holdfast.engines.sqlite.counts import SqlitePartition
+from holdfast.engines.sqlite.partition import SqlitePartition
 
 PAGE_BYTES = 4096
 

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response, StreamingResponse
 
-from holdfast.core.letter_selection import decode_cursor, encode_cursor
-from holdfast.core.roles import Role
+from holdfast.core.requests.roles import Role
+from holdfast.core.selection import decode_cursor, encode_cursor
 from holdfast.faces.api.admin.desk import AdminContext, Endpoint
 from holdfast.faces.api.admin.views import (
     ActionReply,
@@ -21,8 +21,8 @@ from holdfast.faces.api.admin.views import (
     TokenRequest,
     TokenView,
 )
-from holdfast.services.ledger import BalanceRow, Verified
 from holdfast.services.vault.custody import check_all_queues
+from holdfast.services.vault.ledgers import BalanceRow, Verified
 
 EVENTS_STEP_S = 1.0
 EVENTS_COUNT_MAX = 3_600

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.letter_selection import ID_MAX
-from holdfast.core.roles import Caller
+from holdfast.core.requests.roles import Caller
+from holdfast.core.selection import ID_MAX
 from holdfast.errors import BadBody, Invalid, NotFound
-from holdfast.faces.api.door import Authenticator
-from holdfast.wiring_custody import VaultApp
+from holdfast.faces.api.authenticator import Authenticator
+from holdfast.wiring import VaultApp
 
 T = TypeVar("T")
 QUERY_BYTES_MAX = 16_000

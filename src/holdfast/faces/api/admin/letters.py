@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response, StreamingResponse
 
-from holdfast.core.letter_selection import Selection, check_selection, decode_cursor, encode_cursor
+from holdfast.core.selection import Selection, check_selection, decode_cursor, encode_cursor
 from holdfast.errors import Invalid
 from holdfast.faces.api.admin.desk import AdminContext, Endpoint, Handler
 from holdfast.faces.api.admin.views import (

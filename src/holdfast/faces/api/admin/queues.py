@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from holdfast.core.ledger import expand
-from holdfast.core.letter_selection import Selection, decode_cursor, encode_cursor
-from holdfast.core.redrive_task import Plan, PlanOptions, RedriveState
+from holdfast.core.plan import Plan, PlanOptions, RedriveState
+from holdfast.core.selection import Selection, decode_cursor, encode_cursor
 from holdfast.core.states import LetterState
 from holdfast.errors import HoldfastError
 from holdfast.faces.api.admin.desk import AdminContext, Endpoint
@@ -25,7 +25,7 @@ from holdfast.faces.api.admin.views import (
     RedriveQueueReply,
     RedriveQueueRequest,
 )
-from holdfast.services.capture import CaptureReport
+from holdfast.services.vault.capture import CaptureReport
 from holdfast.services.vault.custody import QueueView, check_all_queues, check_queue
 
 REDRIVE_TIMEOUT_S = 60.0

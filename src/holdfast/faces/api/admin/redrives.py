@@ -6,9 +6,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-from holdfast.core.groups import Group, GroupStatus
-from holdfast.core.letter_selection import ID_MAX, PAGE_COUNT_DEFAULT, decode_cursor, encode_cursor
-from holdfast.core.redrive_task import Plan, RedriveTask
+from holdfast.core.letter import Group, GroupStatus
+from holdfast.core.plan import Plan, RedriveTask
+from holdfast.core.selection import ID_MAX, PAGE_COUNT_DEFAULT, decode_cursor, encode_cursor
 from holdfast.errors import NotFound
 from holdfast.faces.api.admin.desk import AdminContext, Endpoint, Handler
 from holdfast.faces.api.admin.views import (

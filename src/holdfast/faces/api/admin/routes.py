@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import NAME_CHARACTERS_MAX, clip
-from holdfast.core.roles import Caller
+from holdfast.core.requests.roles import Caller
 from holdfast.errors import (
     BadBody,
     BrokerError,
@@ -28,9 +28,9 @@ from holdfast.errors import (
 from holdfast.faces.api.admin import books, letters, queues, redrives, session
 from holdfast.faces.api.admin.desk import AdminContext, Endpoint
 from holdfast.faces.api.admin.views import Problem
-from holdfast.faces.api.door import Authenticator
+from holdfast.faces.api.authenticator import Authenticator
 from holdfast.telemetry.events import emit
-from holdfast.wiring_custody import VaultApp
+from holdfast.wiring import VaultApp
 
 BODY_BYTES_MAX = 96 * 1024 * 1024
 PROBLEM = "application/problem+json"

@@ -12,8 +12,8 @@ from holdfast.core.moments import moment
 from holdfast.errors import Conflict, NotFound
 from holdfast.faces.api.admin.desk import AdminContext, Endpoint
 from holdfast.faces.api.admin.views import ActionReply
-from holdfast.faces.api.door import COOKIE, cookie_of
-from holdfast.services.sessions import SESSION_S, WebSession
+from holdfast.faces.api.authenticator import COOKIE, cookie_of
+from holdfast.services.vault.access import SESSION_S, WebSession
 
 _encode = msgspec.json.Encoder().encode
 

@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from holdfast.core.groups import GroupStatus
 from holdfast.core.ledger import LedgerRow
-from holdfast.core.letter import Letter, NewLetter
-from holdfast.core.letter_selection import ID_MAX, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX, TEXT_CHARACTERS_MAX, Selection
+from holdfast.core.letter import GroupStatus, Letter, NewLetter
 from holdfast.core.moments import microseconds, moment, moment_or_none, parse_duration
-from holdfast.core.redrive_task import Canary, PlanOptions, RedriveTask, Target
+from holdfast.core.plan import Canary, PlanOptions, RedriveTask, Target
+from holdfast.core.selection import ID_MAX, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX, TEXT_CHARACTERS_MAX, Selection
 from holdfast.core.states import LetterState
 
 Id = Annotated[int, Meta(ge=1, le=ID_MAX)]
