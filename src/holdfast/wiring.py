@@ -40,14 +40,12 @@ from holdfast.errors import BadUrl, CannotStart, HoldfastError, Invalid, QueueMi
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.broker import Broker
 from holdfast.ports.clock import Clock
-from holdfast.ports.collect import CollectStore, Transport
-from holdfast.ports.custody import Post
+from holdfast.ports.collect import CollectStore
 from holdfast.ports.database import Database
 from holdfast.ports.queue_store import Storage
 from holdfast.ports.recovery import DeadLetters, Journal, RunEnd
 from holdfast.ports.starts import Starts
 from holdfast.ports.vault import Ledger, Vault
-from holdfast.services.collect.embedded import QueueTransport
 from holdfast.services.collect.service import CollectService
 from holdfast.services.collect.transaction import CollectContext, CollectLimits
 from holdfast.services.queue.broker import QueueBroker
@@ -72,7 +70,6 @@ from holdfast.services.vault.capture import load_fingerprint
 from holdfast.services.vault.custody import Custody
 from holdfast.services.vault.ledgers import LedgerService
 from holdfast.services.vault.planner import Planner
-from holdfast.services.vault.queues import QueuePost
 from holdfast.services.vault.redrive_tasks import RedriveRunner
 from holdfast.services.vault.upkeep import Retention, Successes
 from holdfast.settings import RecoverSettings, Settings, load_settings
@@ -166,11 +163,12 @@ async def open_rabbit_broker(
 
     Raises BrokerError when it cannot be reached, CannotStart when the store cannot be opened.
     """
-    from holdfast.engines.rabbitmq.broker import RabbitBroker
+    from holdfast.engines.rabbitmq.broker import RabbitBroker, RabbitOptions
 
     starts = open_starts(store, clock=clock) if store else None
+    options = RabbitOptions(management=management, topology=topology, starts=starts, insists=True)
     try:
-        async with RabbitBroker(url, clock=clock, management=management, topology=topology, starts=starts) as broker:
+        async with RabbitBroker(url, clock=clock, options=options) as broker:
             yield broker
     finally:
         if starts is not None:
@@ -266,20 +264,20 @@ async def open_collector(
     time_source, settings = clock or SystemClock(), limits or CollectLimits()
     async with AsyncExitStack() as stack:
         if broker is not None:
-            from holdfast.engines.rabbitmq.collect import RabbitTransport
+            from holdfast.engines.rabbitmq.broker import RabbitBroker, RabbitOptions
 
-            transport: Transport = await stack.enter_async_context(
-                RabbitTransport(broker, clock=time_source, quorum=quorum)
+            messages: Broker = await stack.enter_async_context(
+                RabbitBroker(broker, clock=time_source, options=RabbitOptions(quorum=quorum))
             )
         else:
             if queues is None:
                 queues = await stack.enter_async_context(open_queues(url, clock=time_source))
             lease_timeout = format_duration(settings.lease_us)
-            transport = QueueTransport(queues, clock=time_source, lease_timeout=lease_timeout)
+            messages = QueueBroker(queues, clock=time_source, lease_timeout=lease_timeout)
         store = open_collect_store(url, clock=time_source)
         await store.open()
         stack.push_async_callback(store.close)
-        tools = CollectContext(store, transport, await stack.enter_async_context(open_blobs(place)), limits=settings)
+        tools = CollectContext(store, messages, await stack.enter_async_context(open_blobs(place)), limits=settings)
         yield await stack.enter_async_context(CollectService(tools).running())
 
 
@@ -398,12 +396,12 @@ async def open_office(
         blobs: Blobs | None = None
         if place := settings.vault_blobs or beside:
             blobs = await stack.enter_async_context(open_blobs(place))
-        posts: list[Post] = []
+        brokers: list[Broker] = []
         if settings.broker is not None:
-            posts.append(await stack.enter_async_context(_rabbit(settings, time_source, grouped)))
+            brokers.append(await stack.enter_async_context(_rabbit(settings, time_source, grouped)))
         if queues is not None:
-            posts.append(QueuePost(queues, grouped=grouped, retries=_retries(settings)))
-        custody = Custody(vault, posts, clock=time_source, blobs=blobs)
+            brokers.append(QueueBroker(queues, clock=time_source, grouped=grouped, retries=_retries(settings)))
+        custody = Custody(vault, brokers, clock=time_source, blobs=blobs)
         office = VaultApp(custody, key=key, blobs=blobs, redrive_role=Role[settings.redrive_role.upper()])
         await office.tokens.load()
         stack.push_async_callback(office.close)
@@ -509,20 +507,20 @@ async def _open(vault: SqlVault) -> None:
 
 
 @asynccontextmanager
-async def _rabbit(settings: Settings, clock: Clock, grouped: Fingerprinter) -> AsyncIterator[Post]:
-    from holdfast.engines.rabbitmq.custody import RabbitCustody
+async def _rabbit(settings: Settings, clock: Clock, grouped: Fingerprinter) -> AsyncIterator[Broker]:
+    from holdfast.engines.rabbitmq.broker import RabbitBroker, RabbitOptions
 
     names = listed(settings.dead_queues)
-    async with RabbitCustody(
-        settings.broker.reveal() if settings.broker else "",
-        clock=clock,
+    options = RabbitOptions(
         management=settings.management.reveal() if settings.management else None,
         known=[name for name in (*names, *listed(settings.capture)) if "*" not in name],
         patterns=[name for name in names if "*" in name],
         retries=_retries(settings),
         grouped=grouped,
-    ) as post:
-        yield post
+    )
+    url = settings.broker.reveal() if settings.broker else ""
+    async with RabbitBroker(url, clock=clock, options=options) as broker:
+        yield broker
 
 
 def _retries(settings: Settings) -> Retries:

@@ -12,11 +12,12 @@ import pytest
 
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import DeathStory, Fingerprint, fingerprint
+from holdfast.core.moments import Backoff
 from holdfast.core.requests.roles import NEEDS, REDRIVES, Caller, Role, needs
 from holdfast.core.states import LetterState
 from holdfast.errors import CannotStart
 from holdfast.faces.api.admin import books
-from holdfast.ports.custody import DeadQueue, Post
+from holdfast.ports.broker import Broker, QueueFacts
 from holdfast.services.vault import capture
 from holdfast.services.vault.capture import load_fingerprint
 from holdfast.telemetry.prometheus import OTHERS, QUEUES_COUNT_MAX, CaptureGauge, render_vault
@@ -93,12 +94,12 @@ async def test_metrics_tell_of_letters_and_captures(house: House) -> None:
 async def test_a_capture_of_a_queue_that_is_not_there_yet_is_tried_again_and_told_once(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(capture, "WAIT_S_MAX", 0.02)
+    monkeypatch.setattr(capture, "WAITS", Backoff(first_s=0.02, delay_s_max=0.02))
     caplog.set_level(logging.INFO)
     tries = 0
     find = house.office.custody.known
 
-    async def counted(queue: str, caller: Caller) -> tuple[Post, DeadQueue]:
+    async def counted(queue: str, caller: Caller) -> tuple[Broker, QueueFacts]:
         nonlocal tries
         tries += 1
         return await find(queue, caller)

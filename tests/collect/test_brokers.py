@@ -9,9 +9,10 @@ import pytest
 
 import holdfast
 from holdfast.core.states import TransactionState
-from holdfast.engines.rabbitmq.collect import RabbitTransport
+from holdfast.engines.rabbitmq.broker import RabbitBroker
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.ports.broker import Subscription
 from holdfast.wiring import SystemClock
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
 from tests.collect.shared import Place, check_place, outgoing, producing
@@ -49,26 +50,25 @@ async def test_the_broker_pushes_as_many_as_their_size_allows(
     await every_admin.queue("sized")
     async with (
         RabbitPublisher(every_admin.address()) as publisher,
-        RabbitTransport(every_admin.node.url(every_admin.vhost), clock=SystemClock()) as transport,
+        RabbitBroker(every_admin.node.url(every_admin.vhost), clock=SystemClock()) as broker,
     ):
         messages = [outgoing("sized", bytes(size_bytes), {"ordinal": number}) for number in range(count)]
         assert all(outcome.stored for outcome in await publisher.publish(messages, timeout_s=60))
-        async with transport.open("sized", count_max=32, bytes_max=4 * PART_BYTES) as intake:
-            held = list(await intake.take(32))
+        sized = Subscription(queue="sized", prefetch=32, bytes_max=4 * PART_BYTES, dead_queue="dead")
+        async with broker.consumer(sized) as consumer:
+            held = list(await consumer.take(32))
             while len(held) < held_max:
                 async with asyncio.timeout(10):
-                    held += await intake.take(32)
+                    held += await consumer.take(32)
             assert len(held) == held_max
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.5):
-                    held += await intake.take(32)
+            assert not await consumer.take(32, timeout_s=0.5)
             seen = len(held)
             while held:
-                assert await intake.ack_all(held) == []
+                assert await consumer.ack(held) == []
                 if seen == count:
                     break
                 async with asyncio.timeout(10):
-                    held = list(await intake.take(32))
+                    held = list(await consumer.take(32))
                 seen += len(held)
             assert seen == count, "acked ones make room for all the others"
     assert await every_admin.count("sized") == 0

@@ -15,7 +15,7 @@ import time
 import traceback
 
 import holdfast.engines.postgres.database
-import holdfast.engines.rabbitmq.custody  # noqa: F401 - both are imported by who needs them, which takes long
+import holdfast.engines.rabbitmq.broker  # noqa: F401 - both are imported by who needs them, which takes long
 from holdfast.proof import crash
 from tests.vault import worker
 

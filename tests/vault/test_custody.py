@@ -409,7 +409,7 @@ async def test_letters_of_a_cancelled_redrive_that_nobody_confirmed_are_captured
         office_on(admin, tmp_path, broker=Secret(admin.node.url(admin.vhost, port=proxy.port))) as office,
     ):
         await captured(office)
-        publisher = getattr(office.custody.posts[0], "_publisher")  # noqa: B009  it waits for a minute
+        publisher = office.custody.brokers[0].publisher  # it waits for a minute
         monkeypatch.setattr(publisher, "_timeout_s", 0.5)
         plan = await office.planner.plan(wish, ADMIN)
         task, _ = await office.planner.execute(plan.hash, ADMIN, ACT)

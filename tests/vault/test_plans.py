@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 from pamqp import commands as amqp
 
+from holdfast.core.death import RedriveStamp
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import Content
-from holdfast.core.message import Address
 from holdfast.core.moments import moment
 from holdfast.core.plan import Canary, Place, Plan, PlanOptions, RedriveState, Retries, Target
 from holdfast.core.selection import Selection
 from holdfast.engines.rabbitmq.redriver import Rewriter
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.errors import Conflict, Invalid
-from holdfast.ports.custody import Parcel
 from holdfast.wiring import VaultApp
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.eventually import eventually
@@ -258,25 +257,16 @@ HEADERS: list[dict[str, object]] = [
 def test_what_is_remembered_of_headers_is_what_is_made_of_them_one_by_one(headers: dict[str, object]) -> None:
     raw = properties.encode({"message_id": "m", "headers": headers} if headers else {"message_id": "m"})  # type: ignore[dict-item]
 
-    def parcel(number: int, *drop: str) -> Parcel:
-        content = Content(body=b"b", properties=raw, drop=drop)
-        return Parcel(
-            letter=number,
-            queue=DLQ,
-            content=content,
-            address=Address(routing_key="q"),
-            redrive_id=f"id-{number}",
-            run="task-1",
-            by="me",
-        )
+    rewriter, stamp = Rewriter("guest"), RedriveStamp(run="task-1", by="me", dead_queue=DLQ)
 
-    rewriter = Rewriter("guest")
-    quick = [rewriter.outgoing(parcel(number), at=moment(1)) for number in range(3)]
-    slow = [rewriter.outgoing(parcel(number, "not there"), at=moment(1)) for number in range(3)]
-    assert [properties.canonical(one.properties) for one in quick] == [
-        properties.canonical(one.properties) for one in slow
-    ]
-    told = properties.decode(quick[2].properties)["headers"]
+    def rewritten(number: int, *drop: str) -> bytes:
+        content = Content(body=b"b", properties=raw, drop=drop)
+        return rewriter.properties(content, stamp, f"id-{number}", at=moment(1))
+
+    quick = [rewritten(number) for number in range(3)]
+    slow = [rewritten(number, "not there") for number in range(3)]
+    assert [properties.canonical(one) for one in quick] == [properties.canonical(one) for one in slow]
+    told = properties.decode(quick[2])["headers"]
     assert isinstance(told, dict)
     assert (told["x-redrive-id"], told["x-redriven-from"]) == ("id-2", DLQ)
     assert not {"x-death", "CC", "x-retry-count"} & told.keys()

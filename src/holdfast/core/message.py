@@ -45,6 +45,8 @@ class Message(Struct, frozen=True, kw_only=True):
     headers: Headers = {}
     redelivered: bool = False
     attempt: int = 1
+    #: False: it came again and the broker cannot say how often: whoever worked on it may have ended with his process.
+    attempt_is_certain: bool = True
     attempts_max: int = 0
 
     @property

@@ -1,16 +1,20 @@
-"""Moments and durations as text, as `datetime`, and as whole microseconds (what stores keep).
+"""Moments and durations as text, as `datetime`, and as whole microseconds (what stores keep); and how long to wait.
 
 Durations read like `900ms`, `30s`, `1h30m`; moments are RFC 3339 in UTC. Nothing here reads a clock.
 """
 
 from __future__ import annotations
 
+import random
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from holdfast.errors import Invalid
 
 SECOND_US = 1_000_000
+#: What has worked for so long has worked: the waits begin small again.
+STEADY_S = 5.0
 DURATION_CHARACTERS_MAX = 15
 #: A hundred years: every sum of a moment and a duration stays inside 64 bits and the year 9999.
 DURATION_US_MAX = 100 * 365 * 86_400 * SECOND_US
@@ -77,3 +81,46 @@ def microseconds(at: datetime) -> int:
     if at.tzinfo is None:
         at = at.replace(tzinfo=UTC)
     return min(max((at - _EPOCH) // _MICROSECOND, 1), _LAST_US)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """How long to wait before trying again: doubling, with a ceiling, and spread so that clients do not come at once.
+
+    `delay_s(0)` is the wait after the first failure.
+    """
+
+    first_s: float = 0.1
+    factor: float = 2.0
+    delay_s_max: float = 15.0
+
+    def delay_s(self, failures: int, *, spread: float | None = None) -> float:
+        """Between half and all of the doubled delay; `spread` (0 to 1) is chosen by chance unless given."""
+        chance = random.random() if spread is None else spread  # noqa: S311  nobody gains by guessing it
+        # The exponent has a ceiling of its own: a broker that is away for a week must not overflow a float.
+        full_s = min(self.first_s * self.factor ** min(failures, 64), self.delay_s_max)
+        return full_s * (0.5 + chance / 2)
+
+
+class BackoffTimer:
+    """The wait before the next try, by how the last ones went. No clock of its own: moments are handed in.
+
+    What worked, but not for long, counts as a failure: a broker that hangs up on everybody is not asked in a loop.
+    """
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._failures = 0
+        self._since_s: float | None = None
+
+    def worked(self, now_s: float) -> None:
+        """A try succeeded."""
+        self._since_s = now_s
+
+    def delay_s(self, now_s: float) -> float:
+        """A try failed, or what it had brought about ended: how long to wait before the next."""
+        if self._since_s is not None and now_s - self._since_s >= STEADY_S:
+            self._failures = 0
+        self._since_s = None
+        self._failures += 1
+        return self._backoff.delay_s(self._failures - 1)

@@ -16,7 +16,9 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.core.death import ORIGINAL_EXCHANGE, ORIGINAL_KEY, ORIGINAL_QUEUE, Death, deaths
+from holdfast.core.letter import JsonValue, Letter
 from holdfast.core.message import Address, Headers
+from holdfast.core.plan import Place, Target
 from holdfast.errors import Invalid
 
 FILE_BYTES_MAX = 1_000_000
@@ -215,3 +217,68 @@ def _checked(text: str, what: str) -> str:
     if len(text.encode()) > NAME_BYTES_MAX:
         raise Invalid(f"routes file is invalid; {what} has a name of more than {NAME_BYTES_MAX} bytes")
     return text
+
+
+TARGET_MODES = {
+    "queue": Mode.SOURCE,
+    "wait": Mode.WAIT,
+    "original": Mode.EXCHANGE,
+    "address": Mode.PLACE,
+    "type": Mode.ROUTES,
+}
+
+
+def route_letter(letter: Letter, target: Target) -> tuple[Address | None, str]:
+    """Where a letter of the vault goes by a target, and why; no address when nothing says where."""
+    if letter.origin == "queue":
+        return _route_item(letter, target)
+    found = find_route(_telling(letter, target), route_table(target), dead_queue=letter.queue)
+    return found.address, found.why
+
+
+def route_table(target: Target) -> RouteTable:
+    """What a target says, as the table that routes are found by."""
+    return RouteTable(
+        mode=TARGET_MODES[target.kind],
+        place=Address(exchange=target.exchange, routing_key=target.routing_key),
+        routes={name: _address_of(place) for name, place in target.routes.items()},
+        redirect=_address_of(target.redirect) if target.redirect else None,
+        type_header=target.type_header or TYPE_HEADER,
+        has_table=bool(target.routes),
+    )
+
+
+def _telling(letter: Letter, target: Target) -> dict[str, JsonValue]:
+    """The headers by which a letter finds its way."""
+    told: dict[str, JsonValue] = {ORIGINAL_QUEUE: letter.death.queue} if letter.death.queue else {}
+    for name in (ORIGINAL_EXCHANGE, ORIGINAL_KEY):
+        value = letter.headers.get(name)
+        if isinstance(value, str):
+            told[name] = value
+    if target.kind not in ("original", "type"):
+        return told
+    header = target.type_header or TYPE_HEADER
+    typed: dict[str, JsonValue] = {header: letter.type} if letter.type and header not in letter.headers else {}
+    return {**letter.headers, **told, **typed}
+
+
+def _route_item(letter: Letter, target: Target) -> tuple[Address | None, str]:
+    """Of an embedded queue: it has no exchanges, and knows where an item died."""
+    if target.kind == "address":
+        return _queue_of(target.exchange, target.routing_key, "the given queue")
+    if target.kind == "type" and letter.type:
+        place = target.routes.get(letter.type)
+        if place is None:
+            return None, f"type '{letter.type}' is not in the route table"
+        return _queue_of(place.exchange, place.routing_key, "type")
+    if not letter.death.queue:
+        return None, "nothing says in which queue it died"
+    return Address(routing_key=letter.death.queue), "the queue it died in"
+
+
+def _queue_of(exchange: str, queue: str, why: str) -> tuple[Address | None, str]:
+    return (None, "an embedded queue has no exchanges") if exchange else (Address(routing_key=queue), why)
+
+
+def _address_of(place: Place) -> Address:
+    return Address(exchange=place.exchange, routing_key=place.routing_key)

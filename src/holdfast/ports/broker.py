@@ -1,20 +1,23 @@
-"""What the consumer runtime needs of a broker: messages, and three ways to settle each.
+"""What we need of a broker: messages of its queues and the settling of each, publishes with their outcomes, answers.
 
-Whatever settles a message returns when the broker has it durably. If it raises, the message is still ours, unsettled,
+Whatever settles a message returns when the broker has it durably. If it fails, the message is still ours, unsettled,
 and settling it may be tried again; it may then exist twice, never not at all. NotOurs alone says that it is the
 broker's again and will be delivered a second time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from holdfast.core.message import Message, Outcome, Outgoing
+from holdfast.core.death import RedriveStamp
+from holdfast.core.letter import Content, DeathStory, NewLetter, Origin
+from holdfast.core.message import Address, Delivery, Message, Outcome, Outgoing
 from holdfast.core.policy import Park, RetryPolicy, Wait
+from holdfast.errors import HoldfastError
 
 #: Called with messages that share an outcome.
 Told: TypeAlias = Callable[[Sequence[Outgoing], Outcome], None]
@@ -25,53 +28,65 @@ class Subscription(Struct, frozen=True, kw_only=True):
     """What a consumer asks of a broker."""
 
     queue: str
-    policy: RetryPolicy
-    prefetch: int  #: how many messages may be ours at a time
+    policy: RetryPolicy = RetryPolicy()
+    prefetch: int = 1  #: how many messages may be ours at a time
+    #: Where messages are pushed: so few of them that they weigh at most this, or one at a time; as far as the largest
+    #: one so far can tell. 0 is no limit.
+    bytes_max: int = 0
     consumer: str = ""  #: who parks, for the letter
     layout: Layout = "per-consumer"  #: on RabbitMQ: how wait queues and dead queue are laid out
+    #: The queue is ours alone and has this dead queue and no wait queues; nothing in it dies of its age.
+    dead_queue: str = ""
+    #: What comes are dead letters, to be taken over: they come with their story, and acks are written at once.
+    letters: bool = False
 
 
-class Incoming(Struct, frozen=True, kw_only=True, eq=False):
-    """A message that is ours until it is settled."""
+class Unsettled(Struct, frozen=True):
+    """A message whose ack failed. NotOurs: it comes again. Anything else: it is still ours."""
 
-    message: Message
-    used: int  #: how many attempts were made before this one
-    #: It came again and the broker cannot say how often: whoever worked on it may have ended with his process.
-    step_aside: bool = False
-    tag: object = None  #: the broker's own
+    delivery: Delivery
+    error: HoldfastError
 
 
-class Intake(Protocol):
-    """An open subscription."""
+def check_settled(unsettled: Sequence[Unsettled]) -> None:
+    """Raises the error of the first that is not settled."""
+    for one in unsettled:
+        raise one.error
+
+
+class Consumer(Protocol):
+    """An open subscription. When it is interrupted it resumes by itself."""
 
     @property
     def trouble(self) -> str:
         """Why no messages come at the moment; the empty text while they can."""
 
-    async def take(self, count_max: int) -> Sequence[Incoming]:
-        """Wait for messages; none means that it was stopped. Raises HoldfastError when consuming ended for good."""
+    async def take(self, count_max: int, *, timeout_s: float | None = None) -> Sequence[Delivery]:
+        """Wait for messages; none means that it was stopped, or that none came in time.
+
+        Raises HoldfastError when consuming ended for good; with a time limit also where it fails for now.
+        """
+
+    def message(self, delivery: Delivery) -> Message:
+        """For handlers and policies, with its attempt. Asked once for each that is to be begun."""
 
     async def stop(self) -> None:
         """No new messages. What is ours can still be settled."""
 
-    async def ack(self, incoming: Incoming) -> None:
-        """It is done."""
+    async def begin(self, delivery: Delivery) -> None:
+        """Its handler is about to run; where the broker does not count attempts, that is noted. Raises as settling."""
 
-    async def wait(self, incoming: Incoming, wait: Wait) -> None:
+    async def ack(self, deliveries: Sequence[Delivery]) -> Sequence[Unsettled]:
+        """They are done. Each has an outcome of its own: those for which it did not work are answered."""
+
+    async def retry(self, delivery: Delivery, wait: Wait) -> None:
         """It comes again after its delay, with one more attempt on its count."""
 
-    async def park(self, incoming: Incoming, park: Park) -> None:
+    async def park(self, delivery: Delivery, park: Park) -> None:
         """It goes to the dead queue, with the story of its death."""
 
-    async def give_back(self, incoming: Incoming) -> None:
+    async def release(self, delivery: Delivery) -> None:
         """It goes back to the queue as it is, now."""
-
-
-class ConsumerIntake(Intake, Protocol):
-    """What handlers are run from."""
-
-    async def begin(self, incoming: Incoming) -> None:
-        """Its handler is about to run; where the broker does not count attempts, that is noted. Raises as settling."""
 
 
 class Publisher(Protocol):
@@ -96,8 +111,58 @@ class Publisher(Protocol):
         """As `publish`, without waiting: `told` hears of every message once, as soon as its outcome is known."""
 
 
+class QueueFacts(Struct, frozen=True, kw_only=True):
+    """A dead-letter queue as its broker knows it."""
+
+    queue: str
+    source_queue: str = ""
+    ready: int = 0
+    consumers: int = 0
+    #: Whether reading it without taking costs nothing: no finite delivery limit.
+    peek_is_free: bool = False
+    note: str = ""
+
+
+class Reach(Struct, frozen=True, kw_only=True):
+    """What is known of an address before anything is sent to it."""
+
+    why: str = ""  #: why nothing would arrive; empty when it would, as far as can be told
+    queues: tuple[str, ...] | None = None  #: every queue that gets a copy; None when nobody can say
+    note: str = ""  #: what could not be looked at
+
+
+class Inspector(Protocol):
+    """Answers questions before anything is taken or sent, and changes nothing. Raises BrokerError."""
+
+    async def queues(self) -> Sequence[QueueFacts]:
+        """The dead-letter queues that are known."""
+
+    async def queue(self, name: str) -> QueueFacts | None:
+        """One of them, or None when it is not known or not there."""
+
+    async def reach(self, addresses: Sequence[Address]) -> Mapping[Address, Reach]:
+        """Where each leads now."""
+
+    async def ladder_s(self, addresses: Sequence[Address]) -> float | None:
+        """How long a letter that goes there and fails every attempt takes until it is dead again, of all the longest;
+        None when nothing tells of one of them."""
+
+
 class Broker(Protocol):
     """A place with queues."""
+
+    origin: Origin  #: which letters are its own
+
+    @property
+    def publisher(self) -> Publisher:
+        """For what `write` and `rewrite` make."""
+
+    @property
+    def inspector(self) -> Inspector:
+        """For questions."""
+
+    def consumer(self, subscription: Subscription) -> AbstractAsyncContextManager[Consumer]:
+        """Consume. Leaving gives back what is not settled, or lets it be given back."""
 
     async def missing(self, subscription: Subscription) -> list[str]:
         """Everything that stands in the way of a safe retry or parking, in words; empty when consuming may begin."""
@@ -105,5 +170,20 @@ class Broker(Protocol):
     async def declare(self, subscription: Subscription) -> None:
         """Make what is missing. Nothing that is there is changed in a way that could lose a message."""
 
-    def open(self, subscription: Subscription) -> AbstractAsyncContextManager[ConsumerIntake]:
-        """Consume. Leaving gives back what is not settled, or lets it be given back."""
+    async def delete_empty(self, queue: str) -> bool:
+        """Delete it unless a message is in it or on its way; false when one is. One that is gone is deleted."""
+
+    async def peek(self, queue: str, *, count_max: int) -> Sequence[NewLetter]:
+        """Look at the first letters and give all of them back."""
+
+    def letter(self, delivery: Delivery, queue: str) -> NewLetter:
+        """What capture keeps of it, with all its bytes. Raises MessageRefused for what can be no letter."""
+
+    def write(self, message: Message, to: Address, *, death: DeathStory | None = None, by: str = "") -> Outgoing:
+        """A message of our own: body, id and headers; with a death it is parked, by somebody."""
+
+    def rewrite(self, content: Content, to: Address, stamp: RedriveStamp, redrive_id: str) -> Outgoing:
+        """A letter of the vault as it is published again: its own bytes, its edits, and what a redrive changes.
+
+        Raises MessageRefused for what cannot be written.
+        """

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import holdfast
 from holdfast.core.item import Item, NewItem
 from holdfast.core.message import Delivery
-from holdfast.engines.rabbitmq.broker import RabbitIntake
+from holdfast.engines.rabbitmq.broker import RabbitSubscription
 from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties
@@ -120,8 +120,8 @@ class RabbitStand:
         ready = sum([await self.admin.count(name) for name in (queue, *waits)])
         held = 0
         for worker in self._app._workers:
-            if isinstance(worker._intake, RabbitIntake) and worker.health.state != "stopped":
-                held += worker._intake._consumer.unsettled_count
+            if isinstance(worker._consumer, RabbitSubscription) and worker.health.state != "stopped":
+                held += worker._consumer._consumer.unsettled_count
         return ready + held
 
 

@@ -260,8 +260,8 @@ async def test_a_connection_that_is_lost_is_taken_up_again(rabbit: RabbitStand) 
     async with app.running(declare=True):
         await rabbit.send(b"x")
         await eventually(lambda: begun == [1])
-        intake = app._workers[0]._intake
-        intake._consumer._connection._abort()  # type: ignore[union-attr]
+        consumer = app._workers[0]._consumer
+        consumer._consumer._connection._abort()  # type: ignore[union-attr]
         # It comes again, is put aside once because nobody can say how often it came, and runs a second time.
         await eventually(lambda: begun == [1, 2], timeout_s=20)
         go_on.set()

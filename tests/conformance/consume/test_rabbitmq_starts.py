@@ -86,7 +86,7 @@ async def test_a_connection_that_is_lost_charges_only_what_was_begun(rabbit: Rab
         await rabbit.send(b"a", b"b")
         await eventually(lambda: begun == [(b"a", 1)])
         assert rows(store) == 1
-        app._workers[0]._intake._consumer._connection._abort()  # type: ignore[union-attr]
+        app._workers[0]._consumer._consumer._connection._abort()  # type: ignore[union-attr]
         go_on.set()
         await eventually(lambda: begun == [(b"a", 1), (b"a", 2), (b"b", 1)], timeout_s=20)
 

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from holdfast.core.message import Delivery
-from holdfast.engines.rabbitmq.backoff import Backoff
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer, _Intake
+from holdfast.core.moments import Backoff
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer, _Listener
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire.events import Cancelled
 from holdfast.errors import BrokerLost, BrokerRefused, ConsumerLost
@@ -319,7 +319,7 @@ async def test_a_channel_that_was_left_is_not_listened_to(admin: Admin) -> None:
     """Its tags would settle messages of the new one, which has the same numbers."""
     await admin.queue("q")
     consumer = RabbitConsumer(admin.address(), "q")
-    left = _Intake(consumer)
+    left = _Listener(consumer)
     async with consumer:
         await fill(admin, "q", [b"new"])
         new = await one(consumer)

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from holdfast.core.message import Outgoing
-from holdfast.engines.rabbitmq.backoff import Backoff
+from holdfast.core.moments import Backoff
 from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.proof.conservation import Conservation

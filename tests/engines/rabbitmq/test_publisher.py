@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from holdfast.core.message import CONFIRMED, Outcome, OutcomeKind, Outgoing
-from holdfast.engines.rabbitmq.backoff import Backoff
+from holdfast.core.moments import Backoff
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.errors import BrokerLost

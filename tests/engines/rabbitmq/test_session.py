@@ -9,7 +9,7 @@ from pamqp import base
 from pamqp import commands as amqp
 from pamqp import frame as pamqp_frame
 
-from holdfast.engines.rabbitmq.backoff import STEADY_S, Backoff, BackoffTimer
+from holdfast.core.moments import STEADY_S, Backoff, BackoffTimer
 from holdfast.engines.rabbitmq.url import BrokerUrl, Tls
 from holdfast.engines.rabbitmq.wire.events import Blocked, ChannelClosedByBroker, ConnectionClosedByBroker, Opened
 from holdfast.engines.rabbitmq.wire.frames import ProtocolBroken

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from holdfast.core.message import OutcomeKind, Outgoing
-from holdfast.engines.rabbitmq.backoff import Backoff
+from holdfast.core.moments import Backoff
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.proof.proxy import Proxy

@@ -1,36 +1,41 @@
-"""RabbitMQ for consumers: a retry is a publish to a wait queue, a parking one to the dead queue's exchange.
+"""RabbitMQ as a broker: see `ports.broker`.
 
-Publish first, ack second: the delivery is acked when the broker has confirmed the copy and has not returned it. One
-connection consumes and acks, another publishes. What the publish changes of a message is said in `core.death`; every
-other byte of its properties, headers and body goes on as it came.
+Publish first, ack second: a retry is a publish to a wait queue and a parking one to the dead queue's exchange, and the
+delivery is acked when the broker has confirmed the copy and has not returned it. One connection consumes and acks,
+another publishes. What the publish changes of a message is said in `core.death`; every other byte of its properties,
+headers and body goes on as it came.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cached_property
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.core.death import HeaderChange, attempts_used, is_of_cycle, parked, retried, returns
-from holdfast.core.message import Address as Destination
-from holdfast.core.message import Delivery, Outcome, OutcomeKind, Outgoing
+from holdfast.core.death import HeaderChange, RedriveStamp, attempts_used, is_of_cycle, parked, retried, returns
+from holdfast.core.letter import Content, DeathStory, Fingerprinter, NewLetter, Origin, fingerprint
+from holdfast.core.message import Address, Delivery, Message, Outcome, OutcomeKind, Outgoing
 from holdfast.core.moments import moment
+from holdfast.core.plan import Retries
 from holdfast.core.policy import Park, Wait, step_for
 from holdfast.core.topology.layouts import TopologyFile
 from holdfast.core.topology.model import Version
-from holdfast.engines.rabbitmq.backoff import retry_call
+from holdfast.engines.rabbitmq.connection import retry_call
 from holdfast.engines.rabbitmq.consumer import RabbitConsumer
-from holdfast.engines.rabbitmq.declare import Declarer, QueueFamily, surroundings
-from holdfast.engines.rabbitmq.letters import read_message
+from holdfast.engines.rabbitmq.declare import NOT_FOUND, Declarer, QueueFamily, surroundings
+from holdfast.engines.rabbitmq.inspector import PATTERNS, RabbitInspector
+from holdfast.engines.rabbitmq.letters import digest, new_letter, read_message
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.starts import AttemptLog
+from holdfast.engines.rabbitmq.redriver import Rewriter
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
-from holdfast.errors import BrokerError, NotOurs, StorageFailed
-from holdfast.ports.broker import Incoming, Subscription
+from holdfast.errors import BrokerError, BrokerRefused, MessageRefused, NotOurs, QueueMissing, StorageFailed
+from holdfast.ports.broker import Subscription, Unsettled, check_settled
 from holdfast.ports.clock import Clock
 from holdfast.ports.starts import Starts
 from holdfast.proof import crash_point
@@ -40,101 +45,188 @@ DISPENSABLE = ("x-error-stack", "x-error-message", "x-kept-death")
 
 #: From the one version on, a quorum queue's count of returns has its rejections in it; from the other on no longer.
 COUNTS_REJECTIONS, COUNTS_FAILURES = Version(4, 0), Version(4, 3)
+PEEK_TIMEOUT_S = 5.0
+PEEK_MORE_TIMEOUT_S = 0.3
+
+
+class RabbitOptions(Struct, frozen=True, kw_only=True):
+    """What is told of a broker beside its address."""
+
+    management: str | None = None
+    topology: TopologyFile | None = None  #: names the wait queues and dead queues; without it the layouts do
+    starts: Starts | None = None  #: keeps what was begun, for queues that do not count how often a message came
+    known: Sequence[str] = ()  #: dead-letter queues, by name
+    patterns: Sequence[str] = PATTERNS  #: and by pattern
+    grouped: Fingerprinter = fingerprint
+    retries: Retries = Retries()
+    quorum: bool = False  #: queues of our own are quorum queues
+    insists: bool = False  #: a broker that hangs up at the start is asked again
 
 
 class RabbitBroker:
     """`async with RabbitBroker(url, clock=clock) as broker:`; all consumers publish on one connection."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        clock: Clock,
-        management: str | None = None,
-        topology: TopologyFile | None = None,
-        starts: Starts | None = None,
-    ) -> None:
-        """`topology` names the wait queues and dead queues; without it the layouts do.
+    origin: Origin = "rabbitmq"
 
-        `starts` keeps which messages were begun, for queues that do not count how often a message came.
-        """
+    def __init__(self, url: str, *, clock: Clock, options: RabbitOptions | None = None) -> None:
         self._address = BrokerUrl.parse(url)
-        self._topology = topology
         self._clock = clock
-        self._starts = starts
-        self._setup = Declarer(self._address, management=management)
-        self._publisher = RabbitPublisher(self._address)
+        self._options = options = options or RabbitOptions()
+        self._declarer = Declarer(self._address, management=options.management, quorum=options.quorum)
+        self._rewriter = Rewriter(self._address.login.user)
+        self.publisher = RabbitPublisher(self._address)
+        self.inspector = RabbitInspector(
+            self._address, options.management, known=options.known, patterns=options.patterns, retries=options.retries
+        )
 
     async def __aenter__(self) -> Self:
-        await retry_call(self._publisher.__aenter__, address=self._address, is_met=False)
+        if self._options.insists:
+            await retry_call(self.publisher.__aenter__, address=self._address, is_met=False)
+        else:
+            await self.publisher.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._setup.close()
-        await self._publisher.close()
+        await self._declarer.close()
+        await self.publisher.close()
 
     async def missing(self, subscription: Subscription) -> list[str]:
-        """What keeps a retry or a parking from being safe. Raises BrokerError."""
-        return await self._setup.missing(subscription, self._around(subscription))
+        return await self._declarer.missing(subscription, self._family(subscription))
 
     async def declare(self, subscription: Subscription) -> None:
-        """Make the queue, its wait queues and its dead queue, as far as they are not there."""
-        await self._setup.declare(self._around(subscription))
+        if subscription.dead_queue:
+            await self._declarer.declare_own((subscription.dead_queue, subscription.queue))
+        else:
+            await self._declarer.declare(self._family(subscription))
+
+    async def delete_empty(self, queue: str) -> bool:
+        return await self._declarer.delete_empty(queue)
 
     @asynccontextmanager
-    async def open(self, subscription: Subscription) -> AsyncIterator[RabbitIntake]:
-        """Consume. At the end everything unsettled is given back."""
-        await self._setup.close()  # it was for the start
-        login, around = self._address.login, self._around(subscription)
-        consuming = RabbitConsumer(self._address, subscription.queue, prefetch=subscription.prefetch, on_start="resume")
-        async with consuming as consumer:
+    async def consumer(self, subscription: Subscription) -> AsyncIterator[RabbitSubscription]:
+        queue = subscription.queue
+        if not subscription.dead_queue:
+            await self._declarer.close()  # it was for the start
+        consumer = RabbitConsumer(
+            self._address,
+            queue,
+            prefetch=subscription.prefetch,
+            bytes_max=subscription.bytes_max,
+            on_start="resume" if self._options.insists else "raise",
+        )
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(consumer)
+            except BrokerRefused as error:
+                if subscription.dead_queue and error.reply_code == NOT_FOUND:
+                    raise QueueMissing(queue) from error
+                raise
             starts = None
-            if self._starts is not None and around.main.type != "quorum":
-                starts = AttemptLog(self._starts, f"{login.vhost} {subscription.queue}", holds=consumer.holds)
-            yield RabbitIntake(
-                consumer, self._publisher, around, subscription, user=login.user, clock=self._clock, starts=starts
+            if self._options.starts is not None and self._family(subscription).main.type != "quorum":
+                starts = AttemptLog(self._options.starts, f"{self._address.login.vhost} {queue}", holds=consumer.holds)
+            yield RabbitSubscription(
+                consumer,
+                self.publisher,
+                subscription,
+                family=lambda: self._family(subscription),
+                user=self._address.login.user,
+                clock=self._clock,
+                starts=starts,
             )
 
-    def _around(self, subscription: Subscription) -> QueueFamily:
-        return surroundings(subscription, Version.parse(self._publisher.version), self._topology)
+    async def peek(self, queue: str, *, count_max: int) -> Sequence[NewLetter]:
+        """Letters that are unreadable are left out."""
+        found: list[NewLetter] = []
+        async with RabbitConsumer(self._address, queue, prefetch=count_max) as consumer:
+            while len(found) < count_max:
+                timeout_s = PEEK_MORE_TIMEOUT_S if found else PEEK_TIMEOUT_S
+                batch = await consumer.batch(count_max=count_max - len(found), timeout_s=timeout_s)
+                if not batch:
+                    break
+                for delivery in batch:
+                    try:
+                        found.append(self.letter(delivery, queue))
+                    except MessageRefused:
+                        continue
+        return found
+
+    def letter(self, delivery: Delivery, queue: str) -> NewLetter:
+        return new_letter(delivery, queue, self._options.grouped)
+
+    def write(self, message: Message, to: Address, *, death: DeathStory | None = None, by: str = "") -> Outgoing:
+        values: dict[str, Any] = {"headers": dict(message.headers)}
+        if message.id:
+            values["message_id"] = message.id
+        if death is not None:
+            values["headers"] |= {
+                "x-parked-reason": death.reason,
+                "x-error-type": death.error_type,
+                "x-error-message": death.error_message,
+                "x-parked-by": by,
+                "x-parked-at": moment(self._clock.now_us()).isoformat(),
+            }
+        return Outgoing(to.exchange, to.routing_key, properties.encode(values), message.body)
+
+    def rewrite(self, content: Content, to: Address, stamp: RedriveStamp, redrive_id: str) -> Outgoing:
+        try:
+            raw = self._rewriter.properties(content, stamp, redrive_id, at=moment(self._clock.now_us()))
+        except (properties.Unreadable, ValueError, TypeError) as error:
+            raise MessageRefused(f"it cannot be written: {error}") from error
+        return Outgoing(to.exchange, to.routing_key, raw, content.body)
+
+    def _family(self, subscription: Subscription) -> QueueFamily:
+        return surroundings(subscription, Version.parse(self.publisher.version), self._options.topology)
 
 
-class RabbitIntake:
-    """Deliveries of one queue."""
+class RabbitSubscription:
+    """Deliveries of one queue; see `ports.broker.Consumer`. A delivery keeps its message as the broker's own."""
 
     def __init__(
         self,
         consumer: RabbitConsumer,
         publisher: RabbitPublisher,
-        around: QueueFamily,
         subscription: Subscription,
         *,
+        family: Callable[[], QueueFamily],
         user: str,
         clock: Clock,
         starts: AttemptLog | None = None,
     ) -> None:
         self._consumer = consumer
-        self._starts = starts
         self._publisher = publisher
-        self._around = around
         self._subscription = subscription
+        self._find_family = family
         self._user = user
         self._clock = clock
+        self._starts = starts
         self._counts_rejections = COUNTS_REJECTIONS <= Version.parse(publisher.version) < COUNTS_FAILURES
 
     @property
     def trouble(self) -> str:
+        if self._subscription.letters:
+            connected = self._consumer.connected
+            return "" if connected else "its broker cannot be reached, the connection is tried again"
         if self._publisher.blocked:
             return f"the broker takes no publishes; {self._publisher.blocked}"
         if not self._publisher.connected or not self._consumer.connected:
             return "no connection to the broker"
         return ""
 
-    async def take(self, count_max: int) -> Sequence[Incoming]:
-        """Wait for deliveries. Raises ConsumerLost."""
-        return [self._incoming(delivery) for delivery in await self._consumer.batch(count_max=count_max)]
+    async def take(self, count_max: int, *, timeout_s: float | None = None) -> Sequence[Delivery]:
+        """Raises ConsumerLost."""
+        return await self._consumer.batch(count_max=count_max, timeout_s=timeout_s)
+
+    def message(self, delivery: Delivery) -> Message:
+        message = read_message(delivery, self._subscription.queue, attempts_max=self._subscription.policy.attempts)
+        returned = returns(message, with_rejections=self._counts_rejections)
+        if message.redelivered and returned is None:
+            returned = self._begun_before(delivery)
+        used = attempts_used(message) + (returned or 0)
+        is_certain = not message.redelivered or returned is not None
+        delivery.own = message = replace(message, attempt=used + 1, attempt_is_certain=is_certain)
+        return message
 
     async def stop(self) -> None:
         try:
@@ -142,115 +234,144 @@ class RabbitIntake:
         except BrokerError:
             pass  # no connection: nothing comes either
 
-    async def begin(self, incoming: Incoming) -> None:
-        delivery = self._ours(incoming)
+    async def begin(self, delivery: Delivery) -> None:
+        self._check_ours(delivery)
         if self._starts is not None:
             self._starts.begin(delivery)
 
-    async def ack(self, incoming: Incoming) -> None:
-        delivery = self._ours(incoming)
-        in_vain = self._consumer.counts["settled_in_vain"]
-        self._consumer.ack([delivery])
-        self._check(in_vain)
-        self._ended(delivery)
+    async def ack(self, deliveries: Sequence[Delivery]) -> Sequence[Unsettled]:
+        missed = self._consumer.ack(deliveries)
+        if self._subscription.letters:
+            self._consumer.flush()
+        self._end(deliveries, missed)
+        return [Unsettled(delivery, self._not_ours()) for delivery in missed]
 
-    async def wait(self, incoming: Incoming, wait: Wait) -> None:
-        delivery = self._ours(incoming)
-        names = self._around.wait_names
-        message = incoming.message
+    async def retry(self, delivery: Delivery, wait: Wait) -> None:
+        self._check_ours(delivery)
+        names = self._family.wait_names
+        message = self._message_of(delivery)
         # A rejection carries no count of ours: attempts that ended with their process would be forgotten by it.
-        is_told = incoming.used == attempts_used(message)
+        is_told = message.attempt - 1 == attempts_used(message)
         if self._subscription.policy.by == "broker" and is_told and is_of_cycle(message.headers, message.queue, names):
-            in_vain = self._consumer.counts["settled_in_vain"]
-            self._consumer.dead_letter([delivery])
-            self._check(in_vain)
-            self._ended(delivery)
+            missed = self._consumer.dead_letter([delivery])
+            self._end([delivery], missed)
+            check_settled([Unsettled(one, self._not_ours()) for one in missed])
             return
-        change = retried(incoming.message, wait.failure, user=self._user, wait_queues=names)
-        place = self._around.waits[step_for(wait.delay_us, self._around.steps_us)]
+        change = retried(message, wait.failure, user=self._user, wait_queues=names)
+        place = self._family.waits[step_for(wait.delay_us, self._family.steps_us)]
         # Straight into the queue: an exchange on the way could lose its binding.
-        await self._publish(Destination(routing_key=place.queue), delivery, change)
+        await self._publish(Address(routing_key=place.queue), delivery, change)
         crash_point("rabbitmq.after_wait_confirm")
-        await self.ack(incoming)
+        check_settled(await self.ack([delivery]))
 
-    async def park(self, incoming: Incoming, park: Park) -> None:
-        delivery = self._ours(incoming)
+    async def park(self, delivery: Delivery, park: Park) -> None:
+        self._check_ours(delivery)
+        message = self._message_of(delivery)
         change = parked(
-            incoming.message,
+            message,
             park.failure,
-            used=incoming.used,
+            used=message.attempt - 1,
             reason=park.reason,
             at=moment(self._clock.now_us()),
             by=self._subscription.consumer,
             user=self._user,
-            wait_queues=self._around.wait_names,
+            wait_queues=self._family.wait_names,
         )
-        dead = self._around.dead
-        await self._publish(Destination(exchange=dead.exchange, routing_key=dead.key), delivery, change)
+        dead = self._family.dead
+        await self._publish(Address(exchange=dead.exchange, routing_key=dead.key), delivery, change)
         crash_point("rabbitmq.after_park_confirm")
-        await self.ack(incoming)
+        check_settled(await self.ack([delivery]))
 
-    async def give_back(self, incoming: Incoming) -> None:
-        delivery = self._ours(incoming)
-        in_vain = self._consumer.counts["settled_in_vain"]
-        self._consumer.give_back([delivery])
-        if self._starts is not None:
+    async def release(self, delivery: Delivery) -> None:
+        missed = self._consumer.give_back([delivery])
+        if self._starts is not None and self._consumer.holds(delivery):
             self._starts.leave(delivery)
-        self._check(in_vain)
+        check_settled([Unsettled(one, self._not_ours()) for one in missed])
 
     # Inside.
 
-    def _incoming(self, delivery: Delivery) -> Incoming:
-        message = read_message(delivery, self._subscription.queue, attempts_max=self._subscription.policy.attempts)
-        returned = returns(message, with_rejections=self._counts_rejections)
-        if message.redelivered and returned is None:
-            returned = self._begun_before(delivery)
-        used = attempts_used(message) + (returned or 0)
-        return Incoming(
-            message=replace(message, attempt=used + 1),
-            used=used,
-            step_aside=message.redelivered and returned is None,
-            tag=delivery,
-        )
+    @cached_property
+    def _family(self) -> QueueFamily:
+        return self._find_family()
+
+    def _message_of(self, delivery: Delivery) -> Message:
+        return delivery.own if isinstance(delivery.own, Message) else self.message(delivery)
 
     def _begun_before(self, delivery: Delivery) -> int | None:
-        """How often it was begun and not settled, by our own books; None where there are none, or none to be read."""
+        """How often it was begun and not settled, by our own log; None where there is none, or none to be read."""
         try:
             return None if self._starts is None else self._starts.charge(delivery)
         except StorageFailed:
             return None
 
-    def _ended(self, delivery: Delivery) -> None:
+    def _end(self, deliveries: Sequence[Delivery], missed: Sequence[Delivery]) -> None:
         if self._starts is not None:
-            self._starts.end(delivery)
+            for delivery in deliveries:
+                if delivery not in missed:
+                    self._starts.end(delivery)
 
-    def _ours(self, incoming: Incoming) -> Delivery:
-        """The delivery, while it can be settled. After that it is delivered again, and a copy would be one more."""
-        delivery = incoming.tag
-        if not isinstance(delivery, Delivery) or not self._consumer.holds(delivery):
-            raise NotOurs(f"the channel has ended; the message is in queue '{self._subscription.queue}' again")
-        return delivery
+    def _check_ours(self, delivery: Delivery) -> None:
+        """While it can be settled. After that it is delivered again, and a copy would be one more."""
+        if not self._consumer.holds(delivery):
+            raise self._not_ours()
 
-    def _check(self, in_vain_before: int) -> None:
-        if self._consumer.counts["settled_in_vain"] > in_vain_before:
-            raise NotOurs(f"the channel has ended; the message is in queue '{self._subscription.queue}' again")
+    def _not_ours(self) -> NotOurs:
+        return NotOurs(f"the channel has ended; the message is in queue '{self._subscription.queue}' again")
 
-    async def _publish(self, destination: Destination, delivery: Delivery, change: HeaderChange) -> None:
+    async def _publish(self, to: Address, delivery: Delivery, change: HeaderChange) -> None:
         """Returns when the broker has it. Raises BrokerError: then it may have it or not."""
-        outcome = await self._sent(destination, delivery, change)
+        outcome = await self._sent(to, delivery, change)
         if outcome.kind is OutcomeKind.REFUSED and any(name in change.put for name in DISPENSABLE):
             shorter = {name: value for name, value in change.put.items() if name not in DISPENSABLE}
             less = HeaderChange(put=shorter, drop=(*change.drop, *DISPENSABLE), drop_properties=change.drop_properties)
-            outcome = await self._sent(destination, delivery, less)
+            outcome = await self._sent(to, delivery, less)
         if not outcome.stored:
-            raise BrokerError(f"publish to {destination} is {outcome.kind.value}; {outcome.text or outcome.code}")
+            raise BrokerError(f"publish to {to} is {outcome.kind.value}; {outcome.text or outcome.code}")
 
-    async def _sent(self, destination: Destination, delivery: Delivery, change: HeaderChange) -> Outcome:
+    async def _sent(self, to: Address, delivery: Delivery, change: HeaderChange) -> Outcome:
         try:
             raw = properties.splice(delivery.properties, drop=change.drop_properties)
             raw = properties.splice_headers(raw, put=dict(change.put), drop=change.drop)  # type: ignore[arg-type]
         except properties.Unreadable as error:
             return Outcome(OutcomeKind.REFUSED, 0, f"its properties cannot be read: {error}")
-        return (
-            await self._publisher.publish([Outgoing(destination.exchange, destination.routing_key, raw, delivery.body)])
-        )[0]
+        (outcome,) = await self._publisher.publish([Outgoing(to.exchange, to.routing_key, raw, delivery.body)])
+        return outcome
+
+
+class AttemptLog:
+    """The starts of one queue's messages: which attempts ended with their process, or with their connection.
+
+    `charge` when a message came again, `begin` before its handler runs, `end` when it is settled. A message is told by
+    its bytes. Of twins it cannot be said which of them was begun, so each start is charged to one.
+    """
+
+    def __init__(self, starts: Starts, queue: str, *, holds: Callable[[Delivery], bool]) -> None:
+        self._starts = starts
+        self._queue = queue
+        self._holds = holds
+        self._of: dict[Delivery, list[int]] = {}
+
+    def charge(self, delivery: Delivery) -> int:
+        """How many starts of it nobody has settled; they are its own from now on. Raises StorageFailed."""
+        left = self._starts.left(self._queue, digest(delivery.properties, delivery.body))
+        # What came on a channel that has ended is the broker's again, and this may be it.
+        self._of = {other: numbers for other, numbers in self._of.items() if self._holds(other)}
+        taken = {number for numbers in self._of.values() for number in numbers}
+        own = [number for number in left if number not in taken]
+        if own:
+            self._of[delivery] = own
+        return len(own)
+
+    def begin(self, delivery: Delivery) -> None:
+        """Its handler is about to run. Raises StorageFailed."""
+        number = self._starts.begin(self._queue, digest(delivery.properties, delivery.body))
+        self._of.setdefault(delivery, []).append(number)
+
+    def leave(self, delivery: Delivery) -> None:
+        """It goes back to the queue: what was begun stays written down for whoever gets it next."""
+        self._of.pop(delivery, None)
+
+    def end(self, delivery: Delivery) -> None:
+        """It is settled."""
+        if numbers := self._of.pop(delivery, None):
+            self._starts.end(numbers)

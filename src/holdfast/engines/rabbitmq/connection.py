@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias, cast
+from typing import Protocol, Self, TypeAlias, TypeVar, cast
 
 from pamqp import base
 from pamqp import commands as amqp
 
+from holdfast.core.moments import Backoff, BackoffTimer
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import commands
 from holdfast.engines.rabbitmq.wire.events import (
@@ -31,10 +32,22 @@ from holdfast.engines.rabbitmq.wire.events import (
 )
 from holdfast.engines.rabbitmq.wire.frames import ProtocolBroken
 from holdfast.engines.rabbitmq.wire.session import AmqpSession, HandshakeFailed, State
-from holdfast.errors import BrokerError, BrokerLost, BrokerRefused, BrokerUnreachable, NotABroker, TlsRefused
+from holdfast.errors import (
+    BadAddress,
+    BrokerError,
+    BrokerLost,
+    BrokerRefused,
+    BrokerUnreachable,
+    NotABroker,
+    TlsRefused,
+)
 from holdfast.telemetry.events import emit
 
+T = TypeVar("T")
+
 CALL_TIMEOUT_S = 30.0
+#: For asking again and again.
+LIMIT_S = 600.0
 
 Close: TypeAlias = ChannelClosedByBroker | ConnectionClosedByBroker | None
 
@@ -50,6 +63,19 @@ class Listener(Protocol):
 
     def on_writable(self) -> None:
         """The socket takes bytes again."""
+
+
+class NoEvents:
+    """A listener for a channel that only asks."""
+
+    def on_events(self, events: list[Event]) -> None:
+        """Nothing comes unasked."""
+
+    def on_closed(self, error: BrokerError, close: Close) -> None:
+        """Whoever waits for an answer is told by the channel."""
+
+    def on_writable(self) -> None:
+        """Questions are small."""
 
 
 class Channel:
@@ -462,3 +488,31 @@ class Connection(asyncio.Protocol):
 
 def _ssl_text(error: ssl.SSLError) -> str:
     return getattr(error, "verify_message", "") or error.reason or str(error)
+
+
+def passes(error: BrokerError) -> bool:
+    """Whether it may be another time: nobody has said no.
+
+    Only of somebody whom we have met: that a broker was there tells a restart, or a proxy with nobody behind it, from
+    a wrong address.
+    """
+    return not isinstance(error, BadAddress) and not (isinstance(error, BrokerRefused) and error.reply_code)
+
+
+async def retry_call(ask: Callable[[], Awaitable[T]], *, address: object, is_met: bool, limit_s: float = LIMIT_S) -> T:
+    """Ask until there is an answer, with back-off. What is asked must do no harm when it is done twice.
+
+    Raises the BrokerError that does not pass, or the last one when the time is over. With a broker that was not met
+    before, only a connection that was there and was lost is a reason to go on.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s, patience = loop.time() + limit_s, BackoffTimer(Backoff())
+    while True:
+        try:
+            return await ask()
+        except BrokerError as error:
+            is_met = is_met or isinstance(error, BrokerLost)
+            if not is_met or not passes(error) or loop.time() > deadline_s:
+                raise
+            emit("broker.lost", address=str(address), error=error)
+            await asyncio.sleep(patience.delay_s(loop.time()))

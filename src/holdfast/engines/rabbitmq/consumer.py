@@ -3,21 +3,24 @@
 The broker may cancel the consumer, close the channel (a message was held for too long) or be gone: consuming then
 goes on by itself after a wait, or `batch` raises. Deliveries of the old channel are the broker's again; settling one
 of them does nothing but count, because the message will come again.
+
+AMQP's prefetch counts messages, not bytes: with a limit in bytes it begins with one, and follows the largest so far.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Literal, Self
 
 from pamqp import commands as amqp
 
 from holdfast.core.message import Delivery
-from holdfast.engines.rabbitmq.backoff import Backoff, BackoffTimer, passes
-from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
+from holdfast.core.moments import Backoff, BackoffTimer
+from holdfast.engines.rabbitmq.connection import Channel, Close, Connection, passes
 from holdfast.engines.rabbitmq.consumer_channel import AckTracker, count_consumers, wait_until_settled
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import session as methods
@@ -30,9 +33,11 @@ PREFETCH_MAX = 65_535
 DOWN_TIMEOUT_S = 600.0
 CLOSE_TIMEOUT_S = 10.0
 DELIVERIES_ALONE = {Delivery}
+#: How many are pushed before it is known how large they are, where that matters.
+FIRST_COUNT = 1
 
 
-class _Intake:
+class _Listener:
     """The listener of one channel. Once the consumer has left that channel, nothing of it is heard any more."""
 
     def __init__(self, consumer: RabbitConsumer) -> None:
@@ -70,6 +75,7 @@ class RabbitConsumer:
         queue: str,
         *,
         prefetch: int = PREFETCH,
+        bytes_max: int = 0,
         on_loss: Literal["resume", "raise"] = "resume",
         on_start: Literal["resume", "raise"] = "raise",
         down_timeout_s: float = DOWN_TIMEOUT_S,
@@ -81,7 +87,10 @@ class RabbitConsumer:
         self.queue = queue
         self.counts: Counter[str] = Counter()
         self._address = address.named(f"holdfast consumer of {queue}")
-        self._prefetch = prefetch
+        self._prefetch = FIRST_COUNT if bytes_max else prefetch
+        self._prefetch_max = prefetch
+        self._bytes_max = bytes_max
+        self._largest_bytes = 0  # nobody has seen one yet
         self._resumes = on_loss == "resume"
         self._starts_later = on_start == "resume"
         self._down_timeout_s = down_timeout_s
@@ -93,8 +102,8 @@ class RabbitConsumer:
         self._failure: BrokerError | None = None
         self._connection: Connection | None = None
         self._channel: Channel | None = None
-        self._intake: _Intake | None = None
-        self._books = AckTracker(0)
+        self._listener: _Listener | None = None
+        self._tracker = AckTracker(0)
         self._generation = 0
         self._keeper: asyncio.Task[None] | None = None
         self._consumer_tag = ""
@@ -110,7 +119,7 @@ class RabbitConsumer:
     @property
     def unsettled_count(self) -> int:
         """Messages of ours that are neither acked nor given back."""
-        return len(self._books)
+        return len(self._tracker)
 
     def holds(self, delivery: Delivery) -> bool:
         """Whether it came on the channel that we consume on now; if not, the broker has it again."""
@@ -131,30 +140,36 @@ class RabbitConsumer:
         if len(ready) <= count_max:
             batch = list(ready)
             ready.clear()
-            return batch
-        return [ready.popleft() for _ in range(count_max)]
+        else:
+            batch = [ready.popleft() for _ in range(count_max)]
+        if self._bytes_max and batch:
+            await self._fit(max(len(delivery.body) for delivery in batch))
+        return batch
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         while batch := await self.batch(count_max=1):
             yield batch[0]
 
-    def ack(self, deliveries: Iterable[Delivery]) -> None:
-        """These are done. The frames go out together, at the end of this round of the event loop."""
-        generation, count = self._generation, 0
-        tags = []
-        for delivery in deliveries:
-            count += 1
-            if delivery.channel == generation:
-                tags.append(delivery.tag)
-        self._settled("acked", len(tags) - len(self._books.ack_all(tags)), count)
+    def ack(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """These are done. The frames go out together, at the end of this round of the event loop.
 
-    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        Answers those that are the broker's again: they come a second time.
+        """
+        generation = self._generation
+        tags = [delivery.tag for delivery in deliveries if delivery.channel == generation]
+        missed = self._tracker.ack_all(tags)
+        self._settled("acked", len(tags) - len(missed), len(deliveries))
+        if len(tags) == len(deliveries) and not missed:
+            return ()
+        return [one for one in deliveries if one.channel != generation or one.tag in missed]
+
+    def give_back(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Back to the queue (nack with requeue); at once, so hold them rather than give back in a loop."""
-        self._nack("given_back", deliveries, requeue=True)
+        return self._nack("given_back", deliveries, requeue=True)
 
-    def dead_letter(self, deliveries: Iterable[Delivery]) -> None:
+    def dead_letter(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """To the queue's dead-letter exchange (nack without requeue). Without one, the broker deletes them."""
-        self._nack("dead_lettered", deliveries, requeue=False)
+        return self._nack("dead_lettered", deliveries, requeue=False)
 
     async def stop(self) -> None:
         """No new messages; what is unsettled can still be settled. Raises BrokerError when the broker is gone."""
@@ -188,9 +203,9 @@ class RabbitConsumer:
         if self._consumer_tag:
             await channel.call(amqp.Basic.Cancel(self._consumer_tag), timeout_s=CLOSE_TIMEOUT_S)
         self.flush()
-        self._books.nack_all()
+        self._tracker.nack_all()
         self.flush()
-        self._intake = None  # what ends now, ends on purpose
+        self._listener = None  # what ends now, ends on purpose
         if self._count_before is not None:
             await wait_until_settled(connection, self.queue, count_before=self._count_before)
         await connection.close_channel(channel)
@@ -216,14 +231,14 @@ class RabbitConsumer:
     def flush(self) -> None:
         """Send what was settled, now."""
         self._flush_due = False
-        if self._channel is not None and self._books.pending:
-            self._channel.write(self._books.flush())
+        if self._channel is not None and self._tracker.pending:
+            self._channel.write(self._tracker.flush())
 
     # What the channel's listener calls.
 
-    def listens_to(self, intake: _Intake) -> bool:
+    def listens_to(self, listener: _Listener) -> bool:
         """Whether this is the channel that we consume on now."""
-        return intake is self._intake
+        return listener is self._listener
 
     def take_in(self, deliveries: list[Delivery]) -> None:
         """Messages came on the channel that we consume on."""
@@ -231,7 +246,7 @@ class RabbitConsumer:
         for delivery in deliveries:
             # The channel's number is of no use to anybody; which of our channels it came on, is.
             delivery.channel = generation
-        self._books.delivered_all([delivery.tag for delivery in deliveries])
+        self._tracker.delivered_all([delivery.tag for delivery in deliveries])
         self._ready.extend(deliveries)
         self._news.set()
 
@@ -239,33 +254,65 @@ class RabbitConsumer:
         """Whatever of the old channel nobody has settled is the broker's again, also what nobody has taken yet."""
         self._trouble = error
         self._consumer_tag = ""
-        self._intake = None
+        self._listener = None
         self.flush()  # after a cancel the channel lives: what was settled before still counts
         self._generation += 1
         self.counts["interrupted"] += 1
-        self.counts["taken_back"] += len(self._books)
-        self._books = AckTracker(0)
+        self.counts["taken_back"] += len(self._tracker)
+        self._tracker = AckTracker(0)
         self._ready.clear()
         self._broken.set()
 
     # Inside.
 
-    def _nack(self, what: str, deliveries: Iterable[Delivery], *, requeue: bool) -> None:
-        generation, take = self._generation, self._books.nack
-        took = [d.channel == generation and take(d.tag, requeue=requeue) for d in deliveries]
-        self._settled(what, sum(took), len(took))
+    def _nack(self, what: str, deliveries: Sequence[Delivery], *, requeue: bool) -> Sequence[Delivery]:
+        generation, take = self._generation, self._tracker.nack
+        missed = [one for one in deliveries if one.channel != generation or not take(one.tag, requeue=requeue)]
+        self._settled(what, len(deliveries) - len(missed), len(deliveries))
+        return missed
 
     def _settled(self, what: str, taken: int, count: int) -> None:
         self.counts[what] += taken
         # The others are the broker's again and come a second time: the message is not lost, the work is done twice.
         self.counts["settled_in_vain"] += count - taken
-        if not self._flush_due and self._books.pending:
+        if not self._flush_due and self._tracker.pending:
             self._flush_due = True
             asyncio.get_running_loop().call_soon(self.flush)
 
+    async def _fit(self, largest_bytes: int) -> None:
+        """Let as many be ours as their size allows: as many as that of the largest one so far."""
+        if largest_bytes <= self._largest_bytes and self._largest_bytes:
+            return
+        is_first, self._largest_bytes = not self._largest_bytes, max(largest_bytes, 1)
+        wanted = max(1, min(self._prefetch_max, self._bytes_max // self._largest_bytes))
+        if is_first or wanted < self._prefetch:
+            await self._begin_anew(wanted)
+
+    async def _begin_anew(self, prefetch: int) -> None:
+        """With another prefetch, on the same channel; what is here already stays ours and is not counted."""
+        self._prefetch = prefetch
+        channel, tag = self._channel, self._consumer_tag
+        if channel is None or not tag:
+            return
+        self._consumer_tag = ""
+        with suppress(BrokerError):  # the channel is gone: consuming is taken up again with the new number
+            await channel.call(amqp.Basic.Cancel(tag))
+            if self._has_left(channel):
+                return
+            await channel.call(amqp.Basic.Qos(prefetch_count=prefetch))
+            answer = await channel.call(methods.Consume(queue=self.queue))
+            tag = str(getattr(answer, "consumer_tag", ""))
+            if self._has_left(channel):  # it was stopped while there was nothing to cancel
+                await channel.call(amqp.Basic.Cancel(tag))
+            else:
+                self._consumer_tag = tag
+
+    def _has_left(self, channel: Channel) -> bool:
+        return self._stopping or channel is not self._channel
+
     async def _look_around(self) -> None:
         """Count the queue's consumers while ours is one: it is not cancelled yet, or holds messages still."""
-        if self._connection is not None and (self._consumer_tag or self._books):
+        if self._connection is not None and (self._consumer_tag or self._tracker):
             self._count_before = await count_consumers(self._connection, self.queue)
 
     async def _wait_for_news(self) -> None:
@@ -323,11 +370,11 @@ class RabbitConsumer:
             self._connection = await Connection.open(self._address)
         elif self._channel is not None and self._channel.is_open:
             await self._connection.close_channel(self._channel)
-        intake = _Intake(self)
-        channel = await self._connection.channel(intake)
+        listener = _Listener(self)
+        channel = await self._connection.channel(listener)
         await channel.call(amqp.Basic.Qos(prefetch_count=self._prefetch))
-        self._books = AckTracker(channel.number)
-        self._channel, self._intake = channel, intake
+        self._tracker = AckTracker(channel.number)
+        self._channel, self._listener = channel, listener
         answer = await channel.call(methods.Consume(queue=self.queue))
         self._consumer_tag = str(getattr(answer, "consumer_tag", ""))
         self._patience.worked(asyncio.get_running_loop().time())

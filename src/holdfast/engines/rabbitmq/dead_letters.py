@@ -17,13 +17,13 @@ from holdfast.core.message import Address as Destination
 from holdfast.core.message import Delivery, Message, Outgoing
 from holdfast.core.recovery import as_utf8, may_return
 from holdfast.core.routes import RouteTable
-from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.connection import Connection, NoEvents
 from holdfast.engines.rabbitmq.consumer_channel import wait_until_settled
 from holdfast.engines.rabbitmq.inspector import Inspection, find_rights, may_write
 from holdfast.engines.rabbitmq.letter_lines import Lines
 from holdfast.engines.rabbitmq.letters import read_message
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.recovery_lock import NoEvents, is_name, take_lock
+from holdfast.engines.rabbitmq.recovery_lock import is_name, take_lock
 from holdfast.engines.rabbitmq.redriver import Copy, Redriver, as_put_back
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import session as methods

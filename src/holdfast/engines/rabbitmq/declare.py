@@ -1,16 +1,14 @@
 """What a consumer needs beside its queue, checked and made: wait queues that lead back, and a dead queue.
 
-Asking again what a lost connection has left without an answer.
-
-Quorum queues that were just declared.
-
-A broker of a single node that is killed forgets a quorum queue that is younger than about a second, with everything
-that it has confirmed in it (it writes down the names of its queues twice a second). So whoever declares one lets it
-grow that old before anybody relies on it.
+Queues of our own (those of a collected result) are classic on a broker of one node: a quorum queue that is declared
+within a second before a single node is killed loses confirmed messages, and these are always young. They are quorum
+queues only where the caller says that the cluster has three nodes or more. None has `x-expires`: it drops messages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
 from uuid import uuid4
 
 from msgspec import Struct
@@ -19,19 +17,18 @@ from pamqp import base
 from holdfast.core.moments import format_duration
 from holdfast.core.topology.layouts import QueueEntry, TopologyFile, UnroutableEntry, design
 from holdfast.core.topology.model import Binding, Design, Exchange, Family, FamilyQueue, Queue, Version
-from holdfast.engines.rabbitmq.backoff import retry_call
-from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
+from holdfast.engines.rabbitmq.connection import Channel, Connection, NoEvents, retry_call
 from holdfast.engines.rabbitmq.management import Management
 from holdfast.engines.rabbitmq.topology import Prober, YoungQueues
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.engines.rabbitmq.wire.events import Event
-from holdfast.errors import BrokerError, BrokerRefused, Invalid
+from holdfast.errors import BrokerRefused, Invalid
 from holdfast.ports.broker import Subscription
 from holdfast.ports.topology import Probe
 from holdfast.telemetry.events import emit
 
 NOT_FOUND = 404
+PRECONDITION_FAILED = 406
 UNCHECKED = "whether"
 
 
@@ -59,6 +56,9 @@ class QueueFamily(Struct, frozen=True, kw_only=True):
 def surroundings(subscription: Subscription, version: Version, file: TopologyFile | None = None) -> QueueFamily:
     """What the topology file says of the queue, else what the subscription's layout asks for. Raises Invalid."""
     name = subscription.queue
+    if dead := subscription.dead_queue:
+        family_queue = FamilyQueue(queue=dead, exchange="", key=dead)
+        return QueueFamily(main=Queue(name=name), waits=(), dead=family_queue, exchanges=(), queues=(), bindings=())
     if file is None:
         delays = [format_duration(step_us) for step_us in dict.fromkeys(subscription.policy.steps_us)]
         entry = QueueEntry(layout=subscription.layout, retry_delay=delays)
@@ -91,9 +91,10 @@ def _family_of(made: Design, family: Family, dead: FamilyQueue) -> QueueFamily:
 class Declarer:
     """Asks the broker, on a connection of its own: every refusal closes a channel."""
 
-    def __init__(self, address: BrokerUrl, *, management: str | None) -> None:
+    def __init__(self, address: BrokerUrl, *, management: str | None, quorum: bool = False) -> None:
         self._address = address.named("holdfast consumer set-up")
         self._management = management
+        self._quorum = quorum
         self._newborn = YoungQueues()
         self._connection: Connection | None = None
         self._channel: Channel | None = None
@@ -146,16 +147,35 @@ class Declarer:
             await self._connection.close()
             self._connection = None
 
-    # What the channel calls: nothing comes unasked.
+    async def declare_own(self, queues: Sequence[str]) -> None:
+        """Make queues of our own durable; what is there stays as it is. One try."""
+        for queue in queues:
+            try:
+                await self._ask(methods.QueueDeclare(queue=queue, passive=True))
+            except BrokerRefused as error:
+                if error.reply_code != NOT_FOUND:
+                    raise
+                arguments: dict[str, Any] = {"x-queue-type": "quorum"} if self._quorum else {}
+                await self._ask(methods.QueueDeclare(queue=queue, durable=True, arguments=arguments))
 
-    def on_events(self, events: list[Event]) -> None:
-        """Nobody consumes here."""
+    async def delete_empty(self, queue: str) -> bool:
+        """The broker itself looks whether it is empty, in the moment in which it deletes it. One try.
 
-    def on_closed(self, error: BrokerError, close: Close) -> None:
-        """Whoever waits for an answer is told by the channel."""
-
-    def on_writable(self) -> None:
-        """Questions are small."""
+        For a quorum queue it cannot: one that is empty is left standing, because a message that came between a look and
+        the deletion would be gone without a trace.
+        """
+        try:
+            if self._quorum:
+                answer = await self._ask(methods.QueueDeclare(queue=queue, passive=True))
+                return not getattr(answer, "message_count", 0)
+            await self._ask(methods.QueueDelete(queue=queue, if_empty=True))
+        except BrokerRefused as error:
+            if error.reply_code == NOT_FOUND:
+                return True
+            if error.reply_code == PRECONDITION_FAILED:
+                return False
+            raise
+        return True
 
     # Inside.
 
@@ -221,8 +241,9 @@ class Declarer:
     async def _ask(self, method: base.Frame) -> base.Frame:
         if self._connection is None or not self._connection.is_open:
             self._connection = await Connection.open(self._address)
+            self._channel = None
         if self._channel is None or not self._channel.is_open:
-            self._channel = await self._connection.channel(self)
+            self._channel = await self._connection.channel(NoEvents())
         return await self._channel.call(method)
 
 

@@ -24,8 +24,10 @@ import re
 import shlex
 import uuid
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
+from msgspec.structs import replace
 from pamqp import base
 
 from holdfast.core.message import Address as Destination
@@ -34,15 +36,15 @@ from holdfast.core.plan import Retries
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.core.topology.model import DEAD_EXCHANGE, DEAD_KEY, TTL, Topology, Version, effective
 from holdfast.core.topology.routing import Graph
-from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.connection import Connection, NoEvents
 from holdfast.engines.rabbitmq.management import ManagedPermission, ManagedQueue, Management
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.recovery_lock import ACCESS_REFUSED, NoEvents, lock_name
+from holdfast.engines.rabbitmq.recovery_lock import ACCESS_REFUSED, lock_name
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.errors import BrokerRefused, HoldfastError
-from holdfast.ports.custody import Reach
+from holdfast.ports.broker import QueueFacts, Reach
 from holdfast.ports.recovery import Depth, Permission, Preflight
 
 #: Where nobody could say which policy the queue has: above those that people usually make.
@@ -358,6 +360,7 @@ def _version(text: str) -> Version:
         return Version(3, 0)
 
 
+PATTERNS = ("*.dlq",)
 LOOK_TIMEOUT_S = 10.0
 MS_PER_S = 1_000
 WAITS_IN_A_ROW_MAX = 10
@@ -402,32 +405,92 @@ class _World:
         return sorted(found)
 
 
-class Outlook:
-    """`look` and `ladder_s` on connections of their own."""
+class RabbitInspector:
+    """See `ports.broker.Inspector`; on connections of its own. Known are the queues named, and those of the patterns.
 
-    def __init__(self, address: BrokerUrl, management: str | None, retries: Retries) -> None:
+    AMQP tells whether queues and exchanges are there; bindings and delays only the management API can say.
+    """
+
+    def __init__(
+        self,
+        address: BrokerUrl,
+        management: str | None,
+        *,
+        known: Sequence[str] = (),
+        patterns: Sequence[str] = PATTERNS,
+        retries: Retries | None = None,
+    ) -> None:
         self._address = address
         self._management = management
-        self._retries = retries
+        self._known = tuple(known)
+        self._patterns = tuple(patterns)
+        self._retries = retries or Retries()
 
-    async def look(self, addresses: Sequence[Destination]) -> dict[Destination, Reach]:
-        """Where each address leads now."""
+    async def queues(self) -> list[QueueFacts]:
+        if self._management is None:
+            found = [await self.queue(name) for name in self._known]
+            return [replace(one, source_queue=await self._source(one.queue)) for one in found if one is not None]
+        async with Management(self._management) as api:
+            infos = await api.queues(self._address.login.vhost)
+        names = {info.name for info in infos}
+        dead = [_facts(info) for info in infos if self._knows(info.name)]
+        return [replace(one, source_queue=_source(one.queue) if _source(one.queue) in names else "") for one in dead]
+
+    async def queue(self, name: str) -> QueueFacts | None:
+        if not self._knows(name):
+            return None
+        try:
+            if self._management is not None:
+                async with Management(self._management) as api:
+                    return _facts(await api.queue(self._address.login.vhost, name))
+            ready = await self._ready(name)
+        except BrokerRefused as error:
+            if error.reply_code == NOT_FOUND:
+                return None
+            raise
+        return None if ready is None else QueueFacts(queue=name, ready=ready, note="its delivery limit is not known")
+
+    async def reach(self, addresses: Sequence[Destination]) -> dict[Destination, Reach]:
         found: dict[Destination, Reach] = {}
-        async with await Connection.open(self._address.named("holdfast custody")) as connection:
+        async with await self._open() as connection:
             world, trouble = await self._world(connection) if any(one.exchange for one in addresses) else (None, "")
             for address in dict.fromkeys(addresses):
                 found[address] = await _looked(connection, address, world, trouble)
         return found
 
     async def ladder_s(self, addresses: Sequence[Destination]) -> float | None:
-        """The longest of all; None when nothing tells of one of them."""
-        async with await Connection.open(self._address.named("holdfast custody")) as connection:
+        async with await self._open() as connection:
             world, _ = await self._world(connection)
         if world is None:
             return self._retries.ladder_s()
         ladders = [self._of_address(world, address) for address in dict.fromkeys(addresses)]
         known = [ladder for ladder in ladders if ladder is not None]
         return max(known) if known and len(known) == len(ladders) else None
+
+    # Inside.
+
+    async def _open(self) -> Connection:
+        return await Connection.open(self._address.named("holdfast custody"))
+
+    def _knows(self, name: str) -> bool:
+        return name in self._known or any(fnmatchcase(name, pattern) for pattern in self._patterns)
+
+    async def _source(self, dead_queue: str) -> str:
+        """The queue that a dead-letter queue is named after, if there is one."""
+        name = _source(dead_queue)
+        return name if name and await self._ready(name) is not None else ""
+
+    async def _ready(self, name: str) -> int | None:
+        """How many messages wait in a queue, asked over AMQP; None when there is no such queue."""
+        try:
+            async with await self._open() as connection:
+                channel = await connection.channel(NoEvents())
+                answer = await channel.call(methods.QueueDeclare(queue=name, passive=True))
+        except BrokerRefused as error:
+            if error.reply_code == NOT_FOUND:
+                return None
+            raise
+        return int(getattr(answer, "message_count", 0) or 0)
 
     def _of_address(self, world: _World, address: Destination) -> float | None:
         queues = world.reached(address)
@@ -499,3 +562,19 @@ async def _refusal(connection: Connection, method: base.Frame) -> str:
 
 async def _graph(api: Management, vhost: str) -> Graph:
     return Graph(Topology(exchanges=tuple(await api.exchanges(vhost)), bindings=tuple(await api.bindings(vhost))))
+
+
+def _facts(info: ManagedQueue) -> QueueFacts:
+    limit = info.effective_policy.get("delivery-limit", info.arguments.get("x-delivery-limit"))
+    free = info.type != "quorum" or limit == -1
+    return QueueFacts(
+        queue=info.name,
+        ready=info.messages_ready or 0,
+        consumers=info.consumers or 0,
+        peek_is_free=free,
+        note="" if free else "a quorum queue with a delivery limit: each look counts, and the last one deletes",
+    )
+
+
+def _source(name: str) -> str:
+    return name.removesuffix(".dlq") if name.endswith(".dlq") else ""

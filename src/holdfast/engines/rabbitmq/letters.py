@@ -1,18 +1,37 @@
-"""A delivery as a Message, for handlers, policies, routes and people.
+"""What is made of a delivery: a Message for handlers, policies, routes and people; a letter for the vault; its digest.
 
-The digest by which a letter is recognised when it is delivered again: its body, properties and headers.
-
-A quorum queue sorts the header table of what it gives back, makes an empty table of none, and writes its counts into
-it: so headers are taken in the order of their names, no table is an empty one, and the counts are left out.
+By the digest of its body, properties and headers a letter is recognised when it is delivered again. A quorum queue
+sorts the header table of what it gives back, makes an empty table of none, and writes its counts into it: so headers
+are taken in the order of their names, no table is an empty one, and the counts are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
 from hashlib import blake2b
+from math import isfinite
 
+from holdfast.core.death import REDRIVE_ID, deaths, first_death, redriven_count
+from holdfast.core.letter import (
+    ERROR_CHARACTERS_MAX,
+    NAME_CHARACTERS_MAX,
+    REASON_CHARACTERS_MAX,
+    DeathStory,
+    Fingerprinter,
+    JsonValue,
+    NewLetter,
+    clip,
+)
 from holdfast.core.message import Delivery, Message
+from holdfast.core.moments import microseconds
 from holdfast.engines.rabbitmq.wire import properties, table
+from holdfast.engines.rabbitmq.wire.table import Undecodable, Value
+from holdfast.errors import MessageRefused
+
+LETTER_BYTES_MAX = 64 * 1024 * 1024
 
 DIGEST_BYTES = 16
 #: A larger body is not copied to be hashed in one go.
@@ -68,6 +87,95 @@ def read_message(delivery: Delivery, queue: str, *, attempts_max: int = 0) -> Me
         redelivered=delivery.redelivered,
         attempts_max=attempts_max,
     )
+
+
+def new_letter(delivery: Delivery, queue: str, grouped: Fingerprinter) -> NewLetter:
+    """A delivery with everything that its headers tell. Raises MessageRefused."""
+    if len(delivery.body) > LETTER_BYTES_MAX:
+        size = len(delivery.body)
+        raise MessageRefused(f"its body has {size} bytes, {LETTER_BYTES_MAX} is the most that a letter may have")
+    decoded = properties.decode(delivery.properties)
+    if isinstance(unreadable := decoded.get("(unreadable)"), Undecodable):
+        raise MessageRefused(f"its properties cannot be read: {unreadable.reason}")
+    headers = decoded.pop("headers", None)
+    headers = headers if isinstance(headers, dict) else {}
+    death = _death(headers)
+    kind = _text(decoded.get("type")) or _text(headers.get("MessageType"))
+    group = grouped(kind, death)
+    return NewLetter(
+        queue=clip(queue, NAME_CHARACTERS_MAX),
+        origin="rabbitmq",
+        body=delivery.body,
+        properties=delivery.properties,
+        digest=digest(delivery.properties, delivery.body),
+        death=death,
+        message_id=clip(_text(decoded.get("message_id")), NAME_CHARACTERS_MAX),
+        type=clip(kind, NAME_CHARACTERS_MAX),
+        exchange=clip(delivery.exchange, NAME_CHARACTERS_MAX),
+        routing_key=clip(delivery.routing_key, NAME_CHARACTERS_MAX),
+        shown={name: plain(value) for name, value in decoded.items()},
+        headers={clip(name, NAME_CHARACTERS_MAX): plain(value) for name, value in headers.items()},
+        redelivered=delivery.redelivered,
+        redrive_id=clip(_text(headers.get(REDRIVE_ID)), NAME_CHARACTERS_MAX),
+        redriven_count=redriven_count(Message(body=b"", headers=headers)),
+        group=group.key,
+        group_title=group.title,
+    )
+
+
+def _death(headers: Mapping[str, Value]) -> DeathStory:
+    found, first = deaths(headers), first_death(headers)
+    died = [microseconds(death.at) for death in found if death.at]
+    parked = _moment_us(headers.get("x-parked-at"))
+    last = parked or max(died, default=0)
+    queue = _text(headers.get("x-original-queue")) or (first.queue if first else "")
+    reason = _text(headers.get("x-parked-reason")) or (found[0].reason if found else "")
+    retries = headers.get("x-retry-count")
+    count = retries if isinstance(retries, int) and not isinstance(retries, bool) else 0
+    return DeathStory(
+        queue=clip(queue, NAME_CHARACTERS_MAX),
+        reason=clip(reason, REASON_CHARACTERS_MAX),
+        count=min(max(0, count + sum(death.count for death in found)), 2**31),
+        first_at_us=min([*died, last] if last else died, default=0),
+        last_at_us=last,
+        error_type=clip(_text(headers.get("x-error-type")), REASON_CHARACTERS_MAX),
+        error_message=clip(_text(headers.get("x-error-message")), ERROR_CHARACTERS_MAX),
+        error_stack=clip(_text(headers.get("x-error-stack")), ERROR_CHARACTERS_MAX),
+    )
+
+
+def _moment_us(value: object) -> int:
+    try:
+        return microseconds(datetime.fromisoformat(value)) if isinstance(value, str) else 0
+    except (ValueError, OverflowError):
+        return 0
+
+
+def plain(value: Value) -> JsonValue:
+    """A header value as JSON, for people and filters: what JSON has no word for is named by its kind."""
+    if type(value) is str:  # nearly always
+        return clip(value, len(value))
+    match value:
+        case None | bool():
+            return value
+        case int():
+            return value if -(2**63) <= value < 2**64 else str(value)
+        case str():
+            return clip(value, len(value))
+        case float():
+            return value if isfinite(value) else {"double": str(value)}
+        case bytes():
+            return {"bytes": base64.b64encode(value).decode()}
+        case datetime():
+            return {"timestamp": value.isoformat()}
+        case Decimal():
+            return {"decimal": str(value)}
+        case list():
+            return [plain(one) for one in value]
+        case dict():
+            return {clip(name, NAME_CHARACTERS_MAX): plain(one) for name, one in value.items()}
+        case Undecodable():
+            return {"undecodable": base64.b64encode(value.raw).decode()}
 
 
 def _text(value: object) -> str:

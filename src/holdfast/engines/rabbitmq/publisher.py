@@ -26,7 +26,7 @@ from typing import Self
 from pamqp import commands as amqp
 
 from holdfast.core.message import CONFIRMED, Outcome, OutcomeKind, Outgoing
-from holdfast.engines.rabbitmq.backoff import Backoff, BackoffTimer
+from holdfast.core.moments import Backoff, BackoffTimer
 from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties

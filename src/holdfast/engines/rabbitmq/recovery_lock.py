@@ -9,11 +9,10 @@ import asyncio
 import hashlib
 from urllib.parse import quote
 
-from holdfast.engines.rabbitmq.connection import Close, Connection
+from holdfast.engines.rabbitmq.connection import Connection, NoEvents
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.engines.rabbitmq.wire.events import Event
-from holdfast.errors import BrokerError, BrokerRefused, RecoveryLocked
+from holdfast.errors import BrokerRefused, RecoveryLocked
 from holdfast.telemetry.events import emit
 
 LOCK_PREFIX = "recovery-lock."
@@ -21,19 +20,6 @@ NAME_BYTES_MAX = 255
 ACCESS_REFUSED, RESOURCE_LOCKED = 403, 405
 LOCK_STEP_S = 0.5
 MANAGEMENT_PORTS = {5672: ("http", 15672), 5671: ("https", 15671)}
-
-
-class NoEvents:
-    """A listener for a channel that only asks."""
-
-    def on_events(self, events: list[Event]) -> None:
-        """Nothing comes unasked."""
-
-    def on_closed(self, error: BrokerError, close: Close) -> None:
-        """Whoever waits for an answer is told by the channel."""
-
-    def on_writable(self) -> None:
-        """Questions are small."""
 
 
 async def take_lock(connection: Connection, queue: str, *, patience_s: float) -> list[str]:

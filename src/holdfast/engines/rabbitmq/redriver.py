@@ -31,12 +31,11 @@ from holdfast.core.death import (
 )
 from holdfast.core.death import returns as returns_of
 from holdfast.core.letter import Content, JsonValue
-from holdfast.core.message import Address, Delivery, Message, Outgoing
+from holdfast.core.message import Address, Delivery, Message
 from holdfast.core.routes import Route, RouteTable, find_route
 from holdfast.engines.rabbitmq.letters import COUNTS, digest, hash_of, read_message
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.table import Value
-from holdfast.ports.custody import Parcel
 from holdfast.ports.recovery import RunLetter
 
 #: Neighbours in a queue died at about the same time, and of the same.
@@ -302,31 +301,31 @@ REWRITTEN_COUNT_MAX = 4_096
 
 
 class Rewriter:
-    """`outgoing(parcel, at=now)`; `user` is whom the broker knows us as."""
+    """What is published of letters of the vault; `user` is whom the broker knows us as.
+
+    Most letters of a task died of the same cause, so what is made of a header table is remembered under its bytes.
+    """
 
     def __init__(self, user: str) -> None:
         self._user = user
         self._known: dict[tuple[str, str, str, bytes], tuple[bytes, bytes]] = {}
 
-    def outgoing(self, parcel: Parcel, *, at: datetime) -> Outgoing:
+    def properties(self, content: Content, stamp: RedriveStamp, redrive_id: str, *, at: datetime) -> bytes:
         """Raises Unreadable, ValueError or TypeError for what cannot be written."""
-        content = parcel.content
         raw = content.properties
-        own = _rewritten_entry(REDRIVEN_AT, at.isoformat()) + _rewritten_entry(REDRIVE_ID, parcel.redrive_id)
+        own = _rewritten_entry(REDRIVEN_AT, at.isoformat()) + _rewritten_entry(REDRIVE_ID, redrive_id)
         start, end = properties.header_span(raw)
         if content.put or content.drop or raw[1] & HAS_SENSITIVE:
-            raw = self._edited(parcel, own)
-        else:
-            kept, rest = self._remembered(parcel, raw[start:end] or table.EMPTY)
-            raw = properties.with_headers(raw, start, end, (kept, own, rest))
-        return Outgoing(parcel.address.exchange, parcel.address.routing_key, raw, content.body)
+            return self._edited(content, stamp, own)
+        kept, rest = self._remembered(raw, raw[start:end] or table.EMPTY, stamp)
+        return properties.with_headers(raw, start, end, (kept, own, rest))
 
-    def _remembered(self, parcel: Parcel, headers: bytes) -> tuple[bytes, bytes]:
+    def _remembered(self, raw: bytes, headers: bytes, stamp: RedriveStamp) -> tuple[bytes, bytes]:
         """The entries that stand before those of this letter alone, and the part that nobody can read behind them."""
-        key = (parcel.run, parcel.by, parcel.queue, headers)
+        key = (stamp.run, stamp.by, stamp.dead_queue, headers)
         known = self._known.get(key)
         if known is None:
-            change = self._change(parcel)
+            change = self._change(raw, stamp)
             found = table.scan(headers)
             gone = {name.encode() for name in (*change.drop, *change.put, REDRIVEN_AT, REDRIVE_ID)}
             kept = [headers[first:last] for name, first, last in found.entries if name not in gone]
@@ -337,33 +336,26 @@ class Rewriter:
             self._known[key] = known
         return known
 
-    def _edited(self, parcel: Parcel, own: bytes) -> bytes:
-        change = self._change(parcel)
+    def _edited(self, content: Content, stamp: RedriveStamp, own: bytes) -> bytes:
+        change = self._change(content.properties, stamp)
         change = replace(change, drop=(*change.drop, REDRIVEN_AT, REDRIVE_ID))
-        raw = apply(parcel.content, change)
+        raw = apply(content, change)
         start, end = properties.header_span(raw)
         headers = raw[start:end] or table.EMPTY
         rest = table.scan(headers).rest
         return properties.with_headers(raw, start, end, (headers[4:rest], own, headers[rest:]))
 
-    def _change(self, parcel: Parcel) -> HeaderChange:
-        decoded = properties.decode(parcel.content.properties)
+    def _change(self, raw: bytes, stamp: RedriveStamp) -> HeaderChange:
+        decoded = properties.decode(raw)
         headers = decoded.get("headers")
         message = Message(
             body=b"",
-            queue=parcel.queue,
+            queue=stamp.dead_queue,
             expiration=_text(decoded.get("expiration")),
             user_id=_text(decoded.get("user_id")),
             headers=headers if isinstance(headers, dict) else {},
         )
-        redrive = RedriveStamp(
-            run=parcel.run,
-            by=parcel.by,
-            dead_queue=parcel.queue,
-            user=self._user,
-            is_wait_queue=RouteTable().is_wait_queue,
-        )
-        return redriven(message, redrive)
+        return redriven(message, replace(stamp, user=self._user))
 
 
 def apply(content: Content, change: HeaderChange) -> bytes:

@@ -23,7 +23,8 @@ from holdfast.core.collect import (
     known_set,
     read_header,
 )
-from holdfast.ports.broker import Incoming, Intake
+from holdfast.core.message import Delivery
+from holdfast.ports.broker import Consumer
 from holdfast.proof import crash_point
 from holdfast.services.collect.payloads import Payloads, ack, held_max, park
 from holdfast.services.collect.reading import gaps_of, read_part
@@ -37,32 +38,32 @@ EXCESS_COUNT_MAX = 100
 class Headers:
     """Takes the header messages of a transaction until it is stopped."""
 
-    def __init__(self, work: OwnedTransaction, intake: Intake, *, on_change: Callable[[], None]) -> None:
+    def __init__(self, work: OwnedTransaction, consumer: Consumer, *, on_change: Callable[[], None]) -> None:
         self._work = work
-        self._intake = intake
+        self._consumer = consumer
         self._on_change = on_change
 
     async def run(self) -> None:
-        """Work until the intake is stopped."""
-        while batch := await self._intake.take(BATCH_COUNT_MAX):
-            for incoming in batch:
-                await self._one(incoming)
+        """Work until the consumer is stopped."""
+        while batch := await self._consumer.take(BATCH_COUNT_MAX):
+            for delivery in batch:
+                await self._one(delivery)
 
-    async def _one(self, incoming: Incoming) -> None:
+    async def _one(self, delivery: Delivery) -> None:
         work = self._work
-        header = read_header(incoming.message, work.id)
+        header = read_header(self._consumer.message(delivery), work.id)
         if isinstance(header, str):
-            await park(work, self._intake, incoming, header)
+            await park(work, self._consumer, delivery, header)
             return
         stand = await work.patience.until_done(lambda: work.tools.store.stand(work.id))
         if wrong := header_contradiction(header, work.transaction.series, stand):
-            await park(work, self._intake, incoming, wrong)
+            await park(work, self._consumer, delivery, wrong)
             return
         crash_point("collect.before_header")
         work.learn(await work.patience.until_done(lambda: self._put(header)))
         crash_point("collect.after_header")
         await park_excess(work, header.series, header.count)
-        await ack(work, self._intake, incoming)
+        await ack(work, self._consumer, delivery)
         self._on_change()
 
     async def _put(self, header: Header) -> Mapping[str, SeriesState]:
@@ -94,8 +95,7 @@ async def park_part(work: OwnedTransaction, part: Part, reason: str) -> None:
         "ordinal": part.ordinal,
         "source-queue": work.payload_queue,
     }
-    await work.patience.until_done(lambda: work.tools.transport.park(body, attributes=attributes, reason=reason))
-    work.parked(reason)
+    await work.patience.until_done(lambda: work.park(body, attributes=attributes, reason=reason))
 
 
 GAP_LOOK_S_MAX = 5.0
@@ -111,12 +111,11 @@ async def await_results(work: OwnedTransaction) -> None:
     if may_be_complete(work) and await judge(work):
         return
     async with AsyncExitStack() as stack:
-        bytes_max = tools.limits.uploads_bytes_max
         headers_in = await stack.enter_async_context(
-            tools.transport.open(work.header_queue, count_max=HEADERS_COUNT_MAX, bytes_max=bytes_max)
+            tools.broker.consumer(work.subscription(work.header_queue, count_max=HEADERS_COUNT_MAX))
         )
         payloads_in = await stack.enter_async_context(
-            tools.transport.open(work.payload_queue, count_max=held_max(work), bytes_max=bytes_max)
+            tools.broker.consumer(work.subscription(work.payload_queue, count_max=held_max(work)))
         )
         headers = Headers(work, headers_in, on_change=changed.set)
         payloads = Payloads(work, payloads_in, on_change=changed.set)
@@ -197,10 +196,8 @@ async def park_header(work: OwnedTransaction, series: str, count: int) -> None:
         "source-queue": work.header_queue,
     }
     reason = f"series is outside the known set; '{series}'"
-    tools = work.tools
-    await work.patience.until_done(lambda: tools.transport.park(b"", attributes=attributes, reason=reason))
-    await work.patience.until_done(lambda: tools.store.remove_header(work.id, series, fence=work.fence))
-    work.parked(reason)
+    await work.patience.until_done(lambda: work.park(b"", attributes=attributes, reason=reason))
+    await work.patience.until_done(lambda: work.tools.store.remove_header(work.id, series, fence=work.fence))
 
 
 async def watch_gaps(work: OwnedTransaction) -> None:
@@ -232,7 +229,7 @@ async def request_missing(work: OwnedTransaction) -> int:
     # An id of its own: by the transaction's the producer would take it for a repeated request.
     message_id = f"{work.id}-missing-{time.time_ns()}"
     await work.patience.until_done(
-        lambda: tools.transport.send(work.transaction.producer, body, message_id=message_id, attributes=attributes)
+        lambda: work.send(work.transaction.producer, body, message_id=message_id, attributes=attributes)
     )
     count = sum(len(found) for found in missing.values())
     emit("collect.missing", transaction=work.id, count=count)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from functools import partial
 
 import msgspec
@@ -26,9 +26,10 @@ from holdfast.core.collect import (
     read_header,
     read_payload,
 )
+from holdfast.core.message import Delivery, Message
 from holdfast.core.states import TransactionState
 from holdfast.errors import QueueMissing, TryAgain
-from holdfast.ports.broker import Incoming, Intake
+from holdfast.ports.broker import Consumer
 from holdfast.proof import crash_point
 from holdfast.services.collect.payloads import park
 from holdfast.services.collect.transaction import OwnedTransaction
@@ -60,7 +61,7 @@ async def send_completion(work: OwnedTransaction) -> None:
     attributes = {"transaction-id": work.id, "kind": "completed"}
     crash_point("collect.before_notice")
     await work.patience.until_done(
-        lambda: work.tools.transport.send(work.transaction.notify, body, message_id=work.id, attributes=attributes)
+        lambda: work.send(work.transaction.notify, body, message_id=work.id, attributes=attributes)
     )
     crash_point("collect.after_notice")
 
@@ -132,52 +133,47 @@ async def delete_queue(work: OwnedTransaction, queue: str) -> None:
         except QueueMissing:
             return
         crash_point("collect.before_queue_delete")
-        if await work.patience.until_done(lambda: work.tools.transport.delete(queue)):
+        if await work.patience.until_done(lambda: work.tools.broker.delete_empty(queue)):
             crash_point("collect.after_queue_delete")
             return
-        await asyncio.sleep(min(1.0, work.tools.limits.backoff_s_first * 2 ** min(failures, 10)))
+        await asyncio.sleep(min(1.0, work.tools.limits.backoff.delay_s(failures, spread=1.0)))
     raise TryAgain(f"queue is still not empty; '{queue}' of transaction '{work.id}', messages keep coming")
 
 
 async def drain(work: OwnedTransaction, queue: str) -> None:
     """Settle what is in the queue now."""
-    limits = work.tools.limits
-    opening = work.tools.transport.open(queue, count_max=limits.uploads_max, bytes_max=limits.uploads_bytes_max)
-    async with opening as intake:
-        while True:
-            try:
-                async with asyncio.timeout(DRAIN_IDLE_S):
-                    batch: Sequence[Incoming] = await intake.take(limits.uploads_max)
-            except TimeoutError:
-                return
-            for incoming in batch:
-                await settle(work, intake, incoming, queue)
+    count_max = work.tools.limits.uploads_max
+    async with work.tools.broker.consumer(work.subscription(queue, count_max=count_max)) as consumer:
+        while batch := await consumer.take(count_max, timeout_s=DRAIN_IDLE_S):
+            for delivery in batch:
+                await settle(work, consumer, delivery, queue)
 
 
-async def settle(work: OwnedTransaction, intake: Intake, incoming: Incoming, queue: str) -> None:
+async def settle(work: OwnedTransaction, consumer: Consumer, delivery: Delivery, queue: str) -> None:
     """A leftover: acked when the index has it, parked when not."""
-    why = await (judge_header if queue == work.header_queue else judge_payload)(work, incoming)
+    message = consumer.message(delivery)
+    why = await (judge_header if queue == work.header_queue else judge_payload)(work, message)
     if why:
-        await park(work, intake, incoming, why)
+        await park(work, consumer, delivery, why)
     else:
-        await work.patience.settle(lambda: intake.ack(incoming))
+        await work.ack(consumer, delivery)
 
 
-async def judge_payload(work: OwnedTransaction, incoming: Incoming) -> str:
+async def judge_payload(work: OwnedTransaction, message: Message) -> str:
     """Why a payload is not a duplicate; the empty text when it is."""
-    payload = read_payload(incoming.message, work.id)
+    payload = read_payload(message, work.id)
     if not isinstance(payload, Payload):
         return payload
     key = (payload.series, payload.ordinal)
     known = (await work.patience.until_done(lambda: work.tools.store.find_parts(work.id, [key]))).get(key)
-    if known is not None and known.sha256 == digest(incoming.message.body):
+    if known is not None and known.sha256 == digest(message.body):
         return ""
     return f"payload came after the end; the transaction is {work.transaction.state.value} and does not have it"
 
 
-async def judge_header(work: OwnedTransaction, incoming: Incoming) -> str:
+async def judge_header(work: OwnedTransaction, message: Message) -> str:
     """Why a header is not a duplicate; the empty text when it is."""
-    header = read_header(incoming.message, work.id)
+    header = read_header(message, work.id)
     if not isinstance(header, Header):
         return header
     stand = await work.patience.until_done(lambda: work.tools.store.stand(work.id))

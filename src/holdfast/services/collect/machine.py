@@ -85,8 +85,7 @@ class TransactionRunner:
         return False
 
     async def _declare(self) -> None:
-        queues = (self.work.header_queue, self.work.payload_queue)
-        await self.work.patience.until_done(lambda: self.work.tools.transport.declare(queues))
+        await self.work.patience.until_done(self.work.declare)
 
     async def _forward(self) -> None:
         """The request, with the transaction's id as message id: the producer knows a repetition by it."""
@@ -102,9 +101,7 @@ class TransactionRunner:
         }
         crash_point("collect.before_forward")
         await work.patience.until_done(
-            lambda: work.tools.transport.send(
-                work.transaction.producer, body, message_id=work.id, attributes=attributes
-            )
+            lambda: work.send(work.transaction.producer, body, message_id=work.id, attributes=attributes)
         )
         crash_point("collect.after_forward")
 

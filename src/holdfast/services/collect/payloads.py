@@ -16,13 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from holdfast.core.collect import Part, Payload, blob_path, digest, read_payload
+from holdfast.core.message import Delivery
 from holdfast.core.policy import Failure, Park
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, NotOurs
 from holdfast.ports.blobs import BlobContent
-from holdfast.ports.broker import Incoming, Intake
-from holdfast.ports.collect import GroupIntake, Index, PartsStored
+from holdfast.ports.broker import Consumer
+from holdfast.ports.collect import Index, PartsStored
 from holdfast.proof import crash_point
-from holdfast.services.collect.transaction import FOR_NOW, OwnedTransaction
+from holdfast.services.collect.transaction import ERROR_TYPE, FOR_NOW, REASON, OwnedTransaction
 from holdfast.telemetry.events import emit
 
 BATCH_COUNT_MAX = 256
@@ -81,7 +82,6 @@ class IndexWriter:
                 group.future.set_result((own, put))
 
 
-REASON = "contradiction"
 #: Less is hashed sooner than a thread is woken.
 THREAD_BYTES_MIN = 64 * 1024
 #: How many are taken before it is known how large they are.
@@ -93,7 +93,7 @@ GROUPS_COUNT = 4
 class NewPart(Struct, frozen=True):
     """A payload that is not in the index yet."""
 
-    incoming: Incoming
+    delivery: Delivery
     payload: Payload
     part: Part
 
@@ -110,26 +110,26 @@ async def digests_of(bodies: Sequence[bytes]) -> list[str]:
     return await asyncio.to_thread(lambda: [digest(body) for body in bodies])
 
 
-async def park(work: OwnedTransaction, intake: Intake, incoming: Incoming, reason: str) -> None:
+async def park(work: OwnedTransaction, consumer: Consumer, delivery: Delivery, reason: str) -> None:
     """Put the offending message into the dead queue, with the reason."""
-    failure = Failure(type="Contradiction", message=reason)
-    await work.patience.settle(lambda: intake.park(incoming, Park(reason=REASON, failure=failure)))
+    failure = Failure(type=ERROR_TYPE, message=reason)
+    await work.patience.settle(lambda: consumer.park(delivery, Park(reason=REASON, failure=failure)))
     work.parked(reason)
 
 
-async def ack(work: OwnedTransaction, intake: Intake, incoming: Incoming) -> None:
+async def ack(work: OwnedTransaction, consumer: Consumer, delivery: Delivery) -> None:
     """It is stored: the message may go."""
     crash_point("collect.before_ack")
-    await work.patience.settle(lambda: intake.ack(incoming))
+    await work.ack(consumer, delivery)
     crash_point("collect.after_ack")
 
 
 class Payloads:
     """Takes the payload messages of a transaction until it is stopped."""
 
-    def __init__(self, work: OwnedTransaction, intake: GroupIntake, *, on_change: Callable[[], None]) -> None:
+    def __init__(self, work: OwnedTransaction, consumer: Consumer, *, on_change: Callable[[], None]) -> None:
         self._work = work
-        self._intake = intake
+        self._consumer = consumer
         self._on_change = on_change
         self._writer = IndexWriter(work.tools.store, work.id, fence=work.fence)
         self._held_count = 0
@@ -141,17 +141,17 @@ class Payloads:
         self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> None:
-        """Work until the intake is stopped and everything taken is settled. Raises what ended it."""
+        """Work until the consumer is stopped and everything taken is settled. Raises what ended it."""
         async with self._tasks:
             while True:
                 while (room := self._room()) < self._worth:
                     self._freed.clear()
                     await self._freed.wait()
-                batch = await self._intake.take(room)
+                batch = await self._consumer.take(room)
                 if not batch:
                     return
-                for incoming in batch:
-                    size = len(incoming.message.body)
+                for delivery in batch:
+                    size = len(delivery.body)
                     self._largest_bytes = max(self._largest_bytes, size, 1)
                     self._held_bytes += size
                 self._held_count += len(batch)
@@ -175,38 +175,38 @@ class Payloads:
         by_size = max(1, room_bytes // self._largest_bytes)
         return min(self._held_max - self._held_count, by_size)
 
-    def _let_go(self, incoming: Incoming) -> None:
+    def _let_go(self, delivery: Delivery) -> None:
         self._held_count -= 1
-        self._held_bytes -= len(incoming.message.body)
+        self._held_bytes -= len(delivery.body)
         self._freed.set()
 
-    async def _sort(self, batch: Sequence[Incoming]) -> None:
+    async def _sort(self, batch: Sequence[Delivery]) -> None:
         """What is new goes on in groups, everything else by itself."""
         work = self._work
-        read = [read_payload(incoming.message, work.id) for incoming in batch]
+        read = [read_payload(self._consumer.message(delivery), work.id) for delivery in batch]
         keys = [(payload.series, payload.ordinal) for payload in read if isinstance(payload, Payload)]
         known: Mapping[tuple[str, int], Part] = {}
         if keys:
             known = await work.patience.until_done(lambda: work.tools.store.find_parts(work.id, keys))
-        digests = await digests_of([incoming.message.body for incoming in batch])
+        digests = await digests_of([delivery.body for delivery in batch])
         fresh: list[NewPart] = []
-        for incoming, payload, sha256 in zip(batch, read, digests, strict=True):
+        for delivery, payload, sha256 in zip(batch, read, digests, strict=True):
             if isinstance(payload, str):
-                self._tasks.create_task(self._park(incoming, payload))
+                self._tasks.create_task(self._park(delivery, payload))
                 continue
             existing = known.get((payload.series, payload.ordinal))
             if existing is None and not self._is_beyond(payload):
-                fresh.append(NewPart(incoming, payload, self._part(incoming, payload, sha256)))
+                fresh.append(NewPart(delivery, payload, self._part(delivery, payload, sha256)))
                 continue
             if existing is not None:
                 emit("collect.skipped", ordinal=payload.ordinal, transaction=work.id)
-            self._tasks.create_task(self._judge(incoming, payload, existing, sha256))
+            self._tasks.create_task(self._judge(delivery, payload, existing, sha256))
         for start in range(0, len(fresh), self._group_max):
             self._tasks.create_task(self._store(fresh[start : start + self._group_max]))
 
-    def _part(self, incoming: Incoming, payload: Payload, sha256: str) -> Part:
+    def _part(self, delivery: Delivery, payload: Payload, sha256: str) -> Part:
         path = blob_path(self._work.id, payload.series, payload.ordinal, sha256)
-        size_bytes = len(incoming.message.body)
+        size_bytes = len(delivery.body)
         return Part(series=payload.series, ordinal=payload.ordinal, path=path, size_bytes=size_bytes, sha256=sha256)
 
     async def _store(self, group: Sequence[NewPart], *, failures: int = 0) -> None:
@@ -227,16 +227,15 @@ class Payloads:
         won = []
         for fresh, winner in zip(stored, winners, strict=True):
             if winner.path == fresh.part.path and not self._is_beyond(fresh.payload):
-                won.append(fresh.incoming)
+                won.append(fresh.delivery)
             else:
-                self._tasks.create_task(self._judge(fresh.incoming, fresh.payload, winner, fresh.part.sha256))
+                self._tasks.create_task(self._judge(fresh.delivery, fresh.payload, winner, fresh.part.sha256))
         await self._ack(won)
 
     async def _upload(self, group: Sequence[NewPart], failures: int) -> list[NewPart]:
         """Those whose bytes are stored now. Raises what no other attempt can cure."""
         wanted = [
-            BlobContent(path=fresh.part.path, content=fresh.incoming.message.body, sha256=fresh.part.sha256)
-            for fresh in group
+            BlobContent(path=fresh.part.path, content=fresh.delivery.body, sha256=fresh.part.sha256) for fresh in group
         ]
         stored = []
         for fresh, outcome in zip(group, await self._work.tools.blobs.put_all(wanted), strict=True):
@@ -253,28 +252,29 @@ class Payloads:
         await self._work.patience.wait(error, failures)
         await self._store([fresh], failures=failures)
 
-    async def _ack(self, stored: Sequence[Incoming]) -> None:
+    async def _ack(self, stored: Sequence[Delivery]) -> None:
         """They are stored: the messages may go."""
         if not stored:
             return
         crash_point("collect.before_ack")
-        rest = await self._intake.ack_all(stored)
+        unsettled = await self._consumer.ack(stored)
         crash_point("collect.after_ack")
-        for incoming in rest:
-            await ack(self._work, self._intake, incoming)
-        for incoming in stored:
-            self._let_go(incoming)
+        for one in unsettled:
+            if not isinstance(one.error, NotOurs):  # which comes again, and is known then
+                await ack(self._work, self._consumer, one.delivery)
+        for delivery in stored:
+            self._let_go(delivery)
         self._on_change()
 
     def _is_beyond(self, payload: Payload) -> bool:
         count = self._work.count_of(payload.series)
         return count is not None and payload.ordinal >= count
 
-    async def _park(self, incoming: Incoming, reason: str) -> None:
-        await park(self._work, self._intake, incoming, reason)
-        self._let_go(incoming)
+    async def _park(self, delivery: Delivery, reason: str) -> None:
+        await park(self._work, self._consumer, delivery, reason)
+        self._let_go(delivery)
 
-    async def _judge(self, incoming: Incoming, payload: Payload, existing: Part | None, sha256: str) -> None:
+    async def _judge(self, delivery: Delivery, payload: Payload, existing: Part | None, sha256: str) -> None:
         """A message whose ordinal is taken or cannot be."""
         work, store = self._work, self._work.tools.store
         if self._is_beyond(payload):
@@ -284,11 +284,11 @@ class Payloads:
                 await work.patience.until_done(lambda: store.remove(work.id, [excess], fence=work.fence))
                 self._on_change()
             reason = f"ordinal is beyond the count; {payload.ordinal} of series '{payload.series}', which has {count}"
-            await self._park(incoming, reason)
+            await self._park(delivery, reason)
         elif existing is not None and existing.sha256 == sha256:
-            await self._ack([incoming])
+            await self._ack([delivery])
         else:
             path = blob_path(work.id, payload.series, payload.ordinal, sha256)
             await work.patience.until_done(lambda: store.note_stray(work.id, [path], fence=work.fence))
             reason = f"ordinal came with other bytes; {payload.ordinal} of series '{payload.series}' is stored already"
-            await self._park(incoming, reason)
+            await self._park(delivery, reason)

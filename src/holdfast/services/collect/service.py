@@ -33,7 +33,7 @@ from holdfast.proof import crash_point
 from holdfast.services.collect.awaiting import request_missing
 from holdfast.services.collect.machine import REASON_CHARACTERS_MAX, TransactionRunner
 from holdfast.services.collect.reading import Gaps, StoredPart, gaps_of, parts_in_order
-from holdfast.services.collect.transaction import CollectContext, OwnedTransaction
+from holdfast.services.collect.transaction import CollectContext, OwnedTransaction, address_of
 from holdfast.telemetry.events import emit
 
 PAGE_COUNT_MAX = 1_000
@@ -92,9 +92,7 @@ class CollectService:
         if (known := await self._store.find(name)) is not None:
             self._begin_ours(known)  # its creation may have been answered with an error
             return known
-        await self._tools.transport.check(producer)
-        if notify:
-            await self._tools.transport.check(notify)
+        await self._check(producer, *([notify] if notify else []))
         wanted = Transaction(
             id=name,
             state=TransactionState.FORWARDING,
@@ -176,6 +174,14 @@ class CollectService:
         return await self._store.ledger(after=after, count_max=count_max)
 
     # --- inside -----------------------------------------------------------------------------------------------
+
+    async def _check(self, *addresses: str) -> None:
+        """Raises Invalid when nothing can be sent to one of them as things are."""
+        broker = self._tools.broker
+        for address in addresses:
+            to = address_of(address, broker)
+            if why := (await broker.inspector.reach([to]))[to].why:
+                raise Invalid(f"address does not exist; there is no '{address}' on the broker, declare it ({why})")
 
     async def _end(self, transaction: str, target: TransactionState, reason: str) -> Transaction:
         await self._stop_working(transaction)

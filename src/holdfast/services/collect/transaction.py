@@ -16,11 +16,23 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from holdfast.core.collect import SeriesState, Transaction, queue_names
-from holdfast.core.moments import SECOND_US
-from holdfast.errors import BrokerError, Invalid, NotOurs, ShuttingDown, TryAgain, Unreachable
+from holdfast.core.collect import DEAD_QUEUE, SeriesState, Transaction, queue_names
+from holdfast.core.letter import DeathStory
+from holdfast.core.message import Address, Delivery, Message, OutcomeKind, Outgoing
+from holdfast.core.moments import SECOND_US, Backoff
+from holdfast.errors import (
+    BrokerError,
+    Invalid,
+    MessageRefused,
+    NotOurs,
+    QueueMissing,
+    ShuttingDown,
+    TryAgain,
+    Unreachable,
+)
 from holdfast.ports.blobs import Blobs
-from holdfast.ports.collect import CollectStore, Transport
+from holdfast.ports.broker import Broker, Consumer, Subscription, check_settled
+from holdfast.ports.collect import CollectStore
 from holdfast.telemetry.events import emit
 
 
@@ -39,6 +51,11 @@ class CollectLimits(Struct, frozen=True, kw_only=True):
     backoff_s_max: float = 5.0
     inline_bytes_max: int = 256 * 2**10
 
+    @property
+    def backoff(self) -> Backoff:
+        """The waits before what failed for now is tried again."""
+        return Backoff(first_s=self.backoff_s_first, delay_s_max=self.backoff_s_max)
+
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             if name != "keep_blobs" and getattr(self, name) <= 0:
@@ -46,6 +63,11 @@ class CollectLimits(Struct, frozen=True, kw_only=True):
 
 
 T = TypeVar("T")
+
+COLLECTOR = "collector"
+REASON, ERROR_TYPE = "contradiction", "Contradiction"
+#: The broker will never take this message as it is.
+PRECONDITION_FAILED = 406
 
 #: What another attempt may cure.
 FOR_NOW = (TryAgain, Unreachable, BrokerError, ShuttingDown)
@@ -56,7 +78,7 @@ class Retrier:
 
     def __init__(self, transaction: str, limits: CollectLimits) -> None:
         self._transaction = transaction
-        self._limits = limits
+        self._backoff = limits.backoff
 
     async def until_done(self, work: Callable[[], Awaitable[T]]) -> T:
         """Repeat while it fails for now; everything else is raised."""
@@ -71,7 +93,7 @@ class Retrier:
     async def wait(self, error: Exception, failures: int) -> None:
         """Say what is wrong and wait, the longer the more often it was."""
         emit("collect.waits", transaction=self._transaction, error=str(error))
-        await asyncio.sleep(min(self._limits.backoff_s_max, self._limits.backoff_s_first * 2 ** min(failures, 16)))
+        await asyncio.sleep(self._backoff.delay_s(failures, spread=1.0))
 
     async def settle(self, work: Callable[[], Awaitable[None]]) -> bool:
         """Settle a message; false when it is the broker's again and comes a second time."""
@@ -129,9 +151,9 @@ class UploadSlots:
 class CollectContext:
     """The collector's means; `uploads` is shared by all its transactions."""
 
-    def __init__(self, store: CollectStore, transport: Transport, blobs: Blobs, *, limits: CollectLimits) -> None:
+    def __init__(self, store: CollectStore, broker: Broker, blobs: Blobs, *, limits: CollectLimits) -> None:
         self.store = store
-        self.transport = transport
+        self.broker = broker
         self.blobs = blobs
         self.limits = limits
         self.uploads = UploadSlots(limits.uploads_max)
@@ -153,6 +175,45 @@ class OwnedTransaction:
         self.stand: Mapping[str, SeriesState] = {}
         self.progress_s = time.monotonic()
 
+    def subscription(self, queue: str, *, count_max: int) -> Subscription:
+        """To one of its queues: so many messages may be ours at a time, and fewer when they are large."""
+        return Subscription(
+            queue=queue,
+            prefetch=count_max,
+            bytes_max=self.tools.limits.uploads_bytes_max,
+            consumer=COLLECTOR,
+            dead_queue=DEAD_QUEUE,
+        )
+
+    async def declare(self) -> None:
+        """Make its queues and the dead queue; what is there stays as it is."""
+        for queue in (self.header_queue, self.payload_queue):
+            await self.tools.broker.declare(self.subscription(queue, count_max=1))
+
+    async def send(self, address: str, body: bytes, *, message_id: str, attributes: Mapping[str, object]) -> None:
+        """Returns when it is stored there. Raises MessageRefused for good, BrokerError for now."""
+        broker = self.tools.broker
+        message = Message(body=body, id=message_id, headers=attributes)
+        await publish(broker, broker.write(message, address_of(address, broker)))
+
+    async def park(self, body: bytes, *, attributes: Mapping[str, object], reason: str) -> None:
+        """Put a message that was taken in before into the dead queue. Raises as `send`, and QueueMissing."""
+        broker = self.tools.broker
+        queue = str(attributes.get("source-queue", ""))
+        death = DeathStory(queue=queue, reason=REASON, error_type=ERROR_TYPE, error_message=reason)
+        message = Message(body=body, headers=attributes)
+        outgoing = broker.write(message, Address(routing_key=DEAD_QUEUE), death=death, by=COLLECTOR)
+        await publish(broker, outgoing)
+        self.parked(reason)
+
+    async def ack(self, consumer: Consumer, delivery: Delivery) -> None:
+        """It is stored, or needed no more: the message may go."""
+
+        async def once() -> None:
+            check_settled(await consumer.ack([delivery]))
+
+        await self.patience.settle(once)
+
     def learn(self, stand: Mapping[str, SeriesState]) -> None:
         """How the series stand as of a commit. Commits are answered in order, so the last one is the newest."""
         self.stand = stand
@@ -166,3 +227,25 @@ class OwnedTransaction:
     def parked(self, reason: str) -> None:
         """A message was parked."""
         emit("collect.parked", transaction=self.id, reason=reason)
+
+
+def address_of(text: str, broker: Broker) -> Address:
+    """An address is a queue, or `exchange/key` where there are exchanges."""
+    exchange, slash, key = text.partition("/")
+    return (
+        Address(exchange=exchange, routing_key=key) if slash and broker.origin != "queue" else Address(routing_key=text)
+    )
+
+
+async def publish(broker: Broker, outgoing: Outgoing) -> None:
+    """Returns when it is stored. Raises QueueMissing when the dead queue is gone, MessageRefused, BrokerError."""
+    (outcome,) = await broker.publisher.publish([outgoing])
+    if outcome.stored:
+        return
+    exchange, key = outgoing.exchange, outgoing.routing_key
+    if outcome.kind is OutcomeKind.RETURNED and not exchange and key == DEAD_QUEUE:
+        raise QueueMissing(key)
+    text = f"publish to '{exchange or key}' is {outcome.kind.value}; {outcome.text or outcome.code}"
+    if outcome.kind is OutcomeKind.REFUSED and outcome.code == PRECONDITION_FAILED:
+        raise MessageRefused(text)
+    raise BrokerError(text)

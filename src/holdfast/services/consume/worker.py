@@ -16,15 +16,16 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar, copy_context
 from time import perf_counter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from holdfast.core.death import ORIGINAL_KEY
-from holdfast.core.message import Message
+from holdfast.core.message import Delivery, Message
+from holdfast.core.moments import Backoff
 from holdfast.core.policy import Ack, Decision, Park, RetryPolicy, Run, Wait, admit, decide, outcome_of
 from holdfast.errors import CannotStart, HoldfastError, NotOurs
-from holdfast.ports.broker import Broker, ConsumerIntake, Incoming, Layout, Subscription
+from holdfast.ports.broker import Broker, Consumer, Layout, Subscription, check_settled
 from holdfast.proof import crash_point
 from holdfast.telemetry.events import emit
 from holdfast.telemetry.prometheus import handler_seconds
@@ -108,8 +109,7 @@ def call_loop(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 CONCURRENCY_MAX = 1_000
-BACKOFF_S_FIRST = 0.1
-BACKOFF_S_MAX = 30.0
+BACKOFF = Backoff(first_s=0.1, delay_s_max=30.0)
 GIVE_BACK_TIMEOUT_S = 5.0
 
 
@@ -147,6 +147,14 @@ class Health(Struct, frozen=True, kw_only=True):
         return not self.trouble
 
 
+class _OnHand(NamedTuple):
+    """A message that is ours until it is settled."""
+
+    consumer: Consumer
+    delivery: Delivery
+    message: Message
+
+
 async def check_all(broker: Broker, plans: Sequence[ConsumerPlan], *, declare: bool) -> None:
     """Raise CannotStart, naming everything that is missing for any consumer; make it first if told to."""
     missing = []
@@ -180,13 +188,13 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._freed = asyncio.Event()
         self._unsettled: dict[int, str] = {}
-        self._intake: ConsumerIntake | None = None
+        self._consumer: Consumer | None = None
         self._state = "starting"
 
     @property
     def health(self) -> Health:
         """How it stands now."""
-        trouble = next(iter(self._unsettled.values()), "") or (self._intake.trouble if self._intake else "")
+        trouble = next(iter(self._unsettled.values()), "") or (self._consumer.trouble if self._consumer else "")
         return Health(queue=self.plan.queue, state=self._state, running=len(self._tasks), trouble=trouble)
 
     def stop(self) -> None:
@@ -195,13 +203,13 @@ class Worker:
 
     async def run(self) -> None:
         """Consume until `stop`. Raises HoldfastError when consuming ended for good; then nothing is lost."""
-        async with self._broker.open(self.plan.subscription) as intake:
-            self._intake = intake
+        async with self._broker.consumer(self.plan.subscription) as consumer:
+            self._consumer = consumer
             self._state = "consuming"
             emit("consumer.started", queue=self.plan.queue)
-            stopper = asyncio.create_task(self._stop_intake(intake), name=f"stop of {self.plan.queue}")
+            stopper = asyncio.create_task(self._stop_consumer(consumer), name=f"stop of {self.plan.queue}")
             try:
-                await self._consume(intake)
+                await self._consume(consumer)
                 await self._finish()
             finally:
                 if self._stopping.is_set():
@@ -213,20 +221,20 @@ class Worker:
                 self._state = "stopped"
         emit("consumer.stopped", queue=self.plan.queue)
 
-    async def _stop_intake(self, intake: ConsumerIntake) -> None:
+    async def _stop_consumer(self, consumer: Consumer) -> None:
         await self._stopping.wait()
         self._state = "stopping"
-        await intake.stop()
+        await consumer.stop()
 
-    async def _consume(self, intake: ConsumerIntake) -> None:
+    async def _consume(self, consumer: Consumer) -> None:
         while not self._stopping.is_set():
             free = self.plan.concurrency - len(self._tasks)
             if not free:
                 self._freed.clear()
                 await self._freed.wait()
                 continue
-            for incoming in await intake.take(free):
-                task = asyncio.create_task(self._work(intake, incoming), name=f"message of {self.plan.queue}")
+            for delivery in await consumer.take(free):
+                task = asyncio.create_task(self._work(consumer, delivery), name=f"message of {self.plan.queue}")
                 self._tasks.add(task)
                 task.add_done_callback(self._ended)
 
@@ -250,48 +258,49 @@ class Worker:
 
     # --- one message --------------------------------------------------------------------------------------------
 
-    async def _work(self, intake: ConsumerIntake, incoming: Incoming) -> None:
-        admitted = admit(used=incoming.used, policy=self.plan.policy, step_aside=incoming.step_aside)
+    async def _work(self, consumer: Consumer, delivery: Delivery) -> None:
+        message = consumer.message(delivery)
+        one = _OnHand(consumer, delivery, message)
+        admitted = admit(used=message.attempt - 1, policy=self.plan.policy, step_aside=not message.attempt_is_certain)
         if not isinstance(admitted, Run):
-            self._emit("message.poison", incoming)
-            await self._settle(intake, incoming, admitted)
-        elif await self._insist(intake, incoming, lambda: intake.begin(incoming)):
-            await self._settle(intake, incoming, await self._attempt(intake, incoming))
+            self._emit("message.poison", message)
+            await self._settle(one, admitted)
+        elif await self._insist(one, lambda: consumer.begin(delivery)):
+            await self._settle(one, await self._attempt(one))
 
-    async def _attempt(self, intake: ConsumerIntake, incoming: Incoming) -> Decision:
+    async def _attempt(self, one: _OnHand) -> Decision:
         crash_point("consume.before_handler")
         began_s = perf_counter()
-        error = await self._handle(intake, incoming)
+        error = await self._handle(one)
         handler_seconds.count(self.plan.queue, perf_counter() - began_s)
         crash_point("consume.after_handler")
         outcome = outcome_of(error, permanent=self.plan.permanent)
-        attempt = incoming.message.attempt
-        decision = decide(outcome, attempt=attempt, policy=self.plan.policy, chance=self._chance())
+        decision = decide(outcome, attempt=one.message.attempt, policy=self.plan.policy, chance=self._chance())
         if not isinstance(decision, Ack):
-            self._emit("message.failed", incoming, error=str(decision.failure))
+            self._emit("message.failed", one.message, error=str(decision.failure))
         return decision
 
-    async def _handle(self, intake: ConsumerIntake, incoming: Incoming) -> BaseException | None:
-        plan, message = self.plan, incoming.message
+    async def _handle(self, one: _OnHand) -> BaseException | None:
+        plan, message = self.plan, one.message
         if not self._is_async:
             # Cancelled, it is left unsettled: its thread still runs, and nobody else may begin before that has ended.
             return await run_in_thread(
                 plan.handler,
                 message,
                 timeout_s=plan.timeout_s,
-                on_overdue=lambda: self._emit("message.overdue", incoming, error=f"{plan.timeout_s:g} s"),
+                on_overdue=lambda: self._emit("message.overdue", message, error=f"{plan.timeout_s:g} s"),
             )
         try:
             return await run_async(plan.handler, message, timeout_s=plan.timeout_s)
         except asyncio.CancelledError:
-            await self._give_back(intake, incoming, "stopped before its handler had ended")
+            await self._give_back(one, "stopped before its handler had ended")
             raise
 
-    async def _settle(self, intake: ConsumerIntake, incoming: Incoming, decision: Decision) -> None:
-        if await self._insist(intake, incoming, lambda: self._settle_once(intake, incoming, decision)):
-            self._tell(incoming, decision)
+    async def _settle(self, one: _OnHand, decision: Decision) -> None:
+        if await self._insist(one, lambda: self._settle_once(one, decision)):
+            self._tell(one.message, decision)
 
-    async def _insist(self, intake: ConsumerIntake, incoming: Incoming, act: Callable[[], Awaitable[None]]) -> bool:
+    async def _insist(self, one: _OnHand, act: Callable[[], Awaitable[None]]) -> bool:
         """Until it succeeds: a refusal is no reason to let go of a message. False when it is no longer ours."""
         failures = 0
         try:
@@ -300,67 +309,66 @@ class Worker:
                     await act()
                     return True
                 except NotOurs as error:
-                    self._emit("message.not_ours", incoming, error=error.message)
+                    self._emit("message.not_ours", one.message, error=error.message)
                     return False
                 except HoldfastError as error:
                     failures += 1
-                    self._unsettled[id(incoming)] = error.message
-                    self._emit("message.unsettled", incoming, error=error.message)
+                    self._unsettled[id(one)] = error.message
+                    self._emit("message.unsettled", one.message, error=error.message)
                     if await self._pause(failures):
-                        await self._give_back(intake, incoming, error.message)
+                        await self._give_back(one, error.message)
                         return False
         except asyncio.CancelledError:
-            await self._give_back(intake, incoming, "stopped before it was settled")
+            await self._give_back(one, "stopped before it was settled")
             raise
         finally:
-            self._unsettled.pop(id(incoming), None)
+            self._unsettled.pop(id(one), None)
 
-    async def _settle_once(self, intake: ConsumerIntake, incoming: Incoming, decision: Decision) -> None:
+    async def _settle_once(self, one: _OnHand, decision: Decision) -> None:
+        consumer, delivery, _ = one
         match decision:
             case Ack():
                 crash_point("consume.before_ack")
-                await intake.ack(incoming)
+                check_settled(await consumer.ack([delivery]))
                 crash_point("consume.after_ack")
             case Wait():
                 crash_point("consume.before_wait")
-                await intake.wait(incoming, decision)
+                await consumer.retry(delivery, decision)
                 crash_point("consume.after_wait")
             case Park():
                 crash_point("consume.before_park")
-                await intake.park(incoming, decision)
+                await consumer.park(delivery, decision)
                 crash_point("consume.after_park")
 
     async def _pause(self, failures: int) -> bool:
         """Back off; True when there is no more time because the consumer stops."""
-        pause_s = min(BACKOFF_S_MAX, BACKOFF_S_FIRST * 2 ** min(failures - 1, 16))
         try:
-            async with asyncio.timeout(pause_s * (0.5 + self._chance() / 2)):
+            async with asyncio.timeout(BACKOFF.delay_s(failures - 1, spread=self._chance())):
                 await self._stopping.wait()
         except TimeoutError:
             return False
         return True
 
-    async def _give_back(self, intake: ConsumerIntake, incoming: Incoming, why: str) -> None:
+    async def _give_back(self, one: _OnHand, why: str) -> None:
         try:
             async with asyncio.timeout(GIVE_BACK_TIMEOUT_S):
-                await intake.give_back(incoming)
+                await one.consumer.release(one.delivery)
         except (HoldfastError, TimeoutError) as error:
             why = f"{why}; by itself, because {str(error) or 'it took too long'}"
-        self._emit("message.given_back", incoming, error=why)
+        self._emit("message.given_back", one.message, error=why)
 
-    def _tell(self, incoming: Incoming, decision: Decision) -> None:
+    def _tell(self, message: Message, decision: Decision) -> None:
         match decision:
             case Ack():
                 emit("message.done", queue=self.plan.queue)
                 if self._on_done is not None:
-                    self._on_done(incoming.message)
+                    self._on_done(message)
             case Wait():
-                self._emit("message.retried", incoming, delay=decision.delay, error=str(decision.failure))
+                self._emit("message.retried", message, delay=decision.delay, error=str(decision.failure))
             case Park():
-                self._emit("message.parked", incoming, reason=decision.reason, error=str(decision.failure))
+                self._emit("message.parked", message, reason=decision.reason, error=str(decision.failure))
 
-    def _emit(self, event: str, incoming: Incoming, **fields: str) -> None:
-        message = incoming.message
+    def _emit(self, event: str, message: Message, **fields: str) -> None:
         details: dict[str, Any] = {
             "queue": self.plan.queue,
             "messageId": message.id,

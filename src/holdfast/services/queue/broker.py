@@ -1,21 +1,39 @@
-"""The embedded queue as a broker: a delivery is a lease, waiting is the schedule, parking is the dead queue.
+"""The embedded queue as a broker: a delivery is a lease, a retry is the schedule, parking is the dead queue.
 
 Attempts are counted by the queue itself, when it leases: also the one that ended with its process. A lease is extended
-for as long as its message is worked on; one that runs out all the same is somebody else's.
+for as long as its message is worked on; one that runs out all the same is somebody else's. A delivery keeps its item as
+the broker's own; what is published is told as JSON in its properties.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+import msgspec
+from msgspec import Struct
+
 from holdfast.core.checks import BATCH_COUNT_MAX, TEXT_CHARACTERS_MAX
-from holdfast.core.item import LeasedItem, RetryItem
-from holdfast.core.message import Message
-from holdfast.core.moments import SECOND_US, moment, parse_duration
+from holdfast.core.death import RedriveStamp
+from holdfast.core.item import Item, LeasedItem, NewItem, RetryItem
+from holdfast.core.letter import (
+    ERROR_CHARACTERS_MAX,
+    NAME_CHARACTERS_MAX,
+    Content,
+    DeathStory,
+    Fingerprinter,
+    NewLetter,
+    Origin,
+    clip,
+    fingerprint,
+)
+from holdfast.core.message import CONFIRMED, Address, Delivery, Message, Outcome, OutcomeKind, Outgoing
+from holdfast.core.moments import SECOND_US, Backoff, microseconds, moment, parse_duration
+from holdfast.core.plan import Retries
 from holdfast.core.policy import Park, Wait
-from holdfast.core.requests.queue import LeaseReply
+from holdfast.core.requests.queue import ImportedItem, LeaseReply
 from holdfast.errors import (
     BadIds,
     HoldfastError,
@@ -27,25 +45,44 @@ from holdfast.errors import (
     TryAgain,
     Unreachable,
 )
-from holdfast.ports.broker import Incoming, Subscription
+from holdfast.ports.broker import QueueFacts, Reach, Subscription, Told, Unsettled
 from holdfast.ports.clock import Clock
-from holdfast.services.queue.queues import Queues
+from holdfast.services.queue.queues import REQUEST_TIMEOUT, Queues
 from holdfast.telemetry.events import emit
 
 DEAD_SUFFIX = ".dlq"
-BACKOFF_S_FIRST = 0.1
-BACKOFF_S_MAX = 10.0
+BACKOFF = Backoff(first_s=0.2, delay_s_max=10.0)
+PAGE_COUNT_MAX = 1_000
+#: Of queues of our own: nothing in them may die of its age; whoever gives up is the one they belong to.
+EXPIRE_TIMEOUT = "87600h"
+LEASE_TIMEOUT = "30s"
+#: A message that will never be taken as it is, in the words of AMQP.
+PRECONDITION_FAILED = 406
 
 
 class QueueBroker:
-    """Queues, in this process or of a server, for consumers."""
+    """Queues, in this process or of a server; see `ports.broker.Broker`."""
 
-    def __init__(self, queues: Queues, *, clock: Clock) -> None:
+    origin: Origin = "queue"
+
+    def __init__(
+        self,
+        queues: Queues,
+        *,
+        clock: Clock,
+        grouped: Fingerprinter = fingerprint,
+        retries: Retries | None = None,
+        lease_timeout: str = LEASE_TIMEOUT,
+    ) -> None:
+        """`lease_timeout` is that of queues of our own."""
         self.queues = queues
+        self.publisher = QueuePublisher(queues)
+        self.inspector = QueueInspector(queues, retries or Retries())
         self._clock = clock
+        self._grouped = grouped
+        self._lease_timeout = lease_timeout
 
     async def missing(self, subscription: Subscription) -> list[str]:
-        """What keeps a retry or a parking from being safe."""
         name, attempts = subscription.queue, subscription.policy.attempts
         try:
             info = await self.queues.queues_info(name)
@@ -63,85 +100,266 @@ class QueueBroker:
 
     async def declare(self, subscription: Subscription) -> None:
         """Make the queue and its dead queue, or give the queue one."""
-        name, dead_queue = subscription.queue, subscription.queue + DEAD_SUFFIX
-        if not await self._exists(dead_queue):
-            await self._create(dead_queue)
-        if not await self._exists(name):
-            await self._create(name, dead_queue=dead_queue)
-        if not (await self.queues.queues_info(name)).dead_queue:
+        name, dead_queue = subscription.queue, subscription.dead_queue or subscription.queue + DEAD_SUFFIX
+        is_own = bool(subscription.dead_queue)
+        await self._make(dead_queue, "", is_own=is_own)
+        await self._make(name, dead_queue, is_own=is_own)
+        if not is_own and not (await self.queues.queues_info(name)).dead_queue:
             await self.queues.queues_update(name, dead_queue=dead_queue)
 
-    async def _exists(self, name: str) -> bool:
+    async def _make(self, name: str, dead_queue: str, *, is_own: bool) -> None:
         try:
             await self.queues.queues_info(name)
+            return
         except QueueMissing:
-            return False
-        return True
-
-    async def _create(self, name: str, *, dead_queue: str = "") -> None:
+            pass
         try:
-            await self.queues.queues_create(name, dead_queue=dead_queue)
+            if is_own:
+                lease_timeout = self._lease_timeout
+                await self.queues.queues_create(
+                    name, dead_queue=dead_queue, lease_timeout=lease_timeout, expire_timeout=EXPIRE_TIMEOUT
+                )
+            else:
+                await self.queues.queues_create(name, dead_queue=dead_queue)
         except Invalid as error:
             # Another process with the same consumers may have been faster.
             if "already exists" not in error.message:
                 raise
 
+    async def delete_empty(self, queue: str) -> bool:
+        try:
+            for logical in (await self.queues.queue_stats(queue)).logical_queues:
+                if any(part.total or part.scheduled or part.dying for part in logical.partitions):
+                    return False
+            await self.queues.queues_delete(queue)
+        except QueueMissing:
+            return True
+        except Invalid as error:
+            if "not empty" in error.message:
+                return False
+            raise
+        return True
+
     @asynccontextmanager
-    async def open(self, subscription: Subscription) -> AsyncIterator[QueueIntake]:
+    async def consumer(self, subscription: Subscription) -> AsyncIterator[QueueConsumer]:
         """Lease from the queue. Raises QueueMissing."""
         info = await self.queues.queues_info(subscription.queue)
         lease_s = parse_duration(info.lease_timeout, what="lease timeout") / SECOND_US
-        intake = QueueIntake(self.queues, subscription, clock=self._clock)
-        keeper = asyncio.create_task(intake.keep_alive(lease_s / 3), name=f"leases of {subscription.queue}")
+        consumer = QueueConsumer(self.queues, subscription, clock=self._clock)
+        keeper = asyncio.create_task(consumer.keep_alive(lease_s / 3), name=f"leases of {subscription.queue}")
         try:
-            yield intake
+            yield consumer
         finally:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
 
+    async def peek(self, queue: str, *, count_max: int) -> Sequence[NewLetter]:
+        info = await self.queues.queues_info(queue)
+        found: list[NewLetter] = []
+        for partition in info.partitions:
+            items = await self.queues.storage_items_list(
+                queue, partition=partition.partition, limit=max(1, count_max - len(found))
+            )
+            found += [_letter(queue, item, redelivered=False, grouped=self._grouped) for item in items]
+        return found[:count_max]
 
-class QueueIntake:
-    """Leases of one queue, each item settled by itself."""
+    def letter(self, delivery: Delivery, queue: str) -> NewLetter:
+        item = delivery.own
+        if isinstance(item, LeasedItem):  # its story could not be had
+            item = Item(
+                id=item.id,
+                payload=item.payload,
+                kind=item.kind,
+                encoding=item.encoding,
+                reference=item.reference,
+            )
+        return _letter(queue, item, redelivered=delivery.redelivered, grouped=self._grouped)
+
+    def write(self, message: Message, to: Address, *, death: DeathStory | None = None, by: str = "") -> Outgoing:
+        """Headers stand as JSON in the item's reference."""
+        del by  # an item does not tell
+        named = {"message-id": message.id} if message.id else {}
+        reference = msgspec.json.encode({**named, **message.headers}).decode()
+        if death is not None:
+            reason = death.error_message[:TEXT_CHARACTERS_MAX]
+            story = _Story(reference=reference, death_reason=reason, source_queue=death.queue)
+        else:
+            # Repeated after a crash while the first is still there, it stays one.
+            key = hashlib.sha256(reference.encode() + b"\0" + message.body).hexdigest()
+            story = _Story(reference=reference, kind=str(message.headers.get("kind", "")), dedupe_key=key)
+        return Outgoing(to.exchange, to.routing_key, msgspec.json.encode(story), message.body)
+
+    def rewrite(self, content: Content, to: Address, stamp: RedriveStamp, redrive_id: str) -> Outgoing:
+        del stamp  # an item has no headers
+        story = msgspec.json.decode(content.properties, type=_Story)
+        # As long as the copy is in its queue, the same redrive does not make a second one.
+        story.dedupe_key = redrive_id
+        return Outgoing(to.exchange, to.routing_key, msgspec.json.encode(story), content.body)
+
+
+class _Story(Struct, kw_only=True, omit_defaults=True):
+    """What an item is beside its payload, as the properties of a publish."""
+
+    kind: str = ""
+    encoding: str = ""
+    reference: str = ""
+    dedupe_key: str = ""
+    death_reason: str = ""  #: with one, it is put into a dead queue as one that died
+    source_queue: str = ""
+
+
+class QueuePublisher:
+    """Produces items, one by one; see `ports.broker.Publisher`."""
+
+    trouble = ""
+    sent_again = 0
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def publish(self, messages: Sequence[Outgoing], *, timeout_s: float | None = None) -> list[Outcome]:
+        del timeout_s  # a request has its own
+        return [await self._produce(message) for message in messages]
+
+    def send(self, messages: Sequence[Outgoing], told: Told, *, timeout_s: float) -> None:
+        async def produce() -> None:
+            for message in messages:
+                told([message], await self._produce(message))
+
+        del timeout_s
+        task = asyncio.create_task(produce(), name="publishing items")
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _produce(self, message: Outgoing) -> Outcome:
+        story = msgspec.json.decode(message.properties, type=_Story)
+        try:
+            if story.death_reason:
+                item = ImportedItem(
+                    payload=message.body,
+                    reference=story.reference,
+                    death_reason=story.death_reason,
+                    source_queue=story.source_queue,
+                )
+                await self._queues.storage_items_import(message.routing_key, [item])
+            else:
+                new = NewItem(
+                    payload=message.body,
+                    encoding=story.encoding,
+                    kind=story.kind,
+                    reference=story.reference,
+                    dedupe_key=story.dedupe_key,
+                )
+                await self._queues.queue_produce(message.routing_key, [new])
+        except QueueMissing as error:
+            return Outcome(OutcomeKind.RETURNED, 0, error.message)
+        except Invalid as error:
+            return Outcome(OutcomeKind.REFUSED, PRECONDITION_FAILED, error.message)
+        except HoldfastError as error:
+            return Outcome(OutcomeKind.UNKNOWN, 0, error.message)
+        return CONFIRMED
+
+
+class QueueInspector:
+    """Known as dead-letter queues are those that another queue names as its dead queue."""
+
+    def __init__(self, queues: Queues, retries: Retries) -> None:
+        self._queues = queues
+        self._retries = retries
+
+    async def queues(self) -> list[QueueFacts]:
+        sources: dict[str, str] = {}
+        pivot = ""
+        while True:
+            page = await self._queues.queues_list(pivot=pivot, limit=PAGE_COUNT_MAX)
+            for info in page:
+                if info.dead_queue:
+                    sources.setdefault(info.dead_queue, info.queue_name)
+            if len(page) < PAGE_COUNT_MAX:
+                break
+            pivot = page[-1].queue_name + "\x01"
+        return [await self._facts(name, source) for name, source in sorted(sources.items())]
+
+    async def queue(self, name: str) -> QueueFacts | None:
+        return next((one for one in await self.queues() if one.queue == name), None)
+
+    async def _facts(self, name: str, source: str) -> QueueFacts:
+        (logical,) = (await self._queues.queue_stats(name)).logical_queues[:1]
+        ready = sum(partition.total for partition in logical.partitions)
+        return QueueFacts(queue=name, source_queue=source, ready=ready, peek_is_free=True)
+
+    async def reach(self, addresses: Sequence[Address]) -> dict[Address, Reach]:
+        found: dict[Address, Reach] = {}
+        for address in dict.fromkeys(addresses):
+            try:
+                await self._queues.queues_info(address.routing_key)
+                found[address] = Reach(queues=(address.routing_key,))
+            except (QueueMissing, Invalid) as error:
+                found[address] = Reach(why=error.message, queues=())
+        return found
+
+    async def ladder_s(self, addresses: Sequence[Address]) -> float | None:
+        """By the settings: a queue knows how often an item is tried, but not after which delays."""
+        ladders = []
+        for address in dict.fromkeys(addresses):
+            info = await self._queues.queues_info(address.routing_key)
+            ladders.append(self._retries.ladder_s(attempts=info.max_attempts))
+        known = [ladder for ladder in ladders if ladder is not None]
+        return max(known) if known and len(known) == len(ladders) else None
+
+
+class QueueConsumer:
+    """Leases of one queue, each item settled by itself; see `ports.broker.Consumer`.
+
+    The `channel` of a delivery is its partition. Acks that wait at the same time are one request.
+    """
 
     def __init__(self, queues: Queues, subscription: Subscription, *, clock: Clock) -> None:
         self._queues = queues
         self._queue = subscription.queue
         self._attempts_max = subscription.policy.attempts
+        self._letters = subscription.letters
         self._clock = clock
         self._open: dict[str, int] = {}  # item id → partition
         self._stopped = asyncio.Event()
         self._trouble = ""
+        self._acks: list[Delivery] = []  # that wait for the next request
+        self._failed: dict[Delivery, HoldfastError] = {}
+        self._acking = asyncio.Lock()
 
     @property
     def trouble(self) -> str:
         return self._trouble
 
-    async def take(self, count_max: int) -> Sequence[Incoming]:
-        """Wait for items. Raises QueueMissing when the queue is gone, ShuttingDown when the service ends."""
+    async def take(self, count_max: int, *, timeout_s: float | None = None) -> Sequence[Delivery]:
+        """Raises QueueMissing when the queue is gone, ShuttingDown when the service ends."""
         failures = 0
         while not self._stopped.is_set():
             try:
-                reply = await self._lease(min(count_max, BATCH_COUNT_MAX))
+                reply = await self._lease(min(count_max, BATCH_COUNT_MAX), timeout_s)
             except NothingToLease:
                 self._trouble, failures = "", 0
+                if timeout_s is not None:
+                    break
                 continue
             except (TryAgain, Unreachable, ShuttingDown) as error:
-                if isinstance(error, ShuttingDown) and not self._queues.outlives_its_server:
+                if timeout_s is not None or (isinstance(error, ShuttingDown) and not self._queues.outlives_its_server):
                     raise
                 failures += 1
                 self._trouble = error.message
                 emit("consumer.waits", queue=self._queue, error=error.message)
-                await self._pause(min(BACKOFF_S_MAX, BACKOFF_S_FIRST * 2 ** min(failures, 16)))
+                await self._pause(BACKOFF.delay_s(failures - 1, spread=1.0))
                 continue
             self._trouble = ""
-            if reply is None:
-                break
-            return [self._incoming(item, reply.partition) for item in reply.items]
+            return () if reply is None else await self._delivered(reply)
         return ()
 
-    async def _lease(self, count_max: int) -> LeaseReply | None:
+    async def _lease(self, count_max: int, timeout_s: float | None) -> LeaseReply | None:
         """Lease, or None when stopped first. A lease that is called off is undone by the queue."""
-        lease = asyncio.ensure_future(self._queues.queue_lease(self._queue, batch_size=count_max))
+        request_timeout = REQUEST_TIMEOUT if timeout_s is None else f"{max(10, round(timeout_s * 1000))}ms"
+        leasing = self._queues.queue_lease(self._queue, batch_size=count_max, request_timeout=request_timeout)
+        lease = asyncio.ensure_future(leasing)
         stopped = asyncio.ensure_future(self._stopped.wait())
         try:
             await asyncio.wait((lease, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -151,10 +369,32 @@ class QueueIntake:
                 waiting.cancel()
             await asyncio.gather(lease, stopped, return_exceptions=True)
 
-    def _incoming(self, item: LeasedItem, partition: int) -> Incoming:
-        self._open[item.id] = partition
+    async def _delivered(self, reply: LeaseReply) -> list[Delivery]:
+        partition, queue = reply.partition, self._queue
+        for item in reply.items:
+            self._open[item.id] = partition
+        stories = await self._stories(reply) if self._letters else {}
+        return [
+            Delivery(partition, 0, item.attempts > 1, "", queue, "", b"", item.payload, stories.get(item.id, item))
+            for item in reply.items
+        ]
+
+    async def _stories(self, reply: LeaseReply) -> dict[str, Item]:
+        """A lease does not tell how an item died; the listing does. What was leased together lies together, mostly."""
+        wanted = {item.id for item in reply.items}
+        found: dict[str, Item] = {}
+        for pivot in sorted(wanted):
+            if pivot not in found:
+                items = await self._queues.storage_items_list(
+                    self._queue, partition=reply.partition, pivot=pivot, limit=len(wanted) - len(found)
+                )
+                found |= {item.id: item for item in items if item.id in wanted}
+        return found
+
+    def message(self, delivery: Delivery) -> Message:
+        item: LeasedItem = delivery.own
         used = max(0, item.attempts - 1)  # the queue counts when it leases
-        message = Message(
+        return Message(
             body=item.payload,
             id=item.id,
             queue=self._queue,
@@ -167,28 +407,62 @@ class QueueIntake:
             attempt=used + 1,
             attempts_max=self._attempts_max,
         )
-        return Incoming(message=message, used=used, tag=item.id)
 
     async def stop(self) -> None:
         self._stopped.set()
 
-    async def begin(self, incoming: Incoming) -> None:
+    async def begin(self, delivery: Delivery) -> None:
         """The lease has counted it."""
 
-    async def ack(self, incoming: Incoming) -> None:
-        item_id, partition = self._place(incoming)
+    async def ack(self, deliveries: Sequence[Delivery]) -> Sequence[Unsettled]:
+        self._acks += deliveries
+        async with self._acking:
+            if self._acks:  # else somebody who waited before us has taken ours along
+                waiting, self._acks = self._acks, []
+                await self._complete_all(waiting)
+        unsettled = []
+        for delivery in deliveries:
+            error = self._failed.pop(delivery, None)
+            if error is None and delivery.own.id in self._open:
+                error = TryAgain("ack was called off; whoever waited for it went away")
+            if error is not None:
+                unsettled.append(Unsettled(delivery, error))
+        return unsettled
+
+    async def _complete_all(self, deliveries: Sequence[Delivery]) -> None:
+        by_partition: dict[int, list[Delivery]] = {}
+        for delivery in deliveries:
+            if delivery.own.id in self._open:
+                by_partition.setdefault(delivery.channel, []).append(delivery)
+            else:
+                self._failed[delivery] = self._lost(delivery)
+        for partition, same in by_partition.items():
+            for first in range(0, len(same), BATCH_COUNT_MAX):
+                await self._complete(partition, same[first : first + BATCH_COUNT_MAX])
+
+    async def _complete(self, partition: int, deliveries: Sequence[Delivery]) -> None:
+        ids = [delivery.own.id for delivery in deliveries]
         try:
-            await self._queues.queue_complete(self._queue, [item_id], partition=partition)
-        except (BadIds, QueueMissing) as error:
+            await self._queues.queue_complete(self._queue, ids, partition=partition)
+        except BadIds as error:
+            if len(ids) > 1:  # all or none was done: each is tried by itself, and a bad one is told alone
+                for delivery in deliveries:
+                    await self._complete(partition, [delivery])
+                return
+            self._failed[deliveries[0]] = NotOurs(error.message)
+        except QueueMissing as error:
+            self._failed |= {delivery: NotOurs(error.message) for delivery in deliveries}
+        except HoldfastError as error:
+            self._failed |= dict.fromkeys(deliveries, error)  # they may be done or not, and are ours still
+            return
+        for item_id in ids:
             self._open.pop(item_id, None)
-            raise NotOurs(error.message) from error
-        self._open.pop(item_id, None)
 
-    async def wait(self, incoming: Incoming, wait: Wait) -> None:
+    async def retry(self, delivery: Delivery, wait: Wait) -> None:
         retry_at = moment(self._clock.now_us() + wait.delay_us)
-        await self._retry(incoming, lambda item_id: RetryItem(id=item_id, retry_at=retry_at))
+        await self._retry(delivery, lambda item_id: RetryItem(id=item_id, retry_at=retry_at))
 
-    async def park(self, incoming: Incoming, park: Park) -> None:
+    async def park(self, delivery: Delivery, park: Park) -> None:
         """Raises Invalid while the queue has no dead queue: there a death is a deletion."""
         try:
             info = await self._queues.queues_info(self._queue)
@@ -197,39 +471,24 @@ class QueueIntake:
         if not info.dead_queue:
             raise Invalid(f"queue has no dead_queue; what is parked of '{self._queue}' would be deleted, set one")
         reason = f"{park.reason}; {park.failure}"[:TEXT_CHARACTERS_MAX]
-        await self._retry(incoming, lambda item_id: RetryItem(id=item_id, dead=True, reason=reason))
+        await self._retry(delivery, lambda item_id: RetryItem(id=item_id, dead=True, reason=reason))
 
-    async def give_back(self, incoming: Incoming) -> None:
-        await self._retry(incoming, lambda item_id: RetryItem(id=item_id))
+    async def release(self, delivery: Delivery) -> None:
+        await self._retry(delivery, lambda item_id: RetryItem(id=item_id))
 
-    async def _retry(self, incoming: Incoming, how: Callable[[str], RetryItem]) -> None:
-        item_id, partition = self._place(incoming)
+    async def _retry(self, delivery: Delivery, how: Callable[[str], RetryItem]) -> None:
+        item_id = delivery.own.id
+        if item_id not in self._open:
+            raise self._lost(delivery)
         try:
-            await self._queues.queue_retry(self._queue, [how(item_id)], partition=partition)
+            await self._queues.queue_retry(self._queue, [how(item_id)], partition=delivery.channel)
         except (BadIds, QueueMissing) as error:
             self._open.pop(item_id, None)
             raise NotOurs(error.message) from error
         self._open.pop(item_id, None)
 
-    def partition_of(self, incoming: Incoming) -> int | None:
-        """Where an item that is ours lies; None when it is ours no longer."""
-        return self._open.get(str(incoming.tag))
-
-    def holds(self, incoming: Incoming) -> bool:
-        """Whether an item is ours still."""
-        return str(incoming.tag) in self._open
-
-    def forget(self, ids: Sequence[str]) -> None:
-        """These were completed by somebody who does so for many at a time."""
-        for item_id in ids:
-            self._open.pop(item_id, None)
-
-    def _place(self, incoming: Incoming) -> tuple[str, int]:
-        item_id = str(incoming.tag)
-        partition = self._open.get(item_id)
-        if partition is None:
-            raise NotOurs(f"lease is lost; item '{item_id}' of queue '{self._queue}'")
-        return item_id, partition
+    def _lost(self, delivery: Delivery) -> NotOurs:
+        return NotOurs(f"lease is lost; item '{delivery.own.id}' of queue '{self._queue}'")
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -260,3 +519,39 @@ class QueueIntake:
                     raise
                 for item_id in gone:
                     self._open.pop(item_id, None)
+
+
+def _letter(queue: str, item: Item, *, redelivered: bool, grouped: Fingerprinter) -> NewLetter:
+    reason, _, error = item.death_reason.partition("; ")
+    error_type, _, error_message = error.partition(": ")
+    at_us = microseconds(item.died_at) if item.died_at else 0
+    death = DeathStory(
+        queue=item.source_queue,
+        reason=clip(reason, NAME_CHARACTERS_MAX),
+        count=item.death_attempts,
+        first_at_us=at_us,
+        last_at_us=at_us,
+        error_type=clip(error_type, NAME_CHARACTERS_MAX),
+        error_message=clip(error_message, ERROR_CHARACTERS_MAX),
+    )
+    group = grouped(item.kind, death)
+    story = {"kind": item.kind, "encoding": item.encoding, "reference": item.reference, "id": item.id}
+    properties = msgspec.json.encode(story)
+    made = hashlib.blake2b(properties, digest_size=16)
+    made.update(item.payload)
+    return NewLetter(
+        queue=queue,
+        origin="queue",
+        body=item.payload,
+        properties=properties,
+        digest=made.digest(),
+        death=death,
+        message_id=item.id,
+        type=item.kind,
+        routing_key=queue,
+        shown={"kind": item.kind, "encoding": item.encoding, "reference": item.reference},
+        redelivered=redelivered,
+        redrive_id=clip(item.former_key, NAME_CHARACTERS_MAX),  # the key that `rewrite` gave it
+        group=group.key,
+        group_title=group.title,
+    )

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import random
 import sys
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,19 +36,23 @@ from holdfast.core.letter import (
     clip,
     fingerprint,
 )
+from holdfast.core.message import Delivery
+from holdfast.core.moments import Backoff, BackoffTimer
 from holdfast.errors import (
     BrokerError,
     CannotStart,
     HoldfastError,
+    MessageRefused,
     NotFound,
+    NotOurs,
     QueueMissing,
     StorageFailed,
     TryAgain,
     Unstorable,
 )
 from holdfast.ports.blobs import Blobs
+from holdfast.ports.broker import Broker, Consumer, Subscription, check_settled
 from holdfast.ports.clock import Clock
-from holdfast.ports.custody import Caught, Post, Source
 from holdfast.ports.vault import Stored, Vault
 from holdfast.proof import crash_point
 from holdfast.telemetry.events import emit
@@ -115,10 +118,9 @@ BATCH_COUNT_MAX = 1_000
 BATCH_BYTES_MAX = 16 * 1024 * 1024
 IDLE_S = 1.0
 TRIES_MAX = 8
-WAIT_S_FIRST = 0.1
-WAIT_S_MAX = 10.0
-#: What ran for so long is no longer the failure that it followed: the wait begins small again.
-STEADY_S = 10.0
+WAITS = Backoff(first_s=0.1, delay_s_max=10.0)
+#: How many letters may be ours at a time.
+PREFETCH_MAX = 4_000
 COUNT_MAX = 10_000_000
 #: Up to so many are taken before the first is acked.
 HELD_COUNT_MAX = 1_000
@@ -148,7 +150,7 @@ class Capture:
     def __init__(
         self,
         vault: Vault,
-        find: Callable[[], Awaitable[Post]],
+        find: Callable[[], Awaitable[Broker]],
         queue: str,
         *,
         actor: str,
@@ -162,14 +164,16 @@ class Capture:
         self._blobs = blobs
         self._stopped = asyncio.Event()
         self._waits = False
+        self._timer = BackoffTimer(WAITS)
         self._act = LedgerAct(actor=actor, action="capture", origin="capture")
         self.report = CaptureReport(queue=queue)
-        self._source: Source | None = None
+        self._broker: Broker | None = None
+        self._consumer: Consumer | None = None
 
     def look(self) -> CaptureReport:
-        """The report as of now: a source that has lost its broker takes up again by itself, and says nothing."""
-        if self._source is not None:
-            self.report.why = self._source.trouble
+        """The report as of now: a consumer that has lost its broker resumes by itself, and says nothing."""
+        if self._consumer is not None:
+            self.report.why = self._consumer.trouble
             self.report.state = "waiting" if self.report.why else "running"
         return self.report
 
@@ -182,74 +186,73 @@ class Capture:
     ) -> CaptureReport:
         """Raises NotFound or BrokerError when the queue cannot be consumed, StorageFailed when the vault stays away."""
         try:
-            post = await self._find()
-            async with post.source(self.report.queue, capacity_count=count_max) as source:
-                self._source, self.report.state, self.report.why = source, "running", ""
+            broker = await self._find()
+            prefetch = min(count_max, PREFETCH_MAX)
+            async with broker.consumer(
+                Subscription(queue=self.report.queue, prefetch=prefetch, letters=True)
+            ) as consumer:
+                self._broker, self._consumer = broker, consumer
+                self.report.state, self.report.why = "running", ""
                 self._goes_on()
                 if count_max <= HELD_COUNT_MAX and not continuous:
-                    await self._exactly(source, count_max, idle_s)
+                    await self._exactly(consumer, count_max, idle_s)
                 else:
-                    await self._as_they_come(source, count_max, idle_s, continuous=continuous)
+                    await self._as_they_come(consumer, count_max, idle_s, continuous=continuous)
         except BaseException as error:
             self.report.state = "failed"
             self.report.why = error.message if isinstance(error, HoldfastError) else type(error).__name__
             raise
         finally:
-            self._source = None
+            self._consumer = None
         self.report.state = "done"
         return self.report
 
-    async def _exactly(self, source: Source, count_max: int, idle_s: float) -> None:
+    async def _exactly(self, consumer: Consumer, count_max: int, idle_s: float) -> None:
         """Take no more than so many: a letter that is delivered and given back comes nearer to its delivery limit."""
-        held: list[Caught] = []
+        held: list[Delivery] = []
         size = 0
         while len(held) < count_max and size < HELD_BYTES_MAX and not self._stopped.is_set():
-            caught = await source.take(count_max=count_max - len(held), timeout_s=idle_s)
-            if not caught:
+            deliveries = await consumer.take(count_max - len(held), timeout_s=idle_s)
+            if not deliveries:
                 break
-            held += caught
-            size += sum(len(one.body) for one in caught)
-        await source.stop()  # before the first ack, which would make room for more
-        await self._all_in(source, held)
+            held += deliveries
+            size += sum(len(one.body) for one in deliveries)
+        await consumer.stop()  # before the first ack, which would make room for more
+        await self._all_in(consumer, held)
 
-    async def _as_they_come(self, source: Source, count_max: int, idle_s: float, *, continuous: bool) -> None:
+    async def _as_they_come(self, consumer: Consumer, count_max: int, idle_s: float, *, continuous: bool) -> None:
         """The next ones are read while the last ones are stored: one waits for the broker, the other for the disk."""
         left = count_max
         storing: asyncio.Task[None] | None = None
         try:
             while left > 0 and not self._stopped.is_set():
-                caught = await source.take(count_max=min(left, BATCH_COUNT_MAX), timeout_s=idle_s)
+                deliveries = await consumer.take(min(left, BATCH_COUNT_MAX), timeout_s=idle_s)
                 if storing is not None:
                     last, storing = storing, None
                     await last
-                if not caught and not continuous:
+                if not deliveries and not continuous:
                     break
-                storing = asyncio.create_task(self._all_in(source, caught), name=f"storing {self.report.queue}")
-                left -= 0 if continuous else len(caught)
+                storing = asyncio.create_task(self._all_in(consumer, deliveries), name=f"storing {self.report.queue}")
+                left -= 0 if continuous else len(deliveries)
         finally:
             if storing is not None:
                 await storing
 
-    async def _all_in(self, source: Source, caught: Sequence[Caught]) -> None:
-        for batch in _in_batches(caught):
-            await self._take_in(source, batch)
+    async def _all_in(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> None:
+        for batch in _in_batches(deliveries):
+            await self._take_in(consumer, batch)
 
     async def keep_on(self) -> None:
         """Capture until stopped. What is away (queue, broker, vault) is waited for; that is told once, not each try."""
         loop = asyncio.get_running_loop()
-        wait_s = WAIT_S_FIRST
         while not self._stopped.is_set():
-            since_s = loop.time()
             try:
                 await self.run(continuous=True)
                 return
             except (BrokerError, NotFound, QueueMissing, TryAgain) as error:
                 self._stands_still(error)
-            if loop.time() - since_s >= STEADY_S:
-                wait_s = WAIT_S_FIRST
             # Spread, so that many captures do not ask a broker that is back in the same moment.
-            await self._rest(wait_s * (0.5 + random.random() / 2))  # noqa: S311  nobody gains by guessing it
-            wait_s = min(wait_s * 2, WAIT_S_MAX)
+            await self._rest(self._timer.delay_s(loop.time()))
 
     def _stands_still(self, error: HoldfastError) -> None:
         self.report.state = "waiting"
@@ -258,6 +261,7 @@ class Capture:
             emit("capture.failed", queue=self.report.queue, error=error)
 
     def _goes_on(self) -> None:
+        self._timer.worked(asyncio.get_running_loop().time())
         if self._waits:
             self._waits = False
             emit("capture.resumed", queue=self.report.queue)
@@ -270,34 +274,49 @@ class Capture:
         except TimeoutError:
             pass
 
-    async def _take_in(self, source: Source, caught: Sequence[Caught]) -> None:
-        good = [(one, letter) for one in caught if (letter := one.letter) is not None]
-        bad = [(one, one.failure) for one in caught if one.letter is None]
+    async def _take_in(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> None:
+        good, bad = self._read(deliveries)
         crash_point("capture.before_put")
         stored = await self._stored([letter for _, letter in good]) if good else []
         if stored is None:
             stored, refused = await self._one_by_one([letter for _, letter in good])
-            bad += [(one, why) for (one, _), why in zip(good, refused, strict=True) if why]
+            bad += [(one, letter.properties, why) for (one, letter), why in zip(good, refused, strict=True) if why]
             good = [pair for pair, why in zip(good, refused, strict=True) if not why]
-        for one, why in bad:
+        for one, properties, why in bad:
             await self._vault.letters.put_failed(
-                self.report.queue, body=one.body, properties=one.properties, reason=why, act=self._act
+                self.report.queue, body=one.body, properties=properties, reason=why, act=self._act
             )
             self.report.failed_imports += 1
         fresh = [place.letter for place in stored if not place.matched]
         if fresh:
             await self._vault.letters.acking(fresh)
         crash_point("capture.before_ack")
-        written = await source.ack([one for one, _ in good])
-        await source.ack([one for one, _ in bad])
+        unsettled = await consumer.ack([*(one for one, _ in good), *(one for one, _, _ in bad)])
         crash_point("capture.after_ack")
-        unsent = [place.letter for place, is_written in zip(stored, written, strict=True) if not is_written]
+        again = {one.delivery for one in unsettled if isinstance(one.error, NotOurs)}
+        unsent = [place.letter for (one, _), place in zip(good, stored, strict=True) if one in again]
         if unsent:
             await self._vault.letters.acking(unsent, sent=False)
+        # Of the others nobody knows whether they are acked: what comes again of them is a duplicate, not lost.
+        check_settled([one for one in unsettled if one.delivery not in again])
         self.report.matched += len(stored) - len(fresh)
         self._note_lag([letter for _, letter in good])
         self.report.captured += len(fresh)
         self.report.not_acked += len(unsent)
+
+    def _read(
+        self, deliveries: Sequence[Delivery]
+    ) -> tuple[list[tuple[Delivery, NewLetter]], list[tuple[Delivery, bytes, str]]]:
+        """Those that are letters, and with its properties and the reason each that can be none."""
+        good: list[tuple[Delivery, NewLetter]] = []
+        bad: list[tuple[Delivery, bytes, str]] = []
+        assert self._broker is not None  # noqa: S101  it was found before anything was taken
+        for one in deliveries:
+            try:
+                good.append((one, self._broker.letter(one, self.report.queue)))
+            except MessageRefused as error:
+                bad.append((one, one.properties, error.message))
+        return good, bad
 
     def _note_lag(self, letters: Sequence[NewLetter]) -> None:
         died_at_us = next((letter.death.last_at_us for letter in reversed(letters) if letter.death.last_at_us), 0)
@@ -306,7 +325,6 @@ class Capture:
 
     async def _stored(self, letters: Sequence[NewLetter]) -> list[Stored] | None:
         """None when the vault will never take this batch: then one of them is the reason."""
-        wait_s = WAIT_S_FIRST
         for attempt in range(TRIES_MAX):
             try:
                 return await self._vault.letters.put(await self._lightened(letters), self._act)
@@ -316,8 +334,7 @@ class Capture:
                 if attempt == TRIES_MAX - 1:
                     raise
                 emit("capture.failed", queue=self.report.queue, error=error)
-                await asyncio.sleep(wait_s)
-                wait_s = min(wait_s * 2, WAIT_S_MAX)
+                await asyncio.sleep(WAITS.delay_s(attempt, spread=1.0))
         return None
 
     async def _one_by_one(self, letters: Sequence[NewLetter]) -> tuple[list[Stored], list[str]]:
@@ -352,10 +369,10 @@ def _blob_name() -> str:
     return f"letters/{name[:2]}/{name}"
 
 
-def _in_batches(caught: Sequence[Caught]) -> list[list[Caught]]:
-    batches: list[list[Caught]] = [[]]
+def _in_batches(deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
+    batches: list[list[Delivery]] = [[]]
     size = 0
-    for one in caught:
+    for one in deliveries:
         if batches[-1] and size + len(one.body) > BATCH_BYTES_MAX:
             batches.append([])
             size = 0

@@ -9,7 +9,7 @@ from datetime import datetime
 from msgspec import Struct
 
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.letter import LOCKED_HEADERS, SENSITIVE_HEADERS, Content, JsonValue, Letter, NewLetter
+from holdfast.core.letter import LOCKED_HEADERS, SENSITIVE_HEADERS, Content, JsonValue, Letter, NewLetter, Origin
 from holdfast.core.moments import moment_or_none
 from holdfast.core.plan import PLAN_COUNT_MAX, LeasedLetter, Place, Target
 from holdfast.core.requests.roles import Caller
@@ -17,8 +17,8 @@ from holdfast.core.selection import Selection, check_selection
 from holdfast.core.states import LetterState
 from holdfast.errors import BlobMissing, BrokerError, Conflict, Forbidden, Invalid, NotFound, StorageFailed
 from holdfast.ports.blobs import Blobs
+from holdfast.ports.broker import Broker, QueueFacts
 from holdfast.ports.clock import Clock
-from holdfast.ports.custody import DeadQueue, Post
 from holdfast.ports.vault import Vault
 from holdfast.services.vault.capture import COUNT_MAX, IDLE_S, Capture, CaptureReport
 from holdfast.telemetry.events import emit
@@ -51,10 +51,16 @@ class Custody:
     """One vault, and the brokers that letters come from and go back to. The first that knows a queue has it."""
 
     def __init__(
-        self, vault: Vault, posts: Sequence[Post], *, clock: Clock, blobs: Blobs | None = None, actor: str = "holdfast"
+        self,
+        vault: Vault,
+        brokers: Sequence[Broker],
+        *,
+        clock: Clock,
+        blobs: Blobs | None = None,
+        actor: str = "holdfast",
     ) -> None:
         self.vault = vault
-        self.posts = tuple(posts)
+        self.brokers = tuple(brokers)
         self.clock = clock
         self.actor = actor
         self._blobs = blobs
@@ -66,17 +72,17 @@ class Custody:
     async def dead_queues(self, caller: Caller) -> list[QueueView]:
         """The ones that are known, and those that letters were captured from. A broker that does not answer takes
         nothing away from what the vault and the others know."""
-        found: dict[str, DeadQueue] = {}
+        found: dict[str, QueueFacts] = {}
         silent = False
-        for post in self.posts:
+        for broker in self.brokers:
             try:
-                found |= {one.queue: one for one in await post.queues()}
+                found |= {one.queue: one for one in await broker.inspector.queues()}
             except BrokerError as error:
                 emit("dead_queues.unknown", error=error)
                 silent = True
         told = set(found)
         for queue in [*(tally.queue for tally in await self.vault.ledger.tallies()), *self._captures]:
-            found.setdefault(queue, DeadQueue(queue=queue))
+            found.setdefault(queue, QueueFacts(queue=queue))
         return [
             await self._view(one, is_told=name in told or not silent)
             for name, one in sorted(found.items())
@@ -91,7 +97,7 @@ class Custody:
             return None
         return found.ready
 
-    async def _view(self, found: DeadQueue, *, is_told: bool) -> QueueView:
+    async def _view(self, found: QueueFacts, *, is_told: bool) -> QueueView:
         selection = Selection(queue=found.queue, state=LetterState.CAPTURED)
         ids = await self.vault.letters.count(selection)
         oldest = await self.vault.letters.oldest(selection) if ids.count else None
@@ -104,23 +110,23 @@ class Custody:
             consumers=found.consumers if is_told else None,
         )
 
-    async def known(self, queue: str, caller: Caller) -> tuple[Post, DeadQueue]:
+    async def known(self, queue: str, caller: Caller) -> tuple[Broker, QueueFacts]:
         """Raises NotFound for a queue that is neither configured nor discovered."""
         check_queue(caller, queue)
-        for post in self.posts:
-            if (found := await post.queue(queue)) is not None:
-                return post, found
+        for broker in self.brokers:
+            if (found := await broker.inspector.queue(queue)) is not None:
+                return broker, found
         raise NotFound(f"queue is unknown; '{queue}' is no dead-letter queue that is configured or was discovered")
 
     async def peek(self, queue: str, caller: Caller, *, count_max: int, live: bool) -> list[NewLetter]:
         """Look at a queue itself. Raises Conflict where that costs something and was not asked for."""
-        post, found = await self.known(queue, caller)
+        broker, found = await self.known(queue, caller)
         if not found.peek_is_free and not live:
             raise Conflict(
                 f"looking costs letters; '{queue}': {found.note or 'its delivery limit is not known'}; capture it "
                 f"with POST /admin/captures, or ask for it with ?live=1"
             )
-        return await post.peek(queue, count_max=min(count_max, PEEK_COUNT_MAX))
+        return list(await broker.peek(queue, count_max=min(count_max, PEEK_COUNT_MAX)))
 
     # --- captures ---------------------------------------------------------------------------------------------
 
@@ -163,9 +169,9 @@ class Custody:
             emit("server.bug", method=task.get_name(), error=repr(bug), traceback=bug)
 
     def _new_capture(self, queue: str, caller: Caller) -> Capture:
-        async def find() -> Post:
-            post, _ = await self.known(queue, caller)
-            return post
+        async def find() -> Broker:
+            broker, _ = await self.known(queue, caller)
+            return broker
 
         capture = Capture(self.vault, find, queue, actor=caller.name, clock=self.clock, blobs=self._blobs)
         self._captures[queue] = capture
@@ -181,6 +187,10 @@ class Custody:
             task.cancel()
 
     # --- letters ----------------------------------------------------------------------------------------------
+
+    def broker_of(self, origin: Origin) -> Broker | None:
+        """The broker that such letters came from, where it is configured here."""
+        return next((broker for broker in self.brokers if broker.origin == origin), None)
 
     async def letter(self, number: int, caller: Caller) -> Letter:
         """Raises NotFound."""

@@ -35,13 +35,15 @@ from holdfast.core.plan import (
     plan_hash,
 )
 from holdfast.core.requests.roles import Caller
+from holdfast.core.routes import route_letter
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.errors import Conflict, Invalid, NotFound
-from holdfast.ports.custody import Post, Reach
+from holdfast.ports.broker import Broker, Reach
 from holdfast.services.vault.custody import Custody, check_queue, check_target
 
 BATCH_COUNT_MAX = 1_000
+NO_BROKER = "its broker is not configured here"
 #: A limited rate goes out in so many portions a second, not all at once.
 PORTIONS_PER_S = 10
 CANARY_STEP_S = 0.5
@@ -60,7 +62,7 @@ class CanarySent(Protocol):
     @property
     def address(self) -> Address: ...
     @property
-    def post(self) -> Post: ...
+    def broker(self) -> Broker: ...
 
 
 async def canary_wait(
@@ -71,8 +73,8 @@ async def canary_wait(
         return ""
     ways = {(one.queue, one.source_queue, one.address) for one in going}
     dead: dict[str, list[str]] = {}
-    for post in {one.post for one in going}:
-        for found in await post.queues():
+    for broker in {one.broker for one in going}:
+        for found in await broker.inspector.queues():
             dead.setdefault(found.source_queue, []).append(found.queue)
     for queue, source, address in sorted(ways, key=str):
         # Sent into the wait queue or by an exchange, it is tried in the queue that it died in, as far as we know.
@@ -82,8 +84,9 @@ async def canary_wait(
     if wish.canary.wait != "auto":
         return wish.canary.wait
     longest = MARGIN_S
-    for post in {one.post for one in going}:
-        ladder_s = await post.ladder_s(list({one.address: None for one in going if one.post is post}))
+    for broker in {one.broker for one in going}:
+        addresses = list({one.address: None for one in going if one.broker is broker})
+        ladder_s = await broker.inspector.ladder_s(addresses)
         if ladder_s is None:
             raise Conflict(
                 "canary cannot tell how long to watch; nothing says after which delays consumers of the target try "
@@ -191,7 +194,7 @@ class PlannedLetter(NamedTuple):
     queue: str
     source_queue: str
     address: Address
-    post: Post
+    broker: Broker
 
 
 class _Sorted(NamedTuple):
@@ -243,10 +246,10 @@ class Planner:
 
     async def _reached(self, going: Sequence[PlannedLetter]) -> dict[Address, Reach]:
         found: dict[Address, Reach] = {}
-        for post in self._custody.posts:
-            addresses = {one.address: None for one in going if one.post is post}
+        for broker in self._custody.brokers:
+            addresses = {one.address: None for one in going if one.broker is broker}
             if addresses:
-                found |= await post.look(list(addresses))
+                found |= await broker.inspector.reach(list(addresses))
         return found
 
     async def _sorted(self, wish: PlanOptions, pages: AsyncIterator[Sequence[Letter]]) -> _Sorted:
@@ -270,11 +273,13 @@ class Planner:
         if letter.redriven_count >= wish.redrives_max and not wish.force:
             why = f"it was redriven {letter.redriven_count} times, which is the limit; force it if you mean it"
             return Unrouted(letter.id, why)
-        post = next((post for post in self._custody.posts if post.origin == letter.origin), None)
-        address, why = post.route(letter, wish.target) if post else (None, "its broker is not configured here")
-        if post is None or address is None:
+        broker = self._custody.broker_of(letter.origin)
+        if broker is None:
+            return Unrouted(letter.id, NO_BROKER)
+        address, why = route_letter(letter, wish.target)
+        if address is None:
             return Unrouted(letter.id, why)
-        return PlannedLetter(letter.id, letter.revision, letter.queue, letter.death.queue, address, post)
+        return PlannedLetter(letter.id, letter.revision, letter.queue, letter.death.queue, address, broker)
 
     async def _pages(self, selection: Selection) -> AsyncIterator[Sequence[Letter]]:
         count = before = 0

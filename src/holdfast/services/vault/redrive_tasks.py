@@ -19,14 +19,17 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
+from holdfast.core.death import RedriveStamp
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.moments import moment
+from holdfast.core.message import Outcome, OutcomeKind, Outgoing
+from holdfast.core.moments import Backoff, moment
 from holdfast.core.plan import LeasedLetter, RedriveState, RedriveTask, Settled
-from holdfast.errors import BlobMissing, BrokerError, Conflict, HoldfastError, NotFound, TryAgain
-from holdfast.ports.custody import Parcel, Post, Posted
+from holdfast.core.routes import RouteTable
+from holdfast.errors import BlobMissing, BrokerError, Conflict, HoldfastError, MessageRefused, NotFound, TryAgain
+from holdfast.ports.broker import Broker
 from holdfast.proof import crash_point
 from holdfast.services.vault.custody import Custody
-from holdfast.services.vault.planner import Canaries, Pace, unpack
+from holdfast.services.vault.planner import NO_BROKER, Canaries, Pace, unpack
 from holdfast.telemetry.events import emit
 
 #: What is read into memory and published together.
@@ -34,8 +37,7 @@ CHUNK_COUNT_MAX = 500
 CHUNK_BYTES_MAX = 8 * 1024 * 1024
 CHUNKS_AT_ONCE = 2
 LEASE_S = 120.0
-WAIT_S_FIRST = 0.2
-WAIT_S_MAX = 10.0
+WAITS = Backoff(first_s=0.2, delay_s_max=10.0)
 FRUITLESS_ROUNDS_MAX = 100
 
 
@@ -67,10 +69,11 @@ class Redriving:
         self._canaries = Canaries(custody, redrive, is_closing=is_closing)
         self._ahead: _Batch | None = None
         self._outcomes: list[_Outcome] = []
+        self._stamps: dict[str, RedriveStamp] = {}
 
     async def run(self) -> str:
         """Until it is done, paused, cancelled, or this server stops; returns why it has to be stopped, if it has."""
-        wait_s, fruitless = WAIT_S_FIRST, 0
+        fruitless = 0
         while self._ahead or not self._is_closing():
             try:
                 went_well = await self._step()
@@ -82,13 +85,12 @@ class Redriving:
                 emit("redrive.waits", redrive=self._redrive.id, error=error)
                 went_well = False
             if went_well:
-                wait_s, fruitless = WAIT_S_FIRST, 0
+                fruitless = 0
                 continue
             fruitless += 1
             if fruitless > FRUITLESS_ROUNDS_MAX:
                 return "the outcome of some letters stays unknown, resume it later"
-            await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 2, WAIT_S_MAX)
+            await asyncio.sleep(WAITS.delay_s(fruitless - 1, spread=1.0))
         await self._settle()
         return ""
 
@@ -154,31 +156,36 @@ class Redriving:
 
     async def _chunk(self, leased: Sequence[LeasedLetter]) -> list[Settled]:
         settled: list[Settled] = []
-        by_post: dict[Post, list[Parcel]] = {}
+        by_broker: dict[Broker, list[tuple[int, Outgoing]]] = {}
         contents = await self._custody.contents(leased)
         for one, content in zip(leased, contents, strict=True):
             if isinstance(content, BlobMissing):
                 settled.append(Settled(one.letter, "failed", f"its body is gone; {content}"))
                 continue
-            post = next((post for post in self._custody.posts if post.origin == one.origin), None)
-            if post is None:
-                settled.append(Settled(one.letter, "failed", "its broker is not configured here"))
+            broker = self._custody.broker_of(one.origin)
+            if broker is None:
+                settled.append(Settled(one.letter, "failed", NO_BROKER))
                 continue
-            parcel = Parcel(
-                letter=one.letter,
-                queue=one.queue,
-                content=content,
-                address=unpack(one.address),
-                redrive_id=one.redrive_id,
-                run=f"task-{self._redrive.id}",
-                by=self._redrive.started_by,
-            )
-            by_post.setdefault(post, []).append(parcel)
-        for post, parcels in by_post.items():
+            try:
+                outgoing = broker.rewrite(content, unpack(one.address), self._stamp(one.queue), one.redrive_id)
+            except MessageRefused as error:
+                settled.append(Settled(one.letter, "failed", error.message))
+                continue
+            by_broker.setdefault(broker, []).append((one.letter, outgoing))
+        for broker, going in by_broker.items():
             crash_point("redrive.before_publish")
-            outcomes = await post.publish(parcels)
-            settled += [_settled(one.letter, outcome) for one, outcome in zip(parcels, outcomes, strict=True)]
+            outcomes = await broker.publisher.publish([outgoing for _, outgoing in going])
+            settled += [_settled(letter, outcome) for (letter, _), outcome in zip(going, outcomes, strict=True)]
         return settled
+
+    def _stamp(self, queue: str) -> RedriveStamp:
+        """What all letters of one queue have in common."""
+        stamp = self._stamps.get(queue)
+        if stamp is None:
+            run, by, is_wait_queue = f"task-{self._redrive.id}", self._redrive.started_by, RouteTable().is_wait_queue
+            stamp = RedriveStamp(run=run, by=by, dead_queue=queue, is_wait_queue=is_wait_queue)
+            self._stamps[queue] = stamp
+        return stamp
 
     async def _is_over(self) -> bool:
         redrive = await self._custody.vault.redrives.find(self._redrive.id)
@@ -213,10 +220,13 @@ def _chunks(leased: Sequence[LeasedLetter]) -> list[list[LeasedLetter]]:
     return chunks
 
 
-def _settled(letter: int, outcome: Posted) -> Settled:
-    if outcome.kind == "stored":
+def _settled(letter: int, outcome: Outcome) -> Settled:
+    if outcome.stored:
         return Settled(letter, "redriven")
-    return Settled(letter, "failed" if outcome.kind == "failed" else "unknown", outcome.why)
+    # A nack may come from one queue of several: another may have it.
+    is_known = outcome.kind in (OutcomeKind.RETURNED, OutcomeKind.REFUSED)
+    why = f"{outcome.kind.value}: {outcome.text or outcome.code}"
+    return Settled(letter, "failed" if is_known else "unknown", why)
 
 
 LIST_COUNT_MAX = 1_000
@@ -346,15 +356,15 @@ class RedriveRunner:
 
     async def _persist(self, number: int) -> None:
         """Run a task, whatever the vault or the broker do meanwhile. A bug stops it, and says so."""
-        wait_s = WAIT_S_FIRST
+        failures = 0
         while not self._is_over(number):
             try:
                 await self.run(number)
                 return
             except (BrokerError, TryAgain) as error:
                 emit("redrive.waits", redrive=number, error=error)
-                await asyncio.sleep(wait_s)
-                wait_s = min(wait_s * 2, WAIT_S_MAX)
+                await asyncio.sleep(WAITS.delay_s(failures, spread=1.0))
+                failures += 1
             except Exception as bug:  # noqa: BLE001 - it is told, and the task stops
                 emit("server.bug", method=f"redrive {number}", error=repr(bug), traceback=bug)
                 await self._stop(number, "it met a bug, the server's log has the details")
