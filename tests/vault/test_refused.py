@@ -8,6 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from holdfast.core.moments import Backoff
 from holdfast.engines.postgres.database import SCHEMA
 from holdfast.errors import StorageFailed
 from holdfast.services.vault import capture
@@ -38,8 +39,7 @@ async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Adm
 async def test_only_what_can_never_be_stored_is_kept_apart(
     admin: Admin, tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch, state: str, is_its_fault: bool
 ) -> None:
-    monkeypatch.setattr(capture, "WAIT_S_FIRST", 0.001)
-    monkeypatch.setattr(capture, "WAIT_S_MAX", 0.001)
+    monkeypatch.setattr(capture, "WAITS", Backoff(first_s=0.001, delay_s_max=0.001))
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
     await send(admin, [dead(b"1"), dead(b"\xff too big", message_id="refused"), dead(b"3")])
