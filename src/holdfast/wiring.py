@@ -29,7 +29,7 @@ from holdfast.core.ledger import FIRST, verify
 from holdfast.core.letter import Fingerprinter
 from holdfast.core.moments import SECOND_US, format_duration, moment, parse_duration
 from holdfast.core.plan import Retries
-from holdfast.core.recovery import RunLimits, Summary
+from holdfast.core.recovery import RecoveryOrder, RunEnd, RunLimits, Summary
 from holdfast.core.requests.roles import Caller, Role, needs
 from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_routes
 from holdfast.core.states import LETTER_MOVES, LetterState
@@ -44,7 +44,7 @@ from holdfast.ports.collect import CollectStore, Transport
 from holdfast.ports.custody import Post
 from holdfast.ports.database import Database
 from holdfast.ports.queue_store import Storage
-from holdfast.ports.recovery import DeadLetters, Journal, RunEnd
+from holdfast.ports.recovery import DeadLetters
 from holdfast.ports.starts import Starts
 from holdfast.ports.vault import Ledger, Vault
 from holdfast.services.collect.embedded import QueueTransport
@@ -59,7 +59,6 @@ from holdfast.services.recover.embedded import EmbeddedRecovery
 from holdfast.services.recover.service import (
     OnBegin,
     OpenLedger,
-    RecoveryOrder,
     RecoverySchedule,
     RunRecord,
     ScheduledRecovery,
@@ -84,7 +83,6 @@ if TYPE_CHECKING:
     from holdfast.core.death import RedriveStamp
     from holdfast.core.routes import RouteTable
     from holdfast.core.topology.layouts import TopologyFile
-    from holdfast.ports.recovery import DeadLetters, Exported
     from holdfast.services.topology import Topologies
     from holdfast.stores.files import FileBackup
     from holdfast.stores.journal import FileJournal
@@ -358,13 +356,6 @@ def open_backup(path: Path) -> Iterator[FileBackup]:
         yield backup
     finally:
         backup.close()
-
-
-def backup_letters(path: Path) -> Iterator[Exported]:
-    """The letters of a backup. Raises CannotStart, and Invalid at a damaged line."""
-    from holdfast.stores.files import read_backup
-
-    return read_backup(path)
 
 
 UPKEEP_S = 30.0
@@ -679,7 +670,7 @@ def _is_writable(folder: Path) -> bool:
 class OpenJournal:
     """The journals of one run while it runs; it says with `ended` how it leaves its queue."""
 
-    def __init__(self, journal: Journal | None) -> None:
+    def __init__(self, journal: FileJournal | None) -> None:
         self.journal = journal
         self.end = RunEnd.BROKEN
 

@@ -7,13 +7,12 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from holdfast.core.death import RedriveStamp
-from holdfast.core.recovery import RunLimits, Summary
+from holdfast.core.recovery import Depth, Preflight, RecoveryOrder, RunLimits, Summary
 from holdfast.core.routes import RouteTable, parse_routes
 from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
 from holdfast.engines.rabbitmq.redriver import Redriver
-from holdfast.ports.recovery import Depth, Preflight
-from holdfast.services.recover.run import Recovery
-from holdfast.services.recover.service import RecoveryOrder, recover
+from holdfast.services.recover.run import Run
+from holdfast.services.recover.service import recover
 from holdfast.wiring import SystemClock
 from tests.recover.world import ROUTES, World
 
@@ -43,7 +42,7 @@ def letters_of(kind: type[L], world: World, *, port: int | None = None) -> L:
 async def run(
     letters: RabbitDeadLetters,
     limits: RunLimits = LIMITS,
-    on_begin: Callable[[Recovery], None] = lambda recovery: None,
+    on_begin: Callable[[Run], None] = lambda run: None,
 ) -> Summary:
     """From the first connection to the last."""
     order = RecoveryOrder(dead_queue=letters.queue, table=parse_routes(ROUTES.encode(), source="routes"), limits=limits)

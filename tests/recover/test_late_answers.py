@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.recovery import StoppedBy
-from holdfast.ports.recovery import OnOutcome, RunLetter
+from holdfast.core.recovery import RunLetter, StoppedBy
+from holdfast.ports.recovery import OnOutcome
 from holdfast.proof.proxy import Proxy
 from tests.recover.inside import OneMoreFound, letters_of, run
 from tests.recover.world import World, letter

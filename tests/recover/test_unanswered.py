@@ -6,12 +6,11 @@ import asyncio
 
 import pytest
 
-from holdfast.core.recovery import RunLimits, StoppedBy
+from holdfast.core.recovery import Depth, RunLimits, StoppedBy
 from holdfast.engines.rabbitmq.connection import Channel
 from holdfast.errors import BrokerRefused
-from holdfast.ports.recovery import Depth
 from holdfast.proof.proxy import Proxy
-from holdfast.services.recover.run import Recovery
+from holdfast.services.recover.run import Run
 from tests.recover.inside import OneMoreFound, letters_of, run
 from tests.recover.world import World, letter
 from tests.support.eventually import eventually
@@ -79,7 +78,7 @@ async def test_a_second_signal_waits_for_no_answer(any_world: World) -> None:
     await world.fill(letter(n) for n in range(COUNT))
     letters = letters_of(Silent, world)
     letters.silent = asyncio.Event()
-    begun: list[Recovery] = []
+    begun: list[Run] = []
     async with asyncio.timeout(ENDS_S), asyncio.TaskGroup() as group:
         running = group.create_task(run(letters, on_begin=begun.append))
         await letters.silent.wait()

@@ -8,13 +8,12 @@ hand is the broker's again, and the run decides whether to `reopen`. On the publ
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
-from msgspec import Struct, field
-
-from holdfast.core.message import Address, Message
-from holdfast.core.routes import Route, RouteTable
+from holdfast.core.message import Message
+from holdfast.core.recovery import Depth, Preflight, RunLetter
+from holdfast.core.routes import RouteTable
 
 
 class Verdict(enum.Enum):
@@ -25,66 +24,6 @@ class Verdict(enum.Enum):
     NACKED = "nacked"
     REFUSED = "refused"
     UNKNOWN = "unknown"
-
-
-class RunLetter(Struct, eq=False, gc=False):
-    """A letter in hand. It lives through lost connections: a later delivery of the same bytes takes its place.
-
-    Nothing that it holds holds it, and there are thousands: the garbage collector need not look at them.
-    """
-
-    raw: Any  #: the broker's own
-    digest: bytes
-    route: Route
-    redelivered: bool
-    returns: int | None  #: how often the queue had it back; None where nobody counts
-    size_bytes: int
-    at_s: float = 0.0
-    in_hand: bool = True  #: False: the delivery was lost with its connection
-    stored: bool = False  #: its copy is confirmed
-    kept: bool = False  #: it is held, to be given back at the end
-
-    @property
-    def address(self) -> Address | None:
-        """Where it goes; None when it is kept."""
-        return self.route.address
-
-
-class Depth(Struct, frozen=True, kw_only=True):
-    """What a queue says of itself. 0 may also mean that it has no leader at the moment."""
-
-    ready: int
-    consumers: int = 0
-
-
-class Permission(Struct, frozen=True, kw_only=True):
-    """Something that the user must be allowed to do."""
-
-    verb: str  #: read, write or configure
-    what: str
-    given: bool | None  #: None: nobody could say
-
-    def __str__(self) -> str:
-        return f"{self.verb} {self.what}: {'not known' if self.given is None else 'yes' if self.given else 'NO'}"
-
-
-class Preflight(Struct, kw_only=True):
-    """What was found before the first letter is taken."""
-
-    broker: str  #: name and version
-    depth: Depth
-    queue_type: str = ""  #: empty when nobody could say
-    delivery_limit: int | None = None
-    limit_is_assumed: bool = False
-    cure: str = ""  #: what would take the limit away
-    gives_back_at_tail: bool = False  #: what is given back to a queue that counts returns goes behind newer letters
-    alarm: str = ""
-    has_management: bool = False
-    missing: list[str] = field(default_factory=list)  #: targets that are not there or do not route
-    cycles: list[str] = field(default_factory=list)  #: targets that lead back into the dead-letter queue
-    copies: Mapping[str, list[str]] = {}  #: address → all queues that get a copy
-    rights: list[Permission] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
 
 
 #: Letters that share an outcome, with the broker's code and text for it.
@@ -111,10 +50,6 @@ class DeadLetters(Protocol):
         """How many publishes were repeated because the outcome of the first was unknown."""
 
     @property
-    def untaken_count(self) -> int:
-        """Letters that are delivered and that nobody has taken yet."""
-
-    @property
     def capacity_count(self) -> int:
         """How many letters may be in hand at once."""
 
@@ -126,9 +61,6 @@ class DeadLetters(Protocol):
 
     async def refusal(self, exchange: str) -> str:
         """Why every publish to this exchange would be refused; the empty text when not, or nobody can say."""
-
-    def receivers(self, address: Address) -> Sequence[str]:
-        """The queues that get what is sent there, as `inspect` saw it; none when nobody could say."""
 
     async def open(self, *, capacity_count: int) -> str:
         """Take the lock and consume; returns the consumer's tag. Raises RecoveryLocked."""
@@ -148,10 +80,7 @@ class DeadLetters(Protocol):
     def read(self, letter: RunLetter) -> Message:
         """The letter for filters and people."""
 
-    def export(self, letter: RunLetter) -> Exported:
-        """The letter byte by byte."""
-
-    def restored(self, letter: Exported) -> RunLetter:
+    def restored(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> RunLetter:
         """A letter of a backup, to be sent; there is nothing to settle."""
 
     def send(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
@@ -183,67 +112,3 @@ class DeadLetters(Protocol):
 
     async def close(self) -> None:
         """End both connections. What is unsettled goes back by itself."""
-
-
-class RunEnd(enum.Enum):
-    """How a run leaves its queue, as far as it matters to journals."""
-
-    BROKEN = "broken"  #: by an error: what it noted is for the next run
-    LOST = "lost"  #: without its connection: letters whose acks were lost with it may be there, nobody knows which
-    PARTLY = "partly"  #: clean, and letters may be there that it has not looked at
-    KEPT = "kept"  #: it has looked at every letter, and some are still there
-    WHOLE = "whole"  #: nothing is left
-
-
-class Journal(Protocol):
-    """Which letters were published with a confirm and not yet acked. Beyond this run only for a run that was killed.
-
-    In any doubt it knows nothing: a letter that is published twice is recognisable, one that is acked and was not
-    published is lost.
-    """
-
-    @property
-    def follows_killed_run(self) -> bool:
-        """Whether an earlier run was killed, and letters may still be there that it has published."""
-
-    @property
-    def doubted_count(self) -> int:
-        """How many letters runs that were killed have published, perhaps for the second time."""
-
-    def doubt(self, count: int) -> None:
-        """So many more are about to be published, perhaps for the second time: should this run be killed, the next one
-        tells of them."""
-
-    def confirmed(self, digests: Sequence[bytes]) -> None:
-        """The broker has these. What earlier runs noted of letters with the same bytes is not believed any more."""
-
-    def acking(self, digests: Sequence[bytes]) -> None:
-        """Their acks are about to be sent: they will never be recognised again."""
-
-    def recognise(self, digest: bytes) -> bool:
-        """Whether a letter that came again was published and never acked; uses the entry up."""
-
-    def close(self, end: RunEnd) -> None:
-        """A clean end ends this run's entries; those of killed runs stay while letters of theirs may be there."""
-
-
-class Exported(Struct, frozen=True, kw_only=True):
-    """A letter byte by byte; `properties` are the broker's own bytes."""
-
-    exchange: str
-    routing_key: str
-    properties: bytes
-    body: bytes
-    message_id: str = ""
-
-
-class Backup(Protocol):
-    """Every letter, byte by byte, before it is published."""
-
-    async def write(self, letters: Sequence[Exported]) -> None:
-        """Returns when it is on disk."""
-
-
-def address_text(address: Address | None) -> str:
-    """An address as a key of counts: what a person would call it."""
-    return "" if address is None else address.routing_key or address.exchange

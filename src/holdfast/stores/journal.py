@@ -25,8 +25,8 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.core.recovery import RunEnd
 from holdfast.errors import CannotStart
-from holdfast.ports.recovery import RunEnd
 from holdfast.telemetry.events import emit
 
 DIGEST_BYTES = 16

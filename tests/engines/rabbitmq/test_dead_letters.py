@@ -11,12 +11,12 @@ import pytest
 
 from holdfast.core.death import RedriveStamp
 from holdfast.core.message import Address
+from holdfast.core.recovery import RunLetter
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
 from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.redriver import Redriver
 from holdfast.errors import BrokerLost
-from holdfast.ports.recovery import RunLetter
 from holdfast.proof.proxy import Proxy
 from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.support.eventually import eventually
@@ -44,7 +44,7 @@ async def consuming(admin: Admin, *, capacity_count: int, port: int | None = Non
     try:
         await letters.inspect(table)
         await letters.open(capacity_count=capacity_count)
-        await eventually(lambda: letters.untaken_count * LETTER_BYTES >= WINDOW_BYTES)
+        await eventually(lambda: len(letters._ready) * LETTER_BYTES >= WINDOW_BYTES)
         yield letters
     finally:
         await letters.close()
@@ -70,7 +70,7 @@ async def test_a_stop_does_not_wait_for_room(admin: Admin, limit: int, kept: boo
         await take(letters, 1)
         async with asyncio.timeout(SOON_S):
             await letters.stop()
-        assert letters.untaken_count == COUNT - 1 if kept else letters.untaken_count * LETTER_BYTES < 2 * WINDOW_BYTES
+        assert len(letters._ready) == COUNT - 1 if kept else len(letters._ready) * LETTER_BYTES < 2 * WINDOW_BYTES
         assert len(letters.leftovers()) == (COUNT - 1 if kept else 0)
         assert await letters.give_back() == COUNT - 1
     await eventually(lambda: _has(admin, COUNT - 1))
@@ -96,7 +96,7 @@ async def test_the_depth_can_be_read_while_nothing_else_is(admin: Admin) -> None
     await admin.queue(QUEUE)
     async with consuming(admin, capacity_count=4) as letters, asyncio.timeout(SOON_S):
         assert (await letters.depth()).ready == COUNT - 4
-        assert letters.untaken_count == 4
+        assert len(letters._ready) == 4
 
 
 async def test_an_exchange_that_cannot_be_asked_for_ends_nothing_that_goes_on(admin: Admin) -> None:

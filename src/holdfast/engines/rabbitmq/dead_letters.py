@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 
-from holdfast.core.message import Address as Destination
 from holdfast.core.message import Message
-from holdfast.core.recovery import as_utf8, may_return
+from holdfast.core.recovery import Depth, Preflight, RunLetter, may_return
 from holdfast.core.routes import RouteTable
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.consumer_channel import wait_until_settled
@@ -29,7 +28,7 @@ from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
-from holdfast.ports.recovery import Depth, Exported, OnOutcome, Preflight, RunLetter
+from holdfast.ports.recovery import OnOutcome
 
 #: The copies on their way wait for their confirms here as well; more than this only costs memory.
 PUBLISH_WINDOW_BYTES = 8 * 2**20
@@ -87,10 +86,6 @@ class RabbitDeadLetters:
         return self._publisher.counts["sent_again"]
 
     @property
-    def untaken_count(self) -> int:
-        return len(self._ready)
-
-    @property
     def capacity_count(self) -> int:
         return self._lines.capacity_count
 
@@ -100,6 +95,7 @@ class RabbitDeadLetters:
         self._inspection = Inspection(self._connection, queue, self._management)
         self._redriver.blocked = self._inspection.blocked
         found = await self._inspection.run(table)
+        found.receivers = self._inspection.receivers
         found.rights = await find_rights(self._connection, self._publisher, queue, table, found, self._management)
         self._delivery_limit = found.delivery_limit
         self._others_count = found.depth.consumers
@@ -121,9 +117,6 @@ class RabbitDeadLetters:
             if self._loss is None and self._connection.is_open:
                 return ""  # nobody can say
             raise BrokerLost(f"exchange '{exchange}' could not be asked for; {error}") from error
-
-    def receivers(self, address: Destination) -> Sequence[str]:
-        return self._inspection.receivers(address) if self._inspection else ()
 
     async def open(self, *, capacity_count: int) -> str:
         assert self._connection is not None  # noqa: S101  connect() comes first
@@ -180,21 +173,9 @@ class RabbitDeadLetters:
     def read(self, letter: RunLetter) -> Message:
         return read_message(letter.raw.delivery, self.queue)
 
-    def export(self, letter: RunLetter) -> Exported:
-        delivery: Delivery = letter.raw.delivery
-        return Exported(
-            exchange=as_utf8(delivery.exchange),
-            routing_key=as_utf8(delivery.routing_key),
-            properties=delivery.properties,
-            body=delivery.body,
-            message_id=as_utf8(self.read(letter).id),
-        )
-
-    def restored(self, letter: Exported) -> RunLetter:
+    def restored(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> RunLetter:
         self._redriver.tick()
-        return self._redriver.taken(
-            Delivery(0, 0, False, letter.exchange, letter.routing_key, "", letter.properties, letter.body)
-        )
+        return self._redriver.taken(Delivery(0, 0, False, exchange, routing_key, "", properties, body))
 
     def send(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         outgoing = []
@@ -319,6 +300,7 @@ class RabbitDeadLetters:
         return Depth(
             ready=int(getattr(answer, "message_count", 0) or 0),
             consumers=int(getattr(answer, "consumer_count", 0) or 0),
+            untaken=len(self._ready),
         )
 
     async def _consume(self, connection: Connection, capacity_count: int) -> str:
@@ -388,7 +370,7 @@ async def _refusal(inspection: Inspection, connection: Connection, exchange: str
 def _line_number(letter: RunLetter) -> int:
     """Of the line that it came on; 0: it is not in our hands any more."""
     number: int = letter.raw.delivery.channel
-    return number if letter.in_hand else 0
+    return number if letter.here else 0
 
 
 def _owned_bytes(deliveries: Sequence[Delivery]) -> int:

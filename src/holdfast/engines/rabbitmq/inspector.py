@@ -30,6 +30,7 @@ from pamqp import base
 
 from holdfast.core.message import Address as Destination
 from holdfast.core.plan import Retries
+from holdfast.core.recovery import Depth, Permission, Preflight
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.core.topology.model import DEAD_EXCHANGE, DEAD_KEY, TTL, Version, effective
 from holdfast.engines.rabbitmq.bindings import Bindings
@@ -43,7 +44,6 @@ from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.confirms import OutcomeKind
 from holdfast.errors import BrokerRefused, HoldfastError
 from holdfast.ports.custody import Reach
-from holdfast.ports.recovery import Depth, Permission, Preflight
 
 #: Where nobody could say which policy the queue has: above those that people usually make.
 PRIORITY_UNSEEN = 100

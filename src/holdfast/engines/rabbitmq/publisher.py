@@ -30,6 +30,7 @@ from typing import Self
 from msgspec import Struct
 from pamqp import commands as amqp
 
+from holdfast.core.recovery import RunLetter
 from holdfast.engines.rabbitmq.backoff import Backoff, BackoffTimer
 from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
 from holdfast.engines.rabbitmq.url import BrokerUrl
@@ -38,7 +39,7 @@ from holdfast.engines.rabbitmq.wire.commands import PublishEncoder, Unsendable
 from holdfast.engines.rabbitmq.wire.confirms import CONFIRMED, Confirms, Outcome, OutcomeKind, UnknownTag
 from holdfast.engines.rabbitmq.wire.events import Confirmed, ConnectionClosedByBroker, Event, Returned
 from holdfast.errors import BrokerError, BrokerLost
-from holdfast.ports.recovery import OnOutcome, RunLetter, Verdict
+from holdfast.ports.recovery import OnOutcome, Verdict
 from holdfast.telemetry.events import emit
 
 

@@ -32,6 +32,7 @@ from holdfast.core.death import (
 from holdfast.core.death import returns as returns_of
 from holdfast.core.letter import Content, JsonValue
 from holdfast.core.message import Address, Message
+from holdfast.core.recovery import RunLetter
 from holdfast.core.routes import Route, RouteTable, find_route
 from holdfast.engines.rabbitmq.letters import COUNTS, digest, hash_of, read_message
 from holdfast.engines.rabbitmq.publisher import Outgoing
@@ -39,7 +40,6 @@ from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.engines.rabbitmq.wire.table import Value
 from holdfast.ports.custody import Parcel
-from holdfast.ports.recovery import RunLetter
 
 #: Neighbours in a queue died at about the same time, and of the same.
 REMEMBERED_COUNT_MAX = 1_024
