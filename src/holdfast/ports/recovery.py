@@ -7,27 +7,15 @@ hand is the broker's again, and the run decides whether to `reopen`. On the publ
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from holdfast.core.message import Message
+from holdfast.core.message import Message, Outcome
 from holdfast.core.recovery import Depth, Preflight, RunLetter
 from holdfast.core.routes import RouteTable
 
-
-class Verdict(enum.Enum):
-    """What became of a publish."""
-
-    CONFIRMED = "confirmed"
-    RETURNED = "returned"
-    NACKED = "nacked"
-    REFUSED = "refused"
-    UNKNOWN = "unknown"
-
-
-#: Letters that share an outcome, with the broker's code and text for it.
-OnOutcome: TypeAlias = Callable[[Sequence[RunLetter], Verdict, int, str], None]
+#: Letters that share an outcome.
+OnOutcome: TypeAlias = Callable[[Sequence[RunLetter], Outcome], None]
 
 
 class DeadLetters(Protocol):

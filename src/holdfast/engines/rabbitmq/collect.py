@@ -15,17 +15,17 @@ from typing import Any, Self
 from pamqp import base
 
 from holdfast.core.collect import DEAD_QUEUE
+from holdfast.core.message import OutcomeKind, Outgoing
 from holdfast.core.moments import moment
 from holdfast.core.policy import RetryPolicy
 from holdfast.core.topology.model import FamilyQueue, Queue
 from holdfast.engines.rabbitmq.collect_intake import FittedIntake, fitted
 from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
 from holdfast.engines.rabbitmq.declare import QueueFamily
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.engines.rabbitmq.wire.confirms import OutcomeKind
 from holdfast.engines.rabbitmq.wire.events import Event
 from holdfast.errors import BrokerError, BrokerRefused, Invalid, QueueMissing
 from holdfast.ports.broker import Subscription
@@ -43,7 +43,7 @@ class RabbitTransport:
         self._address = BrokerUrl.parse(url)
         self._clock = clock
         self._quorum = quorum
-        self._publisher = Publisher(self._address)
+        self._publisher = RabbitPublisher(self._address)
         self._connection: Connection | None = None
         self._channel: Channel | None = None
 
@@ -138,7 +138,7 @@ class RabbitTransport:
         self, exchange: str, key: str, body: bytes, *, message_id: str, headers: Mapping[str, object]
     ) -> None:
         values: dict[str, Any] = {"headers": dict(headers), **({"message_id": message_id} if message_id else {})}
-        outcome = await self._publisher.publish(Outgoing(exchange, key, properties.encode(values), body))
+        outcome = (await self._publisher.publish([Outgoing(exchange, key, properties.encode(values), body)]))[0]
         if outcome.stored:
             return
         text = f"publish to '{exchange or key}' is {outcome.kind.value}; {outcome.text or outcome.code}"

@@ -9,9 +9,9 @@ from pamqp import commands as amqp
 
 from holdfast.engines.rabbitmq.broker import RabbitIntake
 from holdfast.engines.rabbitmq.connection import Channel
-from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.declare import QueueFamily
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.errors import BrokerError, NotOurs
@@ -22,7 +22,7 @@ from holdfast.ports.clock import Clock
 FIRST_COUNT = 1
 
 
-class FittedConsumer(Consumer):
+class FittedConsumer(RabbitConsumer):
     """A consumer whose prefetch can be changed: it is begun anew on its channel, and keeps what it has."""
 
     @property
@@ -58,7 +58,7 @@ class FittedIntake(RabbitIntake):
     def __init__(
         self,
         consumer: FittedConsumer,
-        publisher: Publisher,
+        publisher: RabbitPublisher,
         around: QueueFamily,
         subscription: Subscription,
         *,

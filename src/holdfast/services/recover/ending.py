@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from holdfast.core.message import Outcome, OutcomeKind
 from holdfast.core.recovery import RunLetter, RunLimits, Summary, address_text
 from holdfast.errors import BrokerError
-from holdfast.ports.recovery import Verdict
 from holdfast.services.recover.letter_table import LetterTable
 from holdfast.services.recover.limits import unless
 from holdfast.services.recover.source import Source
@@ -110,13 +110,13 @@ class Ending:
         waiting = set(near_limit)  # not those of the table: nobody waits for the answer to an earlier publish any more
         stored: list[RunLetter] = []
 
-        def on_outcome(letters: Sequence[RunLetter], verdict: Verdict, code: int, text: str) -> None:
+        def on_outcome(letters: Sequence[RunLetter], outcome: Outcome) -> None:
             waiting.difference_update(letters)
-            if verdict is Verdict.CONFIRMED:
+            if outcome.stored:
                 stored.extend(letters)
             else:
                 self._letters.not_put_back(letters)
-                self._summary.possible_duplicates += len(letters) if verdict is Verdict.UNKNOWN else 0
+                self._summary.possible_duplicates += len(letters) if outcome.kind is OutcomeKind.UNKNOWN else 0
             if not waiting and not done.done():
                 done.set_result(None)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from holdfast.core.message import Address
+from holdfast.core.message import Address, Outcome, OutcomeKind
 from holdfast.core.recovery import (
     Preflight,
     RecoveryOrder,
@@ -33,7 +33,6 @@ from holdfast.core.selection import LetterFilter
 from holdfast.core.states import RunState
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
 from holdfast.ports.clock import Clock
-from holdfast.ports.recovery import Verdict
 from holdfast.proof import crash_point
 from holdfast.services.recover.ending import Ending
 from holdfast.services.recover.letter_table import LetterTable
@@ -361,10 +360,10 @@ class Run:
         self._letters.put_back([letter])
         self._source.put_back([letter], self._on_put_back, timeout_s=self._publish_timeout_s())
 
-    def _on_put_back(self, letters: Sequence[RunLetter], verdict: Verdict, code: int, text: str) -> None:
+    def _on_put_back(self, letters: Sequence[RunLetter], outcome: Outcome) -> None:
         """They are in the queue a second time, with a count that begins anew: the first ones go."""
         known = self._letters.answered(letters)
-        if verdict is not Verdict.CONFIRMED:
+        if not outcome.stored:
             self._letters.not_put_back(known)
             return
         self._letters.was_put_back(known)
@@ -436,13 +435,13 @@ class Run:
 
     # What became of those that were published: what is stored is written down and acked, the others are kept.
 
-    def _on_outcome(self, letters: Sequence[RunLetter], verdict: Verdict, code: int, text: str) -> None:
+    def _on_outcome(self, letters: Sequence[RunLetter], outcome: Outcome) -> None:
         """Letters that share this outcome."""
         table = self._letters
         known = table.answered(letters)
-        if verdict is not Verdict.CONFIRMED:
+        if not outcome.stored:
             for letter in known:
-                self._not_stored(letter, verdict, code, text)
+                self._not_stored(letter, outcome)
             return
         if table.doubtful:
             self.summary.possible_duplicates += len(table.doubtful.intersection(known))
@@ -452,16 +451,17 @@ class Run:
             self._settle_due = True
             asyncio.get_running_loop().call_soon(self._settle)
 
-    def _not_stored(self, letter: RunLetter, verdict: Verdict, code: int, text: str) -> None:
-        address = letter.address or Address()
-        if verdict is Verdict.REFUSED and code in EXCHANGE_REFUSALS and len(self._refused) < REFUSED_COUNT_MAX:
+    def _not_stored(self, letter: RunLetter, outcome: Outcome) -> None:
+        address, kind, why = letter.address or Address(), outcome.kind, why_not(outcome)
+        concerns_exchange = kind is OutcomeKind.REFUSED and outcome.code in EXCHANGE_REFUSALS
+        if concerns_exchange and len(self._refused) < REFUSED_COUNT_MAX:
             # Rights by topic are rights to keys: the other keys of the exchange may be allowed.
-            self._refused[address if TOPIC in text else address.exchange] = why_not(verdict, code, text)
-        self.summary.unknown += verdict is Verdict.UNKNOWN
+            self._refused[address if TOPIC in outcome.text else address.exchange] = why
+        self.summary.unknown += kind is OutcomeKind.UNKNOWN
         # Of several queues that a letter goes to, one may have taken it though another did not.
-        some_may_have_it = verdict is Verdict.NACKED and len(self._preflight.receivers(address)) != 1
-        self.summary.possible_duplicates += verdict is Verdict.UNKNOWN or some_may_have_it
-        self._fail(letter, why_not(verdict, code, text))
+        some_may_have_it = kind is OutcomeKind.NACKED and len(self._preflight.receivers(address)) != 1
+        self.summary.possible_duplicates += kind is OutcomeKind.UNKNOWN or some_may_have_it
+        self._fail(letter, why)
         self._watch.moved()
         self._room.set()
 
@@ -568,8 +568,9 @@ class Run:
         self._notices.ended(summary)
 
 
-def why_not(verdict: Verdict, code: int, text: str) -> str:
+def why_not(outcome: Outcome) -> str:
     """Why a publish did not succeed, in words."""
-    if verdict is Verdict.NACKED:
-        return "nacked: the target does not take it (it is full, or has no leader)"
-    return f"{verdict.value}: {code} {text}" if code else f"{verdict.value}: {text}"
+    kind = outcome.kind.value
+    if outcome.kind is OutcomeKind.NACKED:
+        return f"{kind}: the target does not take it (it is full, or has no leader)"
+    return f"{kind}: {outcome.code} {outcome.text}" if outcome.code else f"{kind}: {outcome.text}"
