@@ -38,13 +38,12 @@ from holdfast.engines.sqlite.database import SqliteDatabase
 from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
 from holdfast.errors import BadUrl, CannotStart, HoldfastError, Invalid, QueueMissing
 from holdfast.ports.blobs import Blobs
-from holdfast.ports.broker import Broker
+from holdfast.ports.broker import Broker, RecoveryBroker
 from holdfast.ports.clock import Clock, Timer
 from holdfast.ports.collect import CollectStore, Transport
 from holdfast.ports.custody import Post
 from holdfast.ports.database import Database
 from holdfast.ports.queue_store import Storage
-from holdfast.ports.recovery import DeadLetters
 from holdfast.ports.starts import Starts
 from holdfast.ports.vault import Ledger, Vault
 from holdfast.services.collect.embedded import QueueTransport
@@ -90,6 +89,7 @@ if TYPE_CHECKING:
 
 #: Where a SQLite storage keeps what the collector knows.
 COLLECT_FOLDER = "collect"
+PUBLISH_WINDOW_BYTES = 8 * 2**20
 
 
 class SystemClock:
@@ -295,39 +295,34 @@ async def open_collector(
 
 
 @asynccontextmanager
-async def open_dead_letters(
-    url: str,
-    redrive: RedriveStamp,
-    table: RouteTable,
-    *,
-    clock: Clock | None = None,
-    management: str | None = None,
-    window_bytes_max: int,
-) -> AsyncIterator[DeadLetters]:
-    """A dead-letter queue of RabbitMQ, for a recovery. Raises BrokerError when the broker cannot be reached."""
-    from msgspec.structs import replace
-
-    from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
-    from holdfast.engines.rabbitmq.recovery_lock import default_management
-    from holdfast.engines.rabbitmq.redriver import Redriver
+async def open_recovery(
+    url: str, order: RecoveryOrder, *, by: str, clock: Clock | None = None, management: str | None = None
+) -> AsyncIterator[RecoveryBroker]:
+    """RabbitMQ for a recovery of one of its dead-letter queues. Raises BrokerError when it cannot be reached."""
+    from holdfast.engines.rabbitmq.drain import RabbitDrain
+    from holdfast.engines.rabbitmq.inspector import RunInspector, default_management
+    from holdfast.engines.rabbitmq.publisher import RabbitPublisher
+    from holdfast.engines.rabbitmq.redriver import RabbitRedriver
     from holdfast.engines.rabbitmq.url import BrokerUrl
 
     time_source = clock or SystemClock()
-    address = BrokerUrl.parse(url)
-    known = replace(redrive, user=address.login.user, is_wait_queue=table.is_wait_queue)
-    redriver = Redriver(known, table, now=lambda: moment(time_source.now_us()))
-    letters = RabbitDeadLetters(
-        address,
-        redrive.dead_queue,
-        redriver,
-        management=management or default_management(address),
-        window_bytes_max=window_bytes_max,
+    address, name, table, limits = BrokerUrl.parse(url), order.dead_queue, order.table, order.limits
+    stamp = RedriveStamp(
+        run=order.run, by=by, dead_queue=name, user=address.login.user, is_wait_queue=table.is_wait_queue
     )
+    # The copies on their way wait for their confirms there as well; more than this only costs memory.
+    publisher = RabbitPublisher(address, window_bytes=min(limits.window_bytes_max, PUBLISH_WINDOW_BYTES))
+    drain = RabbitDrain(address, name, limits, on_pace=publisher.pause_between_reads)
     try:
-        await letters.connect()
-        yield letters
+        connection = await drain.connect()
+        await publisher.__aenter__()
+        queue = "" if order.backup_file else name
+        questions = RunInspector(connection, publisher, queue, management=management or default_management(address))
+        redriver = RabbitRedriver(stamp, table, now=lambda: moment(time_source.now_us()), blocked=questions.blocked)
+        yield RecoveryBroker(drain=drain, publisher=publisher, redriver=redriver, questions=questions)
     finally:
-        await letters.close()
+        await publisher.close()
+        await drain.close()
 
 
 def recovery_source(url: str, dead_queue: str) -> str:
@@ -674,9 +669,9 @@ class OpenJournal:
         self.journal = journal
         self.end = RunEnd.BROKEN
 
-    def ended(self, summary: Summary, letters: DeadLetters) -> Summary:
+    def ended(self, summary: Summary, broker: RecoveryBroker) -> Summary:
         """It came to its end."""
-        self.end = how_it_ended(summary, has_broker=not letters.trouble, is_lost=letters.is_lost)
+        self.end = how_it_ended(summary, has_broker=not broker.has_trouble, is_lost=broker.drain.is_lost)
         return summary
 
 
@@ -725,20 +720,10 @@ async def recover_broker(
     clock: Clock,
 ) -> Summary:
     """One run against RabbitMQ. Raises BrokerError, RecoveryRefused or CannotStart when it cannot begin."""
-    redrive = RedriveStamp(run=order.run, by=by, dead_queue=order.dead_queue)
-    async with AsyncExitStack() as stack:
-        letters = await stack.enter_async_context(
-            open_dead_letters(
-                url,
-                redrive,
-                order.table,
-                clock=clock,
-                management=management,
-                window_bytes_max=order.limits.window_bytes_max,
-            )
-        )
-        kept = stack.enter_context(kept_journal(places, url, order))
-        return kept.ended(await recover(letters, order, clock=clock, journal=kept.journal, on_begin=on_begin), letters)
+    async with open_recovery(url, order, by=by, clock=clock, management=management) as broker:
+        with kept_journal(places, url, order) as kept:
+            summary = await recover(broker, order, clock=clock, journal=kept.journal, on_begin=on_begin)
+            return kept.ended(summary, broker)
 
 
 async def recover_queues(

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.core.message import Address
+from holdfast.core.message import Address, Delivery
 from holdfast.core.recovery import RunLetter
 from holdfast.core.routes import Route
 from holdfast.core.states import RECOVERY_MOVES, RunState
@@ -37,7 +37,9 @@ class Letters(RuleBasedStateMachine):
 
     def new(self, digest: int, exchange: str, returns: int, *, redelivered: bool = False) -> RunLetter:
         route = Route(address=Address(exchange=exchange), why="")
-        return RunLetter(None, bytes([digest % 5]) * 16, route, redelivered, returns, size_bytes=10 + digest % 7)
+        delivery = Delivery(1, 1, redelivered, "", "", "", b"", b"")
+        mark = bytes([digest % 5]) * 16
+        return RunLetter(delivery, b"", mark, route, redelivered, returns, size_bytes=10 + digest % 7)
 
     def known(self, letter: RunLetter) -> RunLetter:
         self.letters.append(letter)

@@ -20,12 +20,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from holdfast.core.message import Address, Message, Outcome, OutcomeKind
+from holdfast.core.message import Address, Delivery, Message, Outcome, OutcomeKind
 from holdfast.core.recovery import Depth, Preflight, RecoveryOrder, RunLetter, RunLimits, Summary
 from holdfast.core.routes import Route, RouteTable
 from holdfast.errors import BrokerLost
-from holdfast.ports.recovery import OnOutcome
 from holdfast.services.recover.run import Run
+from holdfast.services.recover.source import OnOutcome
 from holdfast.stores.journal import FileJournal
 from holdfast.testing import FrozenClock
 from holdfast.wiring import how_it_ended
@@ -164,11 +164,8 @@ class WorstQueue:
             address = TARGET if held.has_route else None
             digest = held.name.to_bytes(16, "big")
             route = Route(address=address, why="" if address else "unknown")
-            taken.append(
-                RunLetter(
-                    (held, self.generation), digest, route, redelivered=held.redelivered, returns=None, size_bytes=10
-                )
-            )
+            delivery = Delivery(1, 1, held.redelivered, "", "", "", b"", b"", own=(held, self.generation))
+            taken.append(RunLetter(delivery, b"", digest, route, held.redelivered, returns=None, size_bytes=10))
         del self.ready[:count_max]
         return taken
 
@@ -252,8 +249,8 @@ class WorstQueue:
 
 
 def _raw(letter: RunLetter) -> tuple[Held, int]:
-    assert isinstance(letter.raw, tuple)
-    return letter.raw
+    assert isinstance(letter.delivery.own, tuple)
+    return letter.delivery.own
 
 
 def _snapshot(folder: Path) -> dict[str, bytes | Path]:

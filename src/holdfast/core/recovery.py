@@ -7,11 +7,10 @@ import enum
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
 
 from msgspec import Struct, field
 
-from holdfast.core.message import Address
+from holdfast.core.message import Address, Delivery
 from holdfast.core.moments import SECOND_US, format_duration
 from holdfast.core.routes import Route, RouteTable
 from holdfast.core.states import RunState
@@ -76,7 +75,8 @@ class RunLetter(Struct, eq=False, gc=False):
     Nothing that it holds holds it, and there are thousands: the garbage collector need not look at them.
     """
 
-    raw: Any  #: the broker's own
+    delivery: Delivery
+    properties: bytes  #: what its copy carries instead of those that it came with
     digest: bytes
     route: Route
     redelivered: bool

@@ -25,6 +25,7 @@ import shlex
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from pamqp import base
 
@@ -35,10 +36,10 @@ from holdfast.core.recovery import Depth, Permission, Preflight
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.core.topology.model import DEAD_EXCHANGE, DEAD_KEY, TTL, Version, effective
 from holdfast.engines.rabbitmq.bindings import Bindings
-from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.connection import Connection, NoEvents
+from holdfast.engines.rabbitmq.drain import ACCESS_REFUSED, is_name, lock_name
 from holdfast.engines.rabbitmq.management import ManagedPermission, ManagedQueue, Management
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.recovery_lock import ACCESS_REFUSED, NoEvents, lock_name
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
@@ -174,11 +175,14 @@ DELIVERY_LIMIT_DEFAULT = 20
 MANAGEMENT_TIMEOUT_S = 5.0
 
 
-class Inspection:
-    """`run` once, on the connection that will consume."""
+class RunInspector:
+    """`preflight` once, on the connection that will consume; without a queue it is about the targets alone."""
 
-    def __init__(self, connection: Connection, queue: str, management: str | None) -> None:
+    def __init__(
+        self, connection: Connection, publisher: RabbitPublisher, queue: str, *, management: str | None
+    ) -> None:
         self._connection = connection
+        self._publisher = publisher
         self._queue = queue
         self._management = management
         self._seen: Bindings | None = None
@@ -204,6 +208,8 @@ class Inspection:
 
     async def alarm(self) -> str:
         """Why the broker takes no publishes; empty when it does, or the management API does not say."""
+        if self._publisher.blocked:
+            return self._publisher.trouble
         if self._management is None or self._seen is None:
             return ""
         try:
@@ -213,14 +219,28 @@ class Inspection:
             return ""
         return f"the broker takes no publishes: {alarm}" if alarm else ""
 
-    async def refusal(self, connection: Connection, exchange: str) -> str:
+    async def refusal(self, exchange: str) -> str:
         """Why every publish to this exchange would be refused; empty when it would not, or nobody can say."""
-        self._connection = connection  # that of the start may be lost
-        try:
-            await self._ask(methods.ExchangeDeclare(exchange=exchange, passive=True))
-        except BrokerRefused as error:
-            return f"refused: {error.message}" if error.reply_code == NOT_FOUND else ""
+        if not exchange or not is_name(exchange):
+            return ""  # what is no name cannot be asked for, nor published to: the publisher says so
+        # Not where letters come: they are on their way just then, and to hear the answer all would have to be read.
+        async with await Connection.open(self._connection.address) as self._connection:
+            try:
+                await self._ask(methods.ExchangeDeclare(exchange=exchange, passive=True))
+            except BrokerRefused as error:
+                if error.reply_code == NOT_FOUND:
+                    return f"refused: {error.message}"
+            if await may_write(self._connection, exchange) is False:
+                return f"refused: 403 exchange '{exchange}' may not be written to"
         return ""
+
+    async def preflight(self, table: RouteTable) -> Preflight:
+        """Everything. Raises BrokerRefused when the queue is not there or may not be read."""
+        found = await self.run(table)
+        found.receivers = self.receivers
+        publisher, management = self._publisher, self._management
+        found.rights = await find_rights(self._connection, publisher, self._queue, table, found, management)
+        return found
 
     async def run(self, table: RouteTable) -> Preflight:
         """Raises BrokerRefused when the queue is not there or may not be read. Without a queue: of the targets."""
@@ -358,6 +378,7 @@ def _version(text: str) -> Version:
         return Version(3, 0)
 
 
+MANAGEMENT_PORTS = {5672: ("http", 15672), 5671: ("https", 15671)}
 LOOK_TIMEOUT_S = 10.0
 MS_PER_S = 1_000
 WAITS_IN_A_ROW_MAX = 10
@@ -495,3 +516,14 @@ async def _refusal(connection: Connection, method: base.Frame) -> str:
         return error.message
     await connection.close_channel(channel)
     return ""
+
+
+def default_management(address: BrokerUrl) -> str | None:
+    """Where the management API is by default; None where the broker itself is not on its default port."""
+    host, port = address.hosts[0]
+    standard = MANAGEMENT_PORTS.get(port)
+    if standard is None:
+        return None
+    scheme, management_port = standard
+    user, password = quote(address.login.user, safe=""), quote(address.login.password, safe="")
+    return f"{scheme}://{user}:{password}@{f'[{host}]' if ':' in host else host}:{management_port}"

@@ -118,18 +118,18 @@ class _KnownHeaders(Struct, frozen=True, kw_only=True):
     returns: int
 
 
-class Copy(Struct, eq=False, gc=False):
-    """A delivery and what is published in its place."""
+class RabbitRedriver:
+    """`letter(delivery)` for every delivery of one run; see `ports.broker.Redriver`."""
 
-    delivery: Delivery
-    properties: bytes
-
-
-class Redriver:
-    """`taken(delivery)` for every delivery of one run."""
-
-    def __init__(self, redrive: RedriveStamp, routes: RouteTable, *, now: Callable[[], datetime]) -> None:
-        self.blocked: Callable[[Address], str] = lambda address: ""  #: why nothing sent there would arrive
+    def __init__(
+        self,
+        redrive: RedriveStamp,
+        routes: RouteTable,
+        *,
+        now: Callable[[], datetime],
+        blocked: Callable[[Address], str] = lambda address: "",
+    ) -> None:
+        self._blocked = blocked  # why nothing sent there would arrive
         self._redrive = redrive
         self._routes = routes
         self._telling = TELLING | {routes.type_header.encode("utf-8", "surrogateescape")}
@@ -146,7 +146,7 @@ class Redriver:
         """A new batch begins: what is redriven in it carries this moment."""
         self._own = _entry(REDRIVEN_AT, table.encode_value(self._now().isoformat())) + self._id_head
 
-    def taken(self, delivery: Delivery) -> RunLetter:
+    def letter(self, delivery: Delivery) -> RunLetter:
         """Never raises: what cannot be read is kept, with the reason."""
         raw, body, front = delivery.properties, delivery.body, self._last
         known = self._known.get(_key(raw, front))
@@ -168,7 +168,18 @@ class Redriver:
                 copy = properties.splice(copy, drop=plan.dropped_properties)
         returns = (known.returns if delivery.redelivered else 0) if known.counts else None
         size_bytes = len(raw) + len(copy) + len(body)
-        return RunLetter(Copy(delivery, copy), mark, plan.route, delivery.redelivered, returns, size_bytes)
+        return RunLetter(delivery, copy, mark, plan.route, delivery.redelivered, returns, size_bytes)
+
+    def read(self, delivery: Delivery) -> Message:
+        return read_message(delivery, self._redrive.dead_queue)
+
+    def put_back(self, letter: RunLetter) -> Outgoing:
+        delivery = letter.delivery
+        try:
+            raw = properties.splice(delivery.properties, drop=("expiration",))
+        except properties.Unreadable:
+            raw = delivery.properties
+        return Outgoing("", self._redrive.dead_queue, raw, delivery.body, letter)
 
     def _look(self, delivery: Delivery) -> _KnownHeaders:
         """At a letter that is made otherwise than the one before. Raises Unreadable."""
@@ -260,7 +271,7 @@ class Redriver:
 
     def _decide(self, key: bytes, message: Message) -> _Plan:
         route = find_route(message.headers, self._routes, dead_queue=self._redrive.dead_queue)
-        if route.address is not None and (why := self.blocked(route.address)):
+        if route.address is not None and (why := self._blocked(route.address)):
             route = replace(route, blocked=why)
         change = redriven(message, self._redrive)
         fixed = b"".join(_entry(name, table.encode_value(value)) for name, value in change.put.items())  # type: ignore[arg-type]
@@ -271,7 +282,8 @@ class Redriver:
 
     def _unreadable(self, delivery: Delivery, why: str) -> RunLetter:
         return RunLetter(
-            Copy(delivery, delivery.properties),
+            delivery,
+            delivery.properties,
             digest(delivery.properties, delivery.body),
             Route(address=None, why=why),
             delivery.redelivered,
@@ -283,14 +295,6 @@ class Redriver:
 def _key(raw: bytes, front: _Front) -> bytes:
     """All properties up to the end of the headers, but for the id of an earlier redrive."""
     return raw[: front.hole] + raw[front.hole_end : front.end]
-
-
-def as_put_back(delivery: Delivery) -> bytes:
-    """The properties of a letter that goes back into its own queue: all as it came, but nothing that expires."""
-    try:
-        return properties.splice(delivery.properties, drop=("expiration",))
-    except properties.Unreadable:
-        return delivery.properties
 
 
 def _entry(name: str, value: bytes) -> bytes:

@@ -26,7 +26,6 @@ import typer
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from holdfast.core.death import RedriveStamp
 from holdfast.core.moments import SECOND_US, parse_duration
 from holdfast.core.recovery import RecoveryOrder, RunLimits, Summary, summary_lines
 from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_place, parse_routes
@@ -36,7 +35,7 @@ from holdfast.faces.cli.app import app
 from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, command
 from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
 from holdfast.faces.cli.progress import bar
-from holdfast.ports.recovery import DeadLetters
+from holdfast.ports.broker import RecoveryBroker
 from holdfast.services.recover.report import Notices
 from holdfast.services.recover.service import RunRecord, new_run, recorded, recover
 
@@ -262,10 +261,10 @@ async def _recover_broker(session: CommandContext, options: RecoverOptions, limi
             async def run() -> Summary:
                 with signals(notices) as begin:
                     async with AsyncExitStack() as stack:
-                        letters = await stack.enter_async_context(_letters(session, options, order, by=entry.by))
+                        broker = await stack.enter_async_context(_broker(session, options, order, by=entry.by))
                         backup = stack.enter_context(open_backup(options.backup)) if options.backup else None
                         summary = await recover(
-                            letters,
+                            broker,
                             order,
                             clock=clock,
                             journal=kept.journal,
@@ -273,31 +272,26 @@ async def _recover_broker(session: CommandContext, options: RecoverOptions, limi
                             notices=notices,
                             on_begin=begin,
                         )
-                        return kept.ended(summary, letters)
+                        return kept.ended(summary, broker)
 
             summary = await recorded(entry, run, ledger=ledger_of(session.settings), clock=clock)
         return _finish(session, summary, report)
 
 
 @asynccontextmanager
-async def _letters(
+async def _broker(
     session: CommandContext, options: RecoverOptions, order: RecoveryOrder, *, by: str
-) -> AsyncIterator[DeadLetters]:
+) -> AsyncIterator[RecoveryBroker]:
     """Whoever is interrupted ends one connection here and the other when they are closed, each within a limit."""
-    from holdfast.wiring import open_dead_letters
+    from holdfast.wiring import open_recovery
 
     known = session.settings.management
-    async with open_dead_letters(
-        options.url,
-        RedriveStamp(run=order.run, by=by, dead_queue=order.dead_queue),
-        order.table,
-        management=options.management or (known.reveal() if known else None),
-        window_bytes_max=order.limits.window_bytes_max,
-    ) as letters:
+    management = options.management or (known.reveal() if known else None)
+    async with open_recovery(options.url, order, by=by, management=management) as broker:
         try:
-            yield letters
+            yield broker
         except asyncio.CancelledError:
-            await letters.let_go()
+            await broker.drain.abandon()
             raise
 
 

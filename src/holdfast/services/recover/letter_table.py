@@ -160,7 +160,8 @@ class LetterTable:
         self.away_count -= 1
         if not waiting:
             del self._away[again.digest]
-        letter.raw, letter.here, letter.returns = again.raw, True, again.returns
+        letter.delivery, letter.properties = again.delivery, again.properties
+        letter.here, letter.returns = True, again.returns
         return letter
 
     def away(self) -> list[RunLetter]:

@@ -5,17 +5,15 @@ letters it takes: at most those that were there at the start, and of those that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from holdfast.core.recovery import RunLetter, RunLimits, StoppedBy, Summary
+from holdfast.core.recovery import RunLimits, StoppedBy, Summary
 
 DEPTH_STEP_S = 1.0
 PACE_STEP_S = 0.1
 #: With a filter nobody knows which letters fit: so many are looked at together even when fewer are still wanted.
 AHEAD_COUNT = 100
-#: At first the sizes of the letters are not known: the prefetch is widened when they are.
-CAPACITY_COUNT_FIRST = 100
 
 
 class RunClock:
@@ -133,27 +131,6 @@ class Quota:
         if summary.interruptions or summary.remaining is None:
             return unseen
         return 0 if summary.stopped_by is StoppedBy.EMPTY else min(unseen, summary.remaining)
-
-
-class Window:
-    """How many letters fit into the window, by their size so far: `came` for all letters."""
-
-    def __init__(self, limits: RunLimits) -> None:
-        self._count_max = limits.window_count_max
-        self._bytes_max = limits.window_bytes_max
-        self._count = self._bytes = 0
-
-    def came(self, letters: Sequence[RunLetter]) -> None:
-        """These came."""
-        self._count += len(letters)
-        self._bytes += sum([letter.size_bytes for letter in letters])
-
-    @property
-    def fits_count(self) -> int:
-        """At least one, however large."""
-        if not self._count:
-            return min(CAPACITY_COUNT_FIRST, self._count_max)
-        return min(self._count_max, max(1, self._bytes_max * self._count // max(1, self._bytes)))
 
 
 async def wait(event: asyncio.Event, timeout_s: float) -> None:

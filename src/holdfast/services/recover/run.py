@@ -424,7 +424,7 @@ class Run:
         return Exported(
             exchange=as_utf8(message.exchange),
             routing_key=as_utf8(message.routing_key),
-            properties=letter.raw.delivery.properties,
+            properties=letter.delivery.properties,
             body=message.body,
             message_id=as_utf8(message.id),
         )

@@ -22,8 +22,8 @@ from holdfast.core.ledger import LedgerAct
 from holdfast.core.moments import moment
 from holdfast.core.recovery import RecoveryOrder, Summary
 from holdfast.errors import HoldfastError
+from holdfast.ports.broker import RecoveryBroker
 from holdfast.ports.clock import Clock
-from holdfast.ports.recovery import DeadLetters
 from holdfast.ports.vault import Ledger
 from holdfast.services.recover.report import Notices, check, preflight_lines
 from holdfast.services.recover.run import Run
@@ -219,7 +219,7 @@ def new_run() -> str:
 
 
 async def recover(
-    letters: DeadLetters,
+    broker: RecoveryBroker,
     order: RecoveryOrder,
     *,
     clock: Clock,
@@ -232,7 +232,7 @@ async def recover(
     when it cannot begin, CannotStart when there is no such file."""
     told = notices or Notices()
     told.beginning()
-    preflight = await letters.inspect(order.table, targets_only=bool(order.backup_file))
+    preflight = await broker.questions.preflight(order.table)
     for line in preflight_lines(order, preflight):
         told.say(line)
     if backup is not None and backup.held_bytes and not order.dry_run:
@@ -241,9 +241,9 @@ async def recover(
             "added behind them, and --from-backup will publish all"
         )
     check(order, preflight)
-    source: Source = QueueSource(letters, order.limits)
+    source: Source = QueueSource(broker, preflight)
     if order.backup_file:
-        source = BackupSource(letters, read_backup(Path(order.backup_file)), order.limits)
+        source = BackupSource(broker, read_backup(Path(order.backup_file)), order.limits)
     order = replace(order, run=order.run or new_run())
     run = Run(source, order, preflight, clock=clock, journal=journal, backup=backup, notices=told)
     on_begin(run)

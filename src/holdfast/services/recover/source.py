@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeAlias
 
-from holdfast.core.message import Message
-from holdfast.core.recovery import Depth, RunLetter, RunLimits
-from holdfast.errors import Invalid
-from holdfast.ports.recovery import DeadLetters, OnOutcome
-from holdfast.services.recover.limits import Window
+from holdfast.core.message import Delivery, Message, Outcome, Outgoing
+from holdfast.core.recovery import Depth, Preflight, RunLetter, RunLimits, may_return
+from holdfast.errors import BrokerError, BrokerLost, Invalid
+from holdfast.ports.broker import RecoveryBroker, Told
 from holdfast.stores.files import Exported
+
+#: Called with letters that share an outcome.
+OnOutcome: TypeAlias = Callable[[Sequence[RunLetter], Outcome], None]
 
 
 class Source(Protocol):
@@ -80,30 +82,44 @@ class Source(Protocol):
 
 
 class _BrokerSource:
-    """What sources of letters have in common that go to a broker."""
+    """What sources have in common whose letters go to a broker."""
 
-    def __init__(self, letters: DeadLetters) -> None:
-        self._letters = letters
+    def __init__(self, broker: RecoveryBroker) -> None:
+        self._drain = broker.drain
+        self._publisher = broker.publisher
+        self._redriver = broker.redriver
+        self._questions = broker.questions
 
     @property
     def trouble(self) -> str:
-        return self._letters.trouble
+        return self._publisher.trouble
 
     @property
     def sent_again_count(self) -> int:
-        return self._letters.sent_again_count
+        return self._publisher.sent_again
 
     async def alarm(self) -> str:
-        return await self._letters.alarm()
+        return await self._questions.alarm()
 
     async def refusal(self, exchange: str) -> str:
-        return await self._letters.refusal(exchange)
+        try:
+            return await self._questions.refusal(exchange)
+        except BrokerError as error:
+            if self._drain.is_connected:
+                return ""  # nobody can say
+            raise BrokerLost(f"exchange '{exchange}' could not be asked for; {error}") from error
 
     def read(self, letter: RunLetter) -> Message:
-        return self._letters.read(letter)
+        return self._redriver.read(letter.delivery)
 
     def send(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
-        self._letters.send(letters, on_outcome, timeout_s=timeout_s)
+        outgoing = []
+        for letter in letters:
+            address = letter.route.address
+            assert address is not None  # noqa: S101  a letter without an address is held
+            body = letter.delivery.body
+            outgoing.append(Outgoing(address.exchange, address.routing_key, letter.properties, body, letter))
+        self._publisher.send(outgoing, _told(on_outcome), timeout_s=timeout_s)
 
 
 class QueueSource(_BrokerSource):
@@ -112,55 +128,56 @@ class QueueSource(_BrokerSource):
     holds = True
     failure = ""
 
-    def __init__(self, letters: DeadLetters, limits: RunLimits) -> None:
-        super().__init__(letters)
-        self.warnings = letters.warnings
-        self._window = Window(limits)
-        self._is_open = False
+    def __init__(self, broker: RecoveryBroker, preflight: Preflight) -> None:
+        super().__init__(broker)
+        self.warnings: Sequence[str] = broker.drain.warnings
+        self._others_count = preflight.depth.consumers
+        self._delivery_limit = preflight.delivery_limit
 
     async def open(self) -> str:
-        capacity_count = self._window.fits_count
-        if self._is_open:
-            await self._letters.reopen(capacity_count=capacity_count)
-            return ""
-        tag = await self._letters.open(capacity_count=capacity_count)
-        self._is_open = True
-        return tag
+        return await self._drain.open()
 
     async def allow(self, wanted: int | None, *, held_count: int) -> None:
-        """As many letters in hand as the window allows by their size so far, beside those that are held."""
-        fits = self._window.fits_count
-        if (fits + held_count - self._letters.capacity_count) * 4 >= fits:
-            await self._letters.want(wanted)
-            await self._letters.widen(fits + held_count)
-        await self._letters.want(wanted)
+        await self._drain.allow(wanted, held_count=held_count)
 
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[RunLetter]:
-        batch = await self._letters.take(count_max=count_max, timeout_s=timeout_s)
-        self._window.came(batch)
-        return batch
+        deliveries = await self._drain.take(count_max=count_max, timeout_s=timeout_s)
+        self._redriver.tick()
+        return list(map(self._redriver.letter, deliveries))
 
     def put_back(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
-        self._letters.put_back(letters, on_outcome, timeout_s=timeout_s)
+        outgoing = list(map(self._redriver.put_back, letters))
+        self._publisher.send(outgoing, _told(on_outcome), timeout_s=timeout_s)
 
     def settle(self, letters: Sequence[RunLetter]) -> Sequence[RunLetter]:
-        return self._letters.ack(letters)
+        missed = self._drain.ack([letter.delivery for letter in letters])
+        if not missed:
+            return ()
+        gone = set(map(id, missed))
+        return [letter for letter in letters if id(letter.delivery) in gone]
 
     def forget_body(self, letter: RunLetter) -> None:
-        self._letters.forget(letter)
+        letter.properties = b""
+        self._drain.forget_body(letter.delivery)
 
     async def stop(self) -> Sequence[RunLetter]:
-        await self._letters.stop()
-        return self._letters.leftovers()
+        return list(map(self._redriver.letter, await self._drain.stop(self._is_near_limit)))
 
     async def give_back(self) -> int:
-        return await self._letters.give_back()
+        return await self._drain.release_all(others_count=self._others_count)
 
     async def abandon(self) -> None:
-        await self._letters.let_go()
+        await self._drain.abandon()
 
     async def depth(self) -> Depth:
-        return await self._letters.depth()
+        return await self._drain.depth()
+
+    def _is_near_limit(self, delivery: Delivery) -> bool:
+        """Whether it could not bear another return."""
+        if self._delivery_limit is None:
+            return False
+        returns = self._redriver.letter(delivery).returns if delivery.redelivered else None
+        return not may_return(returns or 0, self._delivery_limit)
 
 
 class BackupSource(_BrokerSource):
@@ -170,8 +187,8 @@ class BackupSource(_BrokerSource):
     holds = False
     warnings: Sequence[str] = ()
 
-    def __init__(self, letters: DeadLetters, backup: Iterator[Exported], limits: RunLimits) -> None:
-        super().__init__(letters)
+    def __init__(self, broker: RecoveryBroker, backup: Iterator[Exported], limits: RunLimits) -> None:
+        super().__init__(broker)
         self.failure = ""
         self._backup = backup
         self._bytes_max = limits.window_bytes_max
@@ -186,10 +203,12 @@ class BackupSource(_BrokerSource):
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[RunLetter] | None:
         """As many as fit the window. What was read before a damaged line is published."""
         await asyncio.sleep(0)  # a signal may be heard
+        self._redriver.tick()
         batch: list[RunLetter] = []
         size = 0
         while len(batch) < count_max and size < self._bytes_max and (one := self._next()) is not None:
-            batch.append(self._letters.restored(one.exchange, one.routing_key, one.properties, one.body))
+            delivery = Delivery(0, 0, False, one.exchange, one.routing_key, "", one.properties, one.body)
+            batch.append(self._redriver.letter(delivery))
             size += batch[-1].size_bytes
         return batch or None
 
@@ -225,3 +244,7 @@ class BackupSource(_BrokerSource):
             return None
         self._read_count += found is not None
         return found
+
+
+def _told(on_outcome: OnOutcome) -> Told:
+    return lambda messages, outcome: on_outcome([message.made_from for message in messages], outcome)
