@@ -5,7 +5,6 @@ Between `<!-- NAME -->` and `<!-- end -->` a document holds what `PICTURES` make
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -86,8 +85,10 @@ DOCUMENTS = (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md")
 def drawn(text: str) -> str:
     """The document with its pictures as they are now."""
     for name, draw in PICTURES.items():
-        picture = f"<!-- {name} -->\n{draw()}\n<!-- end -->"
-        text = re.sub(rf"<!-- {name} -->\n.*?<!-- end -->", lambda _, new=picture: str(new), text, flags=re.DOTALL)
+        start, end = f"<!-- {name} -->\n", "<!-- end -->"
+        if start in text:
+            before, _, rest = text.partition(start)
+            text = f"{before}{start}{draw()}\n{end}{rest.partition(end)[2]}"
     return text
 
 
