@@ -287,7 +287,7 @@ async def open_recovery(
 ) -> AsyncIterator[RecoveryBroker]:
     """RabbitMQ for a recovery of one of its dead-letter queues. Raises BrokerError when it cannot be reached."""
     from holdfast.engines.rabbitmq.drain import RabbitDrain
-    from holdfast.engines.rabbitmq.inspector import RunInspector, default_management
+    from holdfast.engines.rabbitmq.inspector import RabbitRunInspector, default_management
     from holdfast.engines.rabbitmq.publisher import RabbitPublisher
     from holdfast.engines.rabbitmq.redriver import RabbitRedriver
     from holdfast.engines.rabbitmq.url import BrokerUrl
@@ -304,7 +304,9 @@ async def open_recovery(
         connection = await drain.connect()
         await publisher.__aenter__()
         queue = "" if order.backup_file else name
-        questions = RunInspector(connection, publisher, queue, management=management or default_management(address))
+        questions = RabbitRunInspector(
+            connection, publisher, queue, management=management or default_management(address)
+        )
         redriver = RabbitRedriver(stamp, table, now=lambda: moment(time_source.now_us()), blocked=questions.blocked)
         yield RecoveryBroker(drain=drain, publisher=publisher, redriver=redriver, questions=questions)
     finally:

@@ -24,7 +24,7 @@ from holdfast.core.message import Address, Delivery, Message, Outcome, OutcomeKi
 from holdfast.core.recovery import Depth, Preflight, RecoveryOrder, RunLetter, RunLimits, Summary
 from holdfast.core.routes import Route, RouteTable
 from holdfast.errors import BrokerLost
-from holdfast.services.recover.run import Run
+from holdfast.services.recover.run import RecoveryRun
 from holdfast.services.recover.source import OnOutcome
 from holdfast.stores.journal import FileJournal
 from holdfast.testing import FrozenClock
@@ -267,10 +267,10 @@ def _restore(folder: Path, before: dict[str, bytes | Path]) -> None:
             (folder / name).write_bytes(what)
 
 
-def run_of(queue: WorstQueue, limits: RunLimits, journal: FileJournal | None = None) -> Run:
+def run_of(queue: WorstQueue, limits: RunLimits, journal: FileJournal | None = None) -> RecoveryRun:
     order = RecoveryOrder(dead_queue="dlq", run="r", table=RouteTable(), limits=limits)
     preflight = Preflight(broker="worst", depth=Depth(ready=len(queue.ready)), receivers=lambda to: [to.routing_key])
-    return Run(queue, order, preflight, clock=FrozenClock(), journal=journal)
+    return RecoveryRun(queue, order, preflight, clock=FrozenClock(), journal=journal)
 
 
 async def once(queue: WorstQueue, folder: Path, way: Way) -> Summary | None:

@@ -8,14 +8,14 @@ from typing import Generic, TypeVar
 from holdfast.core.recovery import Depth, RecoveryOrder, RunLimits, Summary
 from holdfast.core.routes import parse_routes
 from holdfast.ports.broker import RecoveryBroker
-from holdfast.services.recover.run import Run
-from holdfast.services.recover.source import QueueSource
+from holdfast.services.recover.run import RecoveryRun
+from holdfast.services.recover.source import DeadQueueSource
 from holdfast.wiring import SystemClock, open_recovery
 from tests.recover.world import ROUTES, World
 
 LIMITS = RunLimits(empty_timeout_s=0.5, idle_timeout_s=2.0, total_timeout_s=10.0, window_bytes_max=2**20)
 
-S = TypeVar("S", bound=QueueSource)
+S = TypeVar("S", bound=DeadQueueSource)
 
 
 class Inside(Generic[S]):
@@ -34,7 +34,7 @@ class Inside(Generic[S]):
         self,
         limits: RunLimits = LIMITS,
         on_open: Callable[[S], None] = lambda source: None,
-        on_begin: Callable[[Run], None] = lambda run: None,
+        on_begin: Callable[[RecoveryRun], None] = lambda run: None,
     ) -> Summary:
         table = parse_routes(ROUTES.encode(), source="routes")
         order = RecoveryOrder(dead_queue=self._world.dlq, table=table, limits=limits, run="r")
@@ -44,6 +44,6 @@ class Inside(Generic[S]):
             preflight.depth = Depth(ready=preflight.depth.ready + 1)
             self.source = self._kind(self.broker, preflight)
             on_open(self.source)
-            run = Run(self.source, order, preflight, clock=SystemClock())
+            run = RecoveryRun(self.source, order, preflight, clock=SystemClock())
             on_begin(run)
             return await run.run()

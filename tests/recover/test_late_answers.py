@@ -9,7 +9,7 @@ import pytest
 from holdfast.core.message import Outcome
 from holdfast.core.recovery import RunLetter, StoppedBy
 from holdfast.proof.proxy import Proxy
-from holdfast.services.recover.source import OnOutcome, QueueSource
+from holdfast.services.recover.source import DeadQueueSource, OnOutcome
 from tests.recover.inside import Inside
 from tests.recover.world import World, letter
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.rabbitmq
 COUNT = 20
 
 
-class LateAnswers(QueueSource):
+class LateAnswers(DeadQueueSource):
     """The connections are lost when all confirms are there; they are told just before letters that come again."""
 
     proxy: Proxy

@@ -10,8 +10,8 @@ from holdfast.core.recovery import Depth, RunLimits, StoppedBy
 from holdfast.engines.rabbitmq.connection import Channel
 from holdfast.errors import BrokerRefused
 from holdfast.proof.proxy import Proxy
-from holdfast.services.recover.run import Run
-from holdfast.services.recover.source import QueueSource
+from holdfast.services.recover.run import RecoveryRun
+from holdfast.services.recover.source import DeadQueueSource
 from tests.recover.inside import Inside
 from tests.recover.world import World, letter
 from tests.support.eventually import eventually
@@ -24,7 +24,7 @@ CONSUME, CONSUME_BYTES_MAX = bytes((0, 60, 0, 20)), 60
 ENDS_S = 12.0
 
 
-class Unanswered(QueueSource):
+class Unanswered(DeadQueueSource):
     """The first time that somebody asks how many letters there are."""
 
     proxy: Proxy
@@ -66,7 +66,7 @@ async def test_the_run_begins_anew_with_one_consumer(
     await world.check(duplicates_max=told.possible_duplicates)
 
 
-class Silent(QueueSource):
+class Silent(DeadQueueSource):
     """Nobody answers when more letters are to be let in."""
 
     silent: asyncio.Event
@@ -86,7 +86,7 @@ async def test_a_second_signal_waits_for_no_answer(any_world: World) -> None:
     world = any_world
     await world.fill(letter(n) for n in range(COUNT))
     Silent.silent = asyncio.Event()
-    begun: list[Run] = []
+    begun: list[RecoveryRun] = []
     async with asyncio.timeout(ENDS_S), asyncio.TaskGroup() as group:
         running = group.create_task(Inside(Silent, world).run(on_begin=begun.append))
         await Silent.silent.wait()
@@ -98,7 +98,7 @@ async def test_a_second_signal_waits_for_no_answer(any_world: World) -> None:
     await world.check(duplicates_max=told.possible_duplicates)
 
 
-class Locked(QueueSource):
+class Locked(DeadQueueSource):
     """The connections are lost, and then somebody else has the lock for long."""
 
     proxy: Proxy

@@ -162,7 +162,7 @@ class Redriver(Protocol):
         """Into its own queue: all as it came, but nothing that expires."""
 
 
-class RunQuestions(Protocol):
+class RunInspector(Protocol):
     """What a recovery asks of a broker. Changes nothing."""
 
     async def preflight(self, table: RouteTable) -> Preflight:
@@ -181,7 +181,7 @@ class RecoveryBroker(Struct, frozen=True, kw_only=True):
     drain: DrainConsumer
     publisher: Publisher
     redriver: Redriver
-    questions: RunQuestions
+    questions: RunInspector
 
     @property
     def has_trouble(self) -> bool:

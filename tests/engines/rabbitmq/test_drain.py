@@ -15,7 +15,7 @@ from holdfast.engines.rabbitmq.drain import RabbitDrain
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.errors import BrokerLost
 from holdfast.proof.proxy import Proxy
-from holdfast.services.recover.source import QueueSource
+from holdfast.services.recover.source import DeadQueueSource
 from holdfast.wiring import open_recovery
 from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.support.eventually import eventually
@@ -29,7 +29,7 @@ COUNT = 20
 SOON_S = 10.0
 
 
-class Consuming(QueueSource):
+class Consuming(DeadQueueSource):
     """With the drain at hand."""
 
     @property

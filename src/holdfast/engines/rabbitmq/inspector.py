@@ -175,7 +175,7 @@ DELIVERY_LIMIT_DEFAULT = 20
 MANAGEMENT_TIMEOUT_S = 5.0
 
 
-class RunInspector:
+class RabbitRunInspector:
     """`preflight` once, on the connection that will consume; without a queue it is about the targets alone."""
 
     def __init__(

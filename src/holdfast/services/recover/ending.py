@@ -14,7 +14,7 @@ from holdfast.core.recovery import RunLetter, RunLimits, Summary, address_text
 from holdfast.errors import BrokerError
 from holdfast.services.recover.letter_table import LetterTable
 from holdfast.services.recover.limits import unless
-from holdfast.services.recover.source import Source
+from holdfast.services.recover.source import LetterSource
 
 ANSWER_STEP_S = 0.1
 STEADY_COUNT = 3
@@ -27,7 +27,7 @@ class Ending:
     """`run` once. Never raises BrokerError: without a broker, it gives everything back by itself."""
 
     def __init__(
-        self, source: Source, letters: LetterTable, summary: Summary, limits: RunLimits, abandoned: asyncio.Event
+        self, source: LetterSource, letters: LetterTable, summary: Summary, limits: RunLimits, abandoned: asyncio.Event
     ) -> None:
         self._source = source
         self._letters = letters

@@ -38,7 +38,7 @@ from holdfast.services.recover.ending import Ending
 from holdfast.services.recover.letter_table import LetterTable
 from holdfast.services.recover.limits import Quota, RunClock, unless, wait
 from holdfast.services.recover.report import Notices, sample
-from holdfast.services.recover.source import Source
+from holdfast.services.recover.source import LetterSource
 from holdfast.stores.files import Exported, FileBackup
 from holdfast.stores.journal import FileJournal
 
@@ -59,13 +59,13 @@ EXCHANGES_COUNT_MAX = 1_000
 ADDRESSES_COUNT_MAX = 1_000
 
 
-class Run:
-    """`await Run(source, order, preflight, …).run()`; `stop()` ends it cleanly, `abandon()` at once, still without
+class RecoveryRun:
+    """`await RecoveryRun(source, order, preflight, …).run()`; `stop()` ends it cleanly, `abandon()` at once, still without
     loss."""
 
     def __init__(
         self,
-        source: Source,
+        source: LetterSource,
         order: RecoveryOrder,
         preflight: Preflight,
         *,

@@ -26,8 +26,8 @@ from holdfast.ports.broker import RecoveryBroker
 from holdfast.ports.clock import Clock
 from holdfast.ports.vault import Ledger
 from holdfast.services.recover.report import Notices, check, preflight_lines
-from holdfast.services.recover.run import Run
-from holdfast.services.recover.source import BackupSource, QueueSource, Source
+from holdfast.services.recover.run import RecoveryRun
+from holdfast.services.recover.source import BackupSource, DeadQueueSource, LetterSource
 from holdfast.stores.files import FileBackup, read_backup
 from holdfast.stores.journal import FileJournal
 from holdfast.telemetry.events import emit
@@ -226,7 +226,7 @@ async def recover(
     journal: FileJournal | None = None,
     backup: FileBackup | None = None,
     notices: Notices | None = None,
-    on_begin: Callable[[Run], None] = lambda run: None,
+    on_begin: Callable[[RecoveryRun], None] = lambda run: None,
 ) -> Summary:
     """From the queue, or from the backup that was named. Raises RecoveryRefused, RecoveryLocked or another BrokerError
     when it cannot begin, CannotStart when there is no such file."""
@@ -241,10 +241,10 @@ async def recover(
             "added behind them, and --from-backup will publish all"
         )
     check(order, preflight)
-    source: Source = QueueSource(broker, preflight)
+    source: LetterSource = DeadQueueSource(broker, preflight)
     if order.backup_file:
         source = BackupSource(broker, read_backup(Path(order.backup_file)), order.limits)
     order = replace(order, run=order.run or new_run())
-    run = Run(source, order, preflight, clock=clock, journal=journal, backup=backup, notices=told)
+    run = RecoveryRun(source, order, preflight, clock=clock, journal=journal, backup=backup, notices=told)
     on_begin(run)
     return await run.run()

@@ -16,7 +16,7 @@ from holdfast.stores.files import Exported
 OnOutcome: TypeAlias = Callable[[Sequence[RunLetter], Outcome], None]
 
 
-class Source(Protocol):
+class LetterSource(Protocol):
     """Letters, a way to send each on, and to settle it. Raises BrokerError when the broker is gone or says no.
 
     Nothing here connects again by itself to take letters: when the connection is lost, `take` raises, every letter in
@@ -122,7 +122,7 @@ class _BrokerSource:
         self._publisher.send(outgoing, _told(on_outcome), timeout_s=timeout_s)
 
 
-class QueueSource(_BrokerSource):
+class DeadQueueSource(_BrokerSource):
     """A dead-letter queue of a broker."""
 
     holds = True
