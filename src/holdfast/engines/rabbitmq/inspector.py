@@ -1,20 +1,13 @@
-"""What a plan wants to know of RabbitMQ before a letter is sent: whether an address routes, which queues get a copy,
-and how long a letter that fails there takes to be dead again.
+"""What is asked of RabbitMQ before a letter is published: by a recovery before it takes its first letter (broker,
+alarms, limits, permissions, whether targets route), and by a plan (whether an address routes, which queues get a copy,
+and how long a letter that fails there takes to be dead again). Nothing here changes anything.
 
-AMQP tells whether queues and exchanges are there; bindings and delays only the management API can say.
-
-What takes the delivery limit of a dead-letter queue away, for people: a sentence, and a command to be copied.
-
-What the user may do that a recovery needs, asked before the first letter is taken.
+AMQP tells whether queues and exchanges are there. What they are bound to, their type, limits and delays only the
+management API can say; without it the delivery limit is assumed from the broker's version, on the safe side.
 
 The management API shows the rights of every user, but to administrators only. AMQP answers by refusing: a binding that
 does not exist can be removed by whoever may write to its exchange, and an unroutable message comes back to whoever may
 write to the default exchange; neither changes anything. Whether the queue may be read is seen when it is consumed.
-
-What is looked at before a recovery takes its first letter: broker, alarms, limits, and whether targets route.
-
-AMQP tells whether queues and exchanges are there. What they are bound to, their type and their limits only the
-management API can say; without it the delivery limit is assumed from the broker's version, on the safe side.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""From a delivery to what is published in its place: route, digest, and the changed header table.
+"""What is published in the place of a letter, by splicing raw headers: of a delivery in a recovery (route, digest, and
+the changed header table), and of a letter of the vault (its own bytes, its edits, and what a redrive changes).
 
 Most letters of a queue died of the same cause in the same second, so what their headers tell is decided once and
 remembered under the bytes that were read for it. Everything that is not changed keeps its bytes.
-
-A letter of the vault as it is published again: its own bytes, its edits, and what a redrive changes.
-
-Most letters of a task died of the same cause, so what is made of a header table is remembered under its bytes.
 """
 
 from __future__ import annotations
@@ -41,6 +38,7 @@ from holdfast.ports.custody import Parcel
 
 #: Neighbours in a queue died at about the same time, and of the same.
 REMEMBERED_COUNT_MAX = 1_024
+REWRITTEN_COUNT_MAX = 4_096
 #: A header table may fill a frame of 128 KiB, and differ from letter to letter.
 REMEMBERED_BYTES_MAX = 2 * 2**20
 #: Headers whose values decide what is changed and where the letter goes; with these the type header.
@@ -302,9 +300,6 @@ def _entry(name: str, value: bytes) -> bytes:
     return bytes((len(raw),)) + raw + value
 
 
-REWRITTEN_COUNT_MAX = 4_096
-
-
 class Rewriter:
     """`outgoing(parcel, at=now)`; `user` is whom the broker knows us as."""
 
@@ -316,7 +311,9 @@ class Rewriter:
         """Raises Unreadable, ValueError or TypeError for what cannot be written."""
         content = parcel.content
         raw = content.properties
-        own = _rewritten_entry(REDRIVEN_AT, at.isoformat()) + _rewritten_entry(REDRIVE_ID, parcel.redrive_id)
+        own = _entry(REDRIVEN_AT, table.encode_value(at.isoformat())) + _entry(
+            REDRIVE_ID, table.encode_value(parcel.redrive_id)
+        )
         start, end = properties.header_span(raw)
         if content.put or content.drop or raw[1] & HAS_SENSITIVE:
             raw = self._edited(parcel, own)
@@ -334,7 +331,7 @@ class Rewriter:
             found = table.scan(headers)
             gone = {name.encode() for name in (*change.drop, *change.put, REDRIVEN_AT, REDRIVE_ID)}
             kept = [headers[first:last] for name, first, last in found.entries if name not in gone]
-            put = [_rewritten_entry(name, _wire(value)) for name, value in change.put.items()]
+            put = [_entry(name, table.encode_value(_wire(value))) for name, value in change.put.items()]
             known = b"".join([*kept, *put]), headers[found.rest :]
             if len(self._known) >= REWRITTEN_COUNT_MAX:
                 self._known.clear()
@@ -385,11 +382,6 @@ def _wire(value: JsonValue | list[str]) -> Value:
     if isinstance(value, dict):
         return {name: _wire(one) for name, one in value.items()}
     return value
-
-
-def _rewritten_entry(name: str, value: Value) -> bytes:
-    raw = name.encode()
-    return bytes((len(raw),)) + raw + table.encode_value(value)
 
 
 def _text(value: object) -> str:

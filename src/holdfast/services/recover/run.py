@@ -60,8 +60,8 @@ ADDRESSES_COUNT_MAX = 1_000
 
 
 class RecoveryRun:
-    """`await RecoveryRun(source, order, preflight, …).run()`; `stop()` ends it cleanly, `abandon()` at once, still without
-    loss."""
+    """`await RecoveryRun(source, order, preflight, …).run()`; `stop()` ends it cleanly, `abandon()` at once, still
+    without loss."""
 
     def __init__(
         self,
