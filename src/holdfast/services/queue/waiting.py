@@ -9,6 +9,8 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from msgspec import Struct
+
 from holdfast.core.item import LeasedItem, NewItem
 from holdfast.errors import Invalid, TryAgain
 from holdfast.ports.queue_store import Operation
@@ -76,14 +78,11 @@ class WaitingOperation(Waiting):
         self.settles = settles
 
 
-class LeaseAnswer:
+class LeaseAnswer(Struct, frozen=True):
     """What a lease request is answered with."""
 
-    __slots__ = ("items", "partition")
-
-    def __init__(self, partition: int, items: list[LeasedItem]) -> None:
-        self.partition = partition
-        self.items = items
+    partition: int
+    items: list[LeasedItem]
 
 
 class WaitingRequests:
