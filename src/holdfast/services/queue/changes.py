@@ -1,4 +1,4 @@
-"""Which changes of queues are allowed: pure decisions over a queue and its neighbours, under the catalog's lock."""
+"""Which changes of queues are allowed: pure decisions over a queue and its relatives, under the catalog's lock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def spread(partition_count: int, affinities: Mapping[str, float]) -> list[str]:
 
 
 def created(request: CreateQueueRequest, places: Places) -> Callable[[RelatedQueues, int], QueueRecord]:
-    """Checks a new queue's settings now, and its neighbours under the lock."""
+    """Checks a new queue's settings now, and the queues related to it under the lock."""
     checks.queue_name(request.queue_name)
     _check_texts(request.dead_queue, request.reference)
     checks.max_attempts(request.max_attempts)
