@@ -19,13 +19,13 @@ from holdfast.ports.queue_store import Catalog, DeathRules, Ended, Forget, MoveT
 from holdfast.services.queue.batch import place_produce
 from holdfast.services.queue.logical_queue import (
     CommitFailed,
+    DyingFound,
     InFlight,
     ItemsEnded,
     ItemsSentBack,
     LogicalQueue,
-    MayBeDying,
     QueueEvent,
-    QueueReplaced,
+    QueueLost,
 )
 from holdfast.services.queue.mover import Mover
 from holdfast.services.queue.storage_share import StorageShare
@@ -312,7 +312,7 @@ class QueueManager:
                 self._on_ended(record, ended)
             case ItemsSentBack(target=target, sent_back=sent_back):
                 self._on_sent_back(record, target, sent_back)
-            case MayBeDying():
+            case DyingFound():
                 # A commit whose answer was lost may have marked items as dying: carry them.
                 if (mover := self._movers.get(record.name)) is not None:
                     mover.wake()
@@ -320,7 +320,7 @@ class QueueManager:
                 # A death, or a redrive, whose answer was lost may have happened: who waits where it leads to looks.
                 for name in (record.dead_queue, *self._source_queues.get(record.name, ())):
                     self._look_again(name)
-            case QueueReplaced():
+            case QueueLost():
                 # Another server deleted the queue or made it anew: read the catalog.
                 queue.close_requests(QueueMissing(record.name))
                 self._stale.set()
