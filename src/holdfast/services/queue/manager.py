@@ -16,7 +16,6 @@ from holdfast.core.requests.queue import LeaseReply
 from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDown, StorageFailed
 from holdfast.ports.clock import Clock
 from holdfast.ports.queue_store import Catalog, DeathRules, Ended, Forget, MoveTarget, SentBack, Storage
-from holdfast.services.queue.batch import place_produce
 from holdfast.services.queue.logical_queue import (
     CommitFailed,
     DyingFound,
@@ -291,15 +290,14 @@ class QueueManager:
         if queue is None:
             return None
         shares = [share for share in queue.shares if share.healthy] or list(queue.shares)
-        if len(shares) == 1 and len(shares[0].partitions) == 1:
-            partition = shares[0].partitions[0]
-        else:
-            partition = place_produce({p: count for share in shares for p, count in share.un_leased().items()})
+        _, partition, storage = min(
+            (count, partition, share.storage) for share in shares for partition, count in share.un_leased().items()
+        )
         return MoveTarget(
             queue_name=name,
             generation=queue.record.generation,
             partition=partition,
-            storage=queue.share_of(partition).storage,
+            storage=storage,
             expire_timeout_us=queue.record.expire_timeout_us,
         )
 
