@@ -89,7 +89,8 @@ async def median_ms(ask: Callable[[int], Awaitable[object]]) -> float:
 
 async def measure(folder: Path, count: int) -> dict[str, object]:
     """Fill and ask."""
-    vault = SqlVault(SqliteDatabase(folder / "vault.db"), key=b"bench", clock=SystemClock())
+    clock = SystemClock()
+    vault = SqlVault(SqliteDatabase(folder / "vault.db", kind="vault", clock=clock), key=b"bench", clock=clock)
     await vault.open()
     try:
         rate = await fill(vault, count)

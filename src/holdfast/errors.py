@@ -226,3 +226,7 @@ class RecoveryRefused(HoldfastError):
 
     code = 400
     code_text = "Bad Request"
+
+
+class LeaseLost(HoldfastError):
+    """The transaction has another owner, another state, or is gone: nothing was written, and we have to let go."""

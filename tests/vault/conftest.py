@@ -30,14 +30,14 @@ async def vault(request: pytest.FixtureRequest, tmp_path: Path, clock: FrozenClo
     """An empty vault on each store in turn."""
     match request.param:
         case "memory":
-            made = SqlVault(SqliteDatabase(None), key=KEY, clock=clock)
+            made = SqlVault(SqliteDatabase(None, kind="vault", clock=clock), key=KEY, clock=clock)
         case "sqlite":
-            made = SqlVault(SqliteDatabase(tmp_path / "vault.db"), key=KEY, clock=clock)
+            made = SqlVault(SqliteDatabase(tmp_path / "vault.db", kind="vault", clock=clock), key=KEY, clock=clock)
         case _:
             url = request.getfixturevalue("postgres_url")
             with psycopg.connect(url, autocommit=True) as connection:
                 connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
-            made = SqlVault(PostgresDatabase(url), key=KEY, clock=clock)
+            made = SqlVault(PostgresDatabase(url, kind="vault", serial=True), key=KEY, clock=clock)
     await made.open()
     yield made
     await made.close()

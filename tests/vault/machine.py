@@ -72,11 +72,11 @@ class VaultMachine(RuleBasedStateMachine):
     def open(self) -> None:
         match self.kind:
             case "memory":
-                database: SqliteDatabase | PostgresDatabase = SqliteDatabase(None)
+                database: SqliteDatabase | PostgresDatabase = SqliteDatabase(None, kind="vault", clock=self.clock)
             case "sqlite":
-                database = SqliteDatabase(self.folder / "vault.db")
+                database = SqliteDatabase(self.folder / "vault.db", kind="vault", clock=self.clock)
             case _:
-                database = PostgresDatabase(self.url)
+                database = PostgresDatabase(self.url, kind="vault", serial=True)
         self.vault = SqlVault(database, key=KEY, clock=self.clock)
         self.run(self.vault.open())
 

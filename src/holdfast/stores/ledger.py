@@ -39,7 +39,6 @@ class CountedMoves:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.dialect = database.dialect
         #: By queue, source and target; "" is outside.
         self.moves: Counter[tuple[str, str, str]] = Counter()
 
