@@ -46,7 +46,6 @@ from holdfast.ports.database import Database
 from holdfast.ports.queue_store import Storage
 from holdfast.ports.recovery import DeadLetters, Journal, RunEnd
 from holdfast.ports.starts import Starts
-from holdfast.ports.vault import Ledger, Vault
 from holdfast.services.collect.embedded import QueueTransport
 from holdfast.services.collect.service import CollectService
 from holdfast.services.collect.transaction import CollectContext, CollectLimits
@@ -78,7 +77,8 @@ from holdfast.services.vault.upkeep import Retention, Successes
 from holdfast.settings import RecoverSettings, Settings, load_settings
 from holdfast.settings.values import masked
 from holdfast.stores.collect import CollectStore
-from holdfast.stores.vault import SqlVault
+from holdfast.stores.ledger import Ledger
+from holdfast.stores.vault import Vault
 from holdfast.telemetry.events import emit
 
 if TYPE_CHECKING:
@@ -402,7 +402,7 @@ async def open_office(
         database, beside = _database(url, time_source)
         grouped = load_fingerprint(settings.fingerprint)
         key = await _chain_key(settings, url, time_source)
-        vault = SqlVault(database, key=key, clock=time_source)
+        vault = Vault(database, key=key, clock=time_source)
         await _open(vault)
         stack.push_async_callback(vault.close)
         await _check_key(vault, key)
@@ -433,7 +433,7 @@ async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIter
     """The vault at a URL, without brokers. Raises CannotStart."""
     database, _ = _database(url, clock)
     key = await _chain_key(settings, url, clock)
-    vault = SqlVault(database, key=key, clock=clock)
+    vault = Vault(database, key=key, clock=clock)
     await _open(vault)
     try:
         await _check_key(vault, key)
@@ -510,7 +510,7 @@ def _database(url: str, clock: Clock) -> tuple[Database, str | None]:
     raise BadUrl("vault URL is invalid; use sqlite:///FOLDER, postgresql://… or memory://")
 
 
-async def _open(vault: SqlVault) -> None:
+async def _open(vault: Vault) -> None:
     try:
         await vault.open()
     except CannotStart:
@@ -567,7 +567,7 @@ async def _has_rows(url: str, clock: Clock) -> bool:
     parts = urlsplit(url)
     if parts.scheme == "sqlite" and not await asyncio.to_thread((Path(unquote(parts.path[1:])) / "vault.db").exists):
         return False
-    vault = SqlVault(_database(url, clock)[0], key=b"", clock=clock)  # it writes nothing
+    vault = Vault(_database(url, clock)[0], key=b"", clock=clock)  # it writes nothing
     await _open(vault)
     try:
         return bool(await vault.ledger.rows(after=0, count_max=1))

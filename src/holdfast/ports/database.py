@@ -84,8 +84,6 @@ class Tx(Protocol):
     def now_us(self) -> int:
         """Its moment; by the database's own clock where several servers share one."""
 
-    moved: list[Any]  #: the letters that changed their state in it
-
     def rows(self, sql: str, **values: Any) -> list[Row]:
         """Run a statement and take all of its rows."""
 

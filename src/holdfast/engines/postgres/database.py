@@ -92,7 +92,6 @@ class PostgresTx:
     dialect = DIALECT
 
     def __init__(self, connection: Connection) -> None:
-        self.moved: list[Any] = []
         self._connection = connection
 
     @cached_property

@@ -64,7 +64,6 @@ class SqliteTx:
     dialect = DIALECT
 
     def __init__(self, connection: apsw.Connection, clock: Clock) -> None:
-        self.moved: list[Any] = []
         self._connection = connection
         self._clock = clock
 
