@@ -6,12 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from holdfast.errors import HoldfastError
 from holdfast.ports.broker import Incoming, Intake
-
-
-class MessageRefused(HoldfastError):
-    """The other side will never take this message as it is (too large, unreadable); it was not stored."""
 
 
 class GroupIntake(Intake, Protocol):
