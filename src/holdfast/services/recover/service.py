@@ -24,12 +24,12 @@ from holdfast.core.recovery import RecoveryOrder, Summary
 from holdfast.errors import HoldfastError
 from holdfast.ports.broker import RecoveryBroker
 from holdfast.ports.clock import Clock
-from holdfast.ports.vault import Ledger
 from holdfast.services.recover.report import Notices, check, preflight_lines
 from holdfast.services.recover.run import RecoveryRun
 from holdfast.services.recover.source import BackupSource, DeadQueueSource, LetterSource
 from holdfast.stores.files import FileBackup, read_backup
 from holdfast.stores.journal import FileJournal
+from holdfast.stores.ledger import Ledger
 from holdfast.telemetry.events import emit
 
 ACTION = "recovery"
