@@ -17,7 +17,7 @@ from msgspec import Struct
 from holdfast.core.ledger import LedgerAct, LedgerRow
 from holdfast.core.letter import Content, Group, GroupStatus, JsonValue, Letter, NewLetter, Revision
 from holdfast.core.plan import LeasedLetter, Plan, PlanOptions, RedriveState, RedriveTask, Settled
-from holdfast.core.requests.roles import Token
+from holdfast.core.requests.declare import Token
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 

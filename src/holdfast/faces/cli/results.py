@@ -7,17 +7,30 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from holdfast.core.requests.results import GapView, ResultView, StartResultRequest
+from holdfast.core.requests.results import (
+    PAGE_COUNT_MAX,
+    AbandonResult,
+    GapView,
+    ListResults,
+    ReadSeries,
+    ResultView,
+    ShowGaps,
+    ShowResult,
+    StartResultRequest,
+)
 from holdfast.faces.cli.app import results as app
 from holdfast.faces.cli.command import command, read_file
 from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
 from holdfast.faces.cli.output import add_row, console, filled_table, shown, table
-from holdfast.services.collect.service import ENDS, PAGE_COUNT_MAX, LocalResults, Results
+from holdfast.services.collect.service import ENDS
+
+if TYPE_CHECKING:
+    from holdfast.faces.client import Asked
 
 LOOK_S = 0.25
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
@@ -40,23 +53,24 @@ Broker = Annotated[
 
 
 @asynccontextmanager
-async def opened(session: CommandContext, blobs: str | None, broker: str | None) -> AsyncIterator[Results]:
+async def opened(session: CommandContext, blobs: str | None, broker: str | None) -> AsyncIterator[Asked]:
     """The results that --url names. Without a server the collector runs in this process, and resumes what was left."""
     url = session.settings.storages[0].url
     if url.startswith(("http://", "https://")):
         if blobs or broker:
             raise BadUsage("--blobs and --broker are for a collector in this process; a server has its own")
-        from holdfast.faces.results_client import ResultsClient
+        from holdfast.faces.client import Client
 
-        async with ResultsClient(url, session.token(url), tls=session.tls()) as client:
+        async with Client(url, session.token(url), tls=session.tls()) as client:
             yield client
         return
+    from holdfast.faces.client import Here
     from holdfast.wiring import open_collector
 
     settings = session.settings
     known = settings.collect_broker.reveal() if settings.collect_broker else None
     async with open_collector(url, blobs=blobs or settings.blobs, broker=broker or known) as service:
-        yield LocalResults(service)
+        yield Here(results=service)
 
 
 @command(
@@ -92,7 +106,7 @@ async def start(
         producer=producer, notify=notify, transaction_id=transaction_id, series=series, request=body
     )
     async with opened(session, blobs, broker) as results:
-        begun = await results.start(wanted)
+        begun = await results.call(wanted)
         if wait:
             begun = await watched(session, results, begun.id)
     session.out.document(begun)
@@ -100,7 +114,7 @@ async def start(
     return ExitCode.FAILED if begun.state in {"failed", "abandoned"} else None
 
 
-async def watched(session: CommandContext, results: Results, transaction: str) -> ResultView:
+async def watched(session: CommandContext, results: Asked, transaction: str) -> ResultView:
     """Wait for the end; one bar per series on stderr, when somebody sits in front of it."""
     progress = Progress(
         TextColumn("{task.description}", markup=False),
@@ -113,7 +127,7 @@ async def watched(session: CommandContext, results: Results, transaction: str) -
     bars: dict[str, TaskID] = {}
     with progress:
         while True:
-            view = await results.show(transaction)
+            view = await results.call(ShowResult(id=transaction))
             for series in view.series:
                 if series.series not in bars:
                     bars[series.series] = progress.add_task(series.series, total=None, stored="0", count="?")
@@ -139,7 +153,7 @@ async def list_results(
 ) -> None:
     """List transactions by id, finished ones too."""
     async with opened(session, blobs, broker) as results:
-        found = (await results.page(after=after, limit=limit)).items
+        found = (await results.call(ListResults(after=after, limit=limit))).items
     session.out.documents(found)
     rows = [(each.id, each.state, each.producer, each.created_at, each.updated_at, each.reason) for each in found]
     session.out.show(filled_table(("id", "state", "producer", "created", "updated", "reason"), rows))
@@ -155,7 +169,7 @@ async def show(
 ) -> None:
     """Show where a transaction stands, series by series."""
     async with opened(session, blobs, broker) as results:
-        view = await (watched(session, results, transaction) if wait else results.show(transaction))
+        view = await (watched(session, results, transaction) if wait else results.call(ShowResult(id=transaction)))
     session.out.document(view)
     session.out.say(f"{view.id} is {view.state}" + (f"; {view.reason}" if view.reason else ""))
     made = table("series", "#stored", "#count", "#bytes")
@@ -168,7 +182,7 @@ async def show(
 async def gaps(session: CommandContext, transaction: Id, blobs: Blobs = None, broker: Broker = None) -> None:
     """Show which ordinals are missing, as ranges."""
     async with opened(session, blobs, broker) as results:
-        found = (await results.gaps(transaction)).items
+        found = (await results.call(ShowGaps(id=transaction))).items
     session.out.documents(found)
     made = table("series", "#stored", "#count", "missing")
     for gap in found:
@@ -191,15 +205,16 @@ async def cat(
     broker: Broker = None,
 ) -> None:
     """Write a series to stdout, in order and verified, up to the first gap."""
-    async with opened(session, blobs, broker) as results, aclosing(results.stream(transaction, series)) as chunks:
-        known = [each.series for each in (await results.show(transaction)).series]
+    async with opened(session, blobs, broker) as results:
+        known = [each.series for each in (await results.call(ShowResult(id=transaction))).series]
         if series not in known:
             have = f"it has {', '.join(known)}" if known else "it has none yet"
             raise CommandFailed(f"series does not exist; '{transaction}' has no series '{series}', {have}")
-        async for chunk in chunks:
-            sys.stdout.buffer.write(chunk)
+        async with aclosing(await results.call(ReadSeries(id=transaction, series=series))) as chunks:
+            async for chunk in chunks:
+                sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
-        missing = [gap for gap in (await results.gaps(transaction)).items if gap.series == series]
+        missing = [gap for gap in (await results.call(ShowGaps(id=transaction))).items if gap.series == series]
     if missing and (missing[0].missing or missing[0].is_open):
         session.out.note(f"note: the series is not complete; missing {missing_text(missing[0])}")
 
@@ -214,6 +229,6 @@ async def abandon(
 ) -> None:
     """Give a transaction up: its queues and index rows go, and its blobs."""
     async with opened(session, blobs, broker) as results:
-        view = await results.abandon(transaction, reason=reason)
+        view = await results.call(AbandonResult(id=transaction, reason=reason))
     session.out.document(view)
     session.out.say(f"{view.id} is {view.state}; {view.reason}")
