@@ -14,16 +14,7 @@ from msgspec import Struct
 
 from holdfast.core.collect import Header, Part, Range, SeriesState, Transaction
 from holdfast.core.states import TransactionState
-from holdfast.errors import HoldfastError
 from holdfast.ports.broker import Incoming, Intake
-
-
-class LeaseLost(HoldfastError):
-    """The transaction has another owner, another state, or is gone: nothing was written, and we have to let go."""
-
-
-class MessageRefused(HoldfastError):
-    """The other side will never take this message as it is (too large, unreadable); it was not stored."""
 
 
 class LedgerLine(Struct, frozen=True, kw_only=True):

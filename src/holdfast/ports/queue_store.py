@@ -1,18 +1,16 @@
 """What the queue service needs of a store.
 
 A **storage** (a folder of SQLite files, a PostgreSQL database, memory) has a **catalog** of queues, and for every
-queue **shelves**: its partitions in that storage. A shelf takes one batch of operations and makes *one commit* of it:
+queue a **queue store**: its partitions in that storage. It takes one batch of operations and makes *one commit* of it:
 either every operation of the batch took effect and its result is returned, or StorageFailed is raised and the service
 acknowledges none. A request that is wrong (an id that is not leased) is a result, `IdsRefused`, not an exception: it
 changes nothing and leaves its neighbours alone.
 
+An item **moves** from one queue to another in three commits: a death takes it to its dead queue, a redrive takes it
+back. The source marks it with its target (`SendBack`, or whatever lets it die), the target inserts it (`Arrive`), the
+source removes it (`Remove`); then the target forgets that it came (`Forget`). A crash anywhere resumes at the mark.
+
 Stores read their own clock, so that several processes on one database agree about deadlines. Ids come from the store.
-
-Moves of an item from one queue to another: a death takes it to its dead queue, a redrive takes it back.
-
-Three commits: the source marks it with its target (`SendBack`, or whatever lets it die), the target inserts it
-(`Arrive`), the source removes it (`Remove`); then the target forgets that it came (`Forget`). A crash anywhere resumes
-at the mark.
 """
 
 from __future__ import annotations
@@ -136,7 +134,7 @@ class LeaseItems(Struct, frozen=True):
     partition: int
     count_max: int
     lease_timeout_us: int
-    mortality: DeathRules
+    rules: DeathRules
 
 
 class Release(Struct, frozen=True):
@@ -158,7 +156,7 @@ class RetryItems(Struct, frozen=True):
 
     partition: int
     items: Sequence[RetryItem]
-    mortality: DeathRules
+    rules: DeathRules
 
 
 class Extend(Struct, frozen=True):
@@ -175,7 +173,7 @@ class Due(Struct, frozen=True):
 
     partition: int
     count_max: int
-    mortality: DeathRules
+    rules: DeathRules
 
 
 class Import(Struct, frozen=True):
@@ -282,13 +280,13 @@ class PartitionState(Struct, frozen=True):
     next_expiry_us: int = 0
     oldest_death_us: int = 0
 
-    def due_us(self, mortality: DeathRules) -> int:
+    def due_us(self, rules: DeathRules) -> int:
         """The nearest moment at which something is to be done by these rules; 0 if there is none."""
         other_us = 0
-        if not mortality.immortal:
+        if not rules.immortal:
             other_us = self.next_expiry_us
-        elif mortality.retention_us and self.oldest_death_us:
-            other_us = self.oldest_death_us + mortality.retention_us
+        elif rules.retention_us and self.oldest_death_us:
+            other_us = self.oldest_death_us + rules.retention_us
         if self.next_due_us and other_us:
             return min(self.next_due_us, other_us)
         return self.next_due_us or other_us
@@ -299,7 +297,7 @@ class Committed(Struct, frozen=True):
     the store worked on it once it had begun."""
 
     results: Sequence[Result]
-    shapes: Mapping[int, PartitionState]
+    states: Mapping[int, PartitionState]
     now_us: int
     took_us: int = 0
 
@@ -342,7 +340,7 @@ class QueueStore(Protocol):
     async def load(self) -> Committed:
         """Read how every partition stands; makes what does not exist yet. Raises like `commit`."""
 
-    async def corpses(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
+    async def dying_items(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
         """Items marked as dying, oldest first."""
 
     async def arrivals(self, *, source_queue: str, count_max: int) -> Sequence[str]:
@@ -351,7 +349,7 @@ class QueueStore(Protocol):
     async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
         """Queued and leased items, or scheduled ones, by id from the pivot on."""
 
-    async def tally(self, partition: int, *, mortality: DeathRules) -> Tally:
+    async def tally(self, partition: int, *, rules: DeathRules) -> Tally:
         """Counts and averages, read from the store."""
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
@@ -386,7 +384,7 @@ class Catalog(Protocol):
         dead_queue: str,
         decide: Callable[[RelatedQueues, int], QueueRecord],
     ) -> QueueRecord:
-        """Insert or update what `decide(neighbours, now_us)` returns. A record with generation 0 is new and gets one.
+        """Insert or update what `decide(related, now_us)` returns. A record with generation 0 is new and gets one.
 
         Whatever `decide` raises is raised, and nothing changed.
         """
@@ -415,8 +413,8 @@ class Storage(Protocol):
     def catalog(self) -> Catalog:
         """The catalog of this storage; an installation uses that of its first."""
 
-    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> QueueStore:
-        """The shelves of a queue; nothing is opened yet."""
+    def queue_store(self, record: QueueRecord, partitions: Sequence[int]) -> QueueStore:
+        """The store of a queue; nothing is opened yet."""
 
     async def drop(self, record: QueueRecord) -> None:
         """Remove what is left of a deleted queue; harmless when it is gone."""

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import Message, Retry
-from holdfast.engines.rabbitmq import declare as newborn
+from holdfast.engines.rabbitmq import topology
 from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
 from holdfast.engines.rabbitmq.topology import GROWN_S
 from holdfast.engines.rabbitmq.wire import properties, table
@@ -154,7 +154,7 @@ async def test_a_quorum_queue_that_was_just_declared_outlives_a_kill_of_its_brok
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A single node forgets one that is younger than a second, with everything that it confirmed."""
-    monkeypatch.setattr(newborn, "GROWN_S", GROWN_S)
+    monkeypatch.setattr(topology, "GROWN_S", GROWN_S)
     with running_node("3.10") as node:
         async with Admin.open(node, "v", keep=True) as admin, Publisher(admin.address()) as publisher:
             stand = RabbitStand(admin, "quorum")

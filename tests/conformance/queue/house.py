@@ -158,7 +158,7 @@ class House:
         await self.rest()
         queue = self.service.manager.get(queue_name)
         return [
-            entry for lane in queue.lanes for entry in await lane.shelves.ledger(after=0, count_max=LEDGER_COUNT_MAX)
+            entry for share in queue.shares for entry in await share.store.ledger(after=0, count_max=LEDGER_COUNT_MAX)
         ]
 
     async def noted(self, queue_name: str) -> list[tuple[str, str, str, int]]:

@@ -70,10 +70,10 @@ async def test_a_bug_in_the_loop_itself_is_500_for_everybody(
 
     really_take = assign.take
 
-    def takes_wrongly(queue: logical.LogicalQueue, lane: StorageShare) -> CommitBatch:
+    def takes_wrongly(queue: logical.LogicalQueue, share: StorageShare) -> CommitBatch:
         if queue.record.name == "orders":
             raise ZeroDivisionError("a bug")
-        return really_take(queue, lane)
+        return really_take(queue, share)
 
     with monkeypatch.context() as patch:
         patch.setattr(logical, "take", takes_wrongly)

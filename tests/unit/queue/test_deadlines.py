@@ -163,7 +163,7 @@ async def test_a_deadline_is_neither_late_nor_early_however_long_the_answer_took
     clock = FrozenClock()
     began_us = clock.now_us()
     storage = MemoryStorage(clock)
-    shelves = SlowShelves(clock, took_s, ahead_us)
-    lane = StorageShare(storage="s", partitions=[0], shelves=shelves, abilities=storage.abilities, clock=clock)  # type: ignore[arg-type]
-    await lane.load()
-    assert lane.next_due_us(DeathRules()) == began_us + MINUTE_US
+    store = SlowShelves(clock, took_s, ahead_us)
+    share = StorageShare(storage="s", partitions=[0], store=store, abilities=storage.abilities, clock=clock)  # type: ignore[arg-type]
+    await share.load()
+    assert share.next_due_us(DeathRules()) == began_us + MINUTE_US

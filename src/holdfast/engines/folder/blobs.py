@@ -24,8 +24,8 @@ from holdfast.engines.folder.files import (
     put_together,
     remove_leftovers,
 )
-from holdfast.errors import CannotStart, HoldfastError, Invalid, StorageFailed
-from holdfast.ports.blobs import Blob, BlobContent, BlobExists, BlobMissing, BlobStat, check_path
+from holdfast.errors import BlobExists, BlobMissing, CannotStart, HoldfastError, Invalid, StorageFailed
+from holdfast.ports.blobs import Blob, BlobContent, BlobStat, check_path
 
 # Not blocking: a named pipe that somebody put there must not hold us up.
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from holdfast.core.collect import Header, Part, Range, SeriesState, Transaction
 from holdfast.core.states import TransactionState
+from holdfast.errors import LeaseLost
 from holdfast.ports.clock import Clock
-from holdfast.ports.collect import LeaseLost, LedgerLine, PartsStored
+from holdfast.ports.collect import LedgerLine, PartsStored
 
 
 class _Books:

@@ -17,7 +17,8 @@ from holdfast.engines.postgres.connection import Pool, Rows, bigints, migrate, p
 from holdfast.engines.postgres.transaction import PipelineTransaction as Commit
 from holdfast.engines.postgres.transaction import read
 from holdfast.engines.postgres.transaction import transaction as one_commit
-from holdfast.ports.collect import LeaseLost, LedgerLine, PartsStored
+from holdfast.errors import LeaseLost
+from holdfast.ports.collect import LedgerLine, PartsStored
 
 CONNECTIONS_COUNT_MAX = 4
 

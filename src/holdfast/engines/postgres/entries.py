@@ -175,34 +175,34 @@ async def _insert_story(
 
 async def arrive(batch: OperationBatch, operation: Arrive) -> Finish:
     """The second commit of a death: insert what is neither here nor remembered as arrived."""
-    corpses = {corpse.source_id: corpse for corpse in operation.items}
+    dying = {item.source_id: item for item in operation.items}
     new = await batch.work.ask(
         "remember_arrivals",
         batch.generation,
-        texts(list(corpses)),
-        texts([corpse.source_queue for corpse in corpses.values()]),
+        texts(list(dying)),
+        texts([item.source_queue for item in dying.values()]),
     )
     fresh = {source_id for (source_id,) in new}
     letters = [
         ImportedItem(
-            source_id=corpse.source_id,
-            source_queue="" if corpse.is_redrive else corpse.source_queue,
-            kind=corpse.kind,
-            encoding=corpse.encoding,
-            reference=corpse.reference,
-            payload=corpse.payload,
-            death_reason=corpse.death_reason,
-            death_attempts=0 if corpse.is_redrive else corpse.death_attempts,
-            died_at=None if corpse.is_redrive else moment(corpse.died_at_us),
-            former_key=corpse.former_key,
+            source_id=item.source_id,
+            source_queue="" if item.is_redrive else item.source_queue,
+            kind=item.kind,
+            encoding=item.encoding,
+            reference=item.reference,
+            payload=item.payload,
+            death_reason=item.death_reason,
+            death_attempts=0 if item.is_redrive else item.death_attempts,
+            died_at=None if item.is_redrive else moment(item.died_at_us),
+            former_key=item.former_key,
         )
-        for corpse in corpses.values()
-        if corpse.source_id in fresh
+        for item in dying.values()
+        if item.source_id in fresh
     ]
     stored = await _insert_story(batch, operation.partition, letters, operation.expire_timeout_us)
     if stored:
         change = batch.change(operation.partition)
         change.queue(len(stored), expire_at_us=min(row[4] for row in stored))
-        change.death_us = min((corpse.died_at_us for corpse in operation.items if not corpse.is_redrive), default=0)
+        change.death_us = min((item.died_at_us for item in operation.items if not item.is_redrive), default=0)
         batch.made_available()
     return lambda: Counted(len(stored))

@@ -32,7 +32,7 @@ FIRST_ID_BELIEVED_S = 0.1
 
 async def lease(batch: OperationBatch, operation: LeaseItems) -> Finish:
     """Hand out items in the order of ids; rows that another server is just handing out are passed over."""
-    rules, partition = operation.mortality, operation.partition
+    rules, partition = operation.rules, operation.partition
     stand = batch.stand(partition)
     ceiling = NEVER if rules.immortal or not rules.max_attempts else rules.max_attempts
     first_id = _first_id(stand, operation.count_max)
@@ -131,7 +131,7 @@ async def extend(batch: OperationBatch, operation: Extend) -> Finish:
 
 async def retry(batch: OperationBatch, operation: RetryItems) -> Finish:
     """Give leased items back: to the tail, to the schedule, or to death: all or none."""
-    partition, rules = operation.partition, operation.mortality
+    partition, rules = operation.partition, operation.rules
     stand, ids = batch.stand(partition), [item.id for item in operation.items]
     numbers = bigints(stand.numbers_of(ids))
     rows = await batch.ask("take_leases", partition, numbers, len(set(ids)))

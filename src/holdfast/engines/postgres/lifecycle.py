@@ -29,7 +29,7 @@ from holdfast.ports.queue_store import (
 
 async def due(batch: OperationBatch, operation: Due) -> Finish:
     """Everything whose moment has come, at most `count_max` of each kind."""
-    partition, rules, most = operation.partition, operation.mortality, operation.count_max
+    partition, rules, most = operation.partition, operation.rules, operation.count_max
     now_us, change = batch.work.now_us, batch.change(partition)
     batch.looked = True
     first = batch.put("take_leases_run_out", partition, now_us, most)
@@ -60,7 +60,7 @@ async def due(batch: OperationBatch, operation: Due) -> Finish:
 
 async def _mortals(batch: OperationBatch, operation: Due) -> list[tuple[str, list[State]]]:
     """Queued items that these rules let die now, by reason; they are in no state table any more."""
-    rules, partition, most = operation.mortality, operation.partition, operation.count_max
+    rules, partition, most = operation.rules, operation.partition, operation.count_max
     now_us = batch.work.now_us
     if rules.immortal:
         if not rules.retention_us:

@@ -107,7 +107,7 @@ class PostgresPartition:
         """The exact deadlines and what is dying, from the database."""
         self.due_us, self.expiry_us, self.death_us, self.dying = (number or 0 for number in row)
 
-    def shape(self) -> PartitionState:
+    def state(self) -> PartitionState:
         """How it stands."""
         if not self.leased and not self.scheduled:
             self.due_us = 0

@@ -173,7 +173,7 @@ class PostgresQueueStore:
         storage.ring(work.available)
         if batch.short:
             results = await self._make_up(batch, operations, results)
-        return Committed(results, {p: batch.stand(p).shape() for p in touched}, batch.now_us)
+        return Committed(results, {p: batch.stand(p).state() for p in touched}, batch.now_us)
 
     def _lock_in_order(self, batch: OperationBatch, operations: Sequence[Operation]) -> None:
         """Two servers that meet the same rows meet them in one order: otherwise each could wait for the other."""
@@ -231,12 +231,12 @@ class PostgresQueueStore:
             stand.read(work.rows(found)[0])
             stand.queued, stand.leased, stand.scheduled, stand.dying = queued, leased, scheduled, dying
             stand.first_id = 0
-        shapes = {p: storage.stand(generation, p).shape() for p in self._numbers}
-        return Committed([], shapes, work.rows(held)[0][0])
+        states = {p: storage.stand(generation, p).state() for p in self._numbers}
+        return Committed([], states, work.rows(held)[0][0])
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    async def corpses(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
+    async def dying_items(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
         rows = await self._read("select_dying", partition, count_max)
         return [corpse(self._stand(partition), self._record.name, row) for row in rows]
 
@@ -252,8 +252,8 @@ class PostgresQueueStore:
         statement = "list_scheduled" if scheduled else "list_items"
         return [item(stand, row) for row in await self._read(statement, partition, first, count_max)]
 
-    async def tally(self, partition: int, *, mortality: DeathRules) -> Tally:
-        ceiling = mortality.max_attempts or leasing.NEVER
+    async def tally(self, partition: int, *, rules: DeathRules) -> Tally:
+        ceiling = rules.max_attempts or leasing.NEVER
         rows = await self._read("tally", partition, self._storage.given_now_us(), ceiling)
         queued, leased, scheduled, dying, overdue, age, leased_age = rows[0]
         return Tally(
@@ -262,7 +262,7 @@ class PostgresQueueStore:
             leased=leased,
             scheduled=scheduled,
             dying=dying,
-            overdue=overdue if mortality.immortal else 0,
+            overdue=overdue if rules.immortal else 0,
             average_age_us=age,
             average_leased_age_us=leased_age,
         )

@@ -217,7 +217,7 @@ class PostgresStorage:
         self.keeps_catalog = True
         return self._catalog
 
-    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> PostgresQueueStore:
+    def queue_store(self, record: QueueRecord, partitions: Sequence[int]) -> PostgresQueueStore:
         return PostgresQueueStore(self, record, partitions)
 
     async def drop(self, record: QueueRecord) -> None:
@@ -249,7 +249,7 @@ class PostgresStorage:
             now_us=self.given_now_us,
         )
 
-    # --- called by shelves and catalog ------------------------------------------------------------------------
+    # --- called by store and catalog ------------------------------------------------------------------------
 
     def given_now_us(self) -> int | None:
         """A given clock's moment; none means the database's."""

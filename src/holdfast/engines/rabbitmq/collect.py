@@ -27,10 +27,10 @@ from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.confirms import OutcomeKind
 from holdfast.engines.rabbitmq.wire.events import Event
-from holdfast.errors import BrokerError, BrokerRefused, Invalid, QueueMissing
+from holdfast.errors import BrokerError, BrokerRefused, Invalid, MessageRefused, QueueMissing
 from holdfast.ports.broker import Subscription
 from holdfast.ports.clock import Clock
-from holdfast.ports.collect import GroupIntake, MessageRefused
+from holdfast.ports.collect import GroupIntake
 
 NOT_FOUND = 404
 PRECONDITION_FAILED = 406

@@ -18,9 +18,9 @@ from holdfast.core.states import TransactionState
 from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one, open_writer, translated
 from holdfast.engines.sqlite.connection import transaction as one_commit
 from holdfast.engines.sqlite.storage import FolderLock
-from holdfast.errors import CannotStart, HoldfastError, StorageFailed
+from holdfast.errors import CannotStart, HoldfastError, LeaseLost, StorageFailed
 from holdfast.ports.clock import Clock
-from holdfast.ports.collect import LeaseLost, LedgerLine, PartsStored
+from holdfast.ports.collect import LedgerLine, PartsStored
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ class Deaths:
 
     def due(self, operation: Due, partition: SqlitePartition) -> Ended:
         """Everything whose moment has come, at most `count_max` of each kind."""
-        rules, most = operation.mortality, operation.count_max
+        rules, most = operation.rules, operation.count_max
         span = (partition.first, partition.last, most)
         late = self._select("select_leases_run_out", self.now_us, *span)
         used_up = [] if rules.immortal else [row for row in late if is_used_up(row[3], rules.max_attempts)]

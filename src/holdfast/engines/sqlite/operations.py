@@ -1,7 +1,7 @@
 """The operations of a queue, as SQL inside a transaction that somebody else began.
 
-Counts of the partitions are changed in memory beside the rows; `shelves.py` writes them in the same transaction, and
-reads them anew after a failure.
+Counts of the partitions are changed in memory beside the rows; `queue_store.py` writes them in the same transaction,
+and reads them anew after a failure.
 
 Many items in few statements.
 
@@ -253,28 +253,28 @@ class Operations:
 
     def _arrive(self, operation: Arrive, partition: SqlitePartition) -> Counted:
         count = 0
-        for corpse in operation.items:
+        for item in operation.items:
             # A new arrival is remembered; a repeat, whether its copy is still here or completed, is a no-op.
-            self._db.execute(SQL["insert_arrival"], (corpse.source_id, corpse.source_queue))
-            if not self._db.changes() or self._is_source_here(corpse.source_id):
+            self._db.execute(SQL["insert_arrival"], (item.source_id, item.source_queue))
+            if not self._db.changes() or self._is_source_here(item.source_id):
                 continue
             row_id = partition.next_row_id(self._now_us)
             story: tuple[str | int | None, ...] = (
                 None,
-                corpse.source_id,
+                item.source_id,
                 None,
                 None,
                 None,
                 None,
-                corpse.former_key or None,
+                item.former_key or None,
             )
-            if not corpse.is_redrive:
-                death = (corpse.death_reason, corpse.death_attempts, corpse.died_at_us)
-                story = (None, corpse.source_id, corpse.source_queue, *death, corpse.former_key or None)
-                self._moments.death_us = min(self._moments.death_us, corpse.died_at_us)
+            if not item.is_redrive:
+                death = (item.death_reason, item.death_attempts, item.died_at_us)
+                story = (None, item.source_id, item.source_queue, *death, item.former_key or None)
+                self._moments.death_us = min(self._moments.death_us, item.died_at_us)
             self._db.execute(
                 SQL["insert_item_with_story"],
-                (row_id, corpse.kind, corpse.encoding, corpse.reference, *story, corpse.payload),
+                (row_id, item.kind, item.encoding, item.reference, *story, item.payload),
             )
             self._place(partition, row_id, 0, (self._now_us, self._now_us + operation.expire_timeout_us, 0))
             count += 1
@@ -283,7 +283,7 @@ class Operations:
     # --- lease and settle -------------------------------------------------------------------------------------
 
     def _lease(self, operation: LeaseItems, partition: SqlitePartition) -> LeasedItems:
-        rules = operation.mortality
+        rules = operation.rules
         now_us, until_us = self._now_us, self._now_us + operation.lease_timeout_us
         floor = -1 if rules.immortal else now_us
         ceiling = NEVER_US if rules.immortal or not rules.max_attempts else rules.max_attempts
@@ -364,7 +364,7 @@ class Operations:
         return Extended([ExtendedItem(text, moment(until_us)) for text in operation.ids])
 
     def _retry(self, operation: RetryItems, partition: SqlitePartition) -> Result:
-        rules = operation.mortality
+        rules = operation.rules
         rows = [partition.row_of(item.id) for item in operation.items]
         leases = [self._lease_of(row) for row in rows]
         if any(lease is None for lease in leases):

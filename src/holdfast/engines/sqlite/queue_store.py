@@ -102,14 +102,14 @@ class SqliteQueueStore:
         crash_point("sqlite.after_commit")
         if checkpoints.pages_count >= BESIDE_PAGES_COUNT:
             checkpoints.after_commit(alone=alone)
-        shapes = {p.number: self._moments.shape(p) for p in touched}
-        return Committed(results, shapes, now_us, self._storage.clock.now_us() - now_us)
+        states = {p.number: self._moments.state(p) for p in touched}
+        return Committed(results, states, now_us, self._storage.clock.now_us() - now_us)
 
     def _load(self) -> Committed:
         self._let_go_of_writer()
         self._open()
-        shapes = {number: self._moments.shape(self._partitions[number]) for number in self._numbers}
-        return Committed([], shapes, self._storage.clock.now_us())
+        states = {number: self._moments.state(self._partitions[number]) for number in self._numbers}
+        return Committed([], states, self._storage.clock.now_us())
 
     def _open(self) -> None:
         exists = self.path.exists()
@@ -172,7 +172,7 @@ class SqliteQueueStore:
             raise StorageFailed(f"storage failed; {self.path.name}: partition {partition} is not loaded, try again")
         return place
 
-    async def corpses(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
+    async def dying_items(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
         place = self._place(partition)
         rows = await self._read(lambda db: fetch_all(db, "select_dying", (place.first, place.last, count_max)))
         return [
@@ -211,10 +211,10 @@ class SqliteQueueStore:
         rows = await self._read(lambda db: fetch_all(db, statement, (first, place.last, count_max)))
         return [_item(place, row) for row in rows]
 
-    async def tally(self, partition: int, *, mortality: DeathRules) -> Tally:
+    async def tally(self, partition: int, *, rules: DeathRules) -> Tally:
         place, now_us = self._place(partition), self._storage.clock.now_us()
         span = (place.first, place.last)
-        ceiling = mortality.max_attempts or _NEVER
+        ceiling = rules.max_attempts or _NEVER
 
         def read(db: apsw.Connection) -> Tally:
             db.execute("BEGIN")
@@ -230,7 +230,7 @@ class SqliteQueueStore:
                 leased=leased,
                 scheduled=waiting,
                 dying=dying,
-                overdue=overdue if mortality.immortal else 0,
+                overdue=overdue if rules.immortal else 0,
                 average_age_us=max(0, (queued_age_us + leased_age_us) // (queued + leased)) if queued + leased else 0,
                 average_leased_age_us=max(0, lease_age_us // leased) if leased else 0,
             )

@@ -39,8 +39,8 @@ from holdfast.core.requests.results import (
     result_view,
 )
 from holdfast.core.states import TransactionState
-from holdfast.errors import HoldfastError, Invalid, StorageFailed, TryAgain
-from holdfast.ports.collect import LeaseLost, LedgerLine
+from holdfast.errors import HoldfastError, Invalid, LeaseLost, StorageFailed, TryAgain
+from holdfast.ports.collect import LedgerLine
 from holdfast.proof import crash_point
 from holdfast.services.collect.awaiting import request_missing
 from holdfast.services.collect.machine import REASON_CHARACTERS_MAX, TransactionRunner

@@ -1,4 +1,4 @@
-"""What goes into a lane's next commit: deadlines first, then settlements, then new items, then leases.
+"""What goes into a share's next commit: deadlines first, then settlements, then new items, then leases.
 
 In this order an item that has just been produced or given back can be leased by the same commit.
 
@@ -41,7 +41,7 @@ def assign_leases(batch_sizes: Sequence[int], un_leased: Mapping[int, int]) -> l
     return assigned
 
 
-def share(items: Sequence[T], wanted: Sequence[int]) -> list[list[T]]:
+def share_out(items: Sequence[T], wanted: Sequence[int]) -> list[list[T]]:
     """Deal items one at a time, round robin, to requests that want that many.
 
     23 items for 20, 6 and 1 give 16, 6 and 1. What nobody wants is left out.
@@ -84,30 +84,30 @@ COMMIT_BYTES_MAX = 64 * 2**20
 COMMIT_OPERATIONS_COUNT_MAX = 2_000
 
 
-def take(queue: LogicalQueue, lane: StorageShare) -> CommitBatch:
-    """The lane's next batch; empty when there is nothing to do."""
+def take(queue: LogicalQueue, share: StorageShare) -> CommitBatch:
+    """The share's next batch; empty when there is nothing to do."""
     batch = CommitBatch()
     gains: dict[int, int] = {}  # what this batch adds to the un-leased items of a partition, as far as known
-    mortality = queue.hooks.mortality(queue)
-    due = lane.due_partitions(mortality)
+    rules = queue.hooks.rules(queue)
+    due = share.due_partitions(rules)
     if due:
         for partition in due:
-            batch.operations.append(Due(partition, DUE_COUNT_MAX, mortality))
+            batch.operations.append(Due(partition, DUE_COUNT_MAX, rules))
             gains[partition] = 1
-            lane.dry.pop(partition, None)
+            share.dry.pop(partition, None)
         batch.weight += DUE_COUNT_MAX
-        lane.due_more.clear()
-    if lane.bound:
-        _take_bound(lane, batch, gains)
+        share.due_more.clear()
+    if share.bound:
+        _take_bound(share, batch, gains)
     if queue.produces:
-        _take_produces(queue, lane, batch, gains)
+        _take_produces(queue, share, batch, gains)
     if queue.leases and not queue.record.paused:
-        _take_leases(queue, lane, batch, gains, mortality)
+        _take_leases(queue, share, batch, gains, rules)
     return batch
 
 
-def _take_bound(lane: StorageShare, batch: CommitBatch, gains: dict[int, int]) -> None:
-    taken, lane.bound = lane.bound[:COMMIT_OPERATIONS_COUNT_MAX], lane.bound[COMMIT_OPERATIONS_COUNT_MAX:]
+def _take_bound(share: StorageShare, batch: CommitBatch, gains: dict[int, int]) -> None:
+    taken, share.bound = share.bound[:COMMIT_OPERATIONS_COUNT_MAX], share.bound[COMMIT_OPERATIONS_COUNT_MAX:]
     for waiting in taken:
         if waiting.future.done():
             continue  # its client went away or its time ran out before anything was done
@@ -118,19 +118,19 @@ def _take_bound(lane: StorageShare, batch: CommitBatch, gains: dict[int, int]) -
             gains[waiting.operation.partition] = gains.get(waiting.operation.partition, 0) + 1
 
 
-def _open_counts(queue: LogicalQueue, lane: StorageShare, gains: dict[int, int]) -> dict[int, int]:
-    """Un-leased items of every partition that could be used right now: this lane's, and those of idle ones."""
+def _open_counts(queue: LogicalQueue, share: StorageShare, gains: dict[int, int]) -> dict[int, int]:
+    """Un-leased items of every partition that could be used right now: this share's, and those of idle ones."""
     counts: dict[int, int] = {}
-    for other in queue.lanes:
-        if other is lane or (other.healthy and not other.busy):
+    for other in queue.shares:
+        if other is share or (other.healthy and not other.busy):
             counts.update(other.un_leased())
     for partition, gain in gains.items():
         counts[partition] += gain
     return counts
 
 
-def _take_produces(queue: LogicalQueue, lane: StorageShare, batch: CommitBatch, gains: dict[int, int]) -> None:
-    counts = _open_counts(queue, lane, gains)
+def _take_produces(queue: LogicalQueue, share: StorageShare, batch: CommitBatch, gains: dict[int, int]) -> None:
+    counts = _open_counts(queue, share, gains)
     placed: dict[int, list[WaitingProduce]] = {}
     left: list[WaitingProduce] = []
     item_count = byte_count = 0
@@ -141,9 +141,9 @@ def _take_produces(queue: LogicalQueue, lane: StorageShare, batch: CommitBatch, 
             continue
         partition = place_produce(counts) if len(counts) > 1 else next(iter(counts))
         counts[partition] += len(waiting.items)
-        if partition not in lane.shapes:
-            left.append(waiting)  # an idle lane has a better place for it
-            queue.wake(queue.lane_of(partition))
+        if partition not in share.states:
+            left.append(waiting)  # an idle share has a better place for it
+            queue.wake(queue.share_of(partition))
             continue
         queue.forget_produce(waiting)
         placed.setdefault(partition, []).append(waiting)
@@ -159,28 +159,28 @@ def _take_produces(queue: LogicalQueue, lane: StorageShare, batch: CommitBatch, 
 
 
 def _take_leases(
-    queue: LogicalQueue, lane: StorageShare, batch: CommitBatch, gains: dict[int, int], mortality: DeathRules
+    queue: LogicalQueue, share: StorageShare, batch: CommitBatch, gains: dict[int, int], rules: DeathRules
 ) -> None:
-    counts = _open_counts(queue, lane, gains)
-    if lane.abilities.shared:
-        for partition in lane.hinted:
+    counts = _open_counts(queue, share, gains)
+    if share.abilities.shared:
+        for partition in share.hinted:
             counts[partition] = max(1, counts[partition])
-    available = lane.available(counts)
-    if not any(partition in lane.shapes for partition in available):
+    available = share.available(counts)
+    if not any(partition in share.states for partition in available):
         return
     waiting = [lease for lease in queue.leases.values() if not lease.taken and not lease.future.done()]
     assigned: dict[int, list[WaitingLease]] = {}
     for lease, partition in zip(waiting, assign_leases([w.batch_size for w in waiting], available), strict=True):
-        if partition in lane.shapes:
+        if partition in share.states:
             assigned.setdefault(partition, []).append(lease)
         else:
-            queue.wake(queue.lane_of(partition))
+            queue.wake(queue.share_of(partition))
     for partition, leases in assigned.items():
         batch.leases[len(batch.operations)] = leases
         count = min(sum(lease.batch_size for lease in leases), COMMIT_ITEMS_COUNT_MAX)
-        batch.operations.append(LeaseItems(partition, count, queue.record.lease_timeout_us, mortality))
+        batch.operations.append(LeaseItems(partition, count, queue.record.lease_timeout_us, rules))
         batch.weight += count
-        lane.hinted.discard(partition)  # the others are asked next, if somebody still waits
+        share.hinted.discard(partition)  # the others are asked next, if somebody still waits
 
 
 def refuse_all(queue: LogicalQueue, error: TryAgain) -> None:

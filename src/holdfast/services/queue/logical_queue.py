@@ -30,7 +30,7 @@ from holdfast.ports.queue_store import (
     SentBack,
 )
 from holdfast.proof import crash_point
-from holdfast.services.queue.batch import assign_leases, place_produce, refuse_all, share, take
+from holdfast.services.queue.batch import assign_leases, place_produce, refuse_all, share_out, take
 from holdfast.services.queue.storage_share import StorageShare
 from holdfast.services.queue.waiting import (
     INLINE_ITEMS_COUNT_MAX,
@@ -47,7 +47,7 @@ from holdfast.telemetry.events import emit
 class Hooks:
     """What a queue tells its manager. Replaced by the manager; alone, a queue tells nobody."""
 
-    def mortality(self, queue: LogicalQueue) -> DeathRules:
+    def rules(self, queue: LogicalQueue) -> DeathRules:
         """By which rules its items die now."""
         return DeathRules(max_attempts=queue.record.max_attempts)
 
@@ -77,9 +77,9 @@ class LogicalQueue(WaitingRequests):
     """A queue that is open for requests."""
 
     def __init__(
-        self, record: QueueRecord, lanes: Sequence[StorageShare], *, clock: Clock, hooks: Hooks, activity: InFlight
+        self, record: QueueRecord, shares: Sequence[StorageShare], *, clock: Clock, hooks: Hooks, activity: InFlight
     ) -> None:
-        super().__init__(record, lanes, clock=clock, activity=activity)
+        super().__init__(record, shares, clock=clock, activity=activity)
         self.hooks = hooks
         self.in_flight = 0
         self.frozen = 0
@@ -90,11 +90,11 @@ class LogicalQueue(WaitingRequests):
 
     def start(self) -> None:
         """Start the loops."""
-        for lane in self.lanes:
-            self._start(lane)
+        for share in self.shares:
+            self._start(share)
 
-    def _start(self, lane: StorageShare) -> None:
-        task = asyncio.get_running_loop().create_task(self._run(lane), name=f"queue {self.record.name}")
+    def _start(self, share: StorageShare) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(share), name=f"queue {self.record.name}")
         task.add_done_callback(self._on_end)
         self._tasks.append(task)
 
@@ -104,106 +104,106 @@ class LogicalQueue(WaitingRequests):
             emit("queue.bug", queue=self.record.name, error=repr(bug), traceback=bug)
             self.close_requests(InternalError("internal error; the server's log has the details"))
 
-    async def _run(self, lane: StorageShare) -> None:
-        wake = self._wakes[lane]
+    async def _run(self, share: StorageShare) -> None:
+        wake = self._wakes[share]
         while self._closed_with is None:
             await wake.wait()
             wake.clear()
-            if not lane.healthy:
-                await self._try_to_load(lane)
-            while self._may_commit(lane):
-                await self._gather(lane)
-                if not self._may_commit(lane):
+            if not share.healthy:
+                await self._try_to_load(share)
+            while self._may_commit(share):
+                await self._gather(share)
+                if not self._may_commit(share):
                     break
-                batch = take(self, lane)
+                batch = take(self, share)
                 if not batch.operations:
                     break
-                await self._commit(lane, batch)
-                if not (self.produces or self.leases or lane.bound or lane.due_more):
+                await self._commit(share, batch)
+                if not (self.produces or self.leases or share.bound or share.due_more):
                     break
                 # A crowd that has come meanwhile is committed in a thread while those who are answered now read their
                 # answers. On this thread the answers go first.
-                waiting_count = len(self.produces) + len(lane.bound)
-                if 2 * waiting_count < len(batch.requests()) or self._goes_inline(lane):
+                waiting_count = len(self.produces) + len(share.bound)
+                if 2 * waiting_count < len(batch.requests()) or self._goes_inline(share):
                     await asyncio.sleep(0)
             self._alarm.ring_at(self._next_us())
 
-    async def _gather(self, lane: StorageShare) -> None:
+    async def _gather(self, share: StorageShare) -> None:
         """A commit on this thread holds everybody up: let those who are ready join it, as long as each turn of the loop
         brings more of them."""
         for _ in range(GATHER_TURNS_MAX):
-            count = len(self.produces) + len(lane.bound)
-            if count < GATHER_COUNT_MIN or self.activity.count > count or not self._goes_inline(lane):
+            count = len(self.produces) + len(share.bound)
+            if count < GATHER_COUNT_MIN or self.activity.count > count or not self._goes_inline(share):
                 return  # also where somebody is served elsewhere: then a thread makes the commit
             await asyncio.sleep(0)
-            if len(self.produces) + len(lane.bound) <= count:
+            if len(self.produces) + len(share.bound) <= count:
                 return
 
-    def _goes_inline(self, lane: StorageShare) -> bool:
+    def _goes_inline(self, share: StorageShare) -> bool:
         """Whether what waits now would be committed on this thread, if nobody else were being served."""
-        if len(self.produces) + len(lane.bound) > INLINE_ITEMS_COUNT_MAX or not lane.commits_inline():
+        if len(self.produces) + len(share.bound) > INLINE_ITEMS_COUNT_MAX or not share.commits_inline():
             return False
-        weight = sum([one.weight for one in self.produces]) + sum([one.weight for one in lane.bound])
+        weight = sum([one.weight for one in self.produces]) + sum([one.weight for one in share.bound])
         return weight <= INLINE_ITEMS_COUNT_MAX
 
-    def _may_commit(self, lane: StorageShare) -> bool:
-        return lane.healthy and self._closed_with is None and not self.frozen
+    def _may_commit(self, share: StorageShare) -> bool:
+        return share.healthy and self._closed_with is None and not self.frozen
 
-    async def _try_to_load(self, lane: StorageShare) -> None:
-        if lane.failures and self.clock.now_us() < lane.retry_at_us:
+    async def _try_to_load(self, share: StorageShare) -> None:
+        if share.failures and self.clock.now_us() < share.retry_at_us:
             return
-        lane.busy = True
+        share.busy = True
         try:
-            await lane.load()
+            await share.load()
         except QueueMissing:
             self.hooks.missing(self)
         except HoldfastError as error:
-            lane.set_aside(error)
-            emit("queue.storage_failed", queue=self.record.name, storage=lane.storage, error=error.message)
+            share.set_aside(error)
+            emit("queue.storage_failed", queue=self.record.name, storage=share.storage, error=error.message)
         else:
-            emit("queue.loaded", queue=self.record.name, storage=lane.storage)
+            emit("queue.loaded", queue=self.record.name, storage=share.storage)
             self.hooks.loaded(self)
         finally:
-            lane.busy = False
+            share.busy = False
             self._thawed.set()
 
-    async def _commit(self, lane: StorageShare, batch: CommitBatch) -> None:
+    async def _commit(self, share: StorageShare, batch: CommitBatch) -> None:
         requests = batch.requests()
         for waiting in requests:
             waiting.taken = True
         counted = len(batch.singles) + sum(map(len, batch.produces.values()))
         # Nobody else is being served: a thread would only add its own switches to the wait for the disk.
         alone = self.activity.count <= counted and batch.weight <= INLINE_ITEMS_COUNT_MAX
-        lane.busy = True
+        share.busy = True
         self.in_flight += len(requests)
         try:
-            committed = await lane.commit(batch.operations, alone=alone)
+            committed = await share.commit(batch.operations, alone=alone)
             crash_point("queue.before_reply")
-            self._answer(lane, batch, committed.results)
-            if lane.abilities.shared and any(shape.dying for shape in committed.shapes.values()):
+            self._answer(share, batch, committed.results)
+            if share.abilities.shared and any(state.dying for state in committed.states.values()):
                 self.hooks.loaded(self)  # a server that died may have left them
         except Exception as error:  # noqa: BLE001 - see _failure
-            self._fail(batch, self._failure(lane, error))
+            self._fail(batch, self._failure(share, error))
         finally:
-            lane.busy = False
+            share.busy = False
             self.in_flight -= len(requests)
             self._thawed.set()
             if self._closed_with is not None:
                 self.close_requests(self._closed_with)  # a lease that this commit gave nothing hears it now
 
-    def _failure(self, lane: StorageShare, error: Exception) -> HoldfastError:
-        """A commit failed: what its requests hear. The lane is not used again before it has been loaded."""
-        if lane.abilities.shared:
+    def _failure(self, share: StorageShare, error: Exception) -> HoldfastError:
+        """A commit failed: what its requests hear. The share is not used again before it has been loaded."""
+        if share.abilities.shared:
             self.hooks.failed(self)
         if isinstance(error, QueueMissing):
             self.hooks.missing(self)
             return error
         if isinstance(error, HoldfastError):
-            emit("queue.storage_failed", queue=self.record.name, storage=lane.storage, error=error.message)
-            return lane.set_aside(error)
+            emit("queue.storage_failed", queue=self.record.name, storage=share.storage, error=error.message)
+            return share.set_aside(error)
         # A bug: say so loudly, lose nothing, and read the truth from the store again.
-        emit("queue.bug", queue=self.record.name, storage=lane.storage, error=repr(error), traceback=error)
-        return lane.set_aside(TryAgain(f"storage failed; {error!r}"))
+        emit("queue.bug", queue=self.record.name, storage=share.storage, error=repr(error), traceback=error)
+        return share.set_aside(TryAgain(f"storage failed; {error!r}"))
 
     def _fail(self, batch: CommitBatch, error: HoldfastError) -> None:
         for waiting in batch.requests():
@@ -218,44 +218,44 @@ class LogicalQueue(WaitingRequests):
 
     def _refuse_what_waits(self) -> None:
         """Requests that need a storage which was set aside are answered now, not when their time is up."""
-        for lane in self.lanes:
-            if not lane.healthy:
-                for waiting in lane.bound:
+        for share in self.shares:
+            if not share.healthy:
+                for waiting in share.bound:
                     waiting.fail(self._unavailable())
-                lane.bound.clear()
-        if not any(lane.healthy for lane in self.lanes):
+                share.bound.clear()
+        if not any(share.healthy for share in self.shares):
             refuse_all(self, self._unavailable())
 
-    def _answer(self, lane: StorageShare, batch: CommitBatch, results: Sequence[Result]) -> None:
+    def _answer(self, share: StorageShare, batch: CommitBatch, results: Sequence[Result]) -> None:
         for index, result in enumerate(results):
             if index in batch.produces:
                 batch.answer_produces(index, cast(Produced, result))
             elif (leases := batch.leases.get(index)) is not None:
-                self._answer_leases(lane, leases, batch.operations[index].partition, cast(LeasedItems, result))
+                self._answer_leases(share, leases, batch.operations[index].partition, cast(LeasedItems, result))
             elif (single := batch.singles.get(index)) is not None:
                 single.answer(result)
-            self._learn(lane, batch.operations[index], result)
+            self._learn(share, batch.operations[index], result)
 
-    def _learn(self, lane: StorageShare, operation: Operation, result: Result) -> None:
+    def _learn(self, share: StorageShare, operation: Operation, result: Result) -> None:
         """What a result means for everybody but the one who is answered with it."""
         if isinstance(operation, Import | Revive):
             # They came with attempts of their own: what is used up dies now, nobody could lease it.
-            lane.due_more.add(operation.partition)
+            share.due_more.add(operation.partition)
         if isinstance(operation, SendBack) and isinstance(result, SentBack) and result.ids:
             self.hooks.redriven(self, operation.target, result)
         if isinstance(result, Ended):
             if result.more:
-                lane.due_more.add(operation.partition)
+                share.due_more.add(operation.partition)
             if result.dying or result.moved or result.deleted:
                 self.hooks.ended(self, result)
 
     def _answer_leases(
-        self, lane: StorageShare, leases: list[WaitingLease], partition: int, leased: LeasedItems
+        self, share: StorageShare, leases: list[WaitingLease], partition: int, leased: LeasedItems
     ) -> None:
         if not leased.items:
-            lane.dry[partition] = lane.shapes[partition].queued
+            share.dry[partition] = share.states[partition].queued
         waiting = [lease for lease in leases if not lease.future.done()]
-        shares = share(leased.items, [lease.batch_size for lease in waiting])
+        shares = share_out(leased.items, [lease.batch_size for lease in waiting])
         given = 0
         for lease, items in zip(waiting, shares, strict=True):
             lease.taken = False
@@ -267,74 +267,74 @@ class LogicalQueue(WaitingRequests):
             # Somebody went away while the commit ran. Nobody knows of these leases: undo them.
             kept = {item.id for items in shares for item in items}
             self.release(partition, [item.id for item in leased.items if item.id not in kept])
-        elif lane.abilities.shared and given:
-            lane.hinted.add(partition)  # there may be more
+        elif share.abilities.shared and given:
+            share.hinted.add(partition)  # there may be more
 
     # --- a lone request ---------------------------------------------------------------------------------------
 
     def _nobody_else(self, weight: int) -> bool:
-        lane = self.lanes[0]
-        if self.activity.count or len(self.lanes) > 1 or weight > INLINE_ITEMS_COUNT_MAX or lane.busy:
+        share = self.shares[0]
+        if self.activity.count or len(self.shares) > 1 or weight > INLINE_ITEMS_COUNT_MAX or share.busy:
             return False
-        if self.produces or self.leases or lane.bound or not self._may_commit(lane) or not lane.commits_inline():
+        if self.produces or self.leases or share.bound or not self._may_commit(share) or not share.commits_inline():
             return False
-        return not lane.due_partitions(self.hooks.mortality(self))
+        return not share.due_partitions(self.hooks.rules(self))
 
     async def _produce_alone(self, items: Sequence[NewItem]) -> list[PlacedItem]:
-        partition = place_produce(self.lanes[0].un_leased())
+        partition = place_produce(self.shares[0].un_leased())
         produced = await self._operate_alone(Produce(partition, items, self.record.expire_timeout_us))
         return placed(cast(Produced, produced).ids, items, partition)
 
     async def _lease_alone(self, batch_size: int) -> LeaseAnswer | None:
-        lane = self.lanes[0]
-        available = lane.available(lane.un_leased())
+        share = self.shares[0]
+        available = share.available(share.un_leased())
         if not available or self.record.paused:
             return None
         (partition,) = assign_leases([batch_size], available)
-        lease = LeaseItems(partition, batch_size, self.record.lease_timeout_us, self.hooks.mortality(self))
+        lease = LeaseItems(partition, batch_size, self.record.lease_timeout_us, self.hooks.rules(self))
         try:
             leased = cast(LeasedItems, await self._operate_alone(lease))
         except TryAgain:
             return None  # it waits on, until the storage is back or its time is up
         if not leased.items:
-            lane.dry[partition] = lane.shapes[partition].queued
+            share.dry[partition] = share.states[partition].queued
             return None
         return LeaseAnswer(partition, list(leased.items))
 
     async def _operate_alone(self, operation: Operation) -> Result:
         """One commit for the only client: no task, no event, no thread between it and its commit, and nothing that
         would suspend it: a client can be cancelled while it is suspended, a commit cannot."""
-        lane = self.lanes[0]
-        lane.busy = True
+        share = self.shares[0]
+        share.busy = True
         self.in_flight += 1
         try:
-            committed = await lane.commit((operation,), alone=True)
+            committed = await share.commit((operation,), alone=True)
             crash_point("queue.before_reply")
             result = committed.results[0]
-            self._learn(lane, operation, result)
+            self._learn(share, operation, result)
         except Exception as error:
-            failure = self._failure(lane, error)
-            self.wake(lane)
+            failure = self._failure(share, error)
+            self.wake(share)
             raise failure from error
         finally:
-            lane.busy = False
+            share.busy = False
             self.in_flight -= 1
-        if lane.due_more:
-            self.wake(lane)
-        self._alarm.ring_at(lane.next_due_us(self.hooks.mortality(self)))
+        if share.due_more:
+            self.wake(share)
+        self._alarm.ring_at(share.next_due_us(self.hooks.rules(self)))
         return result
 
     # --- time -----------------------------------------------------------------------------------------------
 
     def _next_us(self) -> int:
         moments = [waiting.deadline_us for waiting in self._untaken()]
-        mortality = self.hooks.mortality(self)
-        for lane in self.lanes:
-            if lane.busy or self.frozen:
+        rules = self.hooks.rules(self)
+        for share in self.shares:
+            if share.busy or self.frozen:
                 continue  # it looks again when it is done; an alarm for what is being done would ring without end
-            if lane.failures:
-                moments.append(lane.retry_at_us)
-            elif due_us := lane.next_due_us(mortality):
+            if share.failures:
+                moments.append(share.retry_at_us)
+            elif due_us := share.next_due_us(rules):
                 moments.append(due_us)
         return min(moments, default=0)
 
@@ -352,38 +352,38 @@ class LogicalQueue(WaitingRequests):
 
     def look_again(self) -> None:
         """Settings changed, or somebody else added items: look at deadlines and items anew."""
-        for lane in self.lanes:
-            lane.hinted.update(lane.partitions)
-            lane.due_more.update(lane.partitions)
+        for share in self.shares:
+            share.hinted.update(share.partitions)
+            share.due_more.update(share.partitions)
         self.wake()
 
     def hint(self) -> None:
         """Somebody else may have added items: the next lease asks the store, whatever was counted here."""
-        for lane in self.lanes:
-            lane.hinted.update(lane.partitions)
+        for share in self.shares:
+            share.hinted.update(share.partitions)
 
-    async def change(self, record: QueueRecord, lanes: Sequence[StorageShare]) -> None:
-        """Take over new settings at once, and lanes that have more partitions than before."""
+    async def change(self, record: QueueRecord, shares: Sequence[StorageShare]) -> None:
+        """Take over new settings at once, and shares that have more partitions than before."""
         self.record = record
-        known = {lane.storage: lane for lane in self.lanes}
-        for lane in lanes:
-            old = known.get(lane.storage)
-            if old is not None and old.partitions == lane.partitions:
+        known = {share.storage: share for share in self.shares}
+        for share in shares:
+            old = known.get(share.storage)
+            if old is not None and old.partitions == share.partitions:
                 continue
             if old is not None:
-                await self._replace(old, lane)
+                await self._replace(old, share)
             else:
-                await self._try_to_load(lane)
-                self.lanes = (*self.lanes, lane)
-                self._wakes[lane] = asyncio.Event()
-                self._start(lane)
-                self.wake(lane)
+                await self._try_to_load(share)
+                self.shares = (*self.shares, share)
+                self._wakes[share] = asyncio.Event()
+                self._start(share)
+                self.wake(share)
 
     async def _replace(self, old: StorageShare, new: StorageShare) -> None:
-        """The same storage with more partitions: the lane keeps its waiting requests."""
+        """The same storage with more partitions: the share keeps its waiting requests."""
         async with self.freeze():
-            await old.shelves.close()
-            old.partitions, old.shelves = new.partitions, new.shelves
+            await old.store.close()
+            old.partitions, old.store = new.partitions, new.store
             await self._try_to_load(old)
 
     @asynccontextmanager
@@ -391,7 +391,7 @@ class LogicalQueue(WaitingRequests):
         """No commit runs and none begins until this ends; requests wait."""
         self.frozen += 1
         try:
-            while any(lane.busy for lane in self.lanes):
+            while any(share.busy for share in self.shares):
                 self._thawed.clear()
                 await self._thawed.wait()
             yield
@@ -418,7 +418,7 @@ class LogicalQueue(WaitingRequests):
                 raise bug
         for waiting in [*self.produces, *self.leases.values()]:
             waiting.fail(error or ShuttingDown())
-        for lane in self.lanes:
-            for operation in lane.bound:
+        for share in self.shares:
+            for operation in share.bound:
                 operation.fail(error or ShuttingDown())
-            await lane.shelves.close()
+            await share.store.close()

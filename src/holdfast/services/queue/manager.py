@@ -100,7 +100,7 @@ class QueueManager(Hooks):
         self._movers: dict[str, Mover] = {}
         self._names: list[str] = []
         self._source_queues: dict[str, list[str]] = {}
-        self._mortalities: dict[str, DeathRules] = {}
+        self._rules: dict[str, DeathRules] = {}
         self._stale = asyncio.Event()
 
     @property
@@ -187,13 +187,13 @@ class QueueManager(Hooks):
             await storage.close()
 
     async def _add(self, record: QueueRecord) -> LogicalQueue:
-        queue = LogicalQueue(record, self._lanes(record), clock=self.clock, hooks=self, activity=self.activity)
-        for lane in queue.lanes:
+        queue = LogicalQueue(record, self._shares(record), clock=self.clock, hooks=self, activity=self.activity)
+        for share in queue.shares:
             try:
-                await lane.load()
+                await share.load()
             except HoldfastError as error:
-                lane.set_aside(error)
-                emit("queue.storage_failed", queue=record.name, storage=lane.storage, error=error.message)
+                share.set_aside(error)
+                emit("queue.storage_failed", queue=record.name, storage=share.storage, error=error.message)
         self._queues[record.name] = queue
         self._movers[record.name] = Mover(queue, clock=self.clock, find=self.find)
         return queue
@@ -206,7 +206,7 @@ class QueueManager(Hooks):
                     f"'{place.storage}', name it in the settings"
                 )
 
-    def _lanes(self, record: QueueRecord) -> list[StorageShare]:
+    def _shares(self, record: QueueRecord) -> list[StorageShare]:
         self._check_configured(record)
         places: dict[str, list[int]] = {}
         for place in record.partitions:
@@ -215,7 +215,7 @@ class QueueManager(Hooks):
             StorageShare(
                 storage=name,
                 partitions=partitions,
-                shelves=self.storages[name].shelves(record, partitions),
+                store=self.storages[name].queue_store(record, partitions),
                 abilities=self.storages[name].abilities,
                 clock=self.clock,
             )
@@ -223,7 +223,7 @@ class QueueManager(Hooks):
         ]
 
     def _index(self) -> None:
-        self._mortalities.clear()
+        self._rules.clear()
         self._names = sorted(self._queues)
         self._source_queues = {}
         for name in self._names:
@@ -237,19 +237,19 @@ class QueueManager(Hooks):
             target, queue = self._queues.get(target_name), self._queues.get(source)
             if target is None or queue is None:
                 continue
-            idle = all(lane.healthy and not any(s.dying for s in lane.shapes.values()) for lane in queue.lanes)
+            idle = all(share.healthy and not any(s.dying for s in share.states.values()) for share in queue.shares)
             if idle:
                 # What cannot be forgotten now is forgotten at the next start; the others do not wait for it.
                 with suppress(HoldfastError):
                     await self._forget_arrivals(target, source)
 
     async def _forget_arrivals(self, target: LogicalQueue, source_queue: str) -> None:
-        for lane in target.lanes:
-            if lane.healthy:
-                source_ids = await lane.shelves.arrivals(source_queue=source_queue, count_max=ARRIVALS_COUNT_MAX)
+        for share in target.shares:
+            if share.healthy:
+                source_ids = await share.store.arrivals(source_queue=source_queue, count_max=ARRIVALS_COUNT_MAX)
                 if source_ids:
-                    forget = Forget(lane.partitions[0], source_ids)
-                    await target.operate(forget, partition=lane.partitions[0])
+                    forget = Forget(share.partitions[0], source_ids)
+                    await target.operate(forget, partition=share.partitions[0])
 
     # --- changes ----------------------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class QueueManager(Hooks):
             self._movers[record.name].wake()
         else:
             old_dead_queue = queue.record.dead_queue
-            await queue.change(record, self._lanes(record))
+            await queue.change(record, self._shares(record))
             self._index()
             self._look_again(old_dead_queue)
         self._look_again(record.name)
@@ -304,9 +304,9 @@ class QueueManager(Hooks):
 
     # --- what queues tell -------------------------------------------------------------------------------------
 
-    def mortality(self, queue: LogicalQueue) -> DeathRules:
+    def rules(self, queue: LogicalQueue) -> DeathRules:
         """In a dead queue nothing dies by itself; elsewhere the dead go to the emptiest healthy partition."""
-        known = self._mortalities.get(queue.record.name)
+        known = self._rules.get(queue.record.name)
         if known is not None:
             return known
         record = queue.record
@@ -319,7 +319,7 @@ class QueueManager(Hooks):
                 # Its dead queue is not open here yet: until it is, nothing may die, least of all into nowhere.
                 return DeathRules(immortal=True)
             # Where the dead go depends on how full the dead queue's partitions are; the rest only on settings.
-            self._mortalities[record.name] = rules
+            self._rules[record.name] = rules
         return rules
 
     def source_target(self, source_queue: str) -> MoveTarget:
@@ -333,14 +333,14 @@ class QueueManager(Hooks):
         target = self._queues.get(dead_queue) if dead_queue else None
         if target is None:
             return None
-        lanes = [lane for lane in target.lanes if lane.healthy] or list(target.lanes)
-        counts = {partition: count for lane in lanes for partition, count in lane.un_leased().items()}
+        shares = [share for share in target.shares if share.healthy] or list(target.shares)
+        counts = {partition: count for share in shares for partition, count in share.un_leased().items()}
         partition = place_produce(counts)
         return MoveTarget(
             queue_name=dead_queue,
             generation=target.record.generation,
             partition=partition,
-            storage=target.lane_of(partition).storage,
+            storage=target.share_of(partition).storage,
             expire_timeout_us=target.record.expire_timeout_us,
         )
 

@@ -1,6 +1,6 @@
 """A queue's share of one storage: its partitions, how they stand, and whether the storage can be used at present.
 
-A lane runs one commit at a time. After a failure it is set aside, loads its state anew with back-off, and comes
+A share runs one commit at a time. After a failure it is set aside, loads its state anew with back-off, and comes
 back. It knows nothing of requests; `logical.py` decides what goes into a batch.
 """
 
@@ -27,14 +27,14 @@ class StorageShare:
     """The partitions of one queue in one storage."""
 
     def __init__(
-        self, *, storage: str, partitions: Sequence[int], shelves: QueueStore, abilities: StorageAbilities, clock: Clock
+        self, *, storage: str, partitions: Sequence[int], store: QueueStore, abilities: StorageAbilities, clock: Clock
     ) -> None:
         self.storage = storage
         self.partitions = tuple(partitions)
-        self.shelves = shelves
+        self.store = store
         self.abilities = abilities
         self.clock = clock
-        self.shapes: dict[int, PartitionState] = {partition: PartitionState() for partition in partitions}
+        self.states: dict[int, PartitionState] = {partition: PartitionState() for partition in partitions}
         self.bound: list[WaitingOperation] = []
         self.loaded = False
         self.busy = False
@@ -53,12 +53,12 @@ class StorageShare:
 
     def commits_inline(self) -> bool:
         """Whether a commit would be made at once, on the calling thread."""
-        return self.abilities.inline and self._commit_us < INLINE_COMMIT_US_MAX and self.shelves.can_commit_inline()
+        return self.abilities.inline and self._commit_us < INLINE_COMMIT_US_MAX and self.store.can_commit_inline()
 
     async def load(self) -> None:
         """Read the state from the store; raises StorageFailed or QueueMissing."""
         started_us = self.clock.now_us()
-        self._take_over(await self.shelves.load(), started_us)
+        self._take_over(await self.store.load(), started_us)
         self.loaded = True
         self.failures = 0
         self.hinted = set(self.partitions)
@@ -68,7 +68,7 @@ class StorageShare:
         """One commit; raises StorageFailed or QueueMissing."""
         started_us = self.clock.now_us()
         inline = alone and self.commits_inline()
-        committed = await self.shelves.commit(operations, inline=inline)
+        committed = await self.store.commit(operations, inline=inline)
         self._take_over(committed, started_us)
         # A short memory: one slow sync sends the next requests to a thread, quick ones bring them back. A thread also
         # waits for the interpreter: a commit in one was never slower than it seems, and may have been quicker.
@@ -78,7 +78,7 @@ class StorageShare:
 
     def _take_over(self, committed: Committed, started_us: int) -> None:
         """How the partitions stand now."""
-        self.shapes.update(committed.shapes)
+        self.states.update(committed.states)
         now_us, store_us = self.clock.now_us(), committed.now_us
         # The store looked at its clock at some moment since we asked. Only what that cannot explain is a difference:
         # a commit that took a minute must not make every deadline a minute late.
@@ -87,7 +87,7 @@ class StorageShare:
         )
 
     def set_aside(self, error: HoldfastError) -> StorageFailed:
-        """Use the lane no more until it has been loaded again; returns what its requests are answered with."""
+        """Use the share no more until it has been loaded again; returns what its requests are answered with."""
         self.failures += 1
         backoff_us = min(BACKOFF_US_MAX, BACKOFF_US_FIRST * 2 ** min(self.failures - 1, 16))
         self.retry_at_us = self.clock.now_us() + int(backoff_us * random.uniform(0.5, 1.0))  # noqa: S311
@@ -95,17 +95,17 @@ class StorageShare:
             return error
         return StorageFailed(f"storage failed; {error.message}")
 
-    def due_partitions(self, mortality: DeathRules) -> list[int]:
+    def due_partitions(self, rules: DeathRules) -> list[int]:
         """Partitions with a deadline that has passed by the store's clock."""
         now_us = self.clock.now_us() + self._clock_ahead_us
-        due = [p for p, shape in self.shapes.items() if 0 < shape.due_us(mortality) <= now_us]
+        due = [p for p, state in self.states.items() if 0 < state.due_us(rules) <= now_us]
         if self.due_more:
             due.extend(self.due_more.difference(due))
         return due
 
-    def next_due_us(self, mortality: DeathRules) -> int:
-        """Our moment of the next deadline of the lane; 0 if there is none."""
-        moments = [due_us for shape in self.shapes.values() if (due_us := shape.due_us(mortality))]
+    def next_due_us(self, rules: DeathRules) -> int:
+        """Our moment of the next deadline of the share; 0 if there is none."""
+        moments = [due_us for state in self.states.values() if (due_us := state.due_us(rules))]
         return min(moments) - self._clock_ahead_us if moments else 0
 
     def available(self, counts: Mapping[int, int]) -> dict[int, int]:
@@ -115,4 +115,4 @@ class StorageShare:
 
     def un_leased(self) -> dict[int, int]:
         """Un-leased items by partition."""
-        return {partition: shape.queued for partition, shape in self.shapes.items()}
+        return {partition: state.queued for partition, state in self.states.items()}

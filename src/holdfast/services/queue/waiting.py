@@ -182,16 +182,18 @@ LONE_COUNT_YIELD = 8
 class WaitingRequests(ABC):
     """Requests of one queue that wait for their turn."""
 
-    def __init__(self, record: QueueRecord, lanes: Sequence[StorageShare], *, clock: Clock, activity: InFlight) -> None:
+    def __init__(
+        self, record: QueueRecord, shares: Sequence[StorageShare], *, clock: Clock, activity: InFlight
+    ) -> None:
         self.record = record
-        self.lanes = tuple(lanes)
+        self.shares = tuple(shares)
         self.clock = clock
         self.activity = activity
         self.produces: deque[WaitingProduce] = deque()
         self.leases: dict[str, WaitingLease] = {}
         self._produce_bytes = 0
         self._closed_with: HoldfastError | None = None
-        self._wakes = {lane: asyncio.Event() for lane in self.lanes}
+        self._wakes = {share: asyncio.Event() for share in self.shares}
         self._alarm = EarliestTimer(clock, self._on_alarm)
 
     @abstractmethod
@@ -222,7 +224,7 @@ class WaitingRequests(ABC):
             or self._produce_bytes + byte_count > PRODUCES_WAITING_BYTES_MAX
         ):
             raise TryAgain("queue is overloaded; try again later")
-        if not any(lane.healthy for lane in self.lanes):
+        if not any(share.healthy for share in self.shares):
             raise self._unavailable()
         if self._nobody_else(len(items)) and (self._is_sure() or await self._look_round(len(items))):
             return await self._produce_alone(items)
@@ -243,16 +245,16 @@ class WaitingRequests(ABC):
     ) -> Result:
         """Carry out an operation on its partition. Raises TryAgain, and then nothing is acknowledged."""
         self._check_open()
-        lane = self.lane_of(partition)
-        if not lane.healthy:
+        share = self.share_of(partition)
+        if not share.healthy:
             raise self._unavailable()
         weight = weight_of(operation)
         if self._nobody_else(weight) and (self._is_sure() or await self._look_round(weight)):
             return await self._operate_alone(operation)
         self._check_open()
         waiting = WaitingOperation(operation, self.clock.now_us() + timeout_us, settles=settles)
-        lane.bound.append(waiting)
-        return cast(Result, await self._served(waiting, lane))
+        share.bound.append(waiting)
+        return cast(Result, await self._served(waiting, share))
 
     async def lease(self, client_id: str, batch_size: int, *, timeout_us: int) -> LeaseAnswer:
         """Wait for items. Raises NothingToLease when the time is up."""
@@ -282,10 +284,10 @@ class WaitingRequests(ABC):
             if self.leases.get(client_id) is waiting:
                 del self.leases[client_id]
 
-    async def _served(self, waiting: Waiting, lane: StorageShare | None = None) -> object:
+    async def _served(self, waiting: Waiting, share: StorageShare | None = None) -> object:
         self.activity.count += 1
         try:
-            self._join_line(waiting, lane)
+            self._join_line(waiting, share)
             return await waiting.future
         except asyncio.CancelledError:
             waiting.future.cancel()  # nothing is done any more for a client that has gone
@@ -293,8 +295,8 @@ class WaitingRequests(ABC):
         finally:
             self.activity.count -= 1
 
-    def _join_line(self, waiting: Waiting, lane: StorageShare | None = None) -> None:
-        self.wake(lane)
+    def _join_line(self, waiting: Waiting, share: StorageShare | None = None) -> None:
+        self.wake(share)
         self._alarm.ring_at(waiting.deadline_us)
 
     def _is_sure(self) -> bool:
@@ -324,17 +326,17 @@ class WaitingRequests(ABC):
             f"partition is failing; the storage of queue '{self.record.name}' cannot be used now, try again"
         )
 
-    def lane_of(self, partition: int) -> StorageShare:
-        """The lane of a partition; raises Invalid."""
-        for lane in self.lanes:
-            if partition in lane.partitions:
-                return lane
+    def share_of(self, partition: int) -> StorageShare:
+        """The share of a partition; raises Invalid."""
+        for share in self.shares:
+            if partition in share.partitions:
+                return share
         raise Invalid(f"partition is invalid; '{partition}' is not a valid partition")
 
-    def wake(self, lane: StorageShare | None = None) -> None:
+    def wake(self, share: StorageShare | None = None) -> None:
         """There may be something to do."""
-        if lane is not None:
-            self._wakes[lane].set()
+        if share is not None:
+            self._wakes[share].set()
             return
         for wake in self._wakes.values():
             wake.set()
@@ -342,15 +344,15 @@ class WaitingRequests(ABC):
     def release(self, partition: int, ids: Sequence[str]) -> None:
         """Undo leases of which nobody will ever hear."""
         if self._closed_with is None:
-            lane = self.lane_of(partition)
+            share = self.share_of(partition)
             deadline_us = self.clock.now_us() + OPERATION_TIMEOUT_US
-            lane.bound.append(WaitingOperation(Release(partition, ids), deadline_us, settles=False))
-            self.wake(lane)
+            share.bound.append(WaitingOperation(Release(partition, ids), deadline_us, settles=False))
+            self.wake(share)
 
     def _untaken(self) -> list[Waiting]:
         waiting: list[Waiting] = [*self.produces, *self.leases.values()]
-        for lane in self.lanes:
-            waiting.extend(lane.bound)
+        for share in self.shares:
+            waiting.extend(share.bound)
         return [one for one in waiting if not one.taken and not one.future.done()]
 
     def forget_produce(self, waiting: WaitingProduce) -> None:

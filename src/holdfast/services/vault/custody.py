@@ -13,8 +13,8 @@ from holdfast.core.requests.declare import Caller
 from holdfast.core.requests.vault import CaptureReport, QueueView
 from holdfast.core.selection import Selection, check_selection
 from holdfast.core.states import LetterState
-from holdfast.errors import BrokerError, Conflict, Forbidden, Invalid, NotFound, StorageFailed
-from holdfast.ports.blobs import BlobMissing, Blobs
+from holdfast.errors import BlobMissing, BrokerError, Conflict, Forbidden, Invalid, NotFound, StorageFailed
+from holdfast.ports.blobs import Blobs
 from holdfast.ports.clock import Clock
 from holdfast.ports.custody import DeadQueue, Post
 from holdfast.ports.vault import Vault
