@@ -1,4 +1,4 @@
-"""What can be asked is said once: every declared request has a role, a sentence, a handler, and a text for each field."""
+"""What can be asked is said once: a declared request has a role, a sentence, a handler, and a text for each field."""
 
 from __future__ import annotations
 
