@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -36,10 +35,11 @@ from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.sqlite.database import SqliteDatabase
 from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
+from holdfast.engines.system import SystemClock as SystemClock  # noqa: PLC0414  for the faces
 from holdfast.errors import BadUrl, CannotStart, HoldfastError, Invalid, QueueMissing
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.broker import Broker
-from holdfast.ports.clock import Clock, Timer
+from holdfast.ports.clock import Clock
 from holdfast.ports.collect import CollectStore, Transport
 from holdfast.ports.custody import Post
 from holdfast.ports.database import Database
@@ -89,19 +89,6 @@ if TYPE_CHECKING:
 
 #: Where a SQLite storage keeps what the collector knows.
 COLLECT_FOLDER = "collect"
-
-
-class SystemClock:
-    """The machine's clock. `HOLDFAST_CLOCK_OFFSET_S` shifts it, to prove that two servers' clocks may differ."""
-
-    def __init__(self) -> None:
-        self._offset_us = int(float(os.environ.get("HOLDFAST_CLOCK_OFFSET_S", "0")) * 1_000_000)
-
-    def now_us(self) -> int:
-        return time.time_ns() // 1000 + self._offset_us
-
-    def call_later(self, delay_us: int, callback: Callable[[], None]) -> Timer:
-        return asyncio.get_running_loop().call_later(max(0, delay_us) / 1_000_000, callback)
 
 
 def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int) -> Storage:

@@ -1,3 +1,5 @@
-"""`holdfast.core.groups.Fingerprint`: the name under which people's own fingerprint functions import it."""
+"""The documented place of `Fingerprint`, for functions of one's own that group letters; see `holdfast.core.letter`."""
 
-from holdfast.core.letter import Fingerprint as Fingerprint  # noqa: PLC0414 - handed on
+from holdfast.core.letter import Fingerprint
+
+__all__ = ["Fingerprint"]
