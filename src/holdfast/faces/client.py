@@ -1,7 +1,7 @@
 """`holdfast.Client`: the queues of a server, with the same methods as in process; and every other request by `call`.
 
-Two ways to ask: over HTTP, or the services of this process themselves (`Here`), with the same checks, roles and rows in
-the ledger. Either way an answer or an error is the same.
+Two ways to ask: over HTTP, or the services of this process themselves (`LocalClient`), with the same checks, roles and
+rows in the ledger. Either way an answer or an error is the same.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _ERRORS: dict[int, type[HoldfastError]] = {
 _PROBLEMS: dict[int, type[HoldfastError]] = {400: Invalid, 403: Forbidden, 404: NotFound, 409: Conflict}
 
 
-class Asked(Protocol):
+class RequestClient(Protocol):
     """Who answers requests, here or far away."""
 
     async def call(self, request: Request[R]) -> R:
@@ -94,7 +94,7 @@ class Client(Queues):
         await self._http.client.aclose()
 
 
-class Here:
+class LocalClient:
     """The services of this process, as far as they are open."""
 
     def __init__(

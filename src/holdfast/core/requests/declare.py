@@ -195,7 +195,7 @@ def declared_under(prefix: str) -> dict[str, Declared]:
 # --- a request on its way -------------------------------------------------------------------------------------
 
 
-class OnTheWire(NamedTuple):
+class WireRequest(NamedTuple):
     """A request as it travels: the values in its path, its query, and its body."""
 
     names: Mapping[str, str]
@@ -211,18 +211,18 @@ class OnTheWire(NamedTuple):
 _encode = msgspec.json.Encoder().encode
 
 
-def to_wire(request: Request[Any]) -> OnTheWire:
+def to_wire(request: Request[Any]) -> WireRequest:
     """A request, written down. What a GET leaves at its default is left out."""
     declared = request.declared
     if declared.method != "GET" and not declared.in_path:
-        return OnTheWire({}, {}, _encode(request))
+        return WireRequest({}, {}, _encode(request))
     names = {name: str(getattr(request, name)) for name in declared.in_path}
     if declared.method != "GET":
         values = msgspec.to_builtins(request)
-        return OnTheWire(names, {}, _encode({key: value for key, value in values.items() if key not in names}))
+        return WireRequest(names, {}, _encode({key: value for key, value in values.items() if key not in names}))
     query = {one.name: getattr(request, one.name) for one in declared.fields}
     set_ones = {one.name: query[one.name] for one in declared.fields if query[one.name] != one.default}
-    return OnTheWire(names, {name: _text(value) for name, value in set_ones.items()}, b"")
+    return WireRequest(names, {name: _text(value) for name, value in set_ones.items()}, b"")
 
 
 def _text(value: object) -> str:

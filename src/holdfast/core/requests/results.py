@@ -92,7 +92,7 @@ class StartResultRequest(Request[ResultView], frozen=True, kw_only=True):
 
 # The more specific path stands first.
 @declare("results.gaps", "GET /v1/results/{id}/gaps", role=Role.VIEWER)
-class ShowGaps(Request[GapsReply], frozen=True, kw_only=True):
+class ReadGaps(Request[GapsReply], frozen=True, kw_only=True):
     """Which ordinals are missing, as ranges with both ends."""
 
     id: TransactionId
@@ -115,7 +115,7 @@ class ReadSeries(Request[Stream], frozen=True, kw_only=True):
 
 
 @declare("results.show", "GET /v1/results/{id}", role=Role.VIEWER)
-class ShowResult(Request[ResultView], frozen=True, kw_only=True):
+class ReadResult(Request[ResultView], frozen=True, kw_only=True):
     """One transaction with its series."""
 
     id: TransactionId

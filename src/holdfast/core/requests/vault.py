@@ -498,7 +498,7 @@ class ResolveLetters(ActionRequest, frozen=True, kw_only=True):
 
 
 @declare("letters.show", "GET /admin/letters/{id}", role=Role.VIEWER)
-class ShowLetter(Request[LetterView], frozen=True, kw_only=True):
+class ReadLetter(Request[LetterView], frozen=True, kw_only=True):
     """One letter."""
 
     id: LetterId
@@ -540,7 +540,7 @@ class EditLetter(Request[EditReply], frozen=True, kw_only=True):
 
 
 @declare("letters.history", "GET /admin/letters/{id}/history", role=Role.VIEWER)
-class ShowHistory(Request[HistoryReply], frozen=True, kw_only=True):
+class ReadHistory(Request[HistoryReply], frozen=True, kw_only=True):
     """What was done to it."""
 
     id: LetterId
@@ -578,7 +578,7 @@ class ChangeGroup(Request[GroupView], frozen=True, kw_only=True):
 
 
 @declare("plans.make", "POST /admin/plans", role=Role.OPERATOR, redrives=True, is_change=False, schema="PlanRequest")
-class MakePlan(Request[Plan], frozen=True, kw_only=True):
+class PlanRedrive(Request[Plan], frozen=True, kw_only=True):
     """What a redrive would do: the frozen set, its targets, and what is left out."""
 
     selection: Annotated[Filter, Meta(description="Which letters.")]
@@ -603,7 +603,7 @@ class MakePlan(Request[Plan], frozen=True, kw_only=True):
 
 
 @declare("plans.show", "GET /admin/plans/{hash}", role=Role.OPERATOR, redrives=True)
-class ShowPlan(Request[Plan], frozen=True, kw_only=True):
+class ReadPlan(Request[Plan], frozen=True, kw_only=True):
     """A plan."""
 
     hash: Annotated[str, Meta(description="The hash of a plan.")]
@@ -631,7 +631,7 @@ class TaskRequest(Request[RedriveTask], frozen=True, kw_only=True):
 
 
 @declare("redrives.show", "GET /admin/redrives/{id}", role=Role.VIEWER)
-class ShowRedrive(TaskRequest, frozen=True, kw_only=True):
+class ReadRedrive(TaskRequest, frozen=True, kw_only=True):
     """One task and its progress."""
 
 
@@ -659,7 +659,7 @@ class ReadLedger(PageRequest[LedgerReply], frozen=True, kw_only=True):
 
 
 @declare("ledger.head", "GET /admin/ledger/head", role=Role.VIEWER)
-class ShowHead(Request[HeadReply], frozen=True, kw_only=True):
+class ReadHead(Request[HeadReply], frozen=True, kw_only=True):
     """The anchor of the chain."""
 
 
@@ -714,7 +714,7 @@ class OpenSession(Request[SessionReply], frozen=True, kw_only=True):
 
 
 @declare("session.show", "GET /admin/session", role=Role.VIEWER)
-class ShowSession(Request[SessionReply], frozen=True, kw_only=True):
+class ReadSession(Request[SessionReply], frozen=True, kw_only=True):
     """The session of this cookie."""
 
 

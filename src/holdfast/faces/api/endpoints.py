@@ -21,7 +21,7 @@ from starlette.routing import Route
 from holdfast.core.moments import moment
 from holdfast.core.requests.declare import BYTES, HANDLERS, JSON, Caller, Declared, declared_under, from_wire, handles
 from holdfast.core.requests.results import PAGE_COUNT_MAX, ListResults
-from holdfast.core.requests.vault import ActionReply, CloseSession, OpenSession, Problem, SessionReply, ShowSession
+from holdfast.core.requests.vault import ActionReply, CloseSession, OpenSession, Problem, ReadSession, SessionReply
 from holdfast.errors import Conflict, Forbidden, HoldfastError, InternalError, Invalid, NotFound
 from holdfast.faces.api.authenticator import COOKIE, Authenticator, cookie_of
 from holdfast.services.collect.service import CollectService
@@ -104,7 +104,7 @@ async def _admin_answer(
         body_sent = await _body(http, ADMIN_BYTES_MAX, "body is too large; more than {} bytes were sent")
         request = from_wire(declared, http.path_params, http.query_params.multi_items(), body_sent)
         if declared.path == "/admin/session":
-            page: Response = await HANDLERS[declared.request](_Visit(http, office, door, caller), request)
+            page: Response = await HANDLERS[declared.request](_SessionContext(http, office, door, caller), request)
             return page
         return _response(declared, await office.answer(request, caller))
     except Forbidden as error:
@@ -147,7 +147,7 @@ def _bug(http: HttpRequest, error: Exception) -> InternalError:
 # --- /admin/session: a browser opens a session with a token and is known by a cookie from then on -------------
 
 
-class _Visit(NamedTuple):
+class _SessionContext(NamedTuple):
     """A request of a browser."""
 
     http: HttpRequest
@@ -175,7 +175,7 @@ class _Visit(NamedTuple):
 
 
 @handles(OpenSession)
-async def _open_session(visit: _Visit, request: OpenSession) -> Response:
+async def _open_session(visit: _SessionContext, request: OpenSession) -> Response:
     token = visit.door.token_of(visit.http.scope)
     sessions = visit.door.sessions
     if not token or sessions is None:
@@ -185,8 +185,8 @@ async def _open_session(visit: _Visit, request: OpenSession) -> Response:
     return Response(visit.reply(session), media_type=JSON, headers=visit.cookie(secret, SESSION_S))
 
 
-@handles(ShowSession)
-async def _show_session(visit: _Visit, request: ShowSession) -> Response:
+@handles(ReadSession)
+async def _show_session(visit: _SessionContext, request: ReadSession) -> Response:
     sessions = visit.door.sessions
     session = sessions.find(cookie_of(visit.http.scope)) if sessions else None
     if session is None:
@@ -195,7 +195,7 @@ async def _show_session(visit: _Visit, request: ShowSession) -> Response:
 
 
 @handles(CloseSession)
-async def _close_session(visit: _Visit, request: CloseSession) -> Response:
+async def _close_session(visit: _SessionContext, request: CloseSession) -> Response:
     sessions = visit.door.sessions
     closed = sessions is not None and sessions.close(cookie_of(visit.http.scope))
     if closed:

@@ -17,10 +17,10 @@ from holdfast.core.requests.results import (
     AbandonResult,
     GapView,
     ListResults,
+    ReadGaps,
+    ReadResult,
     ReadSeries,
     ResultView,
-    ShowGaps,
-    ShowResult,
     StartResultRequest,
 )
 from holdfast.faces.cli.app import results as app
@@ -30,7 +30,7 @@ from holdfast.faces.cli.output import add_row, console, filled_table, shown, tab
 from holdfast.services.collect.service import ENDS
 
 if TYPE_CHECKING:
-    from holdfast.faces.client import Asked
+    from holdfast.faces.client import RequestClient
 
 LOOK_S = 0.25
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
@@ -53,7 +53,7 @@ Broker = Annotated[
 
 
 @asynccontextmanager
-async def opened(session: CommandContext, blobs: str | None, broker: str | None) -> AsyncIterator[Asked]:
+async def opened(session: CommandContext, blobs: str | None, broker: str | None) -> AsyncIterator[RequestClient]:
     """The results that --url names. Without a server the collector runs in this process, and resumes what was left."""
     url = session.settings.storages[0].url
     if url.startswith(("http://", "https://")):
@@ -64,13 +64,13 @@ async def opened(session: CommandContext, blobs: str | None, broker: str | None)
         async with Client(url, session.token(url), tls=session.tls()) as client:
             yield client
         return
-    from holdfast.faces.client import Here
+    from holdfast.faces.client import LocalClient
     from holdfast.wiring import open_collector
 
     settings = session.settings
     known = settings.collect_broker.reveal() if settings.collect_broker else None
     async with open_collector(url, blobs=blobs or settings.blobs, broker=broker or known) as service:
-        yield Here(results=service)
+        yield LocalClient(results=service)
 
 
 @command(
@@ -114,7 +114,7 @@ async def start(
     return ExitCode.FAILED if begun.state in {"failed", "abandoned"} else None
 
 
-async def watched(session: CommandContext, results: Asked, transaction: str) -> ResultView:
+async def watched(session: CommandContext, results: RequestClient, transaction: str) -> ResultView:
     """Wait for the end; one bar per series on stderr, when somebody sits in front of it."""
     progress = Progress(
         TextColumn("{task.description}", markup=False),
@@ -127,7 +127,7 @@ async def watched(session: CommandContext, results: Asked, transaction: str) -> 
     bars: dict[str, TaskID] = {}
     with progress:
         while True:
-            view = await results.call(ShowResult(id=transaction))
+            view = await results.call(ReadResult(id=transaction))
             for series in view.series:
                 if series.series not in bars:
                     bars[series.series] = progress.add_task(series.series, total=None, stored="0", count="?")
@@ -169,7 +169,7 @@ async def show(
 ) -> None:
     """Show where a transaction stands, series by series."""
     async with opened(session, blobs, broker) as results:
-        view = await (watched(session, results, transaction) if wait else results.call(ShowResult(id=transaction)))
+        view = await (watched(session, results, transaction) if wait else results.call(ReadResult(id=transaction)))
     session.out.document(view)
     session.out.say(f"{view.id} is {view.state}" + (f"; {view.reason}" if view.reason else ""))
     made = table("series", "#stored", "#count", "#bytes")
@@ -182,7 +182,7 @@ async def show(
 async def gaps(session: CommandContext, transaction: Id, blobs: Blobs = None, broker: Broker = None) -> None:
     """Show which ordinals are missing, as ranges."""
     async with opened(session, blobs, broker) as results:
-        found = (await results.call(ShowGaps(id=transaction))).items
+        found = (await results.call(ReadGaps(id=transaction))).items
     session.out.documents(found)
     made = table("series", "#stored", "#count", "missing")
     for gap in found:
@@ -206,7 +206,7 @@ async def cat(
 ) -> None:
     """Write a series to stdout, in order and verified, up to the first gap."""
     async with opened(session, blobs, broker) as results:
-        known = [each.series for each in (await results.call(ShowResult(id=transaction))).series]
+        known = [each.series for each in (await results.call(ReadResult(id=transaction))).series]
         if series not in known:
             have = f"it has {', '.join(known)}" if known else "it has none yet"
             raise CommandFailed(f"series does not exist; '{transaction}' has no series '{series}', {have}")
@@ -214,7 +214,7 @@ async def cat(
             async for chunk in chunks:
                 sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
-        missing = [gap for gap in (await results.call(ShowGaps(id=transaction))).items if gap.series == series]
+        missing = [gap for gap in (await results.call(ReadGaps(id=transaction))).items if gap.series == series]
     if missing and (missing[0].missing or missing[0].is_open):
         session.out.note(f"note: the series is not complete; missing {missing_text(missing[0])}")
 

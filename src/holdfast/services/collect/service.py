@@ -30,11 +30,11 @@ from holdfast.core.requests.results import (
     GapsReply,
     GapView,
     ListResults,
+    ReadGaps,
+    ReadResult,
     ReadSeries,
     ResultsReply,
     ResultView,
-    ShowGaps,
-    ShowResult,
     StartResultRequest,
     result_view,
 )
@@ -325,14 +325,14 @@ async def _page(service: CollectService, request: ListResults) -> ResultsReply:
     return ResultsReply(items=[result_view(each) for each in found])
 
 
-@handles(ShowResult)
-async def _show(service: CollectService, request: ShowResult) -> ResultView:
+@handles(ReadResult)
+async def _show(service: CollectService, request: ReadResult) -> ResultView:
     found = await service.find(request.id)
     return result_view(found, await service.stand(request.id))
 
 
-@handles(ShowGaps)
-async def _gaps(service: CollectService, request: ShowGaps) -> GapsReply:
+@handles(ReadGaps)
+async def _gaps(service: CollectService, request: ReadGaps) -> GapsReply:
     return GapsReply(
         items=[
             GapView(

@@ -47,14 +47,19 @@ from holdfast.core.requests.vault import (
     ListRedrives,
     ListRevisions,
     ListTokens,
-    MakePlan,
     MessagesReply,
     MessageView,
     PauseRedrive,
+    PlanRedrive,
     QueueView,
     ReadBalance,
     ReadBody,
+    ReadHead,
+    ReadHistory,
     ReadLedger,
+    ReadLetter,
+    ReadPlan,
+    ReadRedrive,
     RedriveQueue,
     RedriveQueueReply,
     RedrivesReply,
@@ -64,11 +69,6 @@ from holdfast.core.requests.vault import (
     RevisionView,
     RevokeToken,
     SearchLetters,
-    ShowHead,
-    ShowHistory,
-    ShowLetter,
-    ShowPlan,
-    ShowRedrive,
     StartCapture,
     StartRedrive,
     TaskRequest,
@@ -310,8 +310,8 @@ async def _act(app: VaultApp, request: ActionRequest, caller: Caller) -> ActionR
     return ActionReply(await app.custody.act(word, selection, expected=request.count, act=act, caller=caller))
 
 
-@handles(ShowLetter)
-async def _show_letter(app: VaultApp, request: ShowLetter, caller: Caller) -> LetterView:
+@handles(ReadLetter)
+async def _show_letter(app: VaultApp, request: ReadLetter, caller: Caller) -> LetterView:
     return LetterView.of(await app.custody.letter(request.id, caller))
 
 
@@ -348,8 +348,8 @@ async def _edit(app: VaultApp, request: EditLetter, caller: Caller) -> EditReply
     return EditReply(number)
 
 
-@handles(ShowHistory)
-async def _history(app: VaultApp, request: ShowHistory, caller: Caller) -> HistoryReply:
+@handles(ReadHistory)
+async def _history(app: VaultApp, request: ReadHistory, caller: Caller) -> HistoryReply:
     letter = await app.custody.letter(request.id, caller)
     return HistoryReply(await app.vault.ledger.of_letter(letter.id, count_max=HISTORY_COUNT_MAX))
 
@@ -401,13 +401,13 @@ async def _change_group(app: VaultApp, request: ChangeGroup, caller: Caller) -> 
     return _view(GroupView, group)
 
 
-@handles(MakePlan)
-async def _plan(app: VaultApp, request: MakePlan, caller: Caller) -> Plan:
+@handles(PlanRedrive)
+async def _plan(app: VaultApp, request: PlanRedrive, caller: Caller) -> Plan:
     return await app.planner.plan(request.wish(app.now_us), caller)
 
 
-@handles(ShowPlan)
-async def _show_plan(app: VaultApp, request: ShowPlan, caller: Caller) -> Plan:
+@handles(ReadPlan)
+async def _show_plan(app: VaultApp, request: ReadPlan, caller: Caller) -> Plan:
     return await app.planner.find(_without_nul(request.hash), caller)
 
 
@@ -433,7 +433,7 @@ async def _redrives(app: VaultApp, request: ListRedrives, caller: Caller) -> Red
     return RedrivesReply(redrives=found, next=more)
 
 
-@handles(ShowRedrive)
+@handles(ReadRedrive)
 async def _show_redrive(app: VaultApp, request: TaskRequest, caller: Caller) -> RedriveTask:
     redrive = await app.redrives.find(request.id)
     if redrive.wish.selection.queue:
@@ -464,8 +464,8 @@ async def _ledger(app: VaultApp, request: ReadLedger, caller: Caller) -> LedgerR
     return LedgerReply(rows=rows, next=more)
 
 
-@handles(ShowHead)
-async def _head(app: VaultApp, request: ShowHead, caller: Caller) -> HeadReply:
+@handles(ReadHead)
+async def _head(app: VaultApp, request: ReadHead, caller: Caller) -> HeadReply:
     return HeadReply(await app.ledgers.head())
 
 
