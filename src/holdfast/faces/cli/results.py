@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,24 +13,27 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from holdfast.core.requests.results import (
-    PAGE_COUNT_MAX,
     AbandonResult,
+    GapsReply,
     GapView,
     ListResults,
     ReadGaps,
     ReadResult,
     ReadSeries,
+    ResultsReply,
     ResultView,
     StartResultRequest,
 )
-from holdfast.faces.cli.app import results as app
-from holdfast.faces.cli.command import command, read_file
+from holdfast.core.states import TransactionState
+from holdfast.faces.cli import groups
+from holdfast.faces.cli.command import SHARED, CommandOption, asks, command, read_file
 from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
-from holdfast.faces.cli.output import add_row, console, filled_table, shown, table
-from holdfast.services.collect.service import ENDS
+from holdfast.faces.cli.output import Output, add_row, console, filled_table, shown, table
 
 if TYPE_CHECKING:
     from holdfast.faces.client import RequestClient
+
+app = groups["results"]
 
 LOOK_S = 0.25
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
@@ -52,31 +55,19 @@ Broker = Annotated[
 ]
 
 
-@asynccontextmanager
-async def opened(session: CommandContext, blobs: str | None, broker: str | None) -> AsyncIterator[RequestClient]:
-    """The results that --url names. Without a server the collector runs in this process, and resumes what was left."""
-    url = session.settings.storages[0].url
-    if url.startswith(("http://", "https://")):
-        if blobs or broker:
-            raise BadUsage("--blobs and --broker are for a collector in this process; a server has its own")
-        from holdfast.faces.client import Client
-
-        async with Client(url, session.token(url), tls=session.tls()) as client:
-            yield client
-        return
-    from holdfast.faces.client import LocalClient
-    from holdfast.wiring import open_collector
-
-    settings = session.settings
-    known = settings.collect_broker.reveal() if settings.collect_broker else None
-    async with open_collector(url, blobs=blobs or settings.blobs, broker=broker or known) as service:
-        yield LocalClient(results=service)
+COLLECTING = (
+    inspect.Parameter("blobs", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Blobs),
+    inspect.Parameter("broker", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Broker),
+    *SHARED,
+)
+ID = CommandOption(name="transaction", metavar="TRANSACTION")
 
 
 @command(
     app,
     "start",
     example="holdfast results start --producer reports --notify done --series orders --series lines 'May 2026' --wait",
+    shared=COLLECTING,
 )
 async def start(
     session: CommandContext,
@@ -92,8 +83,6 @@ async def start(
     ] = "",
     file: Annotated[Path | None, typer.Option(help="The request's body from a file.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end, with a bar for each series.")] = False,
-    blobs: Blobs = None,
-    broker: Broker = None,
 ) -> ExitCode | None:
     """Ask a producer for a large result and collect it.
 
@@ -105,13 +94,17 @@ async def start(
     wanted = StartResultRequest(
         producer=producer, notify=notify, transaction_id=transaction_id, series=series, request=body
     )
-    async with opened(session, blobs, broker) as results:
+    async with session.connect(ReadResult) as results:
         begun = await results.call(wanted)
         if wait:
             begun = await watched(session, results, begun.id)
     session.out.document(begun)
     session.out.say(f"{begun.id} is {begun.state}" + (f"; {begun.reason}" if begun.reason else ""))
     return ExitCode.FAILED if begun.state in {"failed", "abandoned"} else None
+
+
+#: Nothing more comes after these.
+ENDS = frozenset(state.value for state in TransactionState if state.is_end)
 
 
 async def watched(session: CommandContext, results: RequestClient, transaction: str) -> ResultView:
@@ -143,32 +136,30 @@ async def watched(session: CommandContext, results: RequestClient, transaction: 
             await asyncio.sleep(LOOK_S)
 
 
-@command(app, "list", example="holdfast results list")
-async def list_results(
-    session: CommandContext,
-    after: Annotated[str, typer.Option(help="Begin after this id.", show_default=False)] = "",
-    limit: Annotated[int, typer.Option(min=1, max=PAGE_COUNT_MAX, help="How many.")] = PAGE_COUNT_MAX,
-    blobs: Blobs = None,
-    broker: Broker = None,
-) -> None:
+@asks(
+    app,
+    "list",
+    ListResults,
+    example="holdfast results list",
+    lines="items",
+    shared=COLLECTING,
+    after=CommandOption(),
+    limit=CommandOption(),
+)
+def list_results(out: Output, asked: ListResults, reply: ResultsReply) -> None:
     """List transactions by id, finished ones too."""
-    async with opened(session, blobs, broker) as results:
-        found = (await results.call(ListResults(after=after, limit=limit))).items
-    session.out.documents(found)
-    rows = [(each.id, each.state, each.producer, each.created_at, each.updated_at, each.reason) for each in found]
-    session.out.show(filled_table(("id", "state", "producer", "created", "updated", "reason"), rows))
+    rows = [(one.id, one.state, one.producer, one.created_at, one.updated_at, one.reason) for one in reply.items]
+    out.show(filled_table(("id", "state", "producer", "created", "updated", "reason"), rows))
 
 
-@command(app, "show", example="holdfast results show t-1")
+@command(app, "show", example="holdfast results show t-1", shared=COLLECTING)
 async def show(
     session: CommandContext,
     transaction: Id,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end, with a bar for each series.")] = False,
-    blobs: Blobs = None,
-    broker: Broker = None,
 ) -> None:
     """Show where a transaction stands, series by series."""
-    async with opened(session, blobs, broker) as results:
+    async with session.connect(ReadResult) as results:
         view = await (watched(session, results, transaction) if wait else results.call(ReadResult(id=transaction)))
     session.out.document(view)
     session.out.say(f"{view.id} is {view.state}" + (f"; {view.reason}" if view.reason else ""))
@@ -178,16 +169,13 @@ async def show(
     session.out.show(made)
 
 
-@command(app, "gaps", example="holdfast results gaps t-1")
-async def gaps(session: CommandContext, transaction: Id, blobs: Blobs = None, broker: Broker = None) -> None:
+@asks(app, "gaps", ReadGaps, example="holdfast results gaps t-1", lines="items", shared=COLLECTING, id=ID)
+def gaps(out: Output, asked: ReadGaps, reply: GapsReply) -> None:
     """Show which ordinals are missing, as ranges."""
-    async with opened(session, blobs, broker) as results:
-        found = (await results.call(ReadGaps(id=transaction))).items
-    session.out.documents(found)
     made = table("series", "#stored", "#count", "missing")
-    for gap in found:
+    for gap in reply.items:
         add_row(made, gap.series, gap.stored_count, gap.count, missing_text(gap))
-    session.out.show(made)
+    out.show(made)
 
 
 def missing_text(gap: GapView) -> str:
@@ -196,16 +184,14 @@ def missing_text(gap: GapView) -> str:
     return ", ".join([*texts, *(["and whatever follows"] if gap.is_open else [])])
 
 
-@command(app, "cat", example="holdfast results cat t-1 orders > orders.bin")
+@command(app, "cat", example="holdfast results cat t-1 orders > orders.bin", shared=COLLECTING)
 async def cat(
     session: CommandContext,
     transaction: Id,
     series: Annotated[str, typer.Argument(metavar="SERIES", help="The series.", show_default=False)],
-    blobs: Blobs = None,
-    broker: Broker = None,
 ) -> None:
     """Write a series to stdout, in order and verified, up to the first gap."""
-    async with opened(session, blobs, broker) as results:
+    async with session.connect(ReadResult) as results:
         known = [each.series for each in (await results.call(ReadResult(id=transaction))).series]
         if series not in known:
             have = f"it has {', '.join(known)}" if known else "it has none yet"
@@ -219,16 +205,15 @@ async def cat(
         session.out.note(f"note: the series is not complete; missing {missing_text(missing[0])}")
 
 
-@command(app, "abandon", example="holdfast results abandon t-1 --reason 'asked by mistake'")
-async def abandon(
-    session: CommandContext,
-    transaction: Id,
-    reason: Annotated[str, typer.Option(help="Why, for the ledger.")] = "by hand",
-    blobs: Blobs = None,
-    broker: Broker = None,
-) -> None:
+@asks(
+    app,
+    "abandon",
+    AbandonResult,
+    example="holdfast results abandon t-1 --reason 'asked by mistake'",
+    shared=COLLECTING,
+    id=ID,
+    reason=CommandOption(),
+)
+def abandon(out: Output, asked: AbandonResult, view: ResultView) -> None:
     """Give a transaction up: its queues and index rows go, and its blobs."""
-    async with opened(session, blobs, broker) as results:
-        view = await results.call(AbandonResult(id=transaction, reason=reason))
-    session.out.document(view)
-    session.out.say(f"{view.id} is {view.state}; {view.reason}")
+    out.say(f"{view.id} is {view.state}; {view.reason}")

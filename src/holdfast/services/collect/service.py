@@ -302,9 +302,6 @@ class CollectService:
             return
 
 
-ENDS = frozenset(state.value for state in TransactionState if state.is_end)
-
-
 @handles(StartResultRequest)
 async def _start(service: CollectService, request: StartResultRequest) -> ResultView:
     if request.request and request.utf8:
