@@ -40,12 +40,12 @@ from holdfast.core.requests.results import (
 )
 from holdfast.core.states import TransactionState
 from holdfast.errors import HoldfastError, Invalid, LeaseLost, StorageFailed, TryAgain
-from holdfast.ports.collect import LedgerLine
 from holdfast.proof import crash_point
 from holdfast.services.collect.awaiting import request_missing
 from holdfast.services.collect.machine import REASON_CHARACTERS_MAX, TransactionRunner
 from holdfast.services.collect.reading import Gaps, StoredPart, gaps_of, parts_in_order
 from holdfast.services.collect.transaction import CollectContext, OwnedTransaction
+from holdfast.stores.collect import LedgerLine
 from holdfast.telemetry.events import emit
 
 LOOK_S = 0.5

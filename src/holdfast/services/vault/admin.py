@@ -82,13 +82,13 @@ from holdfast.core.selection import ID_MAX, Selection, check_selection, decode_c
 from holdfast.core.states import LetterState
 from holdfast.errors import Forbidden, Invalid, NotFound
 from holdfast.ports.blobs import Blobs
-from holdfast.ports.vault import Vault
 from holdfast.services.vault.access import TokenService
 from holdfast.services.vault.custody import Custody, check_all_queues, check_queue
 from holdfast.services.vault.ledgers import LedgerService
 from holdfast.services.vault.planner import Planner
 from holdfast.services.vault.redrive_tasks import RedriveRunner
 from holdfast.services.vault.upkeep import Retention
+from holdfast.stores.vault import Vault
 
 HISTORY_COUNT_MAX = 1_000
 EXPORT_PAGE_COUNT = 100

@@ -7,7 +7,7 @@ from collections import Counter
 from holdfast.core.ledger import FIRST, ChainBreak, LedgerRow, is_anchor, verify
 from holdfast.core.requests.vault import BalanceRow, Verified
 from holdfast.errors import Invalid
-from holdfast.ports.vault import Vault
+from holdfast.stores.vault import Vault
 
 PAGE_COUNT = 5_000
 
