@@ -325,7 +325,7 @@ class Lease(AbstractAsyncContextManager["Lease"]):
             await self.retry()
 
 
-class LeaseLoop:
+class Leaser:
     """Leases of one queue, one after the other; an empty queue is asked again and a failing server waited for, until
     `stopped`, if that is given, is set."""
 
@@ -389,7 +389,7 @@ async def lease_s(queues: Queues, queue_name: str) -> float:
 
 async def _consume(queues: Queues, queue_name: str, *, batch: int, extend_for_s: float) -> AsyncIterator[Lease]:
     every_s = await lease_s(queues, queue_name) / 3
-    leases = LeaseLoop(queues, queue_name)
+    leases = Leaser(queues, queue_name)
     keepers: set[asyncio.Task[None]] = set()
     try:
         while (reply := await leases.next(batch)) is not None:
