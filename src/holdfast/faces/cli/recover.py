@@ -31,7 +31,7 @@ from holdfast.core.recovery import RecoveryOrder, RunLimits, Summary, summary_li
 from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_place, parse_routes
 from holdfast.core.selection import LetterFilter
 from holdfast.errors import CannotStart, HoldfastError, Invalid, Unauthorized, Unreachable
-from holdfast.faces.cli.app import app
+from holdfast.faces.cli import app
 from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, command
 from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
 from holdfast.faces.cli.progress import bar
