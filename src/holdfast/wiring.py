@@ -50,7 +50,7 @@ from holdfast.services.collect.service import CollectService
 from holdfast.services.collect.transaction import CollectContext, CollectLimits
 from holdfast.services.queue.broker import QueueBroker
 from holdfast.services.queue.changes import places_by
-from holdfast.services.queue.manager import QueueManager, keep_up
+from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.services.recover.embedded import EmbeddedRecovery
@@ -136,7 +136,7 @@ async def open_service(
         await manager.close()
         raise
     service = QueueService(manager, places=places_by(affinities or dict.fromkeys(storages, 1.0)))
-    async with keep_up(manager):
+    async with manager.keep_up():
         try:
             yield service
         finally:

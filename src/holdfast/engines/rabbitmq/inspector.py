@@ -29,18 +29,18 @@ from typing import Any
 from pamqp import base
 
 from holdfast.core.message import Address as Destination
+from holdfast.core.message import OutcomeKind, Outgoing
 from holdfast.core.plan import Retries
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.core.topology.model import DEAD_EXCHANGE, DEAD_KEY, TTL, Topology, Version, effective
 from holdfast.core.topology.routing import Graph
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.management import ManagedPermission, ManagedQueue, Management
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.recovery_lock import ACCESS_REFUSED, NoEvents, lock_name
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.engines.rabbitmq.wire.confirms import OutcomeKind
 from holdfast.errors import BrokerRefused, HoldfastError
 from holdfast.ports.custody import Reach
 from holdfast.ports.recovery import Depth, Permission, Preflight
@@ -90,7 +90,7 @@ TIMEOUT_S = 5.0
 
 async def find_rights(
     connection: Connection,
-    publisher: Publisher,
+    publisher: RabbitPublisher,
     queue: str,
     table: RouteTable,
     found: Preflight,
@@ -160,9 +160,9 @@ async def may_write(connection: Connection, exchange: str) -> bool | None:
     return True
 
 
-async def _may_write_by_default(publisher: Publisher) -> bool | None:
+async def _may_write_by_default(publisher: RabbitPublisher) -> bool | None:
     nowhere = Outgoing("", f"holdfast.nowhere.{uuid.uuid4().hex}", properties.encode({}), b"")
-    outcome = await publisher.publish(nowhere, timeout_s=TIMEOUT_S)
+    outcome = (await publisher.publish([nowhere], timeout_s=TIMEOUT_S))[0]
     if outcome.kind is OutcomeKind.RETURNED:
         return True
     return False if outcome.kind is OutcomeKind.REFUSED and outcome.code == ACCESS_REFUSED else None

@@ -18,6 +18,7 @@ from msgspec import structs
 from pamqp import base
 from pamqp import commands as amqp
 
+from holdfast.core.message import Delivery, Outgoing
 from holdfast.core.topology.definitions import is_brokers_own, to_definitions
 from holdfast.core.topology.model import (
     ALTERNATE,
@@ -32,14 +33,13 @@ from holdfast.core.topology.model import (
     topology,
 )
 from holdfast.engines.rabbitmq.connection import Channel, Connection
-from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.management import ManagedExchange, ManagedQueue, Management
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.recovery_lock import NoEvents
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import BadAddress, BrokerError, BrokerRefused
 from holdfast.ports.topology import LiveTopology, Probe, ProbeResult, QueueState, Thing
 
@@ -220,7 +220,7 @@ class Prober:
     def __init__(self, address: BrokerUrl, *, timeout_s: float = PROBE_TIMEOUT_S) -> None:
         self._address = address
         self._timeout_s = timeout_s
-        self._publisher: Publisher | None = None
+        self._publisher: RabbitPublisher | None = None
         self._opening = asyncio.Lock()
 
     async def close(self) -> None:
@@ -251,12 +251,12 @@ class Prober:
         async with AsyncExitStack() as stack:
             consumers = {
                 name: await stack.enter_async_context(
-                    Consumer(self._address, name, prefetch=depths.get(name, 0) + ROOM_COUNT, on_loss="raise")
+                    RabbitConsumer(self._address, name, prefetch=depths.get(name, 0) + ROOM_COUNT, on_loss="raise")
                 )
                 for name in (probe.rejected_in, probe.arrives_in)
                 if name is not None
             }
-            outcome = await (await self._open()).publish(_message(probe, mark), timeout_s=self._timeout_s)
+            outcome = (await (await self._open()).publish([_message(probe, mark)], timeout_s=self._timeout_s))[0]
             if not outcome.stored:
                 return f"the broker did not take it: {outcome.kind.value} {outcome.text}".strip()
             if probe.rejected_in is not None:
@@ -270,7 +270,7 @@ class Prober:
             consumers[probe.arrives_in].ack([found])
         return ""
 
-    async def _find(self, consumer: Consumer, mark: str) -> Delivery | None:
+    async def _find(self, consumer: RabbitConsumer, mark: str) -> Delivery | None:
         """The probe among what comes. The others stay unsettled: closing the consumer gives them back, in order."""
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -281,10 +281,10 @@ class Prober:
         except TimeoutError:
             return None
 
-    async def _open(self) -> Publisher:
+    async def _open(self) -> RabbitPublisher:
         async with self._opening:
             if self._publisher is None:
-                self._publisher = await Publisher(self._address).__aenter__()
+                self._publisher = await RabbitPublisher(self._address).__aenter__()
             return self._publisher
 
 
@@ -385,5 +385,5 @@ def _message_id(mark: str) -> str:
 
 
 def _marked(delivery: Delivery) -> object:
-    headers = delivery.decoded().get("headers")
+    headers = properties.decode(delivery.properties).get("headers")
     return headers.get(MARK) if isinstance(headers, dict) else None
