@@ -32,7 +32,6 @@ from holdfast.core.recovery import RecoveryOrder, RunEnd, RunLimits, Summary
 from holdfast.core.requests.declare import Caller, Role
 from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_routes
 from holdfast.core.states import LETTER_MOVES, LetterState
-from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.sqlite.database import SqliteDatabase
 from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
 from holdfast.engines.system import SystemClock as SystemClock  # noqa: PLC0414  for the faces
@@ -94,7 +93,7 @@ def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int) -> S
     """The engine that a URL names; raises CannotStart."""
     parts = urlsplit(url)
     if parts.scheme == "memory":
-        return MemoryStorage(clock)
+        return SqliteStorage(None, clock=clock)
     if parts.scheme == "sqlite":
         if parts.netloc or not parts.path.strip("/"):
             raise BadUrl(
