@@ -31,6 +31,7 @@ class LetterTable:
         self.held: dict[RunLetter, None] = {}  #: HELD or RETURNING, and here
         self.doubtful: set[RunLetter] = set()  #: a mark: published by an earlier run, perhaps
         self.away_count = 0  #: letters that are still to come again
+        self.has_put_back = False  #: some went back by a publish
         self._holds = holds
         self._confirmed: list[RunLetter] = []  # and not written down yet
         self._away: defaultdict[bytes, deque[RunLetter]] = defaultdict(deque)
@@ -130,6 +131,7 @@ class LetterTable:
 
     def was_put_back(self, letters: Sequence[RunLetter]) -> None:
         """They went to the end of their queue by a publish, and may be delivered from there."""
+        self.has_put_back = True
         for letter in letters:
             letter.state = RunState.PUT_BACK
             self.held.pop(letter, None)
@@ -170,7 +172,7 @@ class LetterTable:
 
     def is_put_back(self, letter: RunLetter) -> bool:
         """Whether this is one of those that were put back; each is found once."""
-        if letter.redelivered or not self._put_back or not self._put_back.get(letter.digest):
+        if letter.redelivered or not self._put_back.get(letter.digest):
             return False
         self._put_back[letter.digest] -= 1
         return True

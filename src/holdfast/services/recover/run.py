@@ -254,10 +254,10 @@ class RecoveryRun:
                 if self._came_again(known, now_s):
                     going.append(known)
                 continue
-            if letters.is_put_back(letter):
+            if letters.has_put_back and letters.is_put_back(letter):
                 self._hold(letter, is_put_back=True)  # counted when it was taken first
                 continue
-            if is_doubtful := self._is_forgotten(letter):
+            if is_doubtful := letter.redelivered and self._is_forgotten(letter):
                 self.summary.recovered -= 1
                 self.summary.went(address_text(letter.address), -1)
             else:
@@ -286,8 +286,7 @@ class RecoveryRun:
     def _is_forgotten(self, letter: RunLetter) -> bool:
         """Whether it is one that we were done with, as far as anybody can tell: a broker that was lost forgets acks. It
         is published again, and is not recovered until then; of those that are to be taken it is none."""
-        may_be = letter.redelivered and self.summary.interruptions and self.summary.recovered
-        return bool(may_be and self._letters.was_acked(letter))
+        return bool(self.summary.interruptions and self.summary.recovered) and self._letters.was_acked(letter)
 
     def _came_again(self, letter: RunLetter, now_s: float) -> bool:
         """A letter that a lost connection took from us is back, and goes on where it was; True: it was not sent yet."""
