@@ -12,10 +12,10 @@ import fcntl
 import os
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -243,7 +243,8 @@ class SqliteStorage:
         self._lock = FolderLock(folder)
         self._catalog = SqliteCatalog(folder / "catalog.db", clock=clock, threads=self.threads)
         self._open_files_max = open_files_max
-        self._open: OrderedDict[SqliteQueueStore, None] = OrderedDict()
+        self.uses = count()  # numbers the uses of files: which one has been unused for longest
+        self._open: set[SqliteQueueStore] = set()
 
     async def open(self) -> None:
         self._lock.take()
@@ -303,20 +304,15 @@ class SqliteStorage:
         """The file of a queue exists now."""
         self._catalog.note_made(generation)
 
-    def used(self, store: SqliteQueueStore) -> None:
-        """A file was just used."""
-        self._open[store] = None
-        self._open.move_to_end(store)
-
     def closed(self, store: SqliteQueueStore) -> None:
         """A file was closed."""
-        self._open.pop(store, None)
+        self._open.discard(store)
 
     async def make_room(self, store: SqliteQueueStore) -> None:
         """A file is about to be used: close those unused for longest while too many are open."""
-        self.used(store)
+        self._open.add(store)
         while len(self._open) > self._open_files_max:
-            oldest = next((other for other in self._open if other is not store and other.idle), None)
-            if oldest is None:
+            idle = [other for other in self._open if other is not store and other.idle]
+            if not idle:
                 return
-            await oldest.close()
+            await min(idle, key=lambda other: other.last_use).close()
