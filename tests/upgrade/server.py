@@ -69,15 +69,20 @@ class Server:
         return answer.json()
 
 
+def free_address() -> str:
+    """HOST:PORT that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
 @contextmanager
 def serving(url: str, folder: Path, *, token: str = "", env: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A server over the storage at `url`, with `folder` as its data folder; SIGTERM at the end, if it still runs.
 
     Without a token it is the one in the data folder, which a first start makes.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        listen = f"127.0.0.1:{probe.getsockname()[1]}"
+    listen = free_address()
     argv = [sys.executable, "-m", "holdfast", "serve", "--url", url, "--listen", listen, "--data-folder", str(folder)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     own = {"HOLDFAST_ADMIN_TOKEN": token} if token else {}
