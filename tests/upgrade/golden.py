@@ -329,9 +329,14 @@ def _inline(value: Any, schemas: dict[str, Any], within: tuple[str, ...]) -> Any
     for key in ("required", "enum", "parameters", "anyOf", "oneOf", "allOf", "security"):
         if isinstance(made.get(key), list):
             made[key] = sorted(made[key], key=lambda one: json.dumps(one, sort_keys=True))
-    for key in ("description", "summary"):
-        if isinstance(made.get(key), str):
-            made[key] = " ".join(made[key].split())
+    if (
+        "type" in made or "anyOf" in made or "in" in made
+    ):  # a schema or a parameter: what it is counts, not how it is told
+        for key in ("description", "title"):
+            if isinstance(made.get(key), str):
+                del made[key]
+    if isinstance(made.get("summary"), str):
+        made["summary"] = " ".join(made["summary"].split())
     return made
 
 
