@@ -329,9 +329,7 @@ def _inline(value: Any, schemas: dict[str, Any], within: tuple[str, ...]) -> Any
     for key in ("required", "enum", "parameters", "anyOf", "oneOf", "allOf", "security"):
         if isinstance(made.get(key), list):
             made[key] = sorted(made[key], key=lambda one: json.dumps(one, sort_keys=True))
-    if (
-        "type" in made or "anyOf" in made or "in" in made
-    ):  # a schema or a parameter: what it is counts, not how it is told
+    if made.keys() & {"type", "anyOf", "enum", "in"}:  # a schema or a parameter: what it is counts, not how it is told
         for key in ("description", "title"):
             if isinstance(made.get(key), str):
                 del made[key]
