@@ -92,27 +92,57 @@ if TYPE_CHECKING:
 
 #: Where a SQLite storage keeps what the collector knows.
 COLLECT_FOLDER = "collect"
+#: Schemes that name what another word names too.
+KINDS = {
+    "": "folder",
+    "file": "folder",
+    "postgres": "postgresql",
+    "amqps": "amqp",
+    "https": "http",
+    "s3": "bucket",
+    "az": "bucket",
+    "gs": "bucket",
+}
+
+
+class Location(Struct, frozen=True, kw_only=True):
+    """What a URL or a path names: which engine, and for what is on this machine, the folder."""
+
+    url: str
+    kind: str  #: sqlite, postgresql, memory, amqp, http, bucket or folder; anything else is a scheme that is not known
+    folder: Path | None = None  #: of sqlite and folder; None where the URL names none
+
+    @classmethod
+    def parse(cls, url: str) -> Location:
+        """Read it. Whoever wants an engine says what is wrong with a kind that has none."""
+        parts = urlsplit(url)
+        kind = KINDS.get(parts.scheme, parts.scheme)
+        if kind == "sqlite" and not parts.netloc and parts.path.strip("/"):
+            # sqlite:///x is relative, sqlite:////x absolute: the first slash only ends the empty host.
+            return cls(url=url, kind=kind, folder=Path(unquote(parts.path[1:])))
+        if kind == "folder":
+            return cls(url=url, kind=kind, folder=Path(unquote(parts.path) if parts.scheme else url))
+        return cls(url=url, kind=kind)
 
 
 def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int) -> Storage:
     """The engine that a URL names; raises CannotStart."""
-    parts = urlsplit(url)
-    if parts.scheme == "memory":
+    place = Location.parse(url)
+    if place.kind == "memory":
         return MemoryStorage(clock)
-    if parts.scheme == "sqlite":
-        if parts.netloc or not parts.path.strip("/"):
+    if place.kind == "sqlite":
+        if place.folder is None:
             raise BadUrl(
                 f"storage URL is invalid; '{url}' names no folder, use sqlite:///relative or sqlite:////absolute"
             )
-        # sqlite:///x is relative, sqlite:////x absolute: the first slash only ends the empty host.
-        return SqliteStorage(Path(unquote(parts.path[1:])), clock=clock, open_files_max=open_files_max)
-    if parts.scheme in {"postgresql", "postgres"}:
+        return SqliteStorage(place.folder, clock=clock, open_files_max=open_files_max)
+    if place.kind == "postgresql":
         # In earnest deadlines are the database's: several servers, whose clocks differ, must agree on them.
         from holdfast.engines.postgres.storage import PostgresStorage
 
         return PostgresStorage(url, name=name, clock=None if isinstance(clock, SystemClock) else clock)
     known = "sqlite:///FOLDER, postgresql://…, memory://"
-    raise BadUrl(f"storage URL is invalid; '{parts.scheme or url}' is not known here, use one of {known}")
+    raise BadUrl(f"storage URL is invalid; '{urlsplit(url).scheme or url}' is not known here, use one of {known}")
 
 
 @asynccontextmanager
@@ -181,10 +211,10 @@ def open_starts(url: str, *, clock: Clock) -> Starts:
     """Which messages were begun and not settled, in a folder of this machine. Raises CannotStart."""
     from holdfast.engines.sqlite.starts import SqliteStarts
 
-    parts = urlsplit(url)
-    if parts.scheme != "sqlite" or parts.netloc or not parts.path.strip("/"):
+    place = Location.parse(url)
+    if place.kind != "sqlite" or place.folder is None:
         raise CannotStart(f"store of starts is invalid; '{masked(url)}' is not sqlite:///FOLDER")
-    return SqliteStarts(Path(unquote(parts.path[1:])), clock=clock)
+    return SqliteStarts(place.folder, clock=clock)
 
 
 @asynccontextmanager
@@ -218,31 +248,32 @@ def open_collect_store(url: str, *, clock: Clock) -> CollectStore:
 @asynccontextmanager
 async def open_blobs(url: str) -> AsyncIterator[Blobs]:
     """A folder (a path, or file:///…), or a bucket: s3://, az://, gs:// with an optional prefix. Raises CannotStart."""
-    scheme = urlsplit(url).scheme
-    if scheme in {"s3", "az", "gs"}:
+    place = Location.parse(url)
+    if place.kind == "bucket":
         from holdfast.engines.objects.blobs import open_object_blobs
 
         async with open_object_blobs(url) as objects:
             yield objects
         return
-    if scheme not in {"", "file"}:
+    if place.kind != "folder" or place.folder is None:
+        scheme = urlsplit(url).scheme
         raise BadUrl(f"blob URL is invalid; '{scheme}' is not known here, use a folder, s3://, az:// or gs://")
     from holdfast.engines.folder.blobs import open_folder_blobs
 
-    async with open_folder_blobs(Path(unquote(urlsplit(url).path) if scheme else url)) as folder:
+    async with open_folder_blobs(place.folder) as folder:
         yield folder
 
 
 def default_blobs(url: str) -> str | None:
     """Beside the queues of a SQLite storage; elsewhere it has to be said."""
-    parts = urlsplit(url)
-    return str(Path(unquote(parts.path[1:])) / "blobs") if parts.scheme == "sqlite" else None
+    place = Location.parse(url)
+    return str(place.folder / "blobs") if place.kind == "sqlite" and place.folder else None
 
 
 def has_collector(url: str) -> bool:
     """Whether a SQLite storage has collected before: then there may be something to resume."""
-    parts = urlsplit(url)
-    return parts.scheme == "sqlite" and (Path(unquote(parts.path[1:])) / COLLECT_FOLDER / "collect.db").exists()
+    place = Location.parse(url)
+    return place.kind == "sqlite" and bool(place.folder and (place.folder / COLLECT_FOLDER / "collect.db").exists())
 
 
 @asynccontextmanager
