@@ -140,6 +140,6 @@ def gauges(manager: QueueManager) -> Iterator[QueueGauge]:
         yield QueueGauge(record.name, "leased", sum(state.leased for state in states))
         yield QueueGauge(record.name, "scheduled", sum(state.scheduled for state in states))
         yield QueueGauge(record.name, "dying", sum(state.dying for state in states))
-        yield QueueGauge(record.name, "leases_waiting", len(queue.leases))
-        yield QueueGauge(record.name, "produces_waiting", len(queue.produces))
+        yield QueueGauge(record.name, "leases_waiting", len(queue.waiting.leases))
+        yield QueueGauge(record.name, "produces_waiting", len(queue.waiting.produces))
         yield QueueGauge(record.name, "storages_failing", sum(not share.healthy for share in queue.shares))

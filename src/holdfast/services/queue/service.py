@@ -146,7 +146,7 @@ class QueueService:
         for item in request.items:
             checks.text_field(item.reason, what="reason")
         items = list({item.id: item for item in request.items}.values())
-        operation = RetryItems(request.partition, items, self.manager.rules(queue))
+        operation = RetryItems(request.partition, items, queue.rules())
         await _settled(queue, operation, request.partition, "retried")
         return OK
 
@@ -164,7 +164,7 @@ class QueueService:
 
     async def stats(self, request: QueueNameRequest) -> StatsReply:
         queue = self._queue(request.queue_name)
-        rules = self.manager.rules(queue)
+        rules = queue.rules()
         partitions = []
         for share in queue.shares:
             for partition in share.partitions:
@@ -187,9 +187,9 @@ class QueueService:
                     )
                 )
         logical = LogicalQueueStats(
-            produce_waiting=len(queue.produces),
-            lease_waiting=len(queue.leases),
-            complete_waiting=sum(waiting.settles for share in queue.shares for waiting in share.bound),
+            produce_waiting=len(queue.waiting.produces),
+            lease_waiting=len(queue.waiting.leases),
+            complete_waiting=queue.waiting.settling_count(),
             in_flight=queue.in_flight,
             partitions=sorted(partitions, key=lambda stats: stats.partition),
         )
@@ -243,11 +243,7 @@ class QueueService:
         return RedriveItemsReply(list(redriven.ids))
 
     async def reload(self, request: QueueNameRequest) -> CodeReply:
-        queue = self._queue(request.queue_name)
-        async with queue.freeze():
-            for share in queue.shares:
-                await share.load()
-        queue.look_again()
+        await self._queue(request.queue_name).reload()
         return OK
 
     # --- queues -----------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from holdfast.errors import BlobMissing, BrokerError, Conflict, Forbidden, Inval
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.clock import Clock
 from holdfast.ports.custody import DeadQueue, Post
-from holdfast.ports.vault import Vault
 from holdfast.services.vault.capture import COUNT_MAX, IDLE_S, Capture, CaptureReport
+from holdfast.stores.vault import Vault
 from holdfast.telemetry.events import emit
 
 HEADERS_COUNT_MAX = 200
