@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import hashlib
 import os
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -75,8 +74,10 @@ from holdfast.services.vault.queues import QueuePost
 from holdfast.services.vault.redrive_tasks import RedriveRunner
 from holdfast.services.vault.upkeep import Retention, Successes
 from holdfast.settings import RecoverSettings, Settings, load_settings
-from holdfast.settings.values import masked
+from holdfast.settings.values import made_once, masked
 from holdfast.stores.collect import CollectStore
+from holdfast.stores.journal import JournalPaths as JournalPaths  # noqa: PLC0414  for the faces
+from holdfast.stores.journal import journal_paths
 from holdfast.stores.ledger import Ledger
 from holdfast.stores.vault import Vault
 from holdfast.telemetry.events import emit
@@ -88,7 +89,6 @@ if TYPE_CHECKING:
     from holdfast.ports.recovery import DeadLetters, Exported
     from holdfast.services.topology import Topologies
     from holdfast.stores.files import FileBackup
-    from holdfast.stores.journal import FileJournal
 
 
 #: Where a SQLite storage keeps what the collector knows.
@@ -265,13 +265,13 @@ async def open_blobs(url: str) -> AsyncIterator[Blobs]:
 def default_blobs(url: str) -> str | None:
     """Beside the queues of a SQLite storage; elsewhere it has to be said."""
     place = Location.parse(url)
-    return str(place.folder / "blobs") if place.kind == "sqlite" and place.folder else None
+    return str((place.folder or Path()) / "blobs") if place.kind == "sqlite" else None
 
 
 def has_collector(url: str) -> bool:
     """Whether a SQLite storage has collected before: then there may be something to resume."""
     place = Location.parse(url)
-    return place.kind == "sqlite" and bool(place.folder and (place.folder / COLLECT_FOLDER / "collect.db").exists())
+    return place.kind == "sqlite" and ((place.folder or Path()) / COLLECT_FOLDER / "collect.db").exists()
 
 
 @asynccontextmanager
@@ -355,13 +355,6 @@ def recovery_source(url: str, dead_queue: str) -> str:
     address = BrokerUrl.parse(url)
     hosts = ",".join(f"{host}:{port}" for host, port in address.hosts)
     return f"queue '{dead_queue}' in '{address.login.vhost}' at {hosts}"
-
-
-def open_journal(path: Path | None, *, source: str, run: str, usual: Path, others: Sequence[Path]) -> FileJournal:
-    """The journal of a recovery, which also ends what killed runs left at other places. Raises CannotStart."""
-    from holdfast.stores.journal import FileJournal
-
-    return FileJournal.open(path, source=source, run=run, usual=usual, others=others)
 
 
 @contextmanager
@@ -578,7 +571,12 @@ async def _chain_key(settings: Settings, url: str, clock: Clock) -> bytes:
             f"key of the ledger is missing; the vault's chain was begun with a key and {path} is not there, bring back "
             "the file ledger-key or set HOLDFAST_LEDGER_KEY"
         )
-    return await asyncio.to_thread(_key, path)
+    try:
+        return await asyncio.to_thread(made_once, path, secrets.token_hex(KEY_BYTES))
+    except OSError as error:
+        raise CannotStart(
+            f"key of the ledger cannot be kept; {path}: {error.strerror}, set HOLDFAST_LEDGER_KEY"
+        ) from error
 
 
 async def _has_rows(url: str, clock: Clock) -> bool:
@@ -591,23 +589,6 @@ async def _has_rows(url: str, clock: Clock) -> bool:
         return bool(await vault.ledger.rows(after=0, count_max=1))
     finally:
         await vault.close()
-
-
-def _key(path: Path) -> bytes:
-    """The key in a file that only we read, made now if there is none."""
-    try:
-        with suppress(FileExistsError):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_hex(KEY_BYTES).encode())
-                file.flush()
-                os.fsync(descriptor)
-        return path.read_bytes().strip()
-    except OSError as error:
-        raise CannotStart(
-            f"key of the ledger cannot be kept; {path}: {error.strerror}, set HOLDFAST_LEDGER_KEY"
-        ) from error
 
 
 async def _check_key(vault: Vault, key: bytes) -> None:
@@ -648,12 +629,6 @@ def journal_source(url: str, dead_queue: str) -> str:
     return f"{what} at {','.join(same)}"
 
 
-def journal_path(folder: Path, url: str, dead_queue: str) -> Path:
-    """Where the journal of a queue is kept."""
-    mark = hashlib.sha256(journal_source(url, dead_queue).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    return folder / "recover" / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', dead_queue)[:80]}-{mark}.journal"
-
-
 def state_folder(settings: Settings) -> Path:
     """Where the journals of a user are, whichever folder a run is started in and whatever runs it."""
     given = os.environ.get("XDG_STATE_HOME", "")
@@ -665,31 +640,13 @@ def state_folder(settings: Settings) -> Path:
         return settings.data_folder.absolute()
 
 
-class JournalPaths(Struct, frozen=True, kw_only=True):
-    """Where the journals of a queue are."""
-
-    own: Path | None  #: this run's; None: it keeps none
-    usual: Path  #: where every run of this user looks
-    others: tuple[Path, ...] = ()  #: where a server keeps it that cannot write to the usual place
-
-
 def journals(
     settings: Settings, url: str, dead_queue: str, *, file: Path | None = None, keeps: bool = True, serves: bool = False
 ) -> JournalPaths:
     """Those of a run that keeps its journal in `file`, at the usual place, or nowhere."""
-    usual = journal_path(state_folder(settings), url, dead_queue)
-    spare = journal_path(settings.data_folder.absolute(), url, dead_queue)
-    own = file or (spare if serves and not _is_writable(usual.parent) else usual)
-    return JournalPaths(own=own if keeps else None, usual=usual, others=(spare,))
-
-
-def _is_writable(folder: Path) -> bool:
-    """A service may have no home of its own, or may not write there."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK | os.X_OK)
+    source = journal_source(url, dead_queue)
+    folders = (state_folder(settings), settings.data_folder.absolute())
+    return journal_paths(source, dead_queue, folders, file=file, keeps=keeps, serves=serves)
 
 
 class OpenJournal:
@@ -706,13 +663,12 @@ class OpenJournal:
 
 
 @contextmanager
-def kept_journal(places: JournalPaths | None, url: str, order: RecoveryOrder) -> Iterator[OpenJournal]:
+def kept_journal(places: JournalPaths | None, order: RecoveryOrder) -> Iterator[OpenJournal]:
     """None: a run that takes nothing away. Raises CannotStart."""
     if places is None:
         yield OpenJournal(None)
         return
-    source = journal_source(url, order.dead_queue)
-    journal = open_journal(places.own, source=source, run=order.run, usual=places.usual, others=places.others)
+    journal = places.open(run=order.run)
     keeping = OpenJournal(journal)
     try:
         yield keeping
@@ -762,7 +718,7 @@ async def recover_broker(
                 window_bytes_max=order.limits.window_bytes_max,
             )
         )
-        kept = stack.enter_context(kept_journal(places, url, order))
+        kept = stack.enter_context(kept_journal(places, order))
         return kept.ended(await recover(letters, order, clock=clock, journal=kept.journal, on_begin=on_begin), letters)
 
 

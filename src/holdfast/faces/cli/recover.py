@@ -144,7 +144,7 @@ class _Run:
         """It ends last: until the summary is said, it has what only this run knows. Raises CannotStart."""
         from holdfast.wiring import kept_journal
 
-        return kept_journal(places, self._url, self._order)
+        return kept_journal(places, self._order)
 
     async def recorded(
         self, notices: Notices, *, kept: OpenJournal, backup: Path | None, from_backup: Path | None
