@@ -28,7 +28,7 @@ from holdfast.core.letter import Fingerprinter
 from holdfast.core.moments import SECOND_US, format_duration, moment, parse_duration
 from holdfast.core.plan import Retries
 from holdfast.core.recovery import RunLimits, Summary
-from holdfast.core.requests.roles import Caller, Role, needs
+from holdfast.core.requests.declare import Caller, Role
 from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_routes
 from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.engines.memory.storage import MemoryStorage
@@ -65,14 +65,11 @@ from holdfast.services.recover.service import (
     recorded,
     recover,
 )
-from holdfast.services.vault.access import TokenService
+from holdfast.services.vault.admin import VaultApp
 from holdfast.services.vault.capture import load_fingerprint
 from holdfast.services.vault.custody import Custody
-from holdfast.services.vault.ledgers import LedgerService
-from holdfast.services.vault.planner import Planner
 from holdfast.services.vault.queues import QueuePost
-from holdfast.services.vault.redrive_tasks import RedriveRunner
-from holdfast.services.vault.upkeep import Retention, Successes
+from holdfast.services.vault.upkeep import Successes
 from holdfast.settings import RecoverSettings, Settings, load_settings
 from holdfast.settings.values import made_once, masked
 from holdfast.stores.collect import CollectStore
@@ -379,27 +376,6 @@ def backup_letters(path: Path) -> Iterator[Exported]:
 UPKEEP_S = 30.0
 KEY_BYTES = 32
 SERVER = Caller(name="holdfast", role=Role.ADMIN, origin="server")
-
-
-class VaultApp:
-    """Everything that the faces need of custody."""
-
-    def __init__(
-        self, custody: Custody, *, key: bytes, blobs: Blobs | None = None, redrive_role: Role = Role.OPERATOR
-    ) -> None:
-        self.custody = custody
-        self.needs = needs(redrive_role)
-        self.retention = Retention(custody.vault, clock=custody.clock, blobs=blobs)
-        self.vault: Vault = custody.vault
-        self.planner = Planner(custody)
-        self.redrives = RedriveRunner(custody)
-        self.ledgers = LedgerService(custody.vault, key=key)
-        self.tokens = TokenService(custody.vault, clock=custody.clock)
-
-    async def close(self) -> None:
-        """End what runs, after the batch that it has in hand."""
-        await self.custody.close()
-        await self.redrives.close()
 
 
 @asynccontextmanager

@@ -19,8 +19,8 @@ from holdfast.core.recovery import RunLimits, Summary
 from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_place, parse_routes
 from holdfast.core.selection import LetterFilter
 from holdfast.errors import HoldfastError, Invalid
+from holdfast.faces.cli import app
 from holdfast.faces.cli import recover_options as options
-from holdfast.faces.cli.app import app
 from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, command
 from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode
 from holdfast.faces.cli.progress import bar

@@ -1,9 +1,7 @@
 """The collector itself: starts transactions, resumes those that were left, keeps its leases, gives up on the dead.
 
 Several collectors may share one store: each owns what it works on by a lease with a heartbeat; what a dead one owned
-is taken over when its lease has run out.
-
-The collector as every face uses it: requests in, views out.
+is taken over when its lease has run out. Every face asks by `call`: requests in, views out.
 """
 
 from __future__ import annotations
@@ -11,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import TypeVar, cast
 
 from holdfast.core.collect import (
     REQUEST_BYTES_MAX,
@@ -25,7 +23,21 @@ from holdfast.core.collect import (
     check_series,
 )
 from holdfast.core.moments import format_duration
-from holdfast.core.requests.results import GapsReply, GapView, ResultsReply, ResultView, StartResultRequest, result_view
+from holdfast.core.requests.declare import HANDLERS, Request, Stream, handles
+from holdfast.core.requests.results import (
+    PAGE_COUNT_MAX,
+    AbandonResult,
+    GapsReply,
+    GapView,
+    ListResults,
+    ReadGaps,
+    ReadResult,
+    ReadSeries,
+    ResultsReply,
+    ResultView,
+    StartResultRequest,
+    result_view,
+)
 from holdfast.core.states import TransactionState
 from holdfast.errors import HoldfastError, Invalid, LeaseLost, StorageFailed, TryAgain
 from holdfast.proof import crash_point
@@ -36,8 +48,9 @@ from holdfast.services.collect.transaction import CollectContext, OwnedTransacti
 from holdfast.stores.collect import LedgerLine
 from holdfast.telemetry.events import emit
 
-PAGE_COUNT_MAX = 1_000
 LOOK_S = 0.5
+
+R = TypeVar("R")
 
 
 class CollectService:
@@ -70,6 +83,10 @@ class CollectService:
                 keeper.cancel()
             await asyncio.gather(*keepers, return_exceptions=True)
             await self._let_go()
+
+    async def call(self, request: Request[R]) -> R:
+        """Answer a request. Raises HoldfastError."""
+        return cast(R, await HANDLERS[type(request)](self, request))
 
     # --- verbs ------------------------------------------------------------------------------------------------
 
@@ -285,75 +302,58 @@ class CollectService:
             return
 
 
-ENDS = frozenset(state.value for state in TransactionState if state.is_end)
+@handles(StartResultRequest)
+async def _start(service: CollectService, request: StartResultRequest) -> ResultView:
+    if request.request and request.utf8:
+        raise Invalid("request is invalid; give 'bytes' or 'utf8', not both")
+    begun = await service.start(
+        request.request or request.utf8.encode(),
+        producer=request.producer,
+        notify=request.notify,
+        transaction_id=request.transaction_id or None,
+        series=request.series,
+    )
+    return result_view(begun)
 
 
-class Results(Protocol):
-    """Results, here or of a server. Every method raises HoldfastError."""
-
-    async def start(self, request: StartResultRequest) -> ResultView:
-        """Ask for a result, or find the one that has this id."""
-
-    async def page(self, *, after: str = "", limit: int = PAGE_COUNT_MAX) -> ResultsReply:
-        """Transactions by id."""
-
-    async def show(self, transaction: str) -> ResultView:
-        """One, with its series."""
-
-    async def gaps(self, transaction: str) -> GapsReply:
-        """What is missing."""
-
-    def stream(self, transaction: str, series: str) -> AsyncGenerator[bytes, None]:
-        """The bytes of a series in order, up to the first gap."""
-
-    async def abandon(self, transaction: str, *, reason: str) -> ResultView:
-        """Give it up."""
+@handles(ListResults)
+async def _page(service: CollectService, request: ListResults) -> ResultsReply:
+    found = await service.page(after=request.after, count_max=request.limit)
+    return ResultsReply(items=[result_view(each) for each in found])
 
 
-class LocalResults:
-    """The collector of this process."""
+@handles(ReadResult)
+async def _show(service: CollectService, request: ReadResult) -> ResultView:
+    found = await service.find(request.id)
+    return result_view(found, await service.stand(request.id))
 
-    def __init__(self, service: CollectService) -> None:
-        self._service = service
 
-    async def start(self, request: StartResultRequest) -> ResultView:
-        if request.request and request.utf8:
-            raise Invalid("request is invalid; give 'bytes' or 'utf8', not both")
-        body = request.request or request.utf8.encode()
-        begun = await self._service.start(
-            body,
-            producer=request.producer,
-            notify=request.notify,
-            transaction_id=request.transaction_id or None,
-            series=request.series,
-        )
-        return result_view(begun)
+@handles(ReadGaps)
+async def _gaps(service: CollectService, request: ReadGaps) -> GapsReply:
+    return GapsReply(
+        items=[
+            GapView(
+                series=gap.series,
+                count=gap.count,
+                stored_count=gap.stored_count,
+                missing=gap.missing,
+                is_open=gap.is_open,
+            )
+            for gap in await service.gaps(request.id)
+        ]
+    )
 
-    async def page(self, *, after: str = "", limit: int = PAGE_COUNT_MAX) -> ResultsReply:
-        found = await self._service.page(after=after, count_max=limit)
-        return ResultsReply(items=[result_view(each) for each in found])
 
-    async def show(self, transaction: str) -> ResultView:
-        found = await self._service.find(transaction)
-        return result_view(found, await self._service.stand(transaction))
+@handles(ReadSeries)
+async def _read(service: CollectService, request: ReadSeries) -> Stream:
+    return _bodies(service, request)
 
-    async def gaps(self, transaction: str) -> GapsReply:
-        return GapsReply(
-            items=[
-                GapView(
-                    series=gap.series,
-                    count=gap.count,
-                    stored_count=gap.stored_count,
-                    missing=gap.missing,
-                    is_open=gap.is_open,
-                )
-                for gap in await self._service.gaps(transaction)
-            ]
-        )
 
-    async def stream(self, transaction: str, series: str) -> AsyncGenerator[bytes, None]:
-        async for part in self._service.parts(transaction, series):
-            yield part.body
+async def _bodies(service: CollectService, request: ReadSeries) -> Stream:
+    async for part in service.parts(request.id, request.series):
+        yield part.body
 
-    async def abandon(self, transaction: str, *, reason: str) -> ResultView:
-        return result_view(await self._service.abandon(transaction, reason=reason))
+
+@handles(AbandonResult)
+async def _abandon(service: CollectService, request: AbandonResult) -> ResultView:
+    return result_view(await service.abandon(request.id, reason=request.reason))

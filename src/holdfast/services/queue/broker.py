@@ -24,7 +24,7 @@ from holdfast.errors import (
 )
 from holdfast.ports.broker import Incoming, Subscription
 from holdfast.ports.clock import Clock
-from holdfast.services.queue.queues import LeaseLoop, Queues, lease_s
+from holdfast.services.queue.queues import Leaser, Queues, lease_s
 from holdfast.telemetry.events import emit
 
 DEAD_SUFFIX = ".dlq"
@@ -102,7 +102,7 @@ class QueueIntake:
         self._clock = clock
         self._open: dict[str, int] = {}  # item id → partition
         self._stopped = asyncio.Event()
-        self._leases = LeaseLoop(queues, subscription.queue, stopped=self._stopped)
+        self._leases = Leaser(queues, subscription.queue, stopped=self._stopped)
 
     @property
     def trouble(self) -> str:

@@ -80,20 +80,20 @@ class ItemsSentBack(Struct, frozen=True):
     sent_back: SentBack
 
 
-class MayBeDying(Struct, frozen=True):
-    """A storage was read anew, or a server died beside us: items may be dying of which nobody was told."""
+class DyingFound(Struct, frozen=True):
+    """Items are dying, or may be, of which nobody was told: a storage was read anew, or a server died beside us."""
 
 
 class CommitFailed(Struct, frozen=True):
     """A commit failed, as far as is known: on a shared storage it may have moved items to other queues."""
 
 
-class QueueReplaced(Struct, frozen=True):
+class QueueLost(Struct, frozen=True):
     """The store says that the queue is gone or was made anew."""
 
 
 #: What a queue tells its manager.
-QueueEvent: TypeAlias = ItemsEnded | ItemsSentBack | MayBeDying | CommitFailed | QueueReplaced
+QueueEvent: TypeAlias = ItemsEnded | ItemsSentBack | DyingFound | CommitFailed | QueueLost
 
 
 class EarliestTimer:
@@ -408,13 +408,13 @@ class LogicalQueue:
         try:
             await share.load()
         except QueueMissing:
-            self._on_event(self, QueueReplaced())
+            self._on_event(self, QueueLost())
         except HoldfastError as error:
             share.set_aside(error)
             emit("queue.storage_failed", queue=self.record.name, storage=share.storage, error=error.message)
         else:
             emit("queue.loaded", queue=self.record.name, storage=share.storage)
-            self._on_event(self, MayBeDying())
+            self._on_event(self, DyingFound())
         finally:
             self._commit_ended.set()
 
@@ -431,7 +431,7 @@ class LogicalQueue:
             crash_point("queue.before_reply")
             self._answer(share, batch, committed.results)
             if share.abilities.shared and any(state.dying for state in committed.states.values()):
-                self._on_event(self, MayBeDying())  # a server that died may have left them
+                self._on_event(self, DyingFound())  # a server that died may have left them
         except Exception as error:  # noqa: BLE001 - see _failure
             self._fail(batch, self._failure(share, error))
         finally:
@@ -445,7 +445,7 @@ class LogicalQueue:
         if share.abilities.shared:
             self._on_event(self, CommitFailed())
         if isinstance(error, QueueMissing):
-            self._on_event(self, QueueReplaced())
+            self._on_event(self, QueueLost())
             return error
         if isinstance(error, HoldfastError):
             emit("queue.storage_failed", queue=self.record.name, storage=share.storage, error=error.message)

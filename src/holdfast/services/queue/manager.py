@@ -16,16 +16,15 @@ from holdfast.core.requests.queue import LeaseReply
 from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDown, StorageFailed
 from holdfast.ports.clock import Clock
 from holdfast.ports.queue_store import Catalog, DeathRules, Ended, Forget, MoveTarget, SentBack, Storage
-from holdfast.services.queue.batch import place_produce
 from holdfast.services.queue.logical_queue import (
     CommitFailed,
+    DyingFound,
     InFlight,
     ItemsEnded,
     ItemsSentBack,
     LogicalQueue,
-    MayBeDying,
     QueueEvent,
-    QueueReplaced,
+    QueueLost,
 )
 from holdfast.services.queue.mover import Mover
 from holdfast.services.queue.storage_share import StorageShare
@@ -291,15 +290,14 @@ class QueueManager:
         if queue is None:
             return None
         shares = [share for share in queue.shares if share.healthy] or list(queue.shares)
-        if len(shares) == 1 and len(shares[0].partitions) == 1:
-            partition = shares[0].partitions[0]
-        else:
-            partition = place_produce({p: count for share in shares for p, count in share.un_leased().items()})
+        _, partition, storage = min(
+            (count, partition, share.storage) for share in shares for partition, count in share.un_leased().items()
+        )
         return MoveTarget(
             queue_name=name,
             generation=queue.record.generation,
             partition=partition,
-            storage=queue.share_of(partition).storage,
+            storage=storage,
             expire_timeout_us=queue.record.expire_timeout_us,
         )
 
@@ -312,7 +310,7 @@ class QueueManager:
                 self._on_ended(record, ended)
             case ItemsSentBack(target=target, sent_back=sent_back):
                 self._on_sent_back(record, target, sent_back)
-            case MayBeDying():
+            case DyingFound():
                 # A commit whose answer was lost may have marked items as dying: carry them.
                 if (mover := self._movers.get(record.name)) is not None:
                     mover.wake()
@@ -320,7 +318,7 @@ class QueueManager:
                 # A death, or a redrive, whose answer was lost may have happened: who waits where it leads to looks.
                 for name in (record.dead_queue, *self._source_queues.get(record.name, ())):
                     self._look_again(name)
-            case QueueReplaced():
+            case QueueLost():
                 # Another server deleted the queue or made it anew: read the catalog.
                 queue.close_requests(QueueMissing(record.name))
                 self._stale.set()

@@ -42,7 +42,7 @@ class StorageShare:
         self.soonest_us = NEVER_US
         self._hinted = set(partitions)  # on a shared storage: where others may have added items since our last look
         self._dry: dict[int, int] = {}  # partitions that had so many items and none that could be leased
-        self._clock_ahead_us = 0  # the store's clock minus ours
+        self._clock_ahead_us = 0  # the store's clock minus ours; a storage that nobody shares goes by ours
         self._commit_us = 0.0
 
     # --- the store --------------------------------------------------------------------------------------------
@@ -53,20 +53,21 @@ class StorageShare:
 
     async def load(self) -> None:
         """Read the state from the store; raises StorageFailed or QueueMissing."""
-        started_us = self.clock.now_us()
+        started_us = self.clock.now_us() if self.abilities.shared else 0
         self.busy = True
         try:
-            self._learn(await self.store.load(), started_us)
+            committed = await self.store.load()
         finally:
             self.busy = False
+        self._learn(committed, started_us)
         self.loaded = self.healthy = True
         self.failures = 0
         self.look_again()
 
     async def commit(self, operations: Sequence[Operation], *, alone: bool) -> Committed:
         """One commit; raises StorageFailed or QueueMissing."""
-        started_us = self.clock.now_us()
-        inline = alone and self.commits_inline()
+        inline = alone and self.abilities.inline and self._commit_us < INLINE_COMMIT_US_MAX
+        started_us = self.clock.now_us() if self.abilities.shared else 0
         self.busy = True
         try:
             committed = await self.store.commit(operations, inline=inline)
@@ -79,15 +80,19 @@ class StorageShare:
         self._commit_us = recent_us if inline else min(recent_us, committed.took_us)
         return committed
 
-    def _learn(self, committed: Committed, started_us: int) -> None:
-        """How the partitions stand now."""
-        self.states.update(committed.states)
-        now_us, store_us = self.clock.now_us(), committed.now_us
+    def _compare_clocks(self, store_us: int, started_us: int) -> None:
         # The store looked at its clock at some moment since we asked. Only what that cannot explain is a difference:
         # a commit that took a minute must not make every deadline a minute late.
+        now_us = self.clock.now_us()
         self._clock_ahead_us = (
             0 if started_us <= store_us <= now_us else max(store_us - now_us, min(0, store_us - started_us))
         )
+
+    def _learn(self, committed: Committed, started_us: int) -> None:
+        """How the partitions stand now."""
+        self.states.update(committed.states)
+        if started_us:
+            self._compare_clocks(committed.now_us, started_us)
         soonest_us = NEVER_US
         for state in self.states.values():
             for moment_us in (state.next_due_us, state.next_expiry_us, state.oldest_death_us):
