@@ -27,23 +27,21 @@ from holdfast.core.ledger import FIRST, verify
 from holdfast.core.letter import Fingerprinter
 from holdfast.core.moments import SECOND_US, format_duration, moment, parse_duration
 from holdfast.core.plan import Retries
-from holdfast.core.recovery import RunLimits, Summary
+from holdfast.core.recovery import RecoveryOrder, RunEnd, RunLimits, Summary
 from holdfast.core.requests.declare import Caller, Role
 from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_routes
 from holdfast.core.states import LETTER_MOVES, LetterState
-from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.sqlite.database import SqliteDatabase
 from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
 from holdfast.engines.system import SystemClock as SystemClock  # noqa: PLC0414  for the faces
 from holdfast.errors import BadUrl, CannotStart, HoldfastError, Invalid, QueueMissing
 from holdfast.ports.blobs import Blobs
-from holdfast.ports.broker import Broker
+from holdfast.ports.broker import Broker, RecoveryBroker
 from holdfast.ports.clock import Clock
 from holdfast.ports.collect import Transport
 from holdfast.ports.custody import Post
 from holdfast.ports.database import Database
 from holdfast.ports.queue_store import Storage
-from holdfast.ports.recovery import DeadLetters, Journal, RunEnd
 from holdfast.ports.starts import Starts
 from holdfast.services.collect.embedded import QueueTransport
 from holdfast.services.collect.service import CollectService
@@ -57,7 +55,6 @@ from holdfast.services.recover.embedded import EmbeddedRecovery
 from holdfast.services.recover.service import (
     OnBegin,
     OpenLedger,
-    RecoveryOrder,
     RecoverySchedule,
     RunRecord,
     ScheduledRecovery,
@@ -73,8 +70,7 @@ from holdfast.services.vault.upkeep import Successes
 from holdfast.settings import RecoverSettings, Settings, load_settings
 from holdfast.settings.values import made_once, masked
 from holdfast.stores.collect import CollectStore
-from holdfast.stores.journal import JournalPaths as JournalPaths  # noqa: PLC0414  for the faces
-from holdfast.stores.journal import journal_paths
+from holdfast.stores.journal import FileJournal, JournalPaths, journal_paths
 from holdfast.stores.ledger import Ledger
 from holdfast.stores.vault import Vault
 from holdfast.telemetry.events import emit
@@ -83,13 +79,13 @@ if TYPE_CHECKING:
     from holdfast.core.death import RedriveStamp
     from holdfast.core.routes import RouteTable
     from holdfast.core.topology.layouts import TopologyFile
-    from holdfast.ports.recovery import DeadLetters, Exported
     from holdfast.services.topology import Topologies
     from holdfast.stores.files import FileBackup
 
 
 #: Where a SQLite storage keeps what the collector knows.
 COLLECT_FOLDER = "collect"
+PUBLISH_WINDOW_BYTES = 8 * 2**20
 #: Schemes that name what another word names too.
 KINDS = {
     "": "folder",
@@ -127,7 +123,7 @@ def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int) -> S
     """The engine that a URL names; raises CannotStart."""
     place = Location.parse(url)
     if place.kind == "memory":
-        return MemoryStorage(clock)
+        return SqliteStorage(None, clock=clock)
     if place.kind == "sqlite":
         if place.folder is None:
             raise BadUrl(
@@ -310,39 +306,36 @@ async def open_collector(
 
 
 @asynccontextmanager
-async def open_dead_letters(
-    url: str,
-    redrive: RedriveStamp,
-    table: RouteTable,
-    *,
-    clock: Clock | None = None,
-    management: str | None = None,
-    window_bytes_max: int,
-) -> AsyncIterator[DeadLetters]:
-    """A dead-letter queue of RabbitMQ, for a recovery. Raises BrokerError when the broker cannot be reached."""
-    from msgspec.structs import replace
-
-    from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
-    from holdfast.engines.rabbitmq.recovery_lock import default_management
-    from holdfast.engines.rabbitmq.redriver import Redriver
+async def open_recovery(
+    url: str, order: RecoveryOrder, *, by: str, clock: Clock | None = None, management: str | None = None
+) -> AsyncIterator[RecoveryBroker]:
+    """RabbitMQ for a recovery of one of its dead-letter queues. Raises BrokerError when it cannot be reached."""
+    from holdfast.engines.rabbitmq.drain import RabbitDrain
+    from holdfast.engines.rabbitmq.inspector import RabbitRunInspector, default_management
+    from holdfast.engines.rabbitmq.publisher import RabbitPublisher
+    from holdfast.engines.rabbitmq.redriver import RabbitRedriver
     from holdfast.engines.rabbitmq.url import BrokerUrl
 
     time_source = clock or SystemClock()
-    address = BrokerUrl.parse(url)
-    known = replace(redrive, user=address.login.user, is_wait_queue=table.is_wait_queue)
-    redriver = Redriver(known, table, now=lambda: moment(time_source.now_us()))
-    letters = RabbitDeadLetters(
-        address,
-        redrive.dead_queue,
-        redriver,
-        management=management or default_management(address),
-        window_bytes_max=window_bytes_max,
+    address, name, table, limits = BrokerUrl.parse(url), order.dead_queue, order.table, order.limits
+    stamp = RedriveStamp(
+        run=order.run, by=by, dead_queue=name, user=address.login.user, is_wait_queue=table.is_wait_queue
     )
+    # The copies on their way wait for their confirms there as well; more than this only costs memory.
+    publisher = RabbitPublisher(address, window_bytes=min(limits.window_bytes_max, PUBLISH_WINDOW_BYTES))
+    drain = RabbitDrain(address, name, limits, on_pace=publisher.pause_between_reads)
     try:
-        await letters.connect()
-        yield letters
+        connection = await drain.connect()
+        await publisher.__aenter__()
+        queue = "" if order.backup_file else name
+        questions = RabbitRunInspector(
+            connection, publisher, queue, management=management or default_management(address)
+        )
+        redriver = RabbitRedriver(stamp, table, now=lambda: moment(time_source.now_us()), blocked=questions.blocked)
+        yield RecoveryBroker(drain=drain, publisher=publisher, redriver=redriver, questions=questions)
     finally:
-        await letters.close()
+        await publisher.close()
+        await drain.close()
 
 
 def recovery_source(url: str, dead_queue: str) -> str:
@@ -364,13 +357,6 @@ def open_backup(path: Path) -> Iterator[FileBackup]:
         yield backup
     finally:
         backup.close()
-
-
-def backup_letters(path: Path) -> Iterator[Exported]:
-    """The letters of a backup. Raises CannotStart, and Invalid at a damaged line."""
-    from holdfast.stores.files import read_backup
-
-    return read_backup(path)
 
 
 UPKEEP_S = 30.0
@@ -628,13 +614,13 @@ def journals(
 class OpenJournal:
     """The journals of one run while it runs; it says with `ended` how it leaves its queue."""
 
-    def __init__(self, journal: Journal | None) -> None:
+    def __init__(self, journal: FileJournal | None) -> None:
         self.journal = journal
         self.end = RunEnd.BROKEN
 
-    def ended(self, summary: Summary, letters: DeadLetters) -> Summary:
+    def ended(self, summary: Summary, broker: RecoveryBroker) -> Summary:
         """It came to its end."""
-        self.end = how_it_ended(summary, has_broker=not letters.trouble, is_lost=letters.is_lost)
+        self.end = how_it_ended(summary, has_broker=not broker.has_trouble, is_lost=broker.drain.is_lost)
         return summary
 
 
@@ -682,20 +668,10 @@ async def recover_broker(
     clock: Clock,
 ) -> Summary:
     """One run against RabbitMQ. Raises BrokerError, RecoveryRefused or CannotStart when it cannot begin."""
-    redrive = RedriveStamp(run=order.run, by=by, dead_queue=order.dead_queue)
-    async with AsyncExitStack() as stack:
-        letters = await stack.enter_async_context(
-            open_dead_letters(
-                url,
-                redrive,
-                order.table,
-                clock=clock,
-                management=management,
-                window_bytes_max=order.limits.window_bytes_max,
-            )
-        )
-        kept = stack.enter_context(kept_journal(places, order))
-        return kept.ended(await recover(letters, order, clock=clock, journal=kept.journal, on_begin=on_begin), letters)
+    async with open_recovery(url, order, by=by, clock=clock, management=management) as broker:
+        with kept_journal(places, order) as kept:
+            summary = await recover(broker, order, clock=clock, journal=kept.journal, on_begin=on_begin)
+            return kept.ended(summary, broker)
 
 
 async def recover_queues(

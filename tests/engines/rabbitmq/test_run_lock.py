@@ -6,18 +6,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from functools import partial
 
 import pytest
 
-from holdfast.core.death import RedriveStamp
-from holdfast.core.message import Address
-from holdfast.core.routes import Mode, RouteTable
+from holdfast.core.recovery import RunLimits
 from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
-from holdfast.engines.rabbitmq.recovery_lock import take_lock
-from holdfast.engines.rabbitmq.redriver import Redriver
+from holdfast.engines.rabbitmq.drain import RabbitDrain, take_lock
 from holdfast.errors import BrokerLost, RecoveryLocked
 from holdfast.proof.proxy import Proxy
 from tests.engines.rabbitmq.admin import Admin
@@ -30,22 +25,17 @@ QUEUE_DECLARE, BASIC_QOS, BASIC_CONSUME = b"\0\x32\0\x0a", b"\0\x3c\0\x0a", b"\0
 
 
 @asynccontextmanager
-async def recovering(admin: Admin, proxy: Proxy, *, heartbeat_s: int) -> AsyncIterator[RabbitDeadLetters]:
+async def recovering(admin: Admin, proxy: Proxy, *, heartbeat_s: int) -> AsyncIterator[RabbitDrain]:
     """One that consumes through the proxy."""
     await admin.queue(QUEUE)
-    redriver = Redriver(
-        RedriveStamp(run="r", by="me", dead_queue=QUEUE),
-        RouteTable(mode=Mode.PLACE, place=Address(exchange="", routing_key="there")),
-        now=lambda: datetime.now(UTC),
-    )
     address = admin.address(port=proxy.port, more=f"?heartbeat={heartbeat_s}")
-    letters = RabbitDeadLetters(address, QUEUE, redriver, management=None, window_bytes_max=2**20)
-    await letters.connect()
+    drain = RabbitDrain(address, QUEUE, RunLimits(window_count_max=10, window_bytes_max=2**20))
+    await drain.connect()
     try:
-        await letters.open(capacity_count=10)
-        yield letters
+        await drain.open()
+        yield drain
     finally:
-        await letters.close()
+        await drain.close()
 
 
 async def locked_by_another(admin: Admin, proxy: Proxy) -> Connection:
@@ -62,18 +52,18 @@ async def locked_by_another(admin: Admin, proxy: Proxy) -> Connection:
 async def test_without_the_lock_nothing_is_consumed_however_often_it_is_tried(admin: Admin, looks: bool) -> None:
     async with (
         Proxy("127.0.0.1", admin.node.port) as proxy,
-        recovering(admin, proxy, heartbeat_s=1) as letters,
+        recovering(admin, proxy, heartbeat_s=1) as drain,
         await locked_by_another(admin, proxy) as other,
     ):
         for _ in range(2):
             if looks:  # which needs a connection, and makes one
-                assert (await letters.depth()).consumers == 0
+                assert (await drain.depth()).consumers == 0
             with pytest.raises(RecoveryLocked):
-                await letters.reopen(capacity_count=10)
-        assert (await letters.depth()).consumers == 0
+                await drain.open()
+        assert (await drain.depth()).consumers == 0
         await other.close()
-        await letters.reopen(capacity_count=10)
-        assert (await letters.depth()).consumers == 1
+        await drain.open()
+        assert (await drain.depth()).consumers == 1
         async with await Connection.open(admin.address()) as third:
             with pytest.raises(RecoveryLocked):
                 await take_lock(third, QUEUE, patience_s=0.0)
@@ -83,60 +73,60 @@ async def test_a_lock_that_a_lost_connection_has_not_let_go_yet_is_waited_for(ad
     """The broker may notice its end later than we do: two heartbeats later at the most."""
     async with (
         Proxy("127.0.0.1", admin.node.port) as proxy,
-        recovering(admin, proxy, heartbeat_s=30) as letters,
+        recovering(admin, proxy, heartbeat_s=30) as drain,
         await locked_by_another(admin, proxy) as lost,
     ):
         refused = asyncio.Event()
         proxy.cut_when("down", partial(_notes, b"RESOURCE_LOCKED", refused))
-        waiting = asyncio.create_task(letters.reopen(capacity_count=10))
+        waiting = asyncio.create_task(drain.open())
         await asyncio.wait_for(refused.wait(), 20.0)
         await lost.close()
         await asyncio.wait_for(waiting, 20.0)
-        assert (await letters.depth()).consumers == 1
+        assert (await drain.depth()).consumers == 1
 
 
 async def test_whoever_waits_for_the_lock_can_be_stopped(admin: Admin) -> None:
     async with (
         Proxy("127.0.0.1", admin.node.port) as proxy,
-        recovering(admin, proxy, heartbeat_s=30) as letters,
+        recovering(admin, proxy, heartbeat_s=30) as drain,
         await locked_by_another(admin, proxy) as other,
     ):
-        waiting = asyncio.create_task(letters.reopen(capacity_count=10))
+        waiting = asyncio.create_task(drain.open())
         await eventually(lambda: proxy.connected_count >= 1)
         began_s = time.monotonic()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert time.monotonic() - began_s < 5.0
-        await letters.stop()
-        assert await letters.give_back() == 0
-        assert (await letters.depth()).consumers == 0
+        await drain.stop(lambda delivery: False)
+        assert await drain.release_all(others_count=0) == 0
+        assert (await drain.depth()).consumers == 0
         await other.close()
-        await letters.reopen(capacity_count=10)
-        assert (await letters.depth()).consumers == 1
+        await drain.open()
+        assert (await drain.depth()).consumers == 1
 
 
 @pytest.mark.parametrize("question", [QUEUE_DECLARE, BASIC_QOS, BASIC_CONSUME], ids=["lock", "qos", "consume"])
 async def test_a_cancelled_return_leaves_no_consumer_behind(admin: Admin, question: bytes) -> None:
     async with (
         Proxy("127.0.0.1", admin.node.port) as proxy,
-        recovering(admin, proxy, heartbeat_s=30) as letters,
+        recovering(admin, proxy, heartbeat_s=30) as drain,
     ):
         await proxy.cut()
         with pytest.raises(BrokerLost):
-            await letters.take(count_max=1, timeout_s=10.0)
+            await drain.take(count_max=1, timeout_s=10.0)
         asked = asyncio.Event()
         proxy.cut_when("up", partial(_notes, question, asked))
-        waiting = asyncio.create_task(letters.reopen(capacity_count=10))
+        waiting = asyncio.create_task(drain.open())
         await asked.wait()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        await letters.stop()
-        await letters.give_back()
-        await eventually(lambda: _has_no_consumer(letters))
-        await letters.reopen(capacity_count=10)
-        assert (await letters.depth()).consumers == 1
+        await drain.stop(lambda delivery: False)
+        await drain.release_all(others_count=0)
+        await eventually(lambda: _has_no_consumer(drain))
+        await drain.open()
+        assert (await drain.depth()).consumers == 1
 
 
 def _notes(question: bytes, asked: asyncio.Event, recent: bytes) -> bool:
@@ -145,5 +135,5 @@ def _notes(question: bytes, asked: asyncio.Event, recent: bytes) -> bool:
     return False
 
 
-async def _has_no_consumer(letters: RabbitDeadLetters) -> bool:
-    return (await letters.depth()).consumers == 0
+async def _has_no_consumer(drain: RabbitDrain) -> bool:
+    return (await drain.depth()).consumers == 0

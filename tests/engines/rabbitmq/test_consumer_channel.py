@@ -1,4 +1,5 @@
-"""Settling: the frames mean exactly what was asked for, and a prefix takes one."""
+"""One channel that is consumed on: the frames that settle mean exactly what was asked for, a prefix takes one, and a
+channel on which letters are held is left for a fresh one in time."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.engines.rabbitmq.consumer_channel import AckTracker
+from holdfast.core.message import Delivery
+from holdfast.engines.rabbitmq.connection import Channel
+from holdfast.engines.rabbitmq.consumer_channel import WALKED_COUNT_MAX, AckTracker, ConsumerChannel
+from holdfast.engines.rabbitmq.wire.events import Event
 
 FRAME_BYTES = 21
 
@@ -87,3 +91,45 @@ def test_parts_end_at_joints(tags: list[int], joints: list[int]) -> None:
     assert set(ends) <= set(tags)
     for tag, following in pairwise(tags):
         assert (tag in ends) == any(tag <= joint < following for joint in joints)
+
+
+def channel_with(count: int) -> tuple[ConsumerChannel, list[bytes]]:
+    """A channel on which so many letters came, and what is written to it."""
+    written: list[bytes] = []
+    consuming = ConsumerChannel(7, on_arrived=lambda deliveries: None, on_lost=lambda error: None)
+    consuming.opened(Channel(1, consuming, write=written.append, release=lambda number: None))
+    events: list[Event] = [Delivery(1, tag, False, "", "q", "ctag", b"", b"") for tag in range(1, count + 1)]
+    consuming.on_events(events)
+    return consuming, written
+
+
+def test_acks_in_order_cost_nothing_however_many() -> None:
+    consuming, written = channel_with(10_000)
+    consuming.held_count = 1  # somewhere behind
+    assert consuming.tracker.ack_all(range(1, 10_000)) == []
+    consuming.flush()
+    assert len(written) == 1
+    assert not consuming.is_slow
+
+
+def test_acks_behind_many_letters_that_are_held_make_it_slow() -> None:
+    held = 500
+    consuming, _ = channel_with(held + WALKED_COUNT_MAX // held)
+    consuming.held_count = held
+    consuming.tracker.ack_all(range(held + 1, held + WALKED_COUNT_MAX // held))
+    consuming.flush()
+    assert not consuming.is_slow
+    consuming.tracker.ack_all([held + WALKED_COUNT_MAX // held])
+    consuming.flush()
+    assert consuming.is_slow
+
+
+def test_deliveries_carry_the_number_of_their_channel_until_it_is_left() -> None:
+    came: list[Delivery] = []
+    consuming = ConsumerChannel(8, on_arrived=came.extend, on_lost=lambda error: None)
+    consuming.opened(Channel(1, consuming, write=lambda data: None, release=lambda number: None))
+    consuming.on_events([Delivery(1, 1, False, "", "q", "ctag", b"", b"")])
+    assert [delivery.channel for delivery in came] == [8]
+    consuming.leave()
+    consuming.on_events([Delivery(1, 2, False, "", "q", "ctag", b"", b"")])
+    assert len(came) == 1

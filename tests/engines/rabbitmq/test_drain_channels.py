@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from holdfast.core.message import Delivery
+from holdfast.core.recovery import RunLimits
 from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.letter_lines import Lines
+from holdfast.engines.rabbitmq.drain import DeliveryBudget, DrainChannels
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.errors import BrokerError
 from tests.engines.rabbitmq.admin import Admin, outgoing
@@ -21,11 +22,12 @@ CAME_TIMEOUT_S = 10.0
 
 
 class Run:
-    """What a recovery does with its lines."""
+    """What a recovery does with its channels."""
 
     def __init__(self, queue: str) -> None:
         self.ready: deque[Delivery] = deque()
-        self.lines = Lines(queue, self.ready, on_arrived=self.arrived, on_lost=self.lost)
+        self.budget = DeliveryBudget(RunLimits())
+        self.channels = DrainChannels(queue, self.budget, self.ready, on_arrived=self.arrived, on_lost=self.lost)
         self.came_count = 0
         self._news = asyncio.Event()
 
@@ -38,8 +40,8 @@ class Run:
         raise AssertionError(error)
 
     async def want(self, count: int) -> None:
-        self.lines.allowance.wanted_count = count
-        await self.lines.want(count)
+        self.budget.wanted_count = count
+        await self.channels.allow()
 
     async def take(self, count: int) -> list[Delivery]:
         """So many, when they have come."""
@@ -47,15 +49,15 @@ class Run:
             while len(self.ready) < count:
                 self._news.clear()
                 await self._news.wait()
-        self.lines.allowance.taken(count)
+        self.budget.taken(count)
         return [self.ready.popleft() for _ in range(count)]
 
     def ack(self, deliveries: list[Delivery]) -> None:
         for one in deliveries:
-            line = self.lines.find(one.channel)
-            assert line is not None
-            assert line.books.ack(one.tag)
-        self.lines.flush()
+            channel = self.channels.find(one.channel)
+            assert channel is not None
+            assert channel.tracker.ack(one.tag)
+        self.channels.flush()
 
 
 @pytest.fixture(params=["classic", "quorum"])
@@ -68,11 +70,11 @@ async def run(request: pytest.FixtureRequest, admin: Admin) -> AsyncIterator[Run
     run = Run(queue)
     connection = await Connection.open(admin.address())
     try:
-        run.lines.allowance.wanted_count = 10
-        await run.lines.consume(connection, 100)
+        run.budget.wanted_count = 10
+        await run.channels.consume(connection, 100)
         yield run
     finally:
-        run.lines.leave()
+        run.channels.leave()
         await connection.close()
 
 
@@ -101,9 +103,9 @@ async def test_what_came_by_several_consumers_of_a_channel_goes_back_in_order(ru
     """A quorum queue gives back consumer by consumer, in either order, what one frame gives back."""
     for wanted in (40, 30, 30):
         await run.want(wanted)
-        await run.lines.widen(100)
+        await run.channels.widen(100)
         await run.take(wanted)
-    await run.lines.stop()
-    assert await run.lines.give_back() == 100
+    await run.channels.stop()
+    assert await run.channels.release_all() == 100
     bodies = [one.body for one in await admin.drain("dead", 100)]
     assert bodies == [b"%02d" % number for number in range(100)]
