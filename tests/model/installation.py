@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeVar, cast
 
 import psycopg
 
-from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.errors import HoldfastError
@@ -27,6 +26,7 @@ from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.testing import FrozenClock
 from tests.support.flaky import Faults, FlakyQueueStore, FlakyStorage
+from tests.support.lasting_memory import LastingMemory
 
 T = TypeVar("T")
 HEAL_STEP_S = 0.25
@@ -68,17 +68,19 @@ class MemoryBackend:
     """The memory of a storage outlives the service over it."""
 
     def __init__(self) -> None:
-        self._storage: MemoryStorage | None = None
+        self._storage: LastingMemory | None = None
 
     def open(self, clock: FrozenClock) -> Storage:
         if self._storage is None:
-            self._storage = MemoryStorage(clock)
+            self._storage = LastingMemory(clock)
         return self._storage
 
     def crash(self) -> None:
         """Nothing is in flight between two commits."""
 
     def close(self) -> None:
+        if self._storage is not None:
+            asyncio.run(self._storage.forget())
         self._storage = None
 
 

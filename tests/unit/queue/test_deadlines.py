@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from holdfast import NothingToLease, Queues
-from holdfast.engines.memory.storage import MemoryStorage
+from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.ports.clock import Timer
 from holdfast.ports.queue_store import Committed, DeathRules, LeasedItems, PartitionState, StorageAbilities
 from holdfast.services.queue.changes import places_by
@@ -71,7 +71,7 @@ def faults() -> Faults:
 
 @pytest.fixture
 async def queues(clock: CountingClock, faults: Faults) -> AsyncIterator[Queues]:
-    manager = QueueManager({"default": FlakyStorage(MemoryStorage(clock), faults)}, clock=clock)
+    manager = QueueManager({"default": FlakyStorage(SqliteStorage(None, clock=clock), faults)}, clock=clock)
     await manager.open()
     queues = Queues(QueueService(manager, places=places_by({"default": 1.0})))
     await queues.queues_create("orders", lease_timeout="1m")

@@ -18,6 +18,7 @@ from holdfast.engines.sqlite.connection import (
     fetch_one,
     open_reader,
     open_writer,
+    size_of,
     transaction,
     translated,
     translation,
@@ -112,15 +113,14 @@ class SqliteQueueStore:
         return Committed([], states, self._storage.clock.now_us())
 
     def _open(self) -> None:
-        exists = self.path.exists()
-        is_empty = not exists or not self.path.stat().st_size  # also while somebody copies a backup to its place
-        if is_empty and self._storage.was_made(self._generation):
-            what = "empty" if exists else "missing"
+        size = size_of(self.path)  # 0 also while somebody copies a backup to its place
+        if not size and self._storage.was_made(self._generation):
+            what = "missing" if size is None else "empty"
             raise StorageFailed(
                 f"storage failed; the file {self.path.name} of queue '{self._name}' is {what}, restore it from a "
                 "backup or delete the queue"
             )
-        writer = open_writer(self.path, kind="queue", create=not exists)
+        writer = open_writer(self.path, kind="queue", create=size is None)
         with translated(self.path):
             self._partitions = read_partitions(writer, self._generation)
             missing = [(number,) for number in self._numbers if number not in self._partitions]
@@ -146,7 +146,7 @@ class SqliteQueueStore:
 
     async def _read(self, work: Callable[[apsw.Connection], T]) -> T:
         def run() -> T:
-            if not self.path.exists():
+            if size_of(self.path) is None:
                 raise StorageFailed(f"storage failed; the file {self.path.name} is missing")
             with translated(self.path):
                 if self._reader is None:
