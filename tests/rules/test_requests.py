@@ -44,7 +44,7 @@ def test_there_are_requests() -> None:
 
 def _sources() -> dict[str, str]:
     folder = Path(holdfast.__file__).parent / "faces" / "cli"
-    return {file.name: file.read_text("utf-8") for file in sorted(folder.glob("*.py")) if file.name != "recover.py"}
+    return {file.name: file.read_text("utf-8") for file in sorted(folder.glob("*.py"))}
 
 
 def test_commands_ask_by_requests_and_not_by_http_in_process_or_untyped_texts() -> None:

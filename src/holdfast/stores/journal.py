@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -44,6 +45,39 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     source: str  #: which queue of which broker, without any login
     boot: str
+
+
+class JournalPaths(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the journals of a queue are."""
+
+    source: str  #: which queue of which broker, without any login
+    own: Path | None  #: this run's; None: it keeps none
+    usual: Path  #: where every run of this user looks
+    others: tuple[Path, ...] = ()  #: where a server keeps it that cannot write to the usual place
+
+    def open(self, *, run: str) -> FileJournal:
+        """The journal of a run, which also ends what killed runs left at other places. Raises CannotStart."""
+        return FileJournal.open(self.own, source=self.source, run=run, usual=self.usual, others=self.others)
+
+
+def journal_paths(
+    source: str,
+    dead_queue: str,
+    folders: tuple[Path, Path],
+    *,
+    file: Path | None = None,
+    keeps: bool = True,
+    serves: bool = False,
+) -> JournalPaths:
+    """Those of a run that keeps its journal in `file`, at the usual place, or nowhere.
+
+    `folders` are the usual one, and the one of a server that cannot write to it.
+    """
+    mark = hashlib.sha256(source.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    name = f"{re.sub(r'[^A-Za-z0-9._-]+', '_', dead_queue)[:80]}-{mark}.journal"
+    usual, spare = (folder / "recover" / name for folder in folders)
+    own = file or (spare if serves and not _is_writable(usual.parent) else usual)
+    return JournalPaths(source=source, own=own if keeps else None, usual=usual, others=(spare,))
 
 
 class FileJournal:
@@ -385,3 +419,12 @@ def _boot() -> str:
         return BOOT_ID.read_text().strip()
     except OSError:
         return ""  # not Linux: a journal is then good for this run alone
+
+
+def _is_writable(folder: Path) -> bool:
+    """A service may have no home of its own, or may not write there."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)

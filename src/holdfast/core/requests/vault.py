@@ -440,18 +440,9 @@ class Filter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
             age_us = parse_duration(self.older_than, what="older_than")
             latest = max(1, microseconds(moment(now_us)) - age_us)
             died_before_us = min(died_before_us or latest, latest)
+        same = {name: getattr(self, name) for name in Selection.__struct_fields__ if name in self.__struct_fields__}
         return Selection(
-            ids=self.ids,
-            queue=self.queue,
-            source_queue=self.source_queue,
-            type=self.type,
-            reason=self.reason,
-            error=self.error,
-            group=self.group,
-            state=LetterState(self.state) if self.state else None,
-            header=self.header,
-            header_value=self.header_value,
-            text=self.text,
+            **{**same, "state": LetterState(self.state) if self.state else None},
             captured_after_us=microseconds(self.captured_after) if self.captured_after else 0,
             captured_before_us=microseconds(self.captured_before) if self.captured_before else 0,
             died_after_us=microseconds(self.died_after) if self.died_after else 0,
@@ -592,14 +583,8 @@ class PlanRedrive(Request[Plan], frozen=True, kw_only=True):
 
     def wish(self, now_us: int) -> PlanOptions:
         """The same for the planner."""
-        return PlanOptions(
-            selection=self.selection.selection(now_us),
-            target=self.target,
-            max_per_s=self.max_per_s,
-            redrives_max=self.redrives_max,
-            force=self.force,
-            canary=self.canary,
-        )
+        same = {name: getattr(self, name) for name in PlanOptions.__struct_fields__}
+        return PlanOptions(**{**same, "selection": self.selection.selection(now_us)})
 
 
 @declare("plans.show", "GET /admin/plans/{hash}", role=Role.OPERATOR, redrives=True)

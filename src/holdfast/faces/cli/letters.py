@@ -17,22 +17,7 @@ import msgspec
 import typer
 from msgspec import structs
 
-from holdfast.core.requests.vault import (
-    ActionRequest,
-    ArchiveLetters,
-    DiscardLetters,
-    EditLetter,
-    ExportLetters,
-    Filter,
-    ListRevisions,
-    ReadBody,
-    ReadHistory,
-    ReadLetter,
-    ResolveLetters,
-    RestoreLetters,
-    SearchLetters,
-    State,
-)
+from holdfast.core.requests import vault as requests
 from holdfast.faces.cli import groups
 from holdfast.faces.cli.command import command, duration, one_of, read_file
 from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode
@@ -47,7 +32,7 @@ LIST_COUNT_DEFAULT = 50
 BODY_BYTES_MAX = 64 * 1024 * 1024
 PAGE_COUNT_MAX = 1_000
 PANEL = "Which letters"
-STATES = tuple(word for word in get_args(State) if word)
+STATES = tuple(word for word in get_args(requests.State) if word)
 COLUMNS = ("#id", "state", "queue", "type", "reason", "error", "died at", "#redriven")
 FIELDS = ("id", "state", "queue", "type", "reason", "error_type", "died_at", "redriven_count")
 
@@ -57,47 +42,37 @@ Reason = Annotated[str, typer.Option(help="Why, for the ledger.", show_default=F
 
 # --- the options that say which letters -----------------------------------------------------------------------
 
-#: Fields of a filter, in the order of their options; where the option is called otherwise, its name.
-FILTERS = {
-    "ids": "ids",
-    "queue": "queue",
-    "source_queue": "source_queue",
-    "type": "type",
-    "reason": "death_reason",
-    "error": "error",
-    "group": "group",
-    "state": "state",
-    "header": "header",
-    "text": "text",
-    "older_than": "older_than",
-}
+#: Fields of a filter, in the order of their options.
+FILTERS = ["ids", "queue", "source_queue", "type", "reason", "error", "group", "state", "header", "text", "older_than"]
+#: Where the option is called otherwise.
+NAMES = {"reason": "death_reason"}
 HEADER = "NAME, or NAME=VALUE of a header."
 
 Filtered = Callable[..., Coroutine[Any, Any, ExitCode | None]]
 
 
 def filtered(body: Filtered) -> Filtered:
-    """Give a command the options of FILTERS; its second parameter is the Filter that they make."""
+    """Give a command the options of FILTERS; its second parameter is the requests.Filter that they make."""
     session, _filters, *own = inspect.signature(body, eval_str=True).parameters.values()
 
     async def run(given_session: CommandContext, **given: Any) -> ExitCode | None:
-        wanted = {field: given.pop(name) for field, name in FILTERS.items()}
+        wanted = {field: given.pop(NAMES.get(field, field)) for field in FILTERS}
         return await body(given_session, _filter(wanted), **given)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
-    texts = {one.name: msgspec.json.schema(one.type)["description"] for one in structs.fields(Filter)}
+    texts = {one.name: msgspec.json.schema(one.type)["description"] for one in structs.fields(requests.Filter)}
     options = []
-    for field, name in FILTERS.items():
+    for field in FILTERS:
         text = HEADER if field == "header" else texts[field]
         hint = typer.Option(help=text, rich_help_panel=PANEL, show_default=False)
-        options.append(inspect.Parameter(name, keyword, default="", annotation=Annotated[str, hint]))
+        options.append(inspect.Parameter(NAMES.get(field, field), keyword, default="", annotation=Annotated[str, hint]))
     parameters = [session, *(one.replace(kind=keyword) for one in own), *options]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by `command`
     run.__doc__ = body.__doc__
     return run
 
 
-def _filter(given: Mapping[str, str]) -> Filter:
+def _filter(given: Mapping[str, str]) -> requests.Filter:
     """What was set. Raises BadUsage."""
     duration(given["older_than"], option="--older-than")
     if given["state"]:
@@ -107,12 +82,12 @@ def _filter(given: Mapping[str, str]) -> Filter:
     except ValueError as error:
         raise BadUsage("--ids takes whole numbers with commas between them") from error
     name, _, value = given["header"].partition("=")
-    return Filter(**{**given, "ids": ids, "header": name, "header_value": value})  # type: ignore[arg-type]  # texts
+    return requests.Filter(**{**given, "ids": ids, "header": name, "header_value": value})  # type: ignore[arg-type]  # texts
 
 
-def named(filters: Filter) -> Filter:
+def named(filters: requests.Filter) -> requests.Filter:
     """The same, when anything was named. Raises BadUsage."""
-    if filters == Filter():
+    if filters == requests.Filter():
         raise BadUsage("no letters were named; use --ids, --group, --queue or another filter")
     return filters
 
@@ -122,7 +97,7 @@ def named(filters: Filter) -> Filter:
 
 @command(app, "list", example="holdfast letters list --queue orders.dlq --state captured --limit 20")
 @filtered
-async def list_letters(session: CommandContext, filters: Filter, limit: Limit = LIST_COUNT_DEFAULT) -> None:
+async def list_letters(session: CommandContext, filters: requests.Filter, limit: Limit = LIST_COUNT_DEFAULT) -> None:
     """List letters, newest first; all of the given conditions must fit."""
     await _list(session, filters, limit)
 
@@ -134,15 +109,15 @@ async def search(
     limit: Limit = LIST_COUNT_DEFAULT,
 ) -> None:
     """Find letters by words in their bodies and errors."""
-    await _list(session, Filter(text=words), limit)
+    await _list(session, requests.Filter(text=words), limit)
 
 
-def _search(filters: Filter, limit: int, cursor: str = "") -> SearchLetters:
-    return SearchLetters(**structs.asdict(filters), limit=limit, cursor=cursor)
+def _search(filters: requests.Filter, limit: int, cursor: str = "") -> requests.SearchLetters:
+    return requests.SearchLetters(**structs.asdict(filters), limit=limit, cursor=cursor)
 
 
-async def _list(session: CommandContext, filters: Filter, limit: int) -> None:
-    async with session.connect(SearchLetters) as custody:
+async def _list(session: CommandContext, filters: requests.Filter, limit: int) -> None:
+    async with session.connect(requests.SearchLetters) as custody:
         page = await custody.call(_search(filters, min(PAGE_COUNT_MAX, limit)))
         found = list(page.letters)
         while page.next and len(found) < limit:
@@ -161,12 +136,12 @@ async def show(
     body: Annotated[bool, typer.Option("--body", help="Write the bytes of its body, and nothing else.")] = False,
 ) -> None:
     """Show one letter with its history, or its body."""
-    async with session.connect(ReadLetter) as custody:
+    async with session.connect(requests.ReadLetter) as custody:
         if body:
-            sys.stdout.buffer.write(await custody.call(ReadBody(id=letter)))
+            sys.stdout.buffer.write(await custody.call(requests.ReadBody(id=letter)))
             return
-        found = structs.asdict(await custody.call(ReadLetter(id=letter)))
-        history = (await custody.call(ReadHistory(id=letter))).rows
+        found = structs.asdict(await custody.call(requests.ReadLetter(id=letter)))
+        history = (await custody.call(requests.ReadHistory(id=letter))).rows
     session.out.document({**found, "history": history})
     _show_letter(session.out, found)
     rows = [[row.at, row.actor, row.action, row.to_state, row.reason] for row in history]
@@ -202,7 +177,7 @@ async def edit(
     reason: Reason = "",
 ) -> None:
     """Edit a letter: a new revision. The original stays, and letters diff shows what changed."""
-    request = EditLetter(
+    request = requests.EditLetter(
         id=letter,
         revision=revision,
         body=read_file(body_file, bytes_max=BODY_BYTES_MAX) if body_file is not None else None,
@@ -212,7 +187,7 @@ async def edit(
         restore=restore,
         reason=reason,
     )
-    async with session.connect(EditLetter) as custody:
+    async with session.connect(requests.EditLetter) as custody:
         made = await custody.call(request)
     session.out.document(made)
     session.out.say(f"letter {letter} has revision {made.revision} now")
@@ -231,10 +206,10 @@ def _header(text: str) -> tuple[str, object]:
 @command(app, "diff", example="holdfast letters diff 42")
 async def diff(session: CommandContext, letter: Id) -> None:
     """Show what the newest revision changes against the original."""
-    async with session.connect(ReadBody) as custody:
-        original = await custody.call(ReadBody(id=letter, original=True))
-        newest = await custody.call(ReadBody(id=letter))
-        revisions = await custody.call(ListRevisions(id=letter))
+    async with session.connect(requests.ReadBody) as custody:
+        original = await custody.call(requests.ReadBody(id=letter, original=True))
+        newest = await custody.call(requests.ReadBody(id=letter))
+        revisions = await custody.call(requests.ListRevisions(id=letter))
     number, put, drop = (revisions[-1].number, revisions[-1].put, revisions[-1].drop) if revisions else (0, {}, [])
     lines = list(
         difflib.unified_diff(
@@ -254,10 +229,10 @@ async def diff(session: CommandContext, letter: Id) -> None:
         session.out.say(line)
 
 
-def _action(word: str, state: State, request: type[ActionRequest]) -> None:
+def _action(word: str, state: requests.State, request: type[requests.ActionRequest]) -> None:
     async def act(
         session: CommandContext,
-        filters: Filter,
+        filters: requests.Filter,
         count: Annotated[
             int | None, typer.Option(help="How many letters you expect; without it they are only counted.", min=0)
         ] = None,
@@ -283,7 +258,9 @@ def _action(word: str, state: State, request: type[ActionRequest]) -> None:
     command(app, word, example=example)(filtered(act))
 
 
-async def _only_counted(session: CommandContext, custody: RequestClient, filters: Filter, word: str) -> ExitCode:
+async def _only_counted(
+    session: CommandContext, custody: RequestClient, filters: requests.Filter, word: str
+) -> ExitCode:
     page = await custody.call(_search(filters, 1))
     session.out.document({"count": page.count, "count_is_exact": page.count_is_exact, "done": False})
     if not page.count:
@@ -298,18 +275,18 @@ async def _only_counted(session: CommandContext, custody: RequestClient, filters
 
 
 LOST = ("restore", "discarded")
-_action("archive", "captured", ArchiveLetters)
-_action("restore", "archived", RestoreLetters)
-_action("discard", "captured", DiscardLetters)
-_action("resolve", "redriven", ResolveLetters)
+_action("archive", "captured", requests.ArchiveLetters)
+_action("restore", "archived", requests.RestoreLetters)
+_action("discard", "captured", requests.DiscardLetters)
+_action("resolve", "redriven", requests.ResolveLetters)
 
 
 @command(app, "export", example="holdfast letters export --queue orders.dlq > letters.jsonl")
 @filtered
-async def export(session: CommandContext, filters: Filter) -> None:
+async def export(session: CommandContext, filters: requests.Filter) -> None:
     """Write letters as JSON Lines, byte for byte: bodies and raw properties are base64."""
-    async with session.connect(ExportLetters) as custody:
-        lines = await custody.call(ExportLetters(**structs.asdict(filters)))
+    async with session.connect(requests.ExportLetters) as custody:
+        lines = await custody.call(requests.ExportLetters(**structs.asdict(filters)))
         async with aclosing(lines):
             async for line in lines:
                 sys.stdout.buffer.write(line)

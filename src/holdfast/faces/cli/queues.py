@@ -16,21 +16,7 @@ from rich.text import Text
 from holdfast.core.checks import LIST_COUNT_DEFAULT
 from holdfast.core.item import QueueInfo
 from holdfast.core.moments import format_duration, parse_duration
-from holdfast.core.requests.queue import (
-    DEAD,
-    REFERENCE,
-    RETENTION,
-    CodeReply,
-    CreateQueueRequest,
-    DeleteQueueRequest,
-    InfoRequest,
-    PartitionStats,
-    PauseRequest,
-    ResumeRequest,
-    StatsReply,
-    StatsRequest,
-    UpdateQueueRequest,
-)
+from holdfast.core.requests import queue as requests
 from holdfast.errors import HoldfastError, QueueMissing
 from holdfast.faces.cli import groups
 from holdfast.faces.cli.command import CommandOption, asks, command, duration
@@ -59,7 +45,7 @@ def _or_none(text: str | None, check: bool = False) -> CommandOption:
 @asks(
     app,
     "create",
-    CreateQueueRequest,
+    requests.CreateQueueRequest,
     example="holdfast queue create orders --max-attempts 5 --dead-queue orders-dead",
     queue_name=NAME,
     lease_timeout=CommandOption(default="1m", check=duration),
@@ -70,7 +56,7 @@ def _or_none(text: str | None, check: bool = False) -> CommandOption:
     requested_partitions=CommandOption(name="partitions", default=1),
     dead_retention=DURATION,
 )
-def create(out: Output, asked: CreateQueueRequest, reply: CodeReply) -> None:
+def create(out: Output, asked: requests.CreateQueueRequest, reply: requests.CodeReply) -> None:
     """Make a queue."""
     out.say(f"queue '{asked.queue_name}' was created")
     if asked.dead_queue:
@@ -86,24 +72,24 @@ def create(out: Output, asked: CreateQueueRequest, reply: CodeReply) -> None:
 @asks(
     app,
     "update",
-    UpdateQueueRequest,
+    requests.UpdateQueueRequest,
     example="holdfast queue update orders --max-attempts 3\nholdfast queue update orders --dead-queue ''",
     queue_name=NAME,
     lease_timeout=DURATION,
     expire_timeout=DURATION,
     max_attempts=CommandOption(),
-    dead_queue=_or_none(DEAD.description),
-    reference=_or_none(REFERENCE.description),
+    dead_queue=_or_none(requests.DEAD.description),
+    reference=_or_none(requests.REFERENCE.description),
     requested_partitions=CommandOption(name="partitions"),
-    dead_retention=_or_none(RETENTION.description, check=True),
+    dead_retention=_or_none(requests.RETENTION.description, check=True),
 )
-def update(out: Output, asked: UpdateQueueRequest, reply: CodeReply) -> None:
+def update(out: Output, asked: requests.UpdateQueueRequest, reply: requests.CodeReply) -> None:
     """Change a queue's settings. What is not given stays as it is; '' and 0 are said explicitly."""
     out.say(f"queue '{asked.queue_name}' was updated")
 
 
-@asks(app, "info", InfoRequest, example="holdfast queue info orders", queue_name=NAME)
-def info(out: Output, asked: InfoRequest, found: QueueInfo) -> None:
+@asks(app, "info", requests.InfoRequest, example="holdfast queue info orders", queue_name=NAME)
+def info(out: Output, asked: requests.InfoRequest, found: QueueInfo) -> None:
     """Show a queue's settings."""
     out.show(_info_table(found))
 
@@ -135,18 +121,18 @@ async def list_queues(
 @asks(
     app,
     "delete",
-    DeleteQueueRequest,
+    requests.DeleteQueueRequest,
     example="holdfast queue delete orders --force",
     queue_name=NAME,
     force=CommandOption(),
 )
-def delete(out: Output, asked: DeleteQueueRequest, reply: CodeReply) -> None:
+def delete(out: Output, asked: requests.DeleteQueueRequest, reply: requests.CodeReply) -> None:
     """Delete a queue; with items in it only by force."""
     out.say(f"queue '{asked.queue_name}' was deleted")
 
 
-@asks(app, "stats", StatsRequest, example="holdfast queue stats orders", queue_name=NAME)
-def stats(out: Output, asked: StatsRequest, reply: StatsReply) -> None:
+@asks(app, "stats", requests.StatsRequest, example="holdfast queue stats orders", queue_name=NAME)
+def stats(out: Output, asked: requests.StatsRequest, reply: requests.StatsReply) -> None:
     """Count what waits, is leased, scheduled, dying and overdue, by partition."""
     out.show(_stats_table(reply))
     waiting = [(q.produce_waiting, q.lease_waiting, q.complete_waiting, q.in_flight) for q in reply.logical_queues]
@@ -169,7 +155,7 @@ async def clear(
         before = counts(await _partitions(queues, name))
         await queues.queue_clear(name, queue=queue, scheduled=scheduled, destructive=destructive)
         after = counts(await _partitions(queues, name))
-    session.out.document(CodeReply(200))
+    session.out.document(requests.CodeReply(200))
     gone = [max(0, were - are) for were, are in zip(before, after, strict=True)][:3]
     parts = [f"{plural(count, 'item')} {what}" for count, what in zip(gone, _PLACES, strict=True) if count]
     session.out.say(f"queue '{name}' was cleared; {', '.join(parts) or 'no items'} went")
@@ -177,14 +163,14 @@ async def clear(
         session.out.note(f"{plural(after[1], 'item')} leased stayed; --destructive deletes those too")
 
 
-@asks(app, "pause", PauseRequest, example="holdfast queue pause orders", queue_name=NAME)
-def pause(out: Output, asked: PauseRequest, reply: CodeReply) -> None:
+@asks(app, "pause", requests.PauseRequest, example="holdfast queue pause orders", queue_name=NAME)
+def pause(out: Output, asked: requests.PauseRequest, reply: requests.CodeReply) -> None:
     """Take items in and give none out, until resumed; a restart does not change that."""
     out.say(f"queue '{asked.queue_name}' is paused")
 
 
-@asks(app, "resume", ResumeRequest, example="holdfast queue resume orders", queue_name=NAME)
-def resume(out: Output, asked: ResumeRequest, reply: CodeReply) -> None:
+@asks(app, "resume", requests.ResumeRequest, example="holdfast queue resume orders", queue_name=NAME)
+def resume(out: Output, asked: requests.ResumeRequest, reply: requests.CodeReply) -> None:
     """Give items out again."""
     out.say(f"queue '{asked.queue_name}' is resumed")
 
@@ -207,7 +193,7 @@ async def all_queues(queues: Queues, *, pivot: str = "", limit: int = 0) -> Asyn
         last = pivot = page[-1].queue_name
 
 
-async def _partitions(queues: Queues, name: str) -> list[PartitionStats]:
+async def _partitions(queues: Queues, name: str) -> list[requests.PartitionStats]:
     reply = await queues.queue_stats(name)
     return [partition for logical in reply.logical_queues for partition in logical.partitions]
 
@@ -233,7 +219,7 @@ def _info_table(found: QueueInfo) -> Table:
     return shown
 
 
-def _stats_table(reply: StatsReply) -> Table:
+def _stats_table(reply: requests.StatsReply) -> Table:
     partitions = [partition for logical in reply.logical_queues for partition in logical.partitions]
     failing = ["#failures"] if any(p.failures for p in partitions) else []
     shown = table(
@@ -250,7 +236,7 @@ def _stats_table(reply: StatsReply) -> Table:
     return shown
 
 
-def counts(partitions: Sequence[PartitionStats]) -> list[int]:
+def counts(partitions: Sequence[requests.PartitionStats]) -> list[int]:
     """Queued, leased, scheduled, dying, overdue items, and failures, of these partitions together."""
     return [
         sum(p.total - p.total_leased for p in partitions),
@@ -290,7 +276,7 @@ async def watch(
 
 
 async def _print_frames(
-    session: CommandContext, frames: _Frames, first: list[StatsReply], *, once: bool, interval_s: float
+    session: CommandContext, frames: _Frames, first: list[requests.StatsReply], *, once: bool, interval_s: float
 ) -> None:
     stats = first
     while True:  # ends by Ctrl-C, or at once
@@ -310,9 +296,9 @@ class _Frames:
         self._names = names
         self._trouble = ""
         self._last: dict[str, tuple[float, int]] = {}
-        self._stats: list[StatsReply] = []
+        self._stats: list[requests.StatsReply] = []
 
-    async def read(self) -> list[StatsReply]:
+    async def read(self) -> list[requests.StatsReply]:
         """The counts now. A queue that was found by listing and is deleted meanwhile is left out."""
         listed = [found.queue_name async for found in all_queues(self._queues, limit=ROWS_COUNT_MAX)]
         stats = []
@@ -326,7 +312,7 @@ class _Frames:
         self._trouble = ""
         return stats
 
-    async def read_again(self) -> list[StatsReply]:
+    async def read_again(self) -> list[requests.StatsReply]:
         """Like `read`, but trouble that may pass is shown below the last known counts."""
         try:
             return await self.read()
@@ -334,7 +320,7 @@ class _Frames:
             self._trouble = error.message
             return self._stats
 
-    def table(self, stats: list[StatsReply]) -> Table:
+    def table(self, stats: list[requests.StatsReply]) -> Table:
         """One frame. What is wrong (dying, overdue, failures) has a column only when there is any."""
         columns = (
             "queue", "#queued", "#±/s", "#leased", "#scheduled", "#dying", "#overdue", "#failures", "#waiting", "#age",
@@ -364,7 +350,7 @@ class _Frames:
         return f"+{shown(change)}" if change > 0 else shown(change)
 
 
-def _average_age(partitions: list[PartitionStats]) -> str:
+def _average_age(partitions: list[requests.PartitionStats]) -> str:
     """Over all partitions, by their number of items."""
     total = sum(p.total for p in partitions)
     if not total:

@@ -254,7 +254,7 @@ async def _recover_broker(session: CommandContext, options: RecoverOptions, limi
     entry = RunRecord(run=order.run, by=options.by or somebody(), dead_queue=name, source=source_of(url, name))
     clock = SystemClock()
     # The journal ends last: until the summary is said, it has what only this run knows.
-    with _open_report(options.report) as report, kept_journal(places, url, order) as kept:
+    with _open_report(options.report) as report, kept_journal(places, order) as kept:
         with bar(session.as_json, limits.limit) as ways:
             notices = Notices(*ways)
 

@@ -15,36 +15,7 @@ from holdfast.core.ledger import is_anchor
 from holdfast.core.message import Address
 from holdfast.core.moments import format_duration
 from holdfast.core.plan import Canary, Place, Plan, RedriveState, RedriveTask, Target
-from holdfast.core.requests.vault import (
-    ActionReply,
-    BalanceRow,
-    CancelRedrive,
-    ChangeGroup,
-    CreateToken,
-    Filter,
-    GroupsReply,
-    GroupView,
-    HeadReply,
-    LedgerReply,
-    ListGroups,
-    ListRedrives,
-    ListTokens,
-    PauseRedrive,
-    PlanRedrive,
-    ReadBalance,
-    ReadHead,
-    ReadLedger,
-    ReadRedrive,
-    RedrivesReply,
-    ResumeRedrive,
-    RevokeToken,
-    StartCapture,
-    StartRedrive,
-    TokenReply,
-    TokenView,
-    Verified,
-    VerifyLedger,
-)
+from holdfast.core.requests import vault as requests
 from holdfast.core.routes import TYPE_HEADER, RouteTable, parse_routes
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.faces.cli import app, groups
@@ -80,9 +51,9 @@ async def capture(
     ] = False,
 ) -> ExitCode:
     """Take the letters of a dead-letter queue into custody: stored first, acked second."""
-    async with session.connect(StartCapture) as custody:
+    async with session.connect(requests.StartCapture) as custody:
         try:
-            done = await custody.call(StartCapture(queue=queue, limit=limit, continuous=continuous))
+            done = await custody.call(requests.StartCapture(queue=queue, limit=limit, continuous=continuous))
         except HoldfastError as error:
             # A queue that is unknown may be one of a broker that nobody told us of.
             if not session.is_far and session.settings.broker is None and error.message.startswith("queue is unknown"):
@@ -108,7 +79,7 @@ async def capture(
 @filtered
 async def plan(
     session: CommandContext,
-    filters: Filter,
+    filters: requests.Filter,
     target: Annotated[str, typer.Option(help="queue (it died in), wait, original, address, or type.")] = "queue",
     exchange: Annotated[str, typer.Option(help="With --target address.", show_default=False)] = "",
     routing_key: Annotated[str, typer.Option(help="With --target address.", show_default=False)] = "",
@@ -126,7 +97,7 @@ async def plan(
 ) -> ExitCode:
     """Show what a redrive would do: how many letters go where, what is left out and why. Changes nothing."""
     one_of(target, TARGETS, option="--target")
-    request = PlanRedrive(
+    request = requests.PlanRedrive(
         selection=named(filters),
         target=_target(target, exchange, routing_key, routes),
         max_per_s=max_per_s,
@@ -136,7 +107,7 @@ async def plan(
         if canary
         else None,
     )
-    async with session.connect(PlanRedrive) as custody:
+    async with session.connect(requests.PlanRedrive) as custody:
         made = await custody.call(request)
     session.out.document(made)
     _show_plan(session.out, made)
@@ -189,16 +160,16 @@ async def start(
     operation: Annotated[str, typer.Option(help="Two starts with one of these make one task.")] = "",
 ) -> ExitCode:
     """Execute a plan and watch it; Ctrl-C pauses the task and leaves it to be resumed."""
-    async with session.connect(StartRedrive) as custody:
-        request = StartRedrive(plan=plan_hash, name=name, reason=reason, operation=operation)
+    async with session.connect(requests.StartRedrive) as custody:
+        request = requests.StartRedrive(plan=plan_hash, name=name, reason=reason, operation=operation)
         return await _watched(session, custody, await custody.call(request))
 
 
 @command(group, "resume", example="holdfast redrive resume 7")
 async def resume(session: CommandContext, number: Id) -> ExitCode:
     """Go on with a task that was paused or stopped, or whose process is gone, and watch it."""
-    async with session.connect(ResumeRedrive) as custody:
-        task = await custody.call(ResumeRedrive(id=number))
+    async with session.connect(requests.ResumeRedrive) as custody:
+        task = await custody.call(requests.ResumeRedrive(id=number))
         if task.unknown:
             session.out.say(
                 f"{plural(task.unknown, 'letter')} may be on the way already; sent again when the lease of the "
@@ -210,24 +181,24 @@ async def resume(session: CommandContext, number: Id) -> ExitCode:
 @command(group, "watch", example="holdfast redrive watch 7")
 async def watch(session: CommandContext, number: Id) -> ExitCode:
     """Watch a task of a server until it ends."""
-    async with session.connect(ReadRedrive) as custody:
-        return await _watched(session, custody, await custody.call(ReadRedrive(id=number)), pauses=False)
+    async with session.connect(requests.ReadRedrive) as custody:
+        return await _watched(session, custody, await custody.call(requests.ReadRedrive(id=number)), pauses=False)
 
 
-@asks(group, "pause", PauseRedrive, example="holdfast redrive pause 7", id=TASK)
-def pause(out: Output, asked: PauseRedrive, task: RedriveTask) -> None:
+@asks(group, "pause", requests.PauseRedrive, example="holdfast redrive pause 7", id=TASK)
+def pause(out: Output, asked: requests.PauseRedrive, task: RedriveTask) -> None:
     """Pause a task, after the letters that are in flight."""
     _told(out, task)
 
 
-@asks(group, "cancel", CancelRedrive, example="holdfast redrive cancel 7", id=TASK)
-def cancel(out: Output, asked: CancelRedrive, task: RedriveTask) -> None:
+@asks(group, "cancel", requests.CancelRedrive, example="holdfast redrive cancel 7", id=TASK)
+def cancel(out: Output, asked: requests.CancelRedrive, task: RedriveTask) -> None:
     """End a task for good; what was not redriven is captured, also what may have been: its history says so."""
     _told(out, task)
 
 
-@asks(group, "list", ListRedrives, example="holdfast redrive list", lines="redrives", limit=LIMIT)
-def list_redrives(out: Output, asked: ListRedrives, page: RedrivesReply) -> None:
+@asks(group, "list", requests.ListRedrives, example="holdfast redrive list", lines="redrives", limit=LIMIT)
+def list_redrives(out: Output, asked: requests.ListRedrives, page: requests.RedrivesReply) -> None:
     """List tasks, newest first."""
     rows = [
         (one.id, one.state.value, one.total, one.redriven, one.possible_duplicates, one.failed, one.skipped,
@@ -259,9 +230,9 @@ async def _watched(
                     await asyncio.wait_for(interrupted.wait(), STEP_S)
                     if not pauses:
                         break
-                    task = await custody.call(PauseRedrive(id=task.id))
+                    task = await custody.call(requests.PauseRedrive(id=task.id))
                 except TimeoutError:
-                    task = await custody.call(ReadRedrive(id=task.id))
+                    task = await custody.call(requests.ReadRedrive(id=task.id))
     finally:
         loop.remove_signal_handler(signal.SIGINT)
     session.out.document(task)
@@ -298,13 +269,13 @@ def _told(out: Output, task: RedriveTask) -> None:
 @asks(
     groups["groups"],
     "list",
-    ListGroups,
+    requests.ListGroups,
     example="holdfast groups list --status open",
     lines="groups",
     status=CommandOption(),
     limit=LIMIT,
 )
-def list_groups(out: Output, asked: ListGroups, page: GroupsReply) -> None:
+def list_groups(out: Output, asked: requests.ListGroups, page: requests.GroupsReply) -> None:
     """List failure groups; the one that got a letter last comes first."""
     rows = [(one.key, one.title, one.count, one.status.value, one.last_at, one.sample, one.note) for one in page.groups]
     out.show(filled_table(("key", "title", "#letters", "status", "last", "#sample", "note"), rows))
@@ -313,13 +284,13 @@ def list_groups(out: Output, asked: ListGroups, page: GroupsReply) -> None:
 @asks(
     groups["groups"],
     "change",
-    ChangeGroup,
+    requests.ChangeGroup,
     example="holdfast groups change 3f2a9c0d1e4b5a68 --status resolved --note 'fixed in 1.4'",
     key=CommandOption(metavar="KEY"),
     status=CommandOption(),
     note=CommandOption(),
 )
-def change_group(out: Output, asked: ChangeGroup, changed: GroupView) -> None:
+def change_group(out: Output, asked: requests.ChangeGroup, changed: requests.GroupView) -> None:
     """Resolve, ignore or reopen a group. One that is resolved and gets another letter is regressed."""
     out.say(f"group {changed.key} is {changed.status.value}")
 
@@ -327,28 +298,34 @@ def change_group(out: Output, asked: ChangeGroup, changed: GroupView) -> None:
 @asks(
     groups["token"],
     "create",
-    CreateToken,
+    requests.CreateToken,
     example="holdfast token create ci --role operator --expires-in 720h --queue 'orders.*'",
     name=CommandOption(metavar="NAME"),
     role=CommandOption(default="viewer"),
     expires_in=CommandOption(check=duration),
     queues=CommandOption(name="queue", default=None),
 )
-def create_token(out: Output, asked: CreateToken, made: TokenReply) -> None:
+def create_token(out: Output, asked: requests.CreateToken, made: requests.TokenReply) -> None:
     """Make an API token. It is shown this once; only its hash is kept."""
     out.say(made.token)
 
 
-@asks(groups["token"], "list", ListTokens, example="holdfast token list", lines="")
-def list_tokens(out: Output, asked: ListTokens, found: Sequence[TokenView]) -> None:
+@asks(groups["token"], "list", requests.ListTokens, example="holdfast token list", lines="")
+def list_tokens(out: Output, asked: requests.ListTokens, found: Sequence[requests.TokenView]) -> None:
     """List API tokens, without the tokens themselves."""
     names = ("name", "role", "queues", "made_at", "made_by", "expires_at", "revoked_at")
     rows = [[", ".join(one.queues) if name == "queues" else getattr(one, name) for name in names] for one in found]
     out.show(filled_table(names, rows))
 
 
-@asks(groups["token"], "revoke", RevokeToken, example="holdfast token revoke ci", name=CommandOption(metavar="NAME"))
-def revoke_token(out: Output, asked: RevokeToken, done: ActionReply) -> None:
+@asks(
+    groups["token"],
+    "revoke",
+    requests.RevokeToken,
+    example="holdfast token revoke ci",
+    name=CommandOption(metavar="NAME"),
+)
+def revoke_token(out: Output, asked: requests.RevokeToken, done: requests.ActionReply) -> None:
     """Revoke an API token, at once."""
     out.say(f"token '{asked.name}' is revoked")
 
@@ -356,12 +333,12 @@ def revoke_token(out: Output, asked: RevokeToken, done: ActionReply) -> None:
 @asks(
     groups["ledger"],
     "show",
-    ReadLedger,
+    requests.ReadLedger,
     example="holdfast ledger show --limit 100",
     limit=LIMIT,
     cursor=CommandOption(),
 )
-def show_ledger(out: Output, asked: ReadLedger, page: LedgerReply) -> None:
+def show_ledger(out: Output, asked: requests.ReadLedger, page: requests.LedgerReply) -> None:
     """Show who did what to which letters, oldest first."""
     names = ("number", "at", "actor", "action", "outcome", "queue", "to_state", "count", "reason")
     rows = [[getattr(row, name) for name in names] for row in page.rows]
@@ -371,8 +348,8 @@ def show_ledger(out: Output, asked: ReadLedger, page: LedgerReply) -> None:
         out.note(f"more with --cursor {page.next}")
 
 
-@asks(groups["ledger"], "head", ReadHead, example="holdfast ledger head >> somewhere-else.txt")
-def head(out: Output, asked: ReadHead, found: HeadReply) -> None:
+@asks(groups["ledger"], "head", requests.ReadHead, example="holdfast ledger head >> somewhere-else.txt")
+def head(out: Output, asked: requests.ReadHead, found: requests.HeadReply) -> None:
     """Print the anchor of the chain. Kept elsewhere, it makes a tail that was cut off visible."""
     out.say(found.head)
 
@@ -385,18 +362,18 @@ def _anchor(text: str, *, option: str) -> None:
 @asks(
     groups["ledger"],
     "verify",
-    VerifyLedger,
+    requests.VerifyLedger,
     example="holdfast ledger verify --anchor 1234:9f3c…",
     anchor=CommandOption(check=_anchor),
 )
-def verify(out: Output, asked: VerifyLedger, found: Verified) -> ExitCode:
+def verify(out: Output, asked: requests.VerifyLedger, found: requests.Verified) -> ExitCode:
     """Walk the whole chain; exit code 1 names the first row that was changed, removed or inserted."""
     out.say(f"broken: {found.why}" if found.why else f"{plural(found.rows, 'row')}, the chain holds")
     return ExitCode.FAILED if found.why else ExitCode.DONE
 
 
-@asks(app, "balance", ReadBalance, example="holdfast balance || echo 'the ledger and the vault differ'")
-def balance(out: Output, asked: ReadBalance, found: Sequence[BalanceRow]) -> ExitCode:
+@asks(app, "balance", requests.ReadBalance, example="holdfast balance || echo 'the ledger and the vault differ'")
+def balance(out: Output, asked: requests.ReadBalance, found: Sequence[requests.BalanceRow]) -> ExitCode:
     """Count letters by queue and state, from the ledger and from the vault; exit code 1 when they differ."""
     rows: list[list[object]] = []
     for row in found:

@@ -12,18 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from holdfast.core.requests.results import (
-    AbandonResult,
-    GapsReply,
-    GapView,
-    ListResults,
-    ReadGaps,
-    ReadResult,
-    ReadSeries,
-    ResultsReply,
-    ResultView,
-    StartResultRequest,
-)
+from holdfast.core.requests import results as requests
 from holdfast.core.states import TransactionState
 from holdfast.faces.cli import groups
 from holdfast.faces.cli.command import SHARED, CommandOption, asks, command, read_file
@@ -91,10 +80,10 @@ async def start(
     if not producer:
         raise BadUsage("--producer is missing; say where the request goes")
     body = read_file(file, bytes_max=REQUEST_BYTES_MAX) if file is not None else request.encode()
-    wanted = StartResultRequest(
+    wanted = requests.StartResultRequest(
         producer=producer, notify=notify, transaction_id=transaction_id, series=series, request=body
     )
-    async with session.connect(ReadResult) as results:
+    async with session.connect(requests.ReadResult) as results:
         begun = await results.call(wanted)
         if wait:
             begun = await watched(session, results, begun.id)
@@ -107,7 +96,7 @@ async def start(
 ENDS = frozenset(state.value for state in TransactionState if state.is_end)
 
 
-async def watched(session: CommandContext, results: RequestClient, transaction: str) -> ResultView:
+async def watched(session: CommandContext, results: RequestClient, transaction: str) -> requests.ResultView:
     """Wait for the end; one bar per series on stderr, when somebody sits in front of it."""
     progress = Progress(
         TextColumn("{task.description}", markup=False),
@@ -120,7 +109,7 @@ async def watched(session: CommandContext, results: RequestClient, transaction: 
     bars: dict[str, TaskID] = {}
     with progress:
         while True:
-            view = await results.call(ReadResult(id=transaction))
+            view = await results.call(requests.ReadResult(id=transaction))
             for series in view.series:
                 if series.series not in bars:
                     bars[series.series] = progress.add_task(series.series, total=None, stored="0", count="?")
@@ -139,14 +128,14 @@ async def watched(session: CommandContext, results: RequestClient, transaction: 
 @asks(
     app,
     "list",
-    ListResults,
+    requests.ListResults,
     example="holdfast results list",
     lines="items",
     shared=COLLECTING,
     after=CommandOption(),
     limit=CommandOption(),
 )
-def list_results(out: Output, asked: ListResults, reply: ResultsReply) -> None:
+def list_results(out: Output, asked: requests.ListResults, reply: requests.ResultsReply) -> None:
     """List transactions by id, finished ones too."""
     rows = [(one.id, one.state, one.producer, one.created_at, one.updated_at, one.reason) for one in reply.items]
     out.show(filled_table(("id", "state", "producer", "created", "updated", "reason"), rows))
@@ -159,8 +148,10 @@ async def show(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end, with a bar for each series.")] = False,
 ) -> None:
     """Show where a transaction stands, series by series."""
-    async with session.connect(ReadResult) as results:
-        view = await (watched(session, results, transaction) if wait else results.call(ReadResult(id=transaction)))
+    async with session.connect(requests.ReadResult) as results:
+        view = await (
+            watched(session, results, transaction) if wait else results.call(requests.ReadResult(id=transaction))
+        )
     session.out.document(view)
     session.out.say(f"{view.id} is {view.state}" + (f"; {view.reason}" if view.reason else ""))
     made = table("series", "#stored", "#count", "#bytes")
@@ -169,8 +160,8 @@ async def show(
     session.out.show(made)
 
 
-@asks(app, "gaps", ReadGaps, example="holdfast results gaps t-1", lines="items", shared=COLLECTING, id=ID)
-def gaps(out: Output, asked: ReadGaps, reply: GapsReply) -> None:
+@asks(app, "gaps", requests.ReadGaps, example="holdfast results gaps t-1", lines="items", shared=COLLECTING, id=ID)
+def gaps(out: Output, asked: requests.ReadGaps, reply: requests.GapsReply) -> None:
     """Show which ordinals are missing, as ranges."""
     made = table("series", "#stored", "#count", "missing")
     for gap in reply.items:
@@ -178,7 +169,7 @@ def gaps(out: Output, asked: ReadGaps, reply: GapsReply) -> None:
     out.show(made)
 
 
-def missing_text(gap: GapView) -> str:
+def missing_text(gap: requests.GapView) -> str:
     """`3, 7-9, 20-`: the last is open while nobody has said how many there are."""
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in gap.missing]
     return ", ".join([*texts, *(["and whatever follows"] if gap.is_open else [])])
@@ -191,16 +182,16 @@ async def cat(
     series: Annotated[str, typer.Argument(metavar="SERIES", help="The series.", show_default=False)],
 ) -> None:
     """Write a series to stdout, in order and verified, up to the first gap."""
-    async with session.connect(ReadResult) as results:
-        known = [each.series for each in (await results.call(ReadResult(id=transaction))).series]
+    async with session.connect(requests.ReadResult) as results:
+        known = [each.series for each in (await results.call(requests.ReadResult(id=transaction))).series]
         if series not in known:
             have = f"it has {', '.join(known)}" if known else "it has none yet"
             raise CommandFailed(f"series does not exist; '{transaction}' has no series '{series}', {have}")
-        async with aclosing(await results.call(ReadSeries(id=transaction, series=series))) as chunks:
+        async with aclosing(await results.call(requests.ReadSeries(id=transaction, series=series))) as chunks:
             async for chunk in chunks:
                 sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
-        missing = [gap for gap in (await results.call(ReadGaps(id=transaction))).items if gap.series == series]
+        missing = [gap for gap in (await results.call(requests.ReadGaps(id=transaction))).items if gap.series == series]
     if missing and (missing[0].missing or missing[0].is_open):
         session.out.note(f"note: the series is not complete; missing {missing_text(missing[0])}")
 
@@ -208,12 +199,12 @@ async def cat(
 @asks(
     app,
     "abandon",
-    AbandonResult,
+    requests.AbandonResult,
     example="holdfast results abandon t-1 --reason 'asked by mistake'",
     shared=COLLECTING,
     id=ID,
     reason=CommandOption(),
 )
-def abandon(out: Output, asked: AbandonResult, view: ResultView) -> None:
+def abandon(out: Output, asked: requests.AbandonResult, view: requests.ResultView) -> None:
     """Give a transaction up: its queues and index rows go, and its blobs."""
     out.say(f"{view.id} is {view.state}; {view.reason}")

@@ -23,21 +23,8 @@ from holdfast.core.collect import (
     check_series,
 )
 from holdfast.core.moments import format_duration
+from holdfast.core.requests import results as requests
 from holdfast.core.requests.declare import HANDLERS, Request, Stream, handles
-from holdfast.core.requests.results import (
-    PAGE_COUNT_MAX,
-    AbandonResult,
-    GapsReply,
-    GapView,
-    ListResults,
-    ReadGaps,
-    ReadResult,
-    ReadSeries,
-    ResultsReply,
-    ResultView,
-    StartResultRequest,
-    result_view,
-)
 from holdfast.core.states import TransactionState
 from holdfast.errors import HoldfastError, Invalid, LeaseLost, StorageFailed, TryAgain
 from holdfast.proof import crash_point
@@ -134,10 +121,10 @@ class CollectService:
             raise Invalid(f"transaction does not exist; there is no '{transaction}'")
         return found
 
-    async def page(self, *, after: str = "", count_max: int = PAGE_COUNT_MAX) -> Sequence[Transaction]:
+    async def page(self, *, after: str = "", count_max: int = requests.PAGE_COUNT_MAX) -> Sequence[Transaction]:
         """Transactions by id, after the given one."""
-        if not 1 <= count_max <= PAGE_COUNT_MAX:
-            raise Invalid(f"limit is invalid; {count_max} is not from 1 to {PAGE_COUNT_MAX}")
+        if not 1 <= count_max <= requests.PAGE_COUNT_MAX:
+            raise Invalid(f"limit is invalid; {count_max} is not from 1 to {requests.PAGE_COUNT_MAX}")
         return await self._store.page(after=after, count_max=count_max)
 
     async def stand(self, transaction: str) -> Sequence[SeriesState]:
@@ -188,7 +175,7 @@ class CollectService:
         check_move(found.state, TransactionState.ABANDONED)
         return await self._end(transaction, TransactionState.ABANDONED, reason)
 
-    async def ledger(self, *, after: int = 0, count_max: int = PAGE_COUNT_MAX) -> Sequence[LedgerLine]:
+    async def ledger(self, *, after: int = 0, count_max: int = requests.PAGE_COUNT_MAX) -> Sequence[LedgerLine]:
         """What ended, when and why."""
         return await self._store.ledger(after=after, count_max=count_max)
 
@@ -273,7 +260,7 @@ class CollectService:
         reason = f"abandoned; no progress for {format_duration(limits.abandon_after_us)}"
         while True:
             try:
-                for name in await self._store.idle(for_us=limits.abandon_after_us, count_max=PAGE_COUNT_MAX):
+                for name in await self._store.idle(for_us=limits.abandon_after_us, count_max=requests.PAGE_COUNT_MAX):
                     await self._end(name, TransactionState.FAILED, reason)
             except (StorageFailed, LeaseLost, Invalid) as error:
                 emit("collect.troubled", error=error.message)
@@ -302,8 +289,8 @@ class CollectService:
             return
 
 
-@handles(StartResultRequest)
-async def _start(service: CollectService, request: StartResultRequest) -> ResultView:
+@handles(requests.StartResultRequest)
+async def _start(service: CollectService, request: requests.StartResultRequest) -> requests.ResultView:
     if request.request and request.utf8:
         raise Invalid("request is invalid; give 'bytes' or 'utf8', not both")
     begun = await service.start(
@@ -313,26 +300,26 @@ async def _start(service: CollectService, request: StartResultRequest) -> Result
         transaction_id=request.transaction_id or None,
         series=request.series,
     )
-    return result_view(begun)
+    return requests.result_view(begun)
 
 
-@handles(ListResults)
-async def _page(service: CollectService, request: ListResults) -> ResultsReply:
+@handles(requests.ListResults)
+async def _page(service: CollectService, request: requests.ListResults) -> requests.ResultsReply:
     found = await service.page(after=request.after, count_max=request.limit)
-    return ResultsReply(items=[result_view(each) for each in found])
+    return requests.ResultsReply(items=[requests.result_view(each) for each in found])
 
 
-@handles(ReadResult)
-async def _show(service: CollectService, request: ReadResult) -> ResultView:
+@handles(requests.ReadResult)
+async def _show(service: CollectService, request: requests.ReadResult) -> requests.ResultView:
     found = await service.find(request.id)
-    return result_view(found, await service.stand(request.id))
+    return requests.result_view(found, await service.stand(request.id))
 
 
-@handles(ReadGaps)
-async def _gaps(service: CollectService, request: ReadGaps) -> GapsReply:
-    return GapsReply(
+@handles(requests.ReadGaps)
+async def _gaps(service: CollectService, request: requests.ReadGaps) -> requests.GapsReply:
+    return requests.GapsReply(
         items=[
-            GapView(
+            requests.GapView(
                 series=gap.series,
                 count=gap.count,
                 stored_count=gap.stored_count,
@@ -344,16 +331,16 @@ async def _gaps(service: CollectService, request: ReadGaps) -> GapsReply:
     )
 
 
-@handles(ReadSeries)
-async def _read(service: CollectService, request: ReadSeries) -> Stream:
+@handles(requests.ReadSeries)
+async def _read(service: CollectService, request: requests.ReadSeries) -> Stream:
     return _bodies(service, request)
 
 
-async def _bodies(service: CollectService, request: ReadSeries) -> Stream:
+async def _bodies(service: CollectService, request: requests.ReadSeries) -> Stream:
     async for part in service.parts(request.id, request.series):
         yield part.body
 
 
-@handles(AbandonResult)
-async def _abandon(service: CollectService, request: AbandonResult) -> ResultView:
-    return result_view(await service.abandon(request.id, reason=request.reason))
+@handles(requests.AbandonResult)
+async def _abandon(service: CollectService, request: requests.AbandonResult) -> requests.ResultView:
+    return requests.result_view(await service.abandon(request.id, reason=request.reason))

@@ -16,68 +16,8 @@ from msgspec import Struct
 from holdfast.core.ledger import LedgerAct, expand
 from holdfast.core.letter import NAME_CHARACTERS_MAX, GroupStatus, clip
 from holdfast.core.plan import Plan, PlanOptions, RedriveState, RedriveTask
+from holdfast.core.requests import vault as requests
 from holdfast.core.requests.declare import HANDLERS, Caller, Declared, Request, Role, Stream, handles
-from holdfast.core.requests.vault import (
-    ActionReply,
-    ActionRequest,
-    ArchiveLetters,
-    BalanceRow,
-    CancelRedrive,
-    CaptureReport,
-    ChangeGroup,
-    CreateToken,
-    DiscardLetters,
-    EditLetter,
-    EditReply,
-    ExportLetters,
-    FailedReply,
-    FailedView,
-    GroupsReply,
-    GroupView,
-    HeadReply,
-    HistoryReply,
-    LedgerReply,
-    LettersReply,
-    LetterView,
-    ListCaptures,
-    ListDeadQueues,
-    ListFailed,
-    ListGroups,
-    ListMessages,
-    ListRedrives,
-    ListRevisions,
-    ListTokens,
-    MessagesReply,
-    MessageView,
-    PauseRedrive,
-    PlanRedrive,
-    QueueView,
-    ReadBalance,
-    ReadBody,
-    ReadHead,
-    ReadHistory,
-    ReadLedger,
-    ReadLetter,
-    ReadPlan,
-    ReadRedrive,
-    RedriveQueue,
-    RedriveQueueReply,
-    RedrivesReply,
-    ResolveLetters,
-    RestoreLetters,
-    ResumeRedrive,
-    RevisionView,
-    RevokeToken,
-    SearchLetters,
-    StartCapture,
-    StartRedrive,
-    TaskRequest,
-    TokenReply,
-    TokenView,
-    Verified,
-    VerifyLedger,
-    WatchEvents,
-)
 from holdfast.core.selection import ID_MAX, Selection, check_selection, decode_cursor, encode_cursor
 from holdfast.core.states import LetterState
 from holdfast.errors import Forbidden, Invalid, NotFound
@@ -185,28 +125,28 @@ def _without_nul(text: str) -> str:
 # --- dead-letter queues and captures --------------------------------------------------------------------------
 
 
-@handles(ListDeadQueues)
-async def _queues(app: VaultApp, request: ListDeadQueues, caller: Caller) -> list[QueueView]:
+@handles(requests.ListDeadQueues)
+async def _queues(app: VaultApp, request: requests.ListDeadQueues, caller: Caller) -> list[requests.QueueView]:
     return await app.custody.dead_queues(caller)
 
 
-@handles(ListMessages)
-async def _messages(app: VaultApp, request: ListMessages, caller: Caller) -> MessagesReply:
+@handles(requests.ListMessages)
+async def _messages(app: VaultApp, request: requests.ListMessages, caller: Caller) -> requests.MessagesReply:
     check_queue(caller, request.queue)
     selection = Selection(queue=request.queue, state=LetterState.CAPTURED)
     waiting = await app.custody.waiting(request.queue, caller)
     if not request.live and (await app.vault.letters.count(selection)).count:
         page = await app.vault.letters.find(selection, count_max=request.limit)
-        found = [MessageView.of(one, (await app.custody.content(one)).body) for one in page.letters]
-        return MessagesReply(source="vault", messages=found, cost="none: read from the vault", waiting=waiting)
+        found = [requests.MessageView.of(one, (await app.custody.content(one)).body) for one in page.letters]
+        return requests.MessagesReply(source="vault", messages=found, cost="none: read from the vault", waiting=waiting)
     letters = await app.custody.peek(request.queue, caller, count_max=request.limit, live=request.live)
     cost = "each letter was delivered once and given back; where the queue counts that, it counted"
-    views = [MessageView.of(one, one.body) for one in letters]
-    return MessagesReply(source="live", messages=views, cost=cost, waiting=waiting)
+    views = [requests.MessageView.of(one, one.body) for one in letters]
+    return requests.MessagesReply(source="live", messages=views, cost=cost, waiting=waiting)
 
 
-@handles(RedriveQueue)
-async def _redrive_queue(app: VaultApp, request: RedriveQueue, caller: Caller) -> RedriveQueueReply:
+@handles(requests.RedriveQueue)
+async def _redrive_queue(app: VaultApp, request: requests.RedriveQueue, caller: Caller) -> requests.RedriveQueueReply:
     """Into the vault, then out of it: committed, then acked; confirmed, then settled."""
     queue, limit = request.queue, request.limit
     await app.custody.known(queue, caller)
@@ -216,10 +156,10 @@ async def _redrive_queue(app: VaultApp, request: RedriveQueue, caller: Caller) -
         await app.custody.capture(queue, caller, count_max=count, idle_s=CAPTURE_IDLE_S)
         plan = await _oldest_that_can_go(app, caller, queue, limit)
     if plan is None:
-        return RedriveQueueReply(redriven=0, kept=0, possible_duplicates=0, reasons={})
+        return requests.RedriveQueueReply(redriven=0, kept=0, possible_duplicates=0, reasons={})
     reasons, left_out_count = Counter({one.why: one.count for one in plan.reasons}), plan.left_out_count
     if not plan.count:
-        return RedriveQueueReply(redriven=0, kept=left_out_count, possible_duplicates=0, reasons=dict(reasons))
+        return requests.RedriveQueueReply(redriven=0, kept=left_out_count, possible_duplicates=0, reasons=dict(reasons))
     if plan.count > limit:
         plan = await _planned(app, caller, queue, expand(plan.ids)[:limit])
     act = act_of(request, caller, reason="re-drive")
@@ -233,7 +173,7 @@ async def _redrive_queue(app: VaultApp, request: RedriveQueue, caller: Caller) -
         await asyncio.sleep(REDRIVE_STEP_S)
     if task.failed:
         reasons["the broker did not take it"] += task.failed
-    return RedriveQueueReply(
+    return requests.RedriveQueueReply(
         redriven=task.redriven,
         kept=left_out_count + task.total - task.redriven,
         possible_duplicates=max(task.possible_duplicates, task.unknown),
@@ -259,39 +199,39 @@ async def _planned(app: VaultApp, caller: Caller, queue: str, ids: Sequence[int]
     return await app.planner.plan(PlanOptions(selection=Selection(ids=tuple(ids), queue=queue)), caller)
 
 
-@handles(ListCaptures)
-async def _captures(app: VaultApp, request: ListCaptures, caller: Caller) -> list[CaptureReport]:
+@handles(requests.ListCaptures)
+async def _captures(app: VaultApp, request: requests.ListCaptures, caller: Caller) -> list[requests.CaptureReport]:
     return [one for one in app.custody.captures() if caller.may_touch(one.queue)]
 
 
-@handles(StartCapture)
-async def _capture(app: VaultApp, request: StartCapture, caller: Caller) -> CaptureReport:
+@handles(requests.StartCapture)
+async def _capture(app: VaultApp, request: requests.StartCapture, caller: Caller) -> requests.CaptureReport:
     if request.continuous:
         return await app.custody.start_capture(request.queue, caller)
     return await app.custody.capture(request.queue, caller, count_max=request.limit, idle_s=CAPTURE_IDLE_S)
 
 
-@handles(ListFailed)
-async def _failed(app: VaultApp, request: ListFailed, caller: Caller) -> FailedReply:
+@handles(requests.ListFailed)
+async def _failed(app: VaultApp, request: requests.ListFailed, caller: Caller) -> requests.FailedReply:
     check_all_queues(caller)
     after = decode_cursor("failed", request.cursor) if request.cursor else 0
     found = await app.vault.letters.failed(after=after, count_max=request.limit)
     more = encode_cursor("failed", found[-1].id) if len(found) == request.limit else ""
-    return FailedReply(failed=[_view(FailedView, one) for one in found], next=more)
+    return requests.FailedReply(failed=[_view(requests.FailedView, one) for one in found], next=more)
 
 
 # --- letters --------------------------------------------------------------------------------------------------
 
 
-@handles(SearchLetters)
-async def _search(app: VaultApp, request: SearchLetters, caller: Caller) -> LettersReply:
+@handles(requests.SearchLetters)
+async def _search(app: VaultApp, request: requests.SearchLetters, caller: Caller) -> requests.LettersReply:
     selection = request.selection(app.now_us)
     check_queue(caller, selection.queue)
     before = decode_cursor("letters", request.cursor) if request.cursor else 0
     page = await app.vault.letters.find(selection, before=before, count_max=request.limit)
     count = await app.vault.letters.count(selection)
-    return LettersReply(
-        letters=[LetterView.of(one) for one in page.letters],
+    return requests.LettersReply(
+        letters=[requests.LetterView.of(one) for one in page.letters],
         count=count.count,
         count_is_exact=count.exact,
         next=encode_cursor("letters", page.after) if page.after else "",
@@ -299,36 +239,36 @@ async def _search(app: VaultApp, request: SearchLetters, caller: Caller) -> Lett
     )
 
 
-@handles(ArchiveLetters)
-@handles(RestoreLetters)
-@handles(DiscardLetters)
-@handles(ResolveLetters)
-async def _act(app: VaultApp, request: ActionRequest, caller: Caller) -> ActionReply:
+@handles(requests.ArchiveLetters)
+@handles(requests.RestoreLetters)
+@handles(requests.DiscardLetters)
+@handles(requests.ResolveLetters)
+async def _act(app: VaultApp, request: requests.ActionRequest, caller: Caller) -> requests.ActionReply:
     word = request.declared.name.removeprefix("letters.")
     act = act_of(request, caller, reason=request.reason)
     selection = request.selection.selection(app.now_us)
-    return ActionReply(await app.custody.act(word, selection, expected=request.count, act=act, caller=caller))
+    return requests.ActionReply(await app.custody.act(word, selection, expected=request.count, act=act, caller=caller))
 
 
-@handles(ReadLetter)
-async def _show_letter(app: VaultApp, request: ReadLetter, caller: Caller) -> LetterView:
-    return LetterView.of(await app.custody.letter(request.id, caller))
+@handles(requests.ReadLetter)
+async def _show_letter(app: VaultApp, request: requests.ReadLetter, caller: Caller) -> requests.LetterView:
+    return requests.LetterView.of(await app.custody.letter(request.id, caller))
 
 
-@handles(ReadBody)
-async def _body(app: VaultApp, request: ReadBody, caller: Caller) -> bytes:
+@handles(requests.ReadBody)
+async def _body(app: VaultApp, request: requests.ReadBody, caller: Caller) -> bytes:
     letter = await app.custody.letter(request.id, caller)
     return (await app.custody.content(letter, revision=0 if request.original else request.revision)).body
 
 
-@handles(ListRevisions)
-async def _revisions(app: VaultApp, request: ListRevisions, caller: Caller) -> list[RevisionView]:
+@handles(requests.ListRevisions)
+async def _revisions(app: VaultApp, request: requests.ListRevisions, caller: Caller) -> list[requests.RevisionView]:
     letter = await app.custody.letter(request.id, caller)
-    return [_view(RevisionView, one) for one in await app.vault.letters.revisions(letter.id)]
+    return [_view(requests.RevisionView, one) for one in await app.vault.letters.revisions(letter.id)]
 
 
-@handles(EditLetter)
-async def _edit(app: VaultApp, request: EditLetter, caller: Caller) -> EditReply:
+@handles(requests.EditLetter)
+async def _edit(app: VaultApp, request: requests.EditLetter, caller: Caller) -> requests.EditReply:
     letter = await app.custody.letter(request.id, caller)
     body = request.body
     if request.restore:
@@ -345,17 +285,17 @@ async def _edit(app: VaultApp, request: EditLetter, caller: Caller) -> EditReply
         drop=request.drop,
         sensitive=request.sensitive,
     )
-    return EditReply(number)
+    return requests.EditReply(number)
 
 
-@handles(ReadHistory)
-async def _history(app: VaultApp, request: ReadHistory, caller: Caller) -> HistoryReply:
+@handles(requests.ReadHistory)
+async def _history(app: VaultApp, request: requests.ReadHistory, caller: Caller) -> requests.HistoryReply:
     letter = await app.custody.letter(request.id, caller)
-    return HistoryReply(await app.vault.ledger.of_letter(letter.id, count_max=HISTORY_COUNT_MAX))
+    return requests.HistoryReply(await app.vault.ledger.of_letter(letter.id, count_max=HISTORY_COUNT_MAX))
 
 
-@handles(ExportLetters)
-async def _export(app: VaultApp, request: ExportLetters, caller: Caller) -> Stream:
+@handles(requests.ExportLetters)
+async def _export(app: VaultApp, request: requests.ExportLetters, caller: Caller) -> Stream:
     selection = request.selection(app.now_us)
     check_selection(selection)
     check_queue(caller, selection.queue)
@@ -368,7 +308,7 @@ async def _lines(app: VaultApp, selection: Selection) -> Stream:
         page = await app.vault.letters.find(selection, before=before, count_max=EXPORT_PAGE_COUNT)
         for letter in page.letters:
             content = await app.custody.content(letter)
-            view = msgspec.to_builtins(LetterView.of(letter), builtin_types=())
+            view = msgspec.to_builtins(requests.LetterView.of(letter), builtin_types=())
             raw = {"body": content.body, "raw_properties": content.properties, "put": content.put, "drop": content.drop}
             yield _encode({**view, **raw}) + b"\n"
         if not page.after:
@@ -379,18 +319,18 @@ async def _lines(app: VaultApp, selection: Selection) -> Stream:
 # --- groups, plans and redrives -------------------------------------------------------------------------------
 
 
-@handles(ListGroups)
-async def _groups(app: VaultApp, request: ListGroups, caller: Caller) -> GroupsReply:
+@handles(requests.ListGroups)
+async def _groups(app: VaultApp, request: requests.ListGroups, caller: Caller) -> requests.GroupsReply:
     check_all_queues(caller)
     after = decode_cursor("groups", request.cursor) if request.cursor else ID_MAX
     status = GroupStatus(request.status) if request.status else None
     found = await app.vault.groups.page(status=status, after=after, count_max=request.limit)
     more = encode_cursor("groups", found[-1][0]) if len(found) == request.limit else ""
-    return GroupsReply(groups=[_view(GroupView, group) for _, group in found], next=more)
+    return requests.GroupsReply(groups=[_view(requests.GroupView, group) for _, group in found], next=more)
 
 
-@handles(ChangeGroup)
-async def _change_group(app: VaultApp, request: ChangeGroup, caller: Caller) -> GroupView:
+@handles(requests.ChangeGroup)
+async def _change_group(app: VaultApp, request: requests.ChangeGroup, caller: Caller) -> requests.GroupView:
     check_all_queues(caller)
     status = GroupStatus(request.status) if request.status else None
     key, note = request.key, request.note
@@ -398,21 +338,21 @@ async def _change_group(app: VaultApp, request: ChangeGroup, caller: Caller) -> 
     group = await app.vault.groups.change(key, status=status, note=note, act=act) if "\x00" not in key else None
     if group is None:
         raise NotFound(f"group does not exist; there is no group '{key[:50]}'")
-    return _view(GroupView, group)
+    return _view(requests.GroupView, group)
 
 
-@handles(PlanRedrive)
-async def _plan(app: VaultApp, request: PlanRedrive, caller: Caller) -> Plan:
+@handles(requests.PlanRedrive)
+async def _plan(app: VaultApp, request: requests.PlanRedrive, caller: Caller) -> Plan:
     return await app.planner.plan(request.wish(app.now_us), caller)
 
 
-@handles(ReadPlan)
-async def _show_plan(app: VaultApp, request: ReadPlan, caller: Caller) -> Plan:
+@handles(requests.ReadPlan)
+async def _show_plan(app: VaultApp, request: requests.ReadPlan, caller: Caller) -> Plan:
     return await app.planner.find(_without_nul(request.hash), caller)
 
 
-@handles(StartRedrive)
-async def _start_redrive(app: VaultApp, request: StartRedrive, caller: Caller) -> RedriveTask:
+@handles(requests.StartRedrive)
+async def _start_redrive(app: VaultApp, request: requests.StartRedrive, caller: Caller) -> RedriveTask:
     redrive, _ = await app.planner.execute(
         _without_nul(request.plan),
         caller,
@@ -424,17 +364,17 @@ async def _start_redrive(app: VaultApp, request: StartRedrive, caller: Caller) -
     return redrive
 
 
-@handles(ListRedrives)
-async def _redrives(app: VaultApp, request: ListRedrives, caller: Caller) -> RedrivesReply:
+@handles(requests.ListRedrives)
+async def _redrives(app: VaultApp, request: requests.ListRedrives, caller: Caller) -> requests.RedrivesReply:
     check_all_queues(caller)
     before = decode_cursor("redrives", request.cursor) if request.cursor else ID_MAX
     found = await app.vault.redrives.page(before=before, count_max=request.limit)
     more = encode_cursor("redrives", found[-1].id) if len(found) == request.limit else ""
-    return RedrivesReply(redrives=found, next=more)
+    return requests.RedrivesReply(redrives=found, next=more)
 
 
-@handles(ReadRedrive)
-async def _show_redrive(app: VaultApp, request: TaskRequest, caller: Caller) -> RedriveTask:
+@handles(requests.ReadRedrive)
+async def _show_redrive(app: VaultApp, request: requests.TaskRequest, caller: Caller) -> RedriveTask:
     redrive = await app.redrives.find(request.id)
     if redrive.wish.selection.queue:
         check_queue(caller, redrive.wish.selection.queue)
@@ -443,10 +383,10 @@ async def _show_redrive(app: VaultApp, request: TaskRequest, caller: Caller) -> 
     return redrive
 
 
-@handles(PauseRedrive)
-@handles(ResumeRedrive)
-@handles(CancelRedrive)
-async def _change_redrive(app: VaultApp, request: TaskRequest, caller: Caller) -> RedriveTask:
+@handles(requests.PauseRedrive)
+@handles(requests.ResumeRedrive)
+@handles(requests.CancelRedrive)
+async def _change_redrive(app: VaultApp, request: requests.TaskRequest, caller: Caller) -> RedriveTask:
     redrive = await _show_redrive(app, request, caller)
     word = request.declared.name.removeprefix("redrives.")
     return await app.redrives.change(redrive.id, word, act_of(request, caller, detail=f"redrive {redrive.id}"))
@@ -455,49 +395,40 @@ async def _change_redrive(app: VaultApp, request: TaskRequest, caller: Caller) -
 # --- ledger, tokens and events --------------------------------------------------------------------------------
 
 
-@handles(ReadLedger)
-async def _ledger(app: VaultApp, request: ReadLedger, caller: Caller) -> LedgerReply:
+@handles(requests.ReadLedger)
+async def _ledger(app: VaultApp, request: requests.ReadLedger, caller: Caller) -> requests.LedgerReply:
     check_all_queues(caller)
     after = decode_cursor("ledger", request.cursor) if request.cursor else 0
     rows = await app.vault.ledger.rows(after=after, count_max=request.limit)
     more = encode_cursor("ledger", rows[-1].number) if len(rows) == request.limit else ""
-    return LedgerReply(rows=rows, next=more)
+    return requests.LedgerReply(rows=rows, next=more)
 
 
-@handles(ReadHead)
-async def _head(app: VaultApp, request: ReadHead, caller: Caller) -> HeadReply:
-    return HeadReply(await app.ledgers.head())
+@handles(requests.ReadHead)
+async def _head(app: VaultApp, request: requests.ReadHead, caller: Caller) -> requests.HeadReply:
+    return requests.HeadReply(await app.ledgers.head())
 
 
-@handles(VerifyLedger)
-async def _verify(app: VaultApp, request: VerifyLedger, caller: Caller) -> Verified:
+@handles(requests.VerifyLedger)
+async def _verify(app: VaultApp, request: requests.VerifyLedger, caller: Caller) -> requests.Verified:
     return await app.ledgers.verify(anchor=request.anchor)
 
 
-@handles(ReadBalance)
-async def _balance(app: VaultApp, request: ReadBalance, caller: Caller) -> list[BalanceRow]:
+@handles(requests.ReadBalance)
+async def _balance(app: VaultApp, request: requests.ReadBalance, caller: Caller) -> list[requests.BalanceRow]:
     return [row for row in await app.ledgers.balance() if caller.may_touch(row.queue)]
 
 
-@handles(ListTokens)
-async def _tokens(app: VaultApp, request: ListTokens, caller: Caller) -> list[TokenView]:
+@handles(requests.ListTokens)
+async def _tokens(app: VaultApp, request: requests.ListTokens, caller: Caller) -> list[requests.TokenView]:
     check_all_queues(caller)
-    return [
-        TokenView(
-            name=one.name,
-            role=one.role.word,
-            made_at=one.made_at,
-            made_by=one.made_by,
-            expires_at=one.expires_at,
-            revoked_at=one.revoked_at,
-            queues=list(one.queues),
-        )
-        for one in await app.tokens.all()
-    ]
+    shown = requests.TokenView.__struct_fields__
+    rows = [{name: getattr(one, name) for name in shown} | {"role": one.role.word} for one in await app.tokens.all()]
+    return [requests.TokenView(**row) for row in rows]
 
 
-@handles(CreateToken)
-async def _create_token(app: VaultApp, request: CreateToken, caller: Caller) -> TokenReply:
+@handles(requests.CreateToken)
+async def _create_token(app: VaultApp, request: requests.CreateToken, caller: Caller) -> requests.TokenReply:
     check_all_queues(caller)
     secret = await app.tokens.create(
         request.name,
@@ -506,19 +437,19 @@ async def _create_token(app: VaultApp, request: CreateToken, caller: Caller) -> 
         expires_at=request.expires_at(app.now_us),
         queues=request.queues,
     )
-    return TokenReply(secret)
+    return requests.TokenReply(secret)
 
 
-@handles(RevokeToken)
-async def _revoke_token(app: VaultApp, request: RevokeToken, caller: Caller) -> ActionReply:
+@handles(requests.RevokeToken)
+async def _revoke_token(app: VaultApp, request: requests.RevokeToken, caller: Caller) -> requests.ActionReply:
     check_all_queues(caller)
     name = _without_nul(request.name)
     await app.tokens.revoke(name, act_of(request, caller, detail=f"token '{name[:200]}'"))
-    return ActionReply(1)
+    return requests.ActionReply(1)
 
 
-@handles(WatchEvents)
-async def _events(app: VaultApp, request: WatchEvents, caller: Caller) -> Stream:
+@handles(requests.WatchEvents)
+async def _events(app: VaultApp, request: requests.WatchEvents, caller: Caller) -> Stream:
     check_all_queues(caller)
     return watch(app.vault)
 
