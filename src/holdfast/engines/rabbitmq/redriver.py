@@ -64,7 +64,7 @@ REDRIVE_ID_BYTES = 36
 T = TypeVar("T")
 
 
-class _Remembered(dict[bytes, T]):
+class _KnownTables(dict[bytes, T]):
     """Forgets all when it becomes too much: letters are like those that came just before, if like any."""
 
     _bytes = 0
@@ -87,7 +87,7 @@ class _Plan(Struct, frozen=True):
     fixed: bytes  #: header entries that are set, packed
 
 
-class _Front(Struct, frozen=True):
+class _HeaderEnd(Struct, frozen=True):
     """Where the header table of a letter ends, and where in it the id of an earlier redrive is; if none, at its end."""
 
     hole: int
@@ -102,7 +102,7 @@ class _KnownHeaders(Struct, frozen=True, kw_only=True):
     what is remembered. `compared` then ends where the id belongs, and `behind` follows it.
     """
 
-    front: _Front
+    front: _HeaderEnd
     plain: bytes  #: the properties before the headers, as if there were none
     compared: bytes
     behind: bytes
@@ -132,9 +132,9 @@ class RabbitRedriver:
         self._routes = routes
         self._telling = TELLING | {routes.type_header.encode("utf-8", "surrogateescape")}
         self._now = now
-        self._plans: _Remembered[_Plan] = _Remembered()
-        self._known: _Remembered[_KnownHeaders] = _Remembered()
-        self._last = _Front(0, 0, 0)  # of the letter before: most letters of a queue are made alike
+        self._plans: _KnownTables[_Plan] = _KnownTables()
+        self._known: _KnownTables[_KnownHeaders] = _KnownTables()
+        self._last = _HeaderEnd(0, 0, 0)  # of the letter before: most letters of a queue are made alike
         self._own = b""  # the entries of a letter alone, up to its id
         self._id_head = _entry(REDRIVE_ID, b"S" + REDRIVE_ID_BYTES.to_bytes(4, "big"))
         self._id_place = len(self._id_head)
@@ -185,14 +185,14 @@ class RabbitRedriver:
         start, end = properties.header_span(raw)
         # Where the id of an earlier redrive seems to be; `_read` makes sure before it believes that.
         hole = raw.find(self._id_head, start, end) + self._id_place
-        front = _Front(hole, hole + REDRIVE_ID_BYTES, end) if hole >= self._id_place else _Front(end, end, end)
+        front = _HeaderEnd(hole, hole + REDRIVE_ID_BYTES, end) if hole >= self._id_place else _HeaderEnd(end, end, end)
         known = self._known.get(_key(raw, front))
         if known is None or known.front != front:
             known = self._read(delivery, start, front)
         self._last = known.front
         return known
 
-    def _read(self, delivery: Delivery, start: int, front: _Front) -> _KnownHeaders:
+    def _read(self, delivery: Delivery, start: int, front: _HeaderEnd) -> _KnownHeaders:
         """What the headers tell; remembered, because most letters of a queue tell the same."""
         raw, end = delivery.properties, front.end
         headers = raw[start:end] or table.EMPTY
@@ -221,7 +221,7 @@ class RabbitRedriver:
             place = compared.index(own)
             before, behind = [*compared[:place], self._id_head], b"".join(compared[place + 1 :]) + rest
         else:
-            front, before, behind = _Front(end, end, end), compared, rest
+            front, before, behind = _HeaderEnd(end, end, end), compared, rest
         kept = b"".join([*(entry for name, entry in entries if name not in plan.dropped), plan.fixed])
         plain = properties.before_headers(raw, start, has_headers=False)
         known = _KnownHeaders(
@@ -290,7 +290,7 @@ class RabbitRedriver:
         )
 
 
-def _key(raw: bytes, front: _Front) -> bytes:
+def _key(raw: bytes, front: _HeaderEnd) -> bytes:
     """All properties up to the end of the headers, but for the id of an earlier redrive."""
     return raw[: front.hole] + raw[front.hole_end : front.end]
 
