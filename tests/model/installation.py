@@ -25,7 +25,7 @@ from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.testing import FrozenClock
-from tests.support.flaky import Faults, FlakyShelves, FlakyStorage
+from tests.support.flaky import Faults, FlakyQueueStore, FlakyStorage
 from tests.support.lasting_memory import LastingMemory
 
 T = TypeVar("T")
@@ -245,7 +245,7 @@ class Installation:
         queue = self.manager.find(queue_name)
         assert queue is not None
         (share,) = queue.shares
-        return cast(FlakyShelves, share.store).real
+        return cast(FlakyQueueStore, share.store).real
 
     @property
     def is_shared(self) -> bool:

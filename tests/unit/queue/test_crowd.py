@@ -40,7 +40,7 @@ async def test_requests_that_come_within_a_few_turns_of_the_loop_share_a_commit(
         assert counts == [24]
 
 
-class TimedShelves:
+class TimedStore:
     """Takes as long as it is told, and notes on which thread it was asked to work."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class TimedShelves:
 
 
 async def test_a_slow_commit_sends_the_next_to_a_thread_and_a_quick_one_there_brings_them_back() -> None:
-    clock, store = FrozenClock(), TimedShelves()
+    clock, store = FrozenClock(), TimedStore()
     abilities = SqliteStorage(None, clock=clock).abilities
     share = StorageShare(storage="s", partitions=[0], store=store, abilities=abilities, clock=clock)  # type: ignore[arg-type]
     for took_us in (QUICK_US, SLOW_US, SLOW_US, SLOW_US, QUICK_US, QUICK_US):

@@ -45,6 +45,7 @@ class SqliteQueueStore:
         self._generation = record.generation
         self._numbers = tuple(partitions)
         self.path = path
+        self.last_use = 0
         self._writer: apsw.Connection | None = None
         self._operations: Operations | None = None
         self._checkpoints: Checkpoints | None = None
@@ -58,7 +59,6 @@ class SqliteQueueStore:
 
     async def commit(self, operations: Sequence[Operation], *, inline: bool = False) -> Committed:
         if inline and self.can_commit_inline():
-            self._storage.used(self)
             return self._commit(operations, alone=True)
         async with self._write_lock:
             await self._storage.make_room(self)
@@ -81,6 +81,7 @@ class SqliteQueueStore:
         writer, work, checkpoints = self._writer, self._operations, self._checkpoints
         assert writer and work and checkpoints  # noqa: S101, PT018 - _open has set all of them
         now_us = self._storage.clock.now_us()
+        self.last_use = next(self._storage.uses)
         try:
             # Written out instead of `transaction`: this is the hot path, and a context manager costs as much as a row.
             writer.execute("BEGIN IMMEDIATE")
@@ -105,6 +106,7 @@ class SqliteQueueStore:
         return Committed(results, states, now_us, self._storage.clock.now_us() - now_us)
 
     def _load(self) -> Committed:
+        self.last_use = next(self._storage.uses)
         self._let_go_of_writer()
         self._open()
         states = {number: self._moments.state(self._partitions[number]) for number in self._numbers}

@@ -13,9 +13,9 @@ import os
 import re
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -153,7 +153,7 @@ class SqliteCatalog:
     ) -> QueueRecord:
         def work(db: apsw.Connection) -> QueueRecord:
             with transaction(db):
-                record = decide(_neighbours(db, name, dead_queue), self._clock.now_us())
+                record = decide(_related(db, name, dead_queue), self._clock.now_us())
                 text = _encode(record).decode()
                 if record.generation:
                     db.execute(SQL["catalog_update_queue"], (record.generation, record.dead_queue, text))
@@ -168,7 +168,7 @@ class SqliteCatalog:
     async def delete(self, name: str, *, decide: Callable[[RelatedQueues], QueueRecord], count: int) -> QueueRecord:
         def work(db: apsw.Connection) -> QueueRecord:
             with transaction(db):
-                record = decide(_neighbours(db, name, ""))
+                record = decide(_related(db, name, ""))
                 db.execute(SQL["catalog_delete_queue"], (record.generation,))
                 db.execute(SQL["catalog_doom_file"], (record.generation,))
                 entry = (self._clock.now_us(), "queue_deleted", name, "queues.delete", count)
@@ -189,18 +189,7 @@ class SqliteCatalog:
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
         rows = await self._do(lambda db: fetch_all(db, "catalog_select_ledger", (after, count_max)))
-        return [
-            LedgerEntry(
-                at_us=row[0],
-                action=row[1],
-                queue_name=row[2],
-                item_id=row[3],
-                reason=row[4],
-                count=row[5],
-                detail=row[6],
-            )
-            for row in rows
-        ]
+        return [LedgerEntry.from_row(row) for row in rows]
 
     # --- files: called from worker threads --------------------------------------------------------------------
 
@@ -245,7 +234,7 @@ def _record(row: tuple[int, str]) -> QueueRecord:
     return msgspec.structs.replace(_decode(text), generation=generation)
 
 
-def _neighbours(db: apsw.Connection, name: str, dead_queue: str) -> RelatedQueues:
+def _related(db: apsw.Connection, name: str, dead_queue: str) -> RelatedQueues:
     current = fetch_one(db, "catalog_find_queue", (name,))
     dead = fetch_one(db, "catalog_find_queue", (dead_queue,)) if dead_queue else None
     sources = [row[0] for row in fetch_all(db, "catalog_select_sources", (name,))]
@@ -268,7 +257,8 @@ class SqliteStorage:
             self.checkpointer = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._catalog = SqliteCatalog(self._folder / "catalog.db", clock=clock, threads=self.threads)
         self._open_files_max = open_files_max
-        self._open: OrderedDict[SqliteQueueStore, None] = OrderedDict()
+        self.uses = count()  # numbers the uses of files: which one has been unused for longest
+        self._open: set[SqliteQueueStore] = set()
 
     async def open(self) -> None:
         if self._lock is None:
@@ -333,20 +323,15 @@ class SqliteStorage:
         """The file of a queue exists now."""
         self._catalog.note_made(generation)
 
-    def used(self, store: SqliteQueueStore) -> None:
-        """A file was just used."""
-        self._open[store] = None
-        self._open.move_to_end(store)
-
     def closed(self, store: SqliteQueueStore) -> None:
         """A file was closed."""
-        self._open.pop(store, None)
+        self._open.discard(store)
 
     async def make_room(self, store: SqliteQueueStore) -> None:
         """A file is about to be used: close those unused for longest while too many are open."""
-        self.used(store)
+        self._open.add(store)
         while len(self._open) > self._open_files_max:
-            oldest = next((other for other in self._open if other is not store and other.idle), None)
-            if oldest is None:
+            idle = [other for other in self._open if other is not store and other.idle]
+            if not idle:
                 return
-            await oldest.close()
+            await min(idle, key=lambda other: other.last_use).close()
