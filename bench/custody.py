@@ -31,7 +31,7 @@ from holdfast.core.requests.declare import Caller, Role
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.settings import Secret, Settings, StorageSettings
-from holdfast.wiring import open_office
+from holdfast.wiring import open_vault_app
 from tests.support.rabbitmq import running_node
 
 ADMIN = Caller(name="bench", role=Role.ADMIN, origin="bench")
@@ -88,7 +88,7 @@ async def work(word: str, url: str, queue: str, to: str, folder: str) -> dict[st
         broker=Secret(url),
         dead_queues="*",
     )
-    async with open_office(settings, None) as office:
+    async with open_vault_app(settings, None) as office:
         task: RedriveTask | None = None
         if word == "redrive":
             wish = PlanOptions(

@@ -17,9 +17,9 @@ from holdfast.core.states import LetterState
 from holdfast.errors import CannotStart
 from holdfast.ports.custody import DeadQueue, Post
 from holdfast.services.vault import admin, capture
+from holdfast.services.vault.admin import SERVER
 from holdfast.services.vault.capture import load_fingerprint
 from holdfast.telemetry.prometheus import OTHERS, QUEUES_COUNT_MAX, CaptureGauge, render_vault
-from holdfast.wiring import SERVER
 from tests.admin.house import House, open_house
 from tests.admin.test_endpoints import dead_item
 from tests.support.eventually import eventually

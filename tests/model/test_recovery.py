@@ -25,10 +25,10 @@ from holdfast.core.recovery import Depth, Preflight, RecoveryOrder, RunLetter, R
 from holdfast.core.routes import Route, RouteTable
 from holdfast.errors import BrokerLost
 from holdfast.services.recover.run import RecoveryRun
+from holdfast.services.recover.service import how_it_ended
 from holdfast.services.recover.source import OnOutcome
 from holdfast.stores.journal import FileJournal
 from holdfast.testing import FrozenClock
-from holdfast.wiring import how_it_ended
 from tests.support.quick_time import run_quickly
 
 TARGET = Address(routing_key="target")

@@ -11,6 +11,8 @@ from datetime import UTC, datetime, timedelta
 from holdfast.errors import Invalid
 
 SECOND_US = 1_000_000
+#: Later than every moment, and above every count.
+NEVER_US = 1 << 62
 DURATION_CHARACTERS_MAX = 15
 #: A hundred years: every sum of a moment and a duration stays inside 64 bits and the year 9999.
 DURATION_US_MAX = 100 * 365 * 86_400 * SECOND_US

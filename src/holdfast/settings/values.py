@@ -260,6 +260,11 @@ def made_once(path: Path, text: str) -> bytes:
     return path.read_bytes().strip()
 
 
+def listed(text: str | None) -> list[str]:
+    """The parts of a list with commas."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
 def is_readable(url: str) -> bool:
     """Whether it can be taken apart; one that cannot might hide a password anywhere."""
     try:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from holdfast.core.item import ExtendedItem, LeasedItem, after_retry, is_scheduled
-from holdfast.core.moments import moment
+from holdfast.core.moments import NEVER_US, moment
 from holdfast.engines.postgres.connection import bigints
 from holdfast.engines.postgres.lifecycle import die, requeue
 from holdfast.engines.postgres.partition import PostgresPartition, earlier
@@ -24,7 +24,6 @@ from holdfast.ports.queue_store import (
     RetryItems,
 )
 
-NEVER = 1 << 62
 #: How long the start of a queue may be taken for empty. An item that comes back there, or whose commit was overtaken
 #: by another server's, waits so long at the most.
 FIRST_ID_BELIEVED_S = 0.1
@@ -33,7 +32,7 @@ FIRST_ID_BELIEVED_S = 0.1
 async def lease(batch: OperationBatch, operation: LeaseItems) -> Finish:
     """Hand out items in the order of ids; rows that another server is just handing out are passed over."""
     rules, partition = operation.rules, batch.partition(operation.partition)
-    ceiling = NEVER if rules.immortal or not rules.max_attempts else rules.max_attempts
+    ceiling = NEVER_US if rules.immortal or not rules.max_attempts else rules.max_attempts
     first_id = _first_id(partition, operation.count_max)
     answer = batch.put(
         "lease_items",
@@ -44,7 +43,7 @@ async def lease(batch: OperationBatch, operation: LeaseItems) -> Finish:
         operation.lease_timeout_us,
         0 if rules.immortal else 1,
         ceiling,
-        -NEVER,
+        -NEVER_US,
     )
 
     def finish() -> LeasedItems:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from holdfast.core.item import Item, QueueRecord, listed_item
+from holdfast.core.moments import NEVER_US
 from holdfast.engines.postgres import entries, leasing, lifecycle
 from holdfast.engines.postgres.connection import QueueGone, bigints
 from holdfast.engines.postgres.partition import PostgresPartition
@@ -182,7 +183,7 @@ class PostgresQueueStore:
         return [listed_item(place.id_of(row[0]), row[1:]) for row in rows]
 
     async def tally(self, partition: int, *, rules: DeathRules) -> Tally:
-        ceiling = rules.max_attempts or leasing.NEVER
+        ceiling = rules.max_attempts or NEVER_US
         rows = await self._read("tally", partition, self._storage.given_now_us(), ceiling)
         queued, leased, scheduled, dying, overdue, age, leased_age = rows[0]
         return Tally(

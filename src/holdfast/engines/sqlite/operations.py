@@ -25,11 +25,11 @@ from holdfast.core.item import (
     after_retry,
     is_scheduled,
 )
-from holdfast.core.moments import microseconds, moment
+from holdfast.core.moments import NEVER_US, microseconds, moment
 from holdfast.core.requests.queue import ImportedItem
 from holdfast.engines.sqlite.connection import SQL, json_list
 from holdfast.engines.sqlite.lifecycle import Deaths, State
-from holdfast.engines.sqlite.partition import NEVER_US, Moments, SqlitePartition
+from holdfast.engines.sqlite.partition import Moments, SqlitePartition
 from holdfast.ports.queue_store import (
     Arrive,
     Clear,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import apsw
 
 from holdfast.core.item import Item, QueueRecord, listed_item
+from holdfast.core.moments import NEVER_US
 from holdfast.engines.sqlite.checkpoints import BESIDE_PAGES_COUNT, Checkpoints
 from holdfast.engines.sqlite.connection import (
     SQL,
@@ -24,7 +25,7 @@ from holdfast.engines.sqlite.connection import (
     translation,
 )
 from holdfast.engines.sqlite.operations import Operations
-from holdfast.engines.sqlite.partition import NEVER_US, Moments, SqlitePartition, read_partitions
+from holdfast.engines.sqlite.partition import Moments, SqlitePartition, read_partitions
 from holdfast.errors import Invalid, StorageFailed
 from holdfast.ports.queue_store import Committed, DeathRules, DyingItem, LedgerEntry, Operation, Tally
 from holdfast.proof import crash_point

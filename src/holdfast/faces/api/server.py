@@ -31,10 +31,9 @@ from holdfast.telemetry.events import emit, set_up_logging
 from holdfast.wiring import (
     ScheduledRecoveries,
     has_collector,
-    office_at_work,
+    open_app,
     open_collector,
-    open_office,
-    open_service,
+    vault_at_work,
 )
 
 TOKEN_KEY = "admin_token_sha256"  # noqa: S105 - the name under which the hash is kept
@@ -75,14 +74,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
         loop.add_signal_handler(number, stop.set)
     listener = _listen(settings.address)
     try:
-        async with (
-            open_service(
-                {storage.name: storage.url for storage in settings.storages},
-                affinities={storage.name: storage.affinity for storage in settings.storages},
-                open_files_max=settings.open_files_max,
-            ) as service,
-            open_office(settings, Queues(service)) as office,
-        ):
+        async with open_app(settings) as (service, office):
             await _serve(settings, service, office, listener, stop, announce=announce)
     finally:
         listener.close()
@@ -116,7 +108,7 @@ async def _serve(
         office=office,
     )
     recoveries = _recoveries(settings, service, office).schedule()
-    async with office_at_work(office, settings), _serving(app, listener, settings), AsyncExitStack() as stack:
+    async with vault_at_work(office, settings), _serving(app, listener, settings), AsyncExitStack() as stack:
         address = _address(listener, tls=bool(settings.tls_cert))
         announce(f"Holdfast serves on {address}")
         emit("server.started", address=address)

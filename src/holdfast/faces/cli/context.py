@@ -184,26 +184,18 @@ class CommandContext:
         return await stack.enter_async_context(Client(url, self.token(url), tls=self.tls()))
 
     async def _service(self, stack: AsyncExitStack) -> QueueService:
-        from holdfast.wiring import open_service
+        from holdfast.wiring import open_storages
 
-        storages = self.settings.storages
-        opened = open_service(
-            {storage.name: storage.url for storage in storages},
-            affinities={storage.name: storage.affinity for storage in storages},
-            open_files_max=self.settings.open_files_max,
-        )
-        return await stack.enter_async_context(opened)
+        return await stack.enter_async_context(open_storages(self.settings))
 
     async def _vault(self, stack: AsyncExitStack) -> VaultApp:
         if urlsplit(self.settings.storages[0].url).scheme in {"amqp", "amqps"}:
             raise BadUsage(
                 "letters are kept in a vault; --url names its storage or server, HOLDFAST_BROKER_URL the broker"
             )
-        from holdfast.services.queue.queues import Queues
-        from holdfast.wiring import open_office
+        from holdfast.wiring import open_app
 
-        service = await self._service(stack)
-        return await stack.enter_async_context(open_office(self.settings, Queues(service)))
+        return (await stack.enter_async_context(open_app(self.settings)))[1]
 
     async def _collector(self, stack: AsyncExitStack) -> CollectService:
         """It runs in this process, and resumes what was left."""

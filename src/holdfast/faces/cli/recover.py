@@ -233,7 +233,8 @@ def _placed(session: CommandContext, options: RecoverOptions) -> RecoverOptions:
 
 
 async def _recover_broker(session: CommandContext, options: RecoverOptions, limits: RunLimits) -> ExitCode:
-    from holdfast.wiring import SystemClock, journals, kept_journal, ledger_of, open_backup, somebody, source_of
+    from holdfast.services.recover.service import kept_journal
+    from holdfast.wiring import SystemClock, journals, ledger_of, open_backup, somebody, source_of
 
     url, name = options.url, options.dead_queue
     table, places = options.table(), None

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -228,12 +227,12 @@ async def _consume(
 
 def _recoveries(app: App, settings: Settings) -> ScheduledRecoveries:
     """What [recover] of holdfast.toml says, on the app's own queues or broker."""
-    from holdfast.wiring import BROKERS, ScheduledRecoveries, ledger_of
+    from holdfast.wiring import Location, ScheduledRecoveries, ledger_of
 
     def queues() -> Queues | None:
         return None if is_broker else app.queues
 
-    is_broker = urlsplit(app.url).scheme in BROKERS
+    is_broker = Location.parse(app.url).kind == "amqp"
     broker = settings.broker.reveal() if settings.broker else app.url if is_broker else None
     return ScheduledRecoveries(settings, queues=queues, broker=broker, ledger=ledger_of(settings))
 

@@ -15,6 +15,7 @@ from typing import TypeAlias, cast
 from msgspec import Struct
 
 from holdfast.core.item import NewItem, PlacedItem, QueueRecord, partition_of
+from holdfast.core.moments import NEVER_US
 from holdfast.errors import HoldfastError, InternalError, Invalid, NothingToLease, QueueMissing, ShuttingDown, TryAgain
 from holdfast.ports.clock import Clock, Timer
 from holdfast.ports.queue_store import (
@@ -35,7 +36,7 @@ from holdfast.ports.queue_store import (
 )
 from holdfast.proof import crash_point
 from holdfast.services.queue.batch import CommitBatch, assign_leases, place_produce, share_out, take
-from holdfast.services.queue.storage_share import NEVER_US, StorageShare
+from holdfast.services.queue.storage_share import StorageShare
 from holdfast.services.queue.waiting import (
     PRODUCES_WAITING_BYTES_MAX,
     LeaseAnswer,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from holdfast.core.moments import NEVER_US
 from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.ports.clock import Clock
 from holdfast.ports.queue_store import Committed, DeathRules, Operation, PartitionState, QueueStore, StorageAbilities
@@ -17,7 +18,6 @@ BACKOFF_US_FIRST = 100_000
 BACKOFF_US_MAX = 30_000_000
 #: A commit slower than this is not made on the event loop's thread, even for a lone request.
 INLINE_COMMIT_US_MAX = 2_000
-NEVER_US = 1 << 62
 
 
 class StorageShare:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.moments import moment
-from holdfast.core.recovery import RecoveryOrder, Summary
+from holdfast.core.recovery import RecoveryOrder, RunEnd, Summary
 from holdfast.errors import HoldfastError
 from holdfast.ports.broker import RecoveryBroker
 from holdfast.ports.clock import Clock
@@ -28,7 +28,7 @@ from holdfast.services.recover.report import Notices, check, preflight_lines
 from holdfast.services.recover.run import RecoveryRun
 from holdfast.services.recover.source import BackupSource, DeadQueueSource, LetterSource
 from holdfast.stores.files import FileBackup, read_backup
-from holdfast.stores.journal import FileJournal
+from holdfast.stores.journal import FileJournal, JournalPaths
 from holdfast.stores.ledger import Ledger
 from holdfast.telemetry.events import emit
 
@@ -211,6 +211,43 @@ class RecoverySchedule:
         except TimeoutError:
             return False
         return True
+
+
+class OpenJournal:
+    """The journals of one run while it runs; it says with `ended` how it leaves its queue."""
+
+    def __init__(self, journal: FileJournal | None) -> None:
+        self.journal = journal
+        self.end = RunEnd.BROKEN
+
+    def ended(self, summary: Summary, broker: RecoveryBroker) -> Summary:
+        """It came to its end."""
+        self.end = how_it_ended(summary, has_broker=not broker.has_trouble, is_lost=broker.drain.is_lost)
+        return summary
+
+
+@contextmanager
+def kept_journal(places: JournalPaths | None, order: RecoveryOrder) -> Iterator[OpenJournal]:
+    """None: a run that takes nothing away. Raises CannotStart."""
+    if places is None:
+        yield OpenJournal(None)
+        return
+    journal = places.open(run=order.run)
+    keeping = OpenJournal(journal)
+    try:
+        yield keeping
+    finally:
+        journal.close(keeping.end)
+
+
+def how_it_ended(summary: Summary, *, has_broker: bool, is_lost: bool) -> RunEnd:
+    """What a killed run left ends when nothing of it can be in the queue any more; in any doubt it may be."""
+    if is_lost:
+        return RunEnd.LOST
+    is_all_seen = summary.recovered + summary.kept >= summary.found and not summary.unseen
+    if not is_all_seen or summary.failure or not has_broker or (summary.remaining or 0) > summary.kept:
+        return RunEnd.PARTLY
+    return RunEnd.KEPT if summary.remaining or summary.kept else RunEnd.WHOLE
 
 
 def new_run() -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -20,7 +21,7 @@ from holdfast.core.requests import vault as requests
 from holdfast.core.requests.declare import HANDLERS, Caller, Declared, Request, Role, Stream, handles
 from holdfast.core.selection import ID_MAX, Selection, check_selection, decode_cursor, encode_cursor
 from holdfast.core.states import LetterState
-from holdfast.errors import Forbidden, Invalid, NotFound
+from holdfast.errors import Forbidden, HoldfastError, Invalid, NotFound
 from holdfast.ports.blobs import Blobs
 from holdfast.services.vault.access import TokenService
 from holdfast.services.vault.custody import Custody, check_all_queues, check_queue
@@ -29,6 +30,7 @@ from holdfast.services.vault.planner import Planner
 from holdfast.services.vault.redrive_tasks import RedriveRunner
 from holdfast.services.vault.upkeep import Retention
 from holdfast.stores.vault import Vault
+from holdfast.telemetry.events import emit
 
 HISTORY_COUNT_MAX = 1_000
 EXPORT_PAGE_COUNT = 100
@@ -41,6 +43,9 @@ EVENTS_STEP_S = 1.0
 EVENTS_COUNT_MAX = 3_600
 EVENT_REDRIVES_COUNT_MAX = 20
 ID_DIGITS_MAX = 20
+UPKEEP_S = 30.0
+#: Who does what a server does by itself.
+SERVER = Caller(name="holdfast", role=Role.ADMIN, origin="server")
 
 R = TypeVar("R")
 S = TypeVar("S", bound=Struct)
@@ -98,6 +103,31 @@ class VaultApp:
             queue=clip(names.get("queue", ""), NAME_CHARACTERS_MAX),
             letters=letter if letter.isascii() and letter.isdigit() and len(letter) < ID_DIGITS_MAX else "",
         )
+
+    @asynccontextmanager
+    async def at_work(
+        self, *, captures: Sequence[str], resolve_after_s: float, retention_s: Mapping[LetterState, float]
+    ) -> AsyncIterator[None]:
+        """What a server does by itself: captures, tasks that go on, letters that are resolved or past retention."""
+        for queue in captures:
+            self.custody.keep_capturing(queue, SERVER)
+        await self.redrives.resume_all()
+        upkeep = asyncio.create_task(self._upkeep(resolve_after_s, retention_s), name="upkeep of the vault")
+        try:
+            yield
+        finally:
+            upkeep.cancel()
+            await asyncio.wait([upkeep])
+
+    async def _upkeep(self, resolve_after_s: float, retention_s: Mapping[LetterState, float]) -> None:
+        while True:
+            try:
+                await self.redrives.release()
+                await self.retention.run(resolve_after_s=resolve_after_s, retention_s=retention_s)
+                await self.tokens.load()
+            except HoldfastError as error:
+                emit("vault.failed", error=error)
+            await asyncio.sleep(UPKEEP_S)
 
     async def close(self) -> None:
         """End what runs, after the batch that it has in hand."""
