@@ -27,11 +27,11 @@ from bench.rounds import Target, report, run
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.plan import PlanOptions, RedriveTask
 from holdfast.core.plan import Target as Aim
-from holdfast.core.requests.roles import Caller, Role
+from holdfast.core.requests.declare import Caller, Role
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.settings import Secret, Settings, StorageSettings
-from holdfast.wiring import open_office
+from holdfast.wiring import open_vault_app
 from tests.support.rabbitmq import running_node
 
 ADMIN = Caller(name="bench", role=Role.ADMIN, origin="bench")
@@ -88,7 +88,7 @@ async def work(word: str, url: str, queue: str, to: str, folder: str) -> dict[st
         broker=Secret(url),
         dead_queues="*",
     )
-    async with open_office(settings, None) as office:
+    async with open_vault_app(settings, None) as office:
         task: RedriveTask | None = None
         if word == "redrive":
             wish = PlanOptions(

@@ -1,21 +1,19 @@
-"""URL → engine, and everything put together by hand. The only module, with `testing`, that imports engines.
+"""Puts everything together by hand: a URL names an engine, settings name all that a server or a command works with.
 
-Custody put together by hand: the vault that a URL names, the brokers, the tasks. It imports engines.
-
-Recoveries put together by hand: a run against a broker or an embedded queue, and those that a server runs itself.
+Only this module and `testing` import engines. Each `open_…` is a context that closes what it opened; whoever asks for
+one is told by CannotStart, BadUrl or BrokerError why it cannot be had. What is seldom needed is imported when it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import getpass
-import hashlib
 import os
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -28,88 +26,107 @@ from holdfast.core.ledger import FIRST, verify
 from holdfast.core.letter import Fingerprinter
 from holdfast.core.moments import SECOND_US, format_duration, moment, parse_duration
 from holdfast.core.plan import Retries
-from holdfast.core.recovery import RunLimits, Summary
-from holdfast.core.requests.roles import Caller, Role, needs
+from holdfast.core.recovery import RecoveryOrder, RunLimits, Summary
+from holdfast.core.requests.declare import Role
 from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_routes
-from holdfast.core.states import LETTER_MOVES, LetterState
-from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.sqlite.database import SqliteDatabase
 from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
 from holdfast.engines.system import SystemClock as SystemClock  # noqa: PLC0414  for the faces
 from holdfast.errors import BadUrl, CannotStart, HoldfastError, Invalid, QueueMissing
 from holdfast.ports.blobs import Blobs
-from holdfast.ports.broker import Broker
+from holdfast.ports.broker import Broker, RecoveryBroker
 from holdfast.ports.clock import Clock
-from holdfast.ports.collect import CollectStore
 from holdfast.ports.database import Database
 from holdfast.ports.queue_store import Storage
-from holdfast.ports.recovery import DeadLetters, Journal, RunEnd
 from holdfast.ports.starts import Starts
-from holdfast.ports.vault import Ledger, Vault
 from holdfast.services.collect.service import CollectService
 from holdfast.services.collect.transaction import CollectContext, CollectLimits
 from holdfast.services.queue.broker import QueueBroker
 from holdfast.services.queue.changes import places_by
-from holdfast.services.queue.manager import QueueManager, keep_up
+from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.services.recover.embedded import EmbeddedRecovery
 from holdfast.services.recover.service import (
     OnBegin,
     OpenLedger,
-    RecoveryOrder,
     RecoverySchedule,
     RunRecord,
     ScheduledRecovery,
+    kept_journal,
     new_run,
     recorded,
     recover,
 )
-from holdfast.services.vault.access import TokenService
+from holdfast.services.vault.admin import VaultApp
 from holdfast.services.vault.capture import load_fingerprint
 from holdfast.services.vault.custody import Custody
-from holdfast.services.vault.ledgers import LedgerService
-from holdfast.services.vault.planner import Planner
-from holdfast.services.vault.redrive_tasks import RedriveRunner
-from holdfast.services.vault.upkeep import Retention, Successes
+from holdfast.services.vault.upkeep import Successes, parse_retention
 from holdfast.settings import RecoverSettings, Settings, load_settings
-from holdfast.settings.values import masked
-from holdfast.stores.vault import SqlVault
-from holdfast.telemetry.events import emit
+from holdfast.settings.values import listed, made_once, masked
+from holdfast.stores.collect import CollectStore
+from holdfast.stores.journal import JournalPaths, journal_paths
+from holdfast.stores.ledger import Ledger
+from holdfast.stores.vault import Vault
 
 if TYPE_CHECKING:
-    from holdfast.core.death import RedriveStamp
-    from holdfast.core.routes import RouteTable
     from holdfast.core.topology.layouts import TopologyFile
-    from holdfast.ports.recovery import DeadLetters, Exported
     from holdfast.services.topology import Topologies
     from holdfast.stores.files import FileBackup
-    from holdfast.stores.journal import FileJournal
-
 
 #: Where a SQLite storage keeps what the collector knows.
 COLLECT_FOLDER = "collect"
+VAULT_FILE = "vault.db"
+KEY_BYTES = 32
+PUBLISH_WINDOW_BYTES = 8 * 2**20
+#: Schemes that name what another word names too.
+KINDS = {
+    "": "folder",
+    "file": "folder",
+    "postgres": "postgresql",
+    "amqps": "amqp",
+    "https": "http",
+    "s3": "bucket",
+    "az": "bucket",
+    "gs": "bucket",
+}
+MODES = {"routes": Mode.ROUTES, "source": Mode.SOURCE, "exchange": Mode.EXCHANGE, "wait": Mode.WAIT}
 
 
-def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int) -> Storage:
-    """The engine that a URL names; raises CannotStart."""
-    parts = urlsplit(url)
-    if parts.scheme == "memory":
-        return MemoryStorage(clock)
-    if parts.scheme == "sqlite":
-        if parts.netloc or not parts.path.strip("/"):
-            raise BadUrl(
-                f"storage URL is invalid; '{url}' names no folder, use sqlite:///relative or sqlite:////absolute"
-            )
-        # sqlite:///x is relative, sqlite:////x absolute: the first slash only ends the empty host.
-        return SqliteStorage(Path(unquote(parts.path[1:])), clock=clock, open_files_max=open_files_max)
-    if parts.scheme in {"postgresql", "postgres"}:
-        # In earnest deadlines are the database's: several servers, whose clocks differ, must agree on them.
-        from holdfast.engines.postgres.storage import PostgresStorage
+class Location(Struct, frozen=True, kw_only=True):
+    """What a URL or a path names: which engine, and for what is on this machine, the folder."""
 
-        return PostgresStorage(url, name=name, clock=None if isinstance(clock, SystemClock) else clock)
-    known = "sqlite:///FOLDER, postgresql://…, memory://"
-    raise BadUrl(f"storage URL is invalid; '{parts.scheme or url}' is not known here, use one of {known}")
+    url: str
+    kind: str  #: sqlite, postgresql, memory, amqp, http, bucket or folder; anything else is a scheme that is not known
+    folder: Path | None = None  #: of sqlite and folder; None where the URL names none
+
+    @classmethod
+    def parse(cls, url: str) -> Location:
+        """Read it. Whoever wants an engine says what is wrong with a kind that has none."""
+        parts = urlsplit(url)
+        kind = KINDS.get(parts.scheme, parts.scheme)
+        if kind == "sqlite" and not parts.netloc and parts.path.strip("/"):
+            # sqlite:///x is relative, sqlite:////x absolute: the first slash only ends the empty host.
+            return cls(url=url, kind=kind, folder=Path(unquote(parts.path[1:])))
+        if kind == "folder":
+            return cls(url=url, kind=kind, folder=Path(unquote(parts.path) if parts.scheme else url))
+        return cls(url=url, kind=kind)
+
+
+@asynccontextmanager
+async def open_app(settings: Settings) -> AsyncIterator[tuple[QueueService, VaultApp]]:
+    """What these settings name: the queues, and the vault with its brokers. Raises CannotStart or BrokerError."""
+    async with open_storages(settings) as service, open_vault_app(settings, Queues(service)) as vault:
+        yield service, vault
+
+
+def open_storages(settings: Settings) -> AbstractAsyncContextManager[QueueService]:
+    """The queue service over the storages of these settings."""
+    return open_service(
+        {storage.name: storage.url for storage in settings.storages},
+        affinities={storage.name: storage.affinity for storage in settings.storages},
+        open_files_max=settings.open_files_max,
+    )
 
 
 @asynccontextmanager
@@ -133,7 +150,7 @@ async def open_service(
         await manager.close()
         raise
     service = QueueService(manager, places=places_by(affinities or dict.fromkeys(storages, 1.0)))
-    async with keep_up(manager):
+    async with manager.keep_up():
         try:
             yield service
         finally:
@@ -145,6 +162,26 @@ async def open_queues(url: str = "sqlite:///holdfast-data", *, clock: Clock | No
     """Queues in this process: `async with holdfast.open("sqlite:///work") as queues:`."""
     async with open_service({"default": url}, clock=clock) as service:
         yield Queues(service)
+
+
+def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int) -> Storage:
+    """The engine that a URL names; raises CannotStart."""
+    place = Location.parse(url)
+    if place.kind == "memory":
+        return SqliteStorage(None, clock=clock)
+    if place.kind == "sqlite":
+        if place.folder is None:
+            raise BadUrl(
+                f"storage URL is invalid; '{url}' names no folder, use sqlite:///relative or sqlite:////absolute"
+            )
+        return SqliteStorage(place.folder, clock=clock, open_files_max=open_files_max)
+    if place.kind == "postgresql":
+        # In earnest deadlines are the database's: several servers, whose clocks differ, must agree on them.
+        from holdfast.engines.postgres.storage import PostgresStorage
+
+        return PostgresStorage(url, name=name, clock=None if isinstance(clock, SystemClock) else clock)
+    known = "sqlite:///FOLDER, postgresql://…, memory://"
+    raise BadUrl(f"storage URL is invalid; '{urlsplit(url).scheme or url}' is not known here, use one of {known}")
 
 
 @asynccontextmanager
@@ -179,10 +216,10 @@ def open_starts(url: str, *, clock: Clock) -> Starts:
     """Which messages were begun and not settled, in a folder of this machine. Raises CannotStart."""
     from holdfast.engines.sqlite.starts import SqliteStarts
 
-    parts = urlsplit(url)
-    if parts.scheme != "sqlite" or parts.netloc or not parts.path.strip("/"):
+    place = Location.parse(url)
+    if place.kind != "sqlite" or place.folder is None:
         raise CannotStart(f"store of starts is invalid; '{masked(url)}' is not sqlite:///FOLDER")
-    return SqliteStarts(Path(unquote(parts.path[1:])), clock=clock)
+    return SqliteStarts(place.folder, clock=clock)
 
 
 @asynccontextmanager
@@ -193,54 +230,6 @@ async def open_topology(url: str, *, management: str | None = None) -> AsyncIter
 
     async with RabbitTopology(url, management=management) as broker:
         yield Topologies(broker)
-
-
-def open_collect_store(url: str, *, clock: Clock) -> CollectStore:
-    """State and index of collected results: in the folder of a SQLite storage, in PostgreSQL, or in memory."""
-    parts = urlsplit(url)
-    if parts.scheme == "sqlite" and not parts.netloc and parts.path.strip("/"):
-        from holdfast.engines.sqlite.collect import SqliteCollectStore
-
-        return SqliteCollectStore(Path(unquote(parts.path[1:])) / COLLECT_FOLDER, clock=clock)
-    if parts.scheme in {"postgresql", "postgres"}:
-        from holdfast.engines.postgres.collect import PostgresCollectStore
-
-        return PostgresCollectStore(url)
-    if parts.scheme == "memory":
-        from holdfast.engines.memory.collect import MemoryCollectStore
-
-        return MemoryCollectStore(clock=clock)
-    raise BadUrl(f"collector URL is invalid; '{masked(url)}' is not sqlite:///FOLDER, postgresql://… or memory://")
-
-
-@asynccontextmanager
-async def open_blobs(url: str) -> AsyncIterator[Blobs]:
-    """A folder (a path, or file:///…), or a bucket: s3://, az://, gs:// with an optional prefix. Raises CannotStart."""
-    scheme = urlsplit(url).scheme
-    if scheme in {"s3", "az", "gs"}:
-        from holdfast.engines.objects.blobs import open_object_blobs
-
-        async with open_object_blobs(url) as objects:
-            yield objects
-        return
-    if scheme not in {"", "file"}:
-        raise BadUrl(f"blob URL is invalid; '{scheme}' is not known here, use a folder, s3://, az:// or gs://")
-    from holdfast.engines.folder.blobs import open_folder_blobs
-
-    async with open_folder_blobs(Path(unquote(urlsplit(url).path) if scheme else url)) as folder:
-        yield folder
-
-
-def default_blobs(url: str) -> str | None:
-    """Beside the queues of a SQLite storage; elsewhere it has to be said."""
-    parts = urlsplit(url)
-    return str(Path(unquote(parts.path[1:])) / "blobs") if parts.scheme == "sqlite" else None
-
-
-def has_collector(url: str) -> bool:
-    """Whether a SQLite storage has collected before: then there may be something to resume."""
-    parts = urlsplit(url)
-    return parts.scheme == "sqlite" and (Path(unquote(parts.path[1:])) / COLLECT_FOLDER / "collect.db").exists()
 
 
 @asynccontextmanager
@@ -281,131 +270,84 @@ async def open_collector(
         yield await stack.enter_async_context(CollectService(tools).running())
 
 
-@asynccontextmanager
-async def open_dead_letters(
-    url: str,
-    redrive: RedriveStamp,
-    table: RouteTable,
-    *,
-    clock: Clock | None = None,
-    management: str | None = None,
-    window_bytes_max: int,
-) -> AsyncIterator[DeadLetters]:
-    """A dead-letter queue of RabbitMQ, for a recovery. Raises BrokerError when the broker cannot be reached."""
-    from msgspec.structs import replace
-
-    from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
-    from holdfast.engines.rabbitmq.recovery_lock import default_management
-    from holdfast.engines.rabbitmq.redriver import Redriver
-    from holdfast.engines.rabbitmq.url import BrokerUrl
-
-    time_source = clock or SystemClock()
-    address = BrokerUrl.parse(url)
-    known = replace(redrive, user=address.login.user, is_wait_queue=table.is_wait_queue)
-    redriver = Redriver(known, table, now=lambda: moment(time_source.now_us()))
-    letters = RabbitDeadLetters(
-        address,
-        redrive.dead_queue,
-        redriver,
-        management=management or default_management(address),
-        window_bytes_max=window_bytes_max,
-    )
-    try:
-        await letters.connect()
-        yield letters
-    finally:
-        await letters.close()
+def open_collect_store(url: str, *, clock: Clock) -> CollectStore:
+    """State and index of collected results: in the folder of a SQLite storage, in PostgreSQL, or in memory."""
+    database = _database(url, f"{COLLECT_FOLDER}/collect.db", clock, kind="collect", serial=False)
+    if database is None:
+        raise BadUrl(f"collector URL is invalid; '{masked(url)}' is not sqlite:///FOLDER, postgresql://… or memory://")
+    return CollectStore(database)
 
 
-def recovery_source(url: str, dead_queue: str) -> str:
-    """A queue of a broker in words, without any login: what a journal belongs to."""
-    from holdfast.engines.rabbitmq.url import BrokerUrl
-
-    address = BrokerUrl.parse(url)
-    hosts = ",".join(f"{host}:{port}" for host, port in address.hosts)
-    return f"queue '{dead_queue}' in '{address.login.vhost}' at {hosts}"
+def has_collector(url: str) -> bool:
+    """Whether a SQLite storage has collected before: then there may be something to resume."""
+    place = Location.parse(url)
+    return place.kind == "sqlite" and ((place.folder or Path()) / COLLECT_FOLDER / "collect.db").exists()
 
 
-def open_journal(path: Path | None, *, source: str, run: str, usual: Path, others: Sequence[Path]) -> FileJournal:
-    """The journal of a recovery, which also ends what killed runs left at other places. Raises CannotStart."""
-    from holdfast.stores.journal import FileJournal
-
-    return FileJournal.open(path, source=source, run=run, usual=usual, others=others)
-
-
-@contextmanager
-def open_backup(path: Path) -> Iterator[FileBackup]:
-    """A backup to write letters to. Raises CannotStart."""
-    from holdfast.stores.files import FileBackup
-
-    backup = FileBackup(path)
-    try:
-        yield backup
-    finally:
-        backup.close()
-
-
-def backup_letters(path: Path) -> Iterator[Exported]:
-    """The letters of a backup. Raises CannotStart, and Invalid at a damaged line."""
-    from holdfast.stores.files import read_backup
-
-    return read_backup(path)
-
-
-UPKEEP_S = 30.0
-KEY_BYTES = 32
-SERVER = Caller(name="holdfast", role=Role.ADMIN, origin="server")
-
-
-class VaultApp:
-    """Everything that the faces need of custody."""
-
-    def __init__(
-        self, custody: Custody, *, key: bytes, blobs: Blobs | None = None, redrive_role: Role = Role.OPERATOR
-    ) -> None:
-        self.custody = custody
-        self.needs = needs(redrive_role)
-        self.retention = Retention(custody.vault, clock=custody.clock, blobs=blobs)
-        self.vault: Vault = custody.vault
-        self.planner = Planner(custody)
-        self.redrives = RedriveRunner(custody)
-        self.ledgers = LedgerService(custody.vault, key=key)
-        self.tokens = TokenService(custody.vault, clock=custody.clock)
-
-    async def close(self) -> None:
-        """End what runs, after the batch that it has in hand."""
-        await self.custody.close()
-        await self.redrives.close()
+def default_blobs(url: str) -> str | None:
+    """Beside the queues of a SQLite storage; elsewhere it has to be said."""
+    place = Location.parse(url)
+    return str((place.folder or Path()) / "blobs") if place.kind == "sqlite" else None
 
 
 @asynccontextmanager
-async def open_office(
+async def open_blobs(url: str) -> AsyncIterator[Blobs]:
+    """A folder (a path, or file:///…), or a bucket: s3://, az://, gs:// with an optional prefix. Raises CannotStart."""
+    place = Location.parse(url)
+    if place.kind == "bucket":
+        from holdfast.engines.objects.blobs import open_object_blobs
+
+        async with open_object_blobs(url) as objects:
+            yield objects
+        return
+    if place.kind != "folder" or place.folder is None:
+        scheme = urlsplit(url).scheme
+        raise BadUrl(f"blob URL is invalid; '{scheme}' is not known here, use a folder, s3://, az:// or gs://")
+    from holdfast.engines.folder.blobs import open_folder_blobs
+
+    async with open_folder_blobs(place.folder) as folder:
+        yield folder
+
+
+@asynccontextmanager
+async def open_vault_app(
     settings: Settings, queues: Queues | None, *, clock: Clock | None = None
 ) -> AsyncIterator[VaultApp]:
     """The vault and the brokers of these settings. Raises CannotStart, or BrokerError when RabbitMQ is not there."""
     time_source = clock or SystemClock()
     url = settings.vault.reveal() if settings.vault else settings.storages[0].url
     async with AsyncExitStack() as stack:
-        database, beside = _database(url)
+        database, place = _vault_database(url, time_source), Location.parse(url)
         grouped = load_fingerprint(settings.fingerprint)
-        key = await _chain_key(settings, url, time_source)
-        vault = SqlVault(database, key=key, clock=time_source)
-        await _open(vault)
-        stack.push_async_callback(vault.close)
-        await _check_key(vault, key)
+        vault, key = await stack.enter_async_context(_opened_vault(settings, database, url, time_source))
         blobs: Blobs | None = None
-        if place := settings.vault_blobs or beside:
-            blobs = await stack.enter_async_context(open_blobs(place))
+        if beside := settings.vault_blobs or (str(place.folder / "vault-blobs") if place.folder else None):
+            blobs = await stack.enter_async_context(open_blobs(beside))
         brokers: list[Broker] = []
         if settings.broker is not None:
             brokers.append(await stack.enter_async_context(_rabbit(settings, time_source, grouped)))
         if queues is not None:
             brokers.append(QueueBroker(queues, clock=time_source, grouped=grouped, retries=_retries(settings)))
         custody = Custody(vault, brokers, clock=time_source, blobs=blobs)
-        office = VaultApp(custody, key=key, blobs=blobs, redrive_role=Role[settings.redrive_role.upper()])
-        await office.tokens.load()
-        stack.push_async_callback(office.close)
-        yield office
+        app = VaultApp(custody, key=key, blobs=blobs, redrive_role=Role[settings.redrive_role.upper()])
+        await app.tokens.load()
+        stack.push_async_callback(app.close)
+        yield app
+
+
+def vault_at_work(app: VaultApp, settings: Settings) -> AbstractAsyncContextManager[None]:
+    """What a server does by itself, as these settings say. Raises CannotStart."""
+    return app.at_work(
+        captures=listed(settings.capture),
+        resolve_after_s=parse_duration(settings.resolve_after, what="resolve_after") / SECOND_US,
+        retention_s=parse_retention(listed(settings.retention)),
+    )
+
+
+def successes(url: str, *, actor: str, clock: Clock) -> Successes:
+    """What consumers tell the vault at a URL. Raises CannotStart for settings that cannot be read."""
+    settings = load_settings(serving=False)
+    return Successes(lambda: open_vault(settings, url, clock=clock), actor=actor)
 
 
 @asynccontextmanager
@@ -418,92 +360,53 @@ async def open_ledger(settings: Settings, url: str, *, clock: Clock) -> AsyncIte
 @asynccontextmanager
 async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIterator[Vault]:
     """The vault at a URL, without brokers. Raises CannotStart."""
-    database, _ = _database(url)
+    async with _opened_vault(settings, _vault_database(url, clock), url, clock) as (vault, _):
+        yield vault
+
+
+@asynccontextmanager
+async def _opened_vault(
+    settings: Settings, database: Database, url: str, clock: Clock
+) -> AsyncIterator[tuple[Vault, bytes]]:
+    """The vault and the key of its ledger, which belong together."""
     key = await _chain_key(settings, url, clock)
-    vault = SqlVault(database, key=key, clock=clock)
+    vault = Vault(database, key=key, clock=clock)
     await _open(vault)
     try:
         await _check_key(vault, key)
-        yield vault
+        yield vault, key
     finally:
         await vault.close()
 
 
-def successes(url: str, *, actor: str, clock: Clock) -> Successes:
-    """What consumers tell the vault at a URL. Raises CannotStart for settings that cannot be read."""
-    settings = load_settings(serving=False)
-    return Successes(lambda: open_vault(settings, url, clock=clock), actor=actor)
-
-
-@asynccontextmanager
-async def office_at_work(office: VaultApp, settings: Settings) -> AsyncIterator[None]:
-    """What a server does by itself: captures, tasks that go on, letters that are resolved or past their retention."""
-    retention = parse_retention(settings.retention)
-    resolve_after_s = parse_duration(settings.resolve_after, what="resolve_after") / 1_000_000
-    for queue in listed(settings.capture):
-        office.custody.keep_capturing(queue, SERVER)
-    await office.redrives.resume_all()
-    upkeep = asyncio.create_task(_upkeep(office, resolve_after_s, retention), name="upkeep of the vault")
-    try:
-        yield
-    finally:
-        upkeep.cancel()
-        await asyncio.wait([upkeep])
-
-
-async def _upkeep(office: VaultApp, resolve_after_s: float, retention: Mapping[LetterState, float]) -> None:
-    while True:
-        try:
-            await office.redrives.release()
-            await office.retention.run(resolve_after_s=resolve_after_s, retention_s=retention)
-            await office.tokens.load()
-        except HoldfastError as error:
-            emit("vault.failed", error=error)
-        await asyncio.sleep(UPKEEP_S)
-
-
-def parse_retention(text: str | None) -> dict[LetterState, float]:
-    """`discarded=720h,resolved=24h`. Raises CannotStart."""
-    found: dict[LetterState, float] = {}
-    for part in listed(text):
-        name, _, duration = part.partition("=")
-        try:
-            state = LetterState(name.strip())
-            age_us = parse_duration(duration.strip(), what="retention")
-        except (ValueError, Invalid) as error:
-            raise CannotStart(f"retention is invalid; '{part}' is not STATE=DURATION: {error}") from error
-        if (state, LetterState.DELETED) not in LETTER_MOVES or not age_us:
-            raise CannotStart(f"retention is invalid; letters that are {state.value} are never deleted")
-        found[state] = age_us / 1_000_000
-    return found
-
-
-def listed(text: str | None) -> list[str]:
-    """The parts of a list with commas."""
-    return [part.strip() for part in (text or "").split(",") if part.strip()]
-
-
-def _database(url: str) -> tuple[Database, str | None]:
-    parts = urlsplit(url)
-    if parts.scheme == "memory":
-        return SqliteDatabase(None), None
-    if parts.scheme == "sqlite" and not parts.netloc and parts.path.strip("/"):
-        folder = Path(unquote(parts.path[1:]))
-        return SqliteDatabase(folder / "vault.db"), str(folder / "vault-blobs")
-    if parts.scheme in {"postgresql", "postgres"}:
-        from holdfast.engines.postgres.database import PostgresDatabase
-
-        return PostgresDatabase(url), None
-    raise BadUrl("vault URL is invalid; use sqlite:///FOLDER, postgresql://… or memory://")
-
-
-async def _open(vault: SqlVault) -> None:
+async def _open(vault: Vault) -> None:
     try:
         await vault.open()
     except CannotStart:
         raise
     except HoldfastError as error:
         raise CannotStart(f"vault cannot be opened; {error.message}") from error
+
+
+def _vault_database(url: str, clock: Clock) -> Database:
+    database = _database(url, VAULT_FILE, clock, kind="vault", serial=True)
+    if database is None:
+        raise BadUrl("vault URL is invalid; use sqlite:///FOLDER, postgresql://… or memory://")
+    return database
+
+
+def _database(url: str, file: str, clock: Clock, *, kind: str, serial: bool) -> Database | None:
+    """`file` is its name in the folder of a SQLite storage. None: the URL names no database."""
+    place = Location.parse(url)
+    if place.kind == "memory":
+        return SqliteDatabase(None, kind=kind, clock=clock)
+    if place.kind == "sqlite" and place.folder is not None:
+        return SqliteDatabase(place.folder / file, kind=kind, clock=clock)
+    if place.kind == "postgresql":
+        from holdfast.engines.postgres.database import PostgresDatabase
+
+        return PostgresDatabase(url, kind=kind, serial=serial)
+    return None
 
 
 @asynccontextmanager
@@ -536,10 +439,10 @@ async def _chain_key(settings: Settings, url: str, clock: Clock) -> bytes:
     """The key of the chain: given, or made once and kept in a file. Raises CannotStart."""
     if settings.ledger_key is not None:
         return settings.ledger_key.reveal().encode()
-    parts = urlsplit(url)
-    if parts.scheme == "memory":
+    place = Location.parse(url)
+    if place.kind == "memory":
         return secrets.token_bytes(KEY_BYTES)
-    folder = Path(unquote(parts.path[1:])) if parts.scheme == "sqlite" else settings.data_folder
+    folder = place.folder or settings.data_folder
     path = folder / "ledger-key"
     if not await asyncio.to_thread(path.exists) and await _has_rows(url, clock):
         # A new one would only be in the way of the right one.
@@ -547,36 +450,24 @@ async def _chain_key(settings: Settings, url: str, clock: Clock) -> bytes:
             f"key of the ledger is missing; the vault's chain was begun with a key and {path} is not there, bring back "
             "the file ledger-key or set HOLDFAST_LEDGER_KEY"
         )
-    return await asyncio.to_thread(_key, path)
+    try:
+        return await asyncio.to_thread(made_once, path, secrets.token_hex(KEY_BYTES))
+    except OSError as error:
+        raise CannotStart(
+            f"key of the ledger cannot be kept; {path}: {error.strerror}, set HOLDFAST_LEDGER_KEY"
+        ) from error
 
 
 async def _has_rows(url: str, clock: Clock) -> bool:
-    parts = urlsplit(url)
-    if parts.scheme == "sqlite" and not await asyncio.to_thread((Path(unquote(parts.path[1:])) / "vault.db").exists):
+    folder = Location.parse(url).folder
+    if folder is not None and not await asyncio.to_thread((folder / VAULT_FILE).exists):
         return False
-    vault = SqlVault(_database(url)[0], key=b"", clock=clock)  # it writes nothing
+    vault = Vault(_vault_database(url, clock), key=b"", clock=clock)  # it writes nothing
     await _open(vault)
     try:
         return bool(await vault.ledger.rows(after=0, count_max=1))
     finally:
         await vault.close()
-
-
-def _key(path: Path) -> bytes:
-    """The key in a file that only we read, made now if there is none."""
-    try:
-        with suppress(FileExistsError):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_hex(KEY_BYTES).encode())
-                file.flush()
-                os.fsync(descriptor)
-        return path.read_bytes().strip()
-    except OSError as error:
-        raise CannotStart(
-            f"key of the ledger cannot be kept; {path}: {error.strerror}, set HOLDFAST_LEDGER_KEY"
-        ) from error
 
 
 async def _check_key(vault: Vault, key: bytes) -> None:
@@ -589,159 +480,57 @@ async def _check_key(vault: Vault, key: bytes) -> None:
         )
 
 
-BROKERS = frozenset(("amqp", "amqps"))
-MODES = {"routes": Mode.ROUTES, "source": Mode.SOURCE, "exchange": Mode.EXCHANGE, "wait": Mode.WAIT}
+@asynccontextmanager
+async def open_recovery(
+    url: str, order: RecoveryOrder, *, by: str, clock: Clock | None = None, management: str | None = None
+) -> AsyncIterator[RecoveryBroker]:
+    """RabbitMQ for a recovery of one of its dead-letter queues. Raises BrokerError when it cannot be reached."""
+    from holdfast.engines.rabbitmq.drain import RabbitDrain
+    from holdfast.engines.rabbitmq.inspector import RabbitRunInspector, default_management
+    from holdfast.engines.rabbitmq.publisher import RabbitPublisher
+    from holdfast.engines.rabbitmq.redriver import RabbitRedriver
+    from holdfast.engines.rabbitmq.url import BrokerUrl
 
-
-def somebody() -> str:
-    """Who runs this, for letters and ledger."""
+    time_source = clock or SystemClock()
+    address, name, table, limits = BrokerUrl.parse(url), order.dead_queue, order.table, order.limits
+    stamp = RedriveStamp(
+        run=order.run, by=by, dead_queue=name, user=address.login.user, is_wait_queue=table.is_wait_queue
+    )
+    # The copies on their way wait for their confirms there as well; more than this only costs memory.
+    publisher = RabbitPublisher(address, window_bytes=min(limits.window_bytes_max, PUBLISH_WINDOW_BYTES))
+    drain = RabbitDrain(address, name, limits, on_pace=publisher.pause_between_reads)
     try:
-        name = getpass.getuser()
-    except (KeyError, OSError):
-        name = str(os.getuid())
-    return f"{name}@{socket.gethostname()}"
-
-
-def source_of(url: str, dead_queue: str) -> str:
-    """A queue and where it is, without any login."""
-    parts = urlsplit(url)
-    if parts.scheme in BROKERS:
-        return recovery_source(url, dead_queue)
-    return f"queue '{dead_queue}' in {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def journal_source(url: str, dead_queue: str) -> str:
-    """What a journal belongs to: the same for every way to write down where a broker is, as far as that can be seen."""
-    what, _, hosts = recovery_source(url, dead_queue).rpartition(" at ")
-    same = sorted(re.sub(r"^localhost:", "127.0.0.1:", host) for host in hosts.split(","))
-    return f"{what} at {','.join(same)}"
-
-
-def journal_path(folder: Path, url: str, dead_queue: str) -> Path:
-    """Where the journal of a queue is kept."""
-    mark = hashlib.sha256(journal_source(url, dead_queue).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    return folder / "recover" / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', dead_queue)[:80]}-{mark}.journal"
-
-
-def state_folder(settings: Settings) -> Path:
-    """Where the journals of a user are, whichever folder a run is started in and whatever runs it."""
-    given = os.environ.get("XDG_STATE_HOME", "")
-    if Path(given).is_absolute():
-        return Path(given) / "holdfast"
-    try:
-        return Path.home() / ".local" / "state" / "holdfast"
-    except RuntimeError:  # a user without a home
-        return settings.data_folder.absolute()
-
-
-class JournalPaths(Struct, frozen=True, kw_only=True):
-    """Where the journals of a queue are."""
-
-    own: Path | None  #: this run's; None: it keeps none
-    usual: Path  #: where every run of this user looks
-    others: tuple[Path, ...] = ()  #: where a server keeps it that cannot write to the usual place
-
-
-def journals(
-    settings: Settings, url: str, dead_queue: str, *, file: Path | None = None, keeps: bool = True, serves: bool = False
-) -> JournalPaths:
-    """Those of a run that keeps its journal in `file`, at the usual place, or nowhere."""
-    usual = journal_path(state_folder(settings), url, dead_queue)
-    spare = journal_path(settings.data_folder.absolute(), url, dead_queue)
-    own = file or (spare if serves and not _is_writable(usual.parent) else usual)
-    return JournalPaths(own=own if keeps else None, usual=usual, others=(spare,))
-
-
-def _is_writable(folder: Path) -> bool:
-    """A service may have no home of its own, or may not write there."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK | os.X_OK)
-
-
-class OpenJournal:
-    """The journals of one run while it runs; it says with `ended` how it leaves its queue."""
-
-    def __init__(self, journal: Journal | None) -> None:
-        self.journal = journal
-        self.end = RunEnd.BROKEN
-
-    def ended(self, summary: Summary, letters: DeadLetters) -> Summary:
-        """It came to its end."""
-        self.end = how_it_ended(summary, has_broker=not letters.trouble, is_lost=letters.is_lost)
-        return summary
+        connection = await drain.connect()
+        await publisher.__aenter__()
+        queue = "" if order.backup_file else name
+        questions = RabbitRunInspector(
+            connection, publisher, queue, management=management or default_management(address)
+        )
+        redriver = RabbitRedriver(stamp, table, now=lambda: moment(time_source.now_us()), blocked=questions.blocked)
+        yield RecoveryBroker(drain=drain, publisher=publisher, redriver=redriver, questions=questions)
+    finally:
+        await publisher.close()
+        await drain.close()
 
 
 @contextmanager
-def kept_journal(places: JournalPaths | None, url: str, order: RecoveryOrder) -> Iterator[OpenJournal]:
-    """None: a run that takes nothing away. Raises CannotStart."""
-    if places is None:
-        yield OpenJournal(None)
-        return
-    source = journal_source(url, order.dead_queue)
-    journal = open_journal(places.own, source=source, run=order.run, usual=places.usual, others=places.others)
-    keeping = OpenJournal(journal)
+def open_backup(path: Path) -> Iterator[FileBackup]:
+    """A backup to write letters to. Raises CannotStart."""
+    from holdfast.stores.files import FileBackup
+
+    backup = FileBackup(path)
     try:
-        yield keeping
+        yield backup
     finally:
-        journal.close(keeping.end)
-
-
-def how_it_ended(summary: Summary, *, has_broker: bool, is_lost: bool) -> RunEnd:
-    """What a killed run left ends when nothing of it can be in the queue any more; in any doubt it may be."""
-    if is_lost:
-        return RunEnd.LOST
-    is_all_seen = summary.recovered + summary.kept >= summary.found and not summary.unseen
-    if not is_all_seen or summary.failure or not has_broker or (summary.remaining or 0) > summary.kept:
-        return RunEnd.PARTLY
-    return RunEnd.KEPT if summary.remaining or summary.kept else RunEnd.WHOLE
+        backup.close()
 
 
 def ledger_of(settings: Settings, *, clock: Clock | None = None) -> OpenLedger:
     """The ledger of these settings; in the data folder where they name no place of their own."""
     url = settings.vault.reveal() if settings.vault else settings.storages[0].url
-    if urlsplit(url).scheme not in {"sqlite", "postgresql", "postgres"}:
-        folder = settings.data_folder
-        url = f"sqlite:///{folder}"
+    if Location.parse(url).kind not in {"sqlite", "postgresql"}:
+        url = f"sqlite:///{settings.data_folder}"
     return lambda: open_ledger(settings, url, clock=clock or SystemClock())
-
-
-async def recover_broker(
-    url: str,
-    order: RecoveryOrder,
-    *,
-    by: str,
-    places: JournalPaths,
-    management: str | None,
-    on_begin: OnBegin,
-    clock: Clock,
-) -> Summary:
-    """One run against RabbitMQ. Raises BrokerError, RecoveryRefused or CannotStart when it cannot begin."""
-    redrive = RedriveStamp(run=order.run, by=by, dead_queue=order.dead_queue)
-    async with AsyncExitStack() as stack:
-        letters = await stack.enter_async_context(
-            open_dead_letters(
-                url,
-                redrive,
-                order.table,
-                clock=clock,
-                management=management,
-                window_bytes_max=order.limits.window_bytes_max,
-            )
-        )
-        kept = stack.enter_context(kept_journal(places, url, order))
-        return kept.ended(await recover(letters, order, clock=clock, journal=kept.journal, on_begin=on_begin), letters)
-
-
-async def recover_queues(
-    queues: Queues, dead_queue: str, *, run: str, limits: RunLimits, on_begin: OnBegin, clock: Clock
-) -> Summary:
-    """One run over embedded queues. Raises QueueMissing."""
-    recovery = EmbeddedRecovery(queues, dead_queue=dead_queue, run=run, clock=clock, limits=limits)
-    on_begin(recovery)
-    return await recovery.run()
 
 
 class ScheduledRecoveries:
@@ -800,14 +589,17 @@ class ScheduledRecoveries:
 
     async def _run(self, url: str, order: RecoveryOrder, on_begin: OnBegin) -> Summary:
         name, limits, clock = order.dead_queue, order.limits, self._clock
-        if urlsplit(url).scheme in BROKERS:
+        if Location.parse(url).kind == "amqp":
             management = self._settings.management.reveal() if self._settings.management else None
             places = journals(self._settings, url, name, serves=True)
-            return await recover_broker(
-                url, order, by=self._by, places=places, management=management, on_begin=on_begin, clock=clock
-            )
+            async with open_recovery(url, order, by=self._by, clock=clock, management=management) as broker:
+                with kept_journal(places, order) as kept:
+                    summary = await recover(broker, order, clock=clock, journal=kept.journal, on_begin=on_begin)
+                    return kept.ended(summary, broker)
         async with _opened(url, self._queues()) as queues:
-            return await recover_queues(queues, name, run=order.run, limits=limits, on_begin=on_begin, clock=clock)
+            recovery = EmbeddedRecovery(queues, dead_queue=name, run=order.run, clock=clock, limits=limits)
+            on_begin(recovery)
+            return await recovery.run()
 
 
 @asynccontextmanager
@@ -830,3 +622,51 @@ def _table(wanted: RecoverSettings) -> RouteTable:
             raise CannotStart(f"routes file is invalid; '{wanted.routes}' has more than {FILE_BYTES_MAX} bytes")
         table = parse_routes(data, source=str(wanted.routes))
     return replace(table, mode=MODES[wanted.to])
+
+
+def journals(
+    settings: Settings, url: str, dead_queue: str, *, file: Path | None = None, keeps: bool = True, serves: bool = False
+) -> JournalPaths:
+    """Those of a run that keeps its journal in `file`, at the usual place, or nowhere."""
+    source = journal_source(url, dead_queue)
+    folders = (state_folder(settings), settings.data_folder.absolute())
+    return journal_paths(source, dead_queue, folders, file=file, keeps=keeps, serves=serves)
+
+
+def state_folder(settings: Settings) -> Path:
+    """Where the journals of a user are, whichever folder a run is started in and whatever runs it."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    if Path(given).is_absolute():
+        return Path(given) / "holdfast"
+    try:
+        return Path.home() / ".local" / "state" / "holdfast"
+    except RuntimeError:  # a user without a home
+        return settings.data_folder.absolute()
+
+
+def journal_source(url: str, dead_queue: str) -> str:
+    """What a journal belongs to: the same for every way to write down where a broker is, as far as that can be seen."""
+    what, _, hosts = source_of(url, dead_queue).rpartition(" at ")
+    same = sorted(re.sub(r"^localhost:", "127.0.0.1:", host) for host in hosts.split(","))
+    return f"{what} at {','.join(same)}"
+
+
+def source_of(url: str, dead_queue: str) -> str:
+    """A queue and where it is, without any login."""
+    if Location.parse(url).kind != "amqp":
+        parts = urlsplit(url)
+        return f"queue '{dead_queue}' in {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    from holdfast.engines.rabbitmq.url import BrokerUrl
+
+    address = BrokerUrl.parse(url)
+    hosts = ",".join(f"{host}:{port}" for host, port in address.hosts)
+    return f"queue '{dead_queue}' in '{address.login.vhost}' at {hosts}"
+
+
+def somebody() -> str:
+    """Who runs this, for letters and ledger."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"

@@ -12,8 +12,9 @@ import httpx2
 from holdfast.faces.api.app import make_app
 from holdfast.faces.api.authenticator import token_hash
 from holdfast.services.queue.queues import Queues
+from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Settings, StorageSettings
-from holdfast.wiring import VaultApp, open_office, open_service
+from holdfast.wiring import open_service, open_vault_app
 from tests.vault.letters import ACT, letter
 
 TOKEN = "the-admin-token"
@@ -43,6 +44,6 @@ async def open_house(folder: Path, **more: Any) -> AsyncIterator[House]:
     """A house with its data in a folder; `more` are settings."""
     url = f"sqlite:///{folder}/data"
     settings = Settings(storages=(StorageSettings(name="default", url=url),), data_folder=folder, **more)
-    async with open_service({"default": url}) as service, open_office(settings, Queues(service)) as office:
+    async with open_service({"default": url}) as service, open_vault_app(settings, Queues(service)) as office:
         app = make_app(service, admin_token_hash=token_hash(TOKEN), version="0", office=office)
         yield House(app, office, Queues(service))

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.core.message import Outgoing
 from holdfast.core.states import TransactionState
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.proof.process import child_process, python_argv
@@ -28,8 +27,8 @@ pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq]
 
 async def publish(publisher: RabbitPublisher, transaction: str, payloads: Mapping[str, range], **counts: int) -> None:
     """Payloads, then headers of the series that are named."""
-    messages = [
-        outgoing(
+    wanted: list[tuple[str, bytes, dict[str, object]]] = [
+        (
             f"transaction-{transaction}-payload",
             body_of(name, number),
             {"transaction-id": transaction, "series": name, "ordinal": number},
@@ -37,23 +36,15 @@ async def publish(publisher: RabbitPublisher, transaction: str, payloads: Mappin
         for name, numbers in payloads.items()
         for number in numbers
     ]
-    messages += [
-        outgoing(
-            f"transaction-{transaction}-header",
-            b"",
-            {"transaction-id": transaction, "series": name, "count": count},
-        )
+    wanted += [
+        (f"transaction-{transaction}-header", b"", {"transaction-id": transaction, "series": name, "count": count})
         for name, count in counts.items()
     ]
     # As a producer has to: what the broker has not confirmed, while it changes its leader, is sent again.
     async with asyncio.timeout(60):
-        while messages:
-            outcomes = await publisher.publish(messages, timeout_s=60)
-            messages = [
-                Outgoing(each.exchange, each.routing_key, each.properties, each.body)
-                for each, outcome in zip(messages, outcomes, strict=True)
-                if not outcome.stored
-            ]
+        while wanted:
+            outcomes = await publisher.publish([outgoing(*each) for each in wanted], timeout_s=60)
+            wanted = [each for each, outcome in zip(wanted, outcomes, strict=True) if not outcome.stored]
 
 
 async def test_an_owner_that_falls_asleep_is_taken_over_and_changes_nothing_when_it_wakes(

@@ -11,7 +11,7 @@ import pytest
 from holdfast.core.collect import Header, Part, Transaction
 from holdfast.core.states import TransactionState
 from holdfast.errors import LeaseLost
-from holdfast.ports.collect import CollectStore
+from holdfast.stores.collect import CollectStore
 from holdfast.wiring import SystemClock, open_collect_store
 
 LEASE_US = 60_000_000

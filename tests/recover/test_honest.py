@@ -76,7 +76,7 @@ async def test_letters_that_wait_for_their_pace_are_not_sent_twice_after_a_cut(a
     await world.check(duplicates_max=told["possible_duplicates"])
 
 
-async def test_letters_that_wait_for_their_pace_may_be_tired(admin: Admin, tmp_path: Path) -> None:
+async def test_letters_that_wait_for_their_pace_may_be_near_their_limit(admin: Admin, tmp_path: Path) -> None:
     """With a limit of 7, two returns are all that a letter may bear."""
     await admin.quorum_queue("limited.dlq", **{"x-delivery-limit": 7})
     world = await World(admin, tmp_path, dlq="limited.dlq").make(declare_dlq=False)
@@ -94,7 +94,7 @@ async def test_letters_that_wait_for_their_pace_may_be_tired(admin: Admin, tmp_p
 
 
 async def test_equal_letters_that_came_back_before_count_toward_the_limit(world: World) -> None:
-    await world.fill([letter(7)] * 100, counted=False)
+    await world.fill([letter(7) for _ in range(100)], counted=False)
     await world.recover("--dry-run")
     told = summary(await world.recover("--limit", "10", "--window", "5"))
     assert (told["recovered"], told["possible_duplicates"], told["remaining"]) == (10, 0, 90)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 
+from holdfast.faces.cli import TREE
 from tests.rules.test_layers import FILES, module_of
 
-#: What we aim for is 0.15. It falls with every module that goes to where it is used, and never rises.
-LONE_SHARE_MAX = 0.17
+#: More would be modules that were cut out of the only one that needs them.
+LONE_SHARE_MAX = 0.15
 #: What these import is where a way into the package begins: engines that are wired, commands that are registered.
 STARTING_POINTS = frozenset(
     f"holdfast{name}" for name in ("", ".__main__", ".testing", ".wiring", ".faces.cli", ".faces.api.app")
@@ -34,6 +35,10 @@ def importers() -> dict[str, set[str]]:
                 continue
             for name in names - {module}:
                 found[name].add(module)
+    # What is imported by its name when it is first wanted: commands, and what the package shows.
+    for modules in (entry.modules.split() for entry in TREE.values()):
+        for module in modules:
+            found[f"holdfast.faces.cli.{module}"].add("holdfast.faces.cli")
     return {module: found[module] for module, source in known.items() if source.strip()}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.core.selection import Selection
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.settings import load_settings
-from holdfast.wiring import open_office
+from holdfast.wiring import open_vault_app
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.rabbitmq import running_node
 from tests.vault.brokers import DLQ, MAIN, dead, send
@@ -75,7 +75,7 @@ async def _rounds(admin: Admin, forks: Forks, env: dict[str, str], chance: rando
             else:
                 seen.add(redrive_id)
                 arrived[delivery.body] += 1
-    async with open_office(load_settings(environment=env, serving=False), None) as office:
+    async with open_vault_app(load_settings(environment=env, serving=False), None) as office:
         balanced = all(row.agrees for row in await office.ledgers.balance())
         chain = (await office.ledgers.verify()).why
         stored = (await office.vault.letters.count(Selection())).count

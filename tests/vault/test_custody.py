@@ -19,8 +19,9 @@ from holdfast.engines.postgres.database import SCHEMA
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.errors import Conflict, NotFound
 from holdfast.proof.proxy import Proxy
+from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Secret, Settings, StorageSettings
-from holdfast.wiring import VaultApp, open_office
+from holdfast.wiring import open_vault_app
 from tests.admin.house import open_house
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.eventually import eventually
@@ -354,7 +355,7 @@ async def test_looking_at_a_queue_leaves_it_as_it_was(admin: Admin, tmp_path: Pa
 async def test_an_embedded_dead_queue_is_captured_and_redriven(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/data"
     settings = Settings(storages=(StorageSettings(name="default", url=url),), data_folder=tmp_path)
-    async with holdfast.open(url) as queues, open_office(settings, queues) as office:
+    async with holdfast.open(url) as queues, open_vault_app(settings, queues) as office:
         await queues.queues_create(DLQ)
         await queues.queues_create(MAIN, dead_queue=DLQ)
         await queues.queue_produce(MAIN, [holdfast.NewItem(payload=b"\xff1", kind="order", reference="r")])
@@ -380,7 +381,7 @@ async def test_an_item_that_dies_again_is_linked_and_its_redrives_are_counted(
     url = urls[store] if store in urls else str(request.getfixturevalue("postgres_url"))
     settings = Settings(storages=(StorageSettings(name="default", url=f"sqlite:///{tmp_path}/data"),))
     dlq, main = f"{store}.again.dlq", f"{store}.again"
-    async with holdfast.open(url) as queues, open_office(settings, queues) as office:
+    async with holdfast.open(url) as queues, open_vault_app(settings, queues) as office:
         await queues.queues_create(dlq)
         await queues.queues_create(main, dead_queue=dlq)
         await queues.queue_produce(main, [holdfast.NewItem(payload=b"1"), holdfast.NewItem(payload=b"1")])

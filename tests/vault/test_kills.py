@@ -14,8 +14,9 @@ from holdfast.core.states import LetterState
 from holdfast.engines.postgres.database import SCHEMA
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.proof.process import child_process, python_argv
+from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import load_settings
-from holdfast.wiring import VaultApp, open_office
+from holdfast.wiring import open_vault_app
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import DLQ, MAIN, bodies, dead, send
@@ -78,7 +79,7 @@ async def test_a_kill_of_a_capture_loses_no_letter_and_stores_none_twice(
     assert await work("capture", environment, f"{point}:1") == -9
     assert await work("capture", environment) == 0
     assert await admin.count(DLQ) == 0
-    async with open_office(load_settings(environment=environment, serving=False), None) as office:
+    async with open_vault_app(load_settings(environment=environment, serving=False), None) as office:
         found = Counter(await bodies(office))
         assert found >= Counter(BODIES)
         # Noted as acked and then killed before the ack: nobody can tell a redelivery from a twin that was never stored.
@@ -100,7 +101,7 @@ async def test_a_kill_of_a_redrive_loses_no_letter_and_its_copies_can_be_told(
     by_id = {_redrive_id(delivery.properties): delivery.body for delivery in found}
     assert Counter(by_id.values()) == Counter(BODIES)
     assert len(found) - len(ids) <= len(BODIES) if point == "redrive.after_confirm" else len(found) == len(ids)
-    async with open_office(load_settings(environment=environment, serving=False), None) as office:
+    async with open_vault_app(load_settings(environment=environment, serving=False), None) as office:
         redriven = await office.vault.letters.count(Selection(state=LetterState.REDRIVEN))
         assert redriven.count == len(BODIES)
         await check_books(office)

@@ -11,8 +11,9 @@ from holdfast.core.ledger import LedgerAct
 from holdfast.core.plan import PlanOptions, RedriveState
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
+from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Settings, load_settings
-from holdfast.wiring import VaultApp, open_office
+from holdfast.wiring import open_vault_app
 from tests.vault.brokers import ADMIN, DLQ
 
 ACT = LedgerAct(actor="worker", action="redrives.start")
@@ -41,7 +42,7 @@ async def redrive(office: VaultApp) -> None:
 async def main(kind: str) -> None:
     """One piece of work, by the settings of the environment."""
     settings: Settings = load_settings(serving=False)
-    async with open_office(settings, None) as office:
+    async with open_vault_app(settings, None) as office:
         await {"capture": capture, "redrive": redrive}[kind](office)
 
 

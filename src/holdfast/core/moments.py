@@ -15,6 +15,8 @@ from holdfast.errors import Invalid
 SECOND_US = 1_000_000
 #: What has worked for so long has worked: the waits begin small again.
 STEADY_S = 5.0
+#: Later than every moment, and above every count.
+NEVER_US = 1 << 62
 DURATION_CHARACTERS_MAX = 15
 #: A hundred years: every sum of a moment and a duration stays inside 64 bits and the year 9999.
 DURATION_US_MAX = 100 * 365 * 86_400 * SECOND_US
@@ -124,3 +126,8 @@ class BackoffTimer:
         self._since_s = None
         self._failures += 1
         return self._backoff.delay_s(self._failures - 1)
+
+
+def in_utc(at: datetime | None) -> datetime | None:
+    """The same moment, written in UTC."""
+    return moment(microseconds(at)) if at else None

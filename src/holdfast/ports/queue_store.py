@@ -16,11 +16,12 @@ Stores read their own clock, so that several processes on one database agree abo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from holdfast.core.item import ExtendedItem, Item, LeasedItem, NewItem, QueueRecord, RetryItem
+from holdfast.core.moments import in_utc, moment
 from holdfast.core.requests.queue import ImportedItem
 
 
@@ -53,6 +54,26 @@ class DyingItem(Struct, frozen=True, kw_only=True):
     @property
     def is_redrive(self) -> bool:
         return not self.death_reason
+
+    @classmethod
+    def from_row(cls, source_id: str, source_queue: str, row: Sequence[Any]) -> DyingItem:
+        """From the columns that every store selects for it."""
+        target = MoveTarget(
+            queue_name=row[3], generation=row[4], partition=row[5], storage=row[6], expire_timeout_us=row[7]
+        )
+        return cls(
+            source_id=source_id,
+            source_queue=source_queue,
+            death_reason=row[0],
+            death_attempts=row[1],
+            died_at_us=row[2],
+            target=target,
+            kind=row[8],
+            encoding=row[9],
+            reference=row[10],
+            payload=row[11],
+            former_key=row[12] or "",
+        )
 
 
 class SendBack(Struct, frozen=True):
@@ -252,9 +273,43 @@ class Ended(Struct, frozen=True):
     deleted: Sequence[tuple[str, str]] = ()
     more: bool = False
 
+    @classmethod
+    def joined(cls, deaths: Sequence[Ended], *, requeued: int = 0, enqueued: int = 0, more: bool = False) -> Ended:
+        """What became of those that died, for whatever reasons, and how many others came back."""
+        return cls(
+            requeued=requeued,
+            enqueued=enqueued,
+            dying=sum(death.dying for death in deaths),
+            moved=sum(death.moved for death in deaths),
+            deleted=[gone for death in deaths for gone in death.deleted],
+            more=more,
+        )
+
 
 class Imported(Struct, frozen=True):
     items: Sequence[Item]
+
+
+def imported_item(item: ImportedItem, item_id: str, *, created_at_us: int, expire_at_us: int, scheduled: bool) -> Item:
+    """An item that was imported, as it stands now."""
+    return Item(
+        id=item_id,
+        source_id=item.source_id,
+        attempts=item.attempts,
+        created_at=moment(created_at_us),
+        enqueue_at=in_utc(item.enqueue_at) if scheduled else None,
+        expire_deadline=moment(expire_at_us),
+        reference=item.reference,
+        encoding=item.encoding,
+        kind=item.kind,
+        payload=item.payload,
+        dedupe_key=item.dedupe_key,
+        source_queue=item.source_queue,
+        death_reason=item.death_reason,
+        death_attempts=item.death_attempts,
+        died_at=in_utc(item.died_at),
+        former_key=item.former_key,
+    )
 
 
 class Counted(Struct, frozen=True):
@@ -325,6 +380,20 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     reason: str = ""
     count: int = 1
     detail: str = ""
+
+    @classmethod
+    def from_row(cls, row: Sequence[Any]) -> LedgerEntry:
+        """From the columns that every ledger has."""
+        at_us, action, queue_name, item_id, reason, count, detail = row
+        return cls(
+            at_us=at_us,
+            action=action,
+            queue_name=queue_name,
+            item_id=item_id,
+            reason=reason,
+            count=count,
+            detail=detail,
+        )
 
 
 class QueueStore(Protocol):

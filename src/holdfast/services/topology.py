@@ -96,10 +96,6 @@ class Topologies:
         """The virtual host."""
         return self._broker.vhost
 
-    async def design(self, file: TopologyFile) -> Design:
-        """What the file means on this broker. Raises Invalid or BrokerError."""
-        return design(file, await self._broker.version())
-
     async def plan(self, file: TopologyFile) -> TopologyPlan:
         """What would change. Raises Invalid for an unsafe file, BrokerError without the management API."""
         live = await self._broker.read()

@@ -122,9 +122,9 @@ class Policy(Struct, frozen=True, kw_only=True):
 
     name: Text
     pattern: Text
-    apply_to: str = field(default="all", name="apply-to")
     definition: dict[str, Any]
     priority: int = 0
+    apply_to: str = field(default="all", name="apply-to")
 
 
 class Topology(Struct, frozen=True, kw_only=True):

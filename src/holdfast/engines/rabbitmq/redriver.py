@@ -1,11 +1,8 @@
-"""From a delivery to what is published in its place: route, digest, and the changed header table.
+"""What is published in the place of a letter, by splicing raw headers: of a delivery in a recovery (route, digest, and
+the changed header table), and of a letter of the vault (its own bytes, its edits, and what a redrive changes).
 
 Most letters of a queue died of the same cause in the same second, so what their headers tell is decided once and
 remembered under the bytes that were read for it. Everything that is not changed keeps its bytes.
-
-A letter of the vault as it is published again: its own bytes, its edits, and what a redrive changes.
-
-Most letters of a task died of the same cause, so what is made of a header table is remembered under its bytes.
 """
 
 from __future__ import annotations
@@ -31,15 +28,16 @@ from holdfast.core.death import (
 )
 from holdfast.core.death import returns as returns_of
 from holdfast.core.letter import Content, JsonValue
-from holdfast.core.message import Address, Delivery, Message
+from holdfast.core.message import Address, Delivery, Message, Outgoing
+from holdfast.core.recovery import RunLetter
 from holdfast.core.routes import Route, RouteTable, find_route
 from holdfast.engines.rabbitmq.letters import COUNTS, digest, hash_of, read_message
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.table import Value
-from holdfast.ports.recovery import RunLetter
 
 #: Neighbours in a queue died at about the same time, and of the same.
 REMEMBERED_COUNT_MAX = 1_024
+REWRITTEN_COUNT_MAX = 4_096
 #: A header table may fill a frame of 128 KiB, and differ from letter to letter.
 REMEMBERED_BYTES_MAX = 2 * 2**20
 #: Headers whose values decide what is changed and where the letter goes; with these the type header.
@@ -65,7 +63,7 @@ REDRIVE_ID_BYTES = 36
 T = TypeVar("T")
 
 
-class _Remembered(dict[bytes, T]):
+class _KnownTables(dict[bytes, T]):
     """Forgets all when it becomes too much: letters are like those that came just before, if like any."""
 
     _bytes = 0
@@ -88,7 +86,7 @@ class _Plan(Struct, frozen=True):
     fixed: bytes  #: header entries that are set, packed
 
 
-class _Front(Struct, frozen=True):
+class _HeaderEnd(Struct, frozen=True):
     """Where the header table of a letter ends, and where in it the id of an earlier redrive is; if none, at its end."""
 
     hole: int
@@ -103,7 +101,7 @@ class _KnownHeaders(Struct, frozen=True, kw_only=True):
     what is remembered. `compared` then ends where the id belongs, and `behind` follows it.
     """
 
-    front: _Front
+    front: _HeaderEnd
     plain: bytes  #: the properties before the headers, as if there were none
     compared: bytes
     behind: bytes
@@ -117,25 +115,25 @@ class _KnownHeaders(Struct, frozen=True, kw_only=True):
     returns: int
 
 
-class Copy(Struct, eq=False, gc=False):
-    """A delivery and what is published in its place."""
+class RabbitRedriver:
+    """`letter(delivery)` for every delivery of one run; see `ports.broker.Redriver`."""
 
-    delivery: Delivery
-    properties: bytes
-
-
-class Redriver:
-    """`taken(delivery)` for every delivery of one run."""
-
-    def __init__(self, redrive: RedriveStamp, routes: RouteTable, *, now: Callable[[], datetime]) -> None:
-        self.blocked: Callable[[Address], str] = lambda address: ""  #: why nothing sent there would arrive
+    def __init__(
+        self,
+        redrive: RedriveStamp,
+        routes: RouteTable,
+        *,
+        now: Callable[[], datetime],
+        blocked: Callable[[Address], str] = lambda address: "",
+    ) -> None:
+        self._blocked = blocked  # why nothing sent there would arrive
         self._redrive = redrive
         self._routes = routes
         self._telling = TELLING | {routes.type_header.encode("utf-8", "surrogateescape")}
         self._now = now
-        self._plans: _Remembered[_Plan] = _Remembered()
-        self._known: _Remembered[_KnownHeaders] = _Remembered()
-        self._last = _Front(0, 0, 0)  # of the letter before: most letters of a queue are made alike
+        self._plans: _KnownTables[_Plan] = _KnownTables()
+        self._known: _KnownTables[_KnownHeaders] = _KnownTables()
+        self._last = _HeaderEnd(0, 0, 0)  # of the letter before: most letters of a queue are made alike
         self._own = b""  # the entries of a letter alone, up to its id
         self._id_head = _entry(REDRIVE_ID, b"S" + REDRIVE_ID_BYTES.to_bytes(4, "big"))
         self._id_place = len(self._id_head)
@@ -145,7 +143,7 @@ class Redriver:
         """A new batch begins: what is redriven in it carries this moment."""
         self._own = _entry(REDRIVEN_AT, table.encode_value(self._now().isoformat())) + self._id_head
 
-    def taken(self, delivery: Delivery) -> RunLetter:
+    def letter(self, delivery: Delivery) -> RunLetter:
         """Never raises: what cannot be read is kept, with the reason."""
         raw, body, front = delivery.properties, delivery.body, self._last
         known = self._known.get(_key(raw, front))
@@ -167,7 +165,18 @@ class Redriver:
                 copy = properties.splice(copy, drop=plan.dropped_properties)
         returns = (known.returns if delivery.redelivered else 0) if known.counts else None
         size_bytes = len(raw) + len(copy) + len(body)
-        return RunLetter(Copy(delivery, copy), mark, plan.route, delivery.redelivered, returns, size_bytes)
+        return RunLetter(delivery, copy, mark, plan.route, delivery.redelivered, returns, size_bytes)
+
+    def read(self, delivery: Delivery) -> Message:
+        return read_message(delivery, self._redrive.dead_queue)
+
+    def put_back(self, letter: RunLetter) -> Outgoing:
+        delivery = letter.delivery
+        try:
+            raw = properties.splice(delivery.properties, drop=("expiration",))
+        except properties.Unreadable:
+            raw = delivery.properties
+        return Outgoing("", self._redrive.dead_queue, raw, delivery.body, letter)
 
     def _look(self, delivery: Delivery) -> _KnownHeaders:
         """At a letter that is made otherwise than the one before. Raises Unreadable."""
@@ -175,14 +184,14 @@ class Redriver:
         start, end = properties.header_span(raw)
         # Where the id of an earlier redrive seems to be; `_read` makes sure before it believes that.
         hole = raw.find(self._id_head, start, end) + self._id_place
-        front = _Front(hole, hole + REDRIVE_ID_BYTES, end) if hole >= self._id_place else _Front(end, end, end)
+        front = _HeaderEnd(hole, hole + REDRIVE_ID_BYTES, end) if hole >= self._id_place else _HeaderEnd(end, end, end)
         known = self._known.get(_key(raw, front))
         if known is None or known.front != front:
             known = self._read(delivery, start, front)
         self._last = known.front
         return known
 
-    def _read(self, delivery: Delivery, start: int, front: _Front) -> _KnownHeaders:
+    def _read(self, delivery: Delivery, start: int, front: _HeaderEnd) -> _KnownHeaders:
         """What the headers tell; remembered, because most letters of a queue tell the same."""
         raw, end = delivery.properties, front.end
         headers = raw[start:end] or table.EMPTY
@@ -211,7 +220,7 @@ class Redriver:
             place = compared.index(own)
             before, behind = [*compared[:place], self._id_head], b"".join(compared[place + 1 :]) + rest
         else:
-            front, before, behind = _Front(end, end, end), compared, rest
+            front, before, behind = _HeaderEnd(end, end, end), compared, rest
         kept = b"".join([*(entry for name, entry in entries if name not in plan.dropped), plan.fixed])
         plain = properties.before_headers(raw, start, has_headers=False)
         known = _KnownHeaders(
@@ -259,7 +268,7 @@ class Redriver:
 
     def _decide(self, key: bytes, message: Message) -> _Plan:
         route = find_route(message.headers, self._routes, dead_queue=self._redrive.dead_queue)
-        if route.address is not None and (why := self.blocked(route.address)):
+        if route.address is not None and (why := self._blocked(route.address)):
             route = replace(route, blocked=why)
         change = redriven(message, self._redrive)
         fixed = b"".join(_entry(name, table.encode_value(value)) for name, value in change.put.items())  # type: ignore[arg-type]
@@ -270,7 +279,8 @@ class Redriver:
 
     def _unreadable(self, delivery: Delivery, why: str) -> RunLetter:
         return RunLetter(
-            Copy(delivery, delivery.properties),
+            delivery,
+            delivery.properties,
             digest(delivery.properties, delivery.body),
             Route(address=None, why=why),
             delivery.redelivered,
@@ -279,25 +289,14 @@ class Redriver:
         )
 
 
-def _key(raw: bytes, front: _Front) -> bytes:
+def _key(raw: bytes, front: _HeaderEnd) -> bytes:
     """All properties up to the end of the headers, but for the id of an earlier redrive."""
     return raw[: front.hole] + raw[front.hole_end : front.end]
-
-
-def as_put_back(delivery: Delivery) -> bytes:
-    """The properties of a letter that goes back into its own queue: all as it came, but nothing that expires."""
-    try:
-        return properties.splice(delivery.properties, drop=("expiration",))
-    except properties.Unreadable:
-        return delivery.properties
 
 
 def _entry(name: str, value: bytes) -> bytes:
     raw = name.encode()
     return bytes((len(raw),)) + raw + value
-
-
-REWRITTEN_COUNT_MAX = 4_096
 
 
 class Rewriter:
@@ -313,7 +312,9 @@ class Rewriter:
     def properties(self, content: Content, stamp: RedriveStamp, redrive_id: str, *, at: datetime) -> bytes:
         """Raises Unreadable, ValueError or TypeError for what cannot be written."""
         raw = content.properties
-        own = _rewritten_entry(REDRIVEN_AT, at.isoformat()) + _rewritten_entry(REDRIVE_ID, redrive_id)
+        own = _entry(REDRIVEN_AT, table.encode_value(at.isoformat())) + _entry(
+            REDRIVE_ID, table.encode_value(redrive_id)
+        )
         start, end = properties.header_span(raw)
         if content.put or content.drop or raw[1] & HAS_SENSITIVE:
             return self._edited(content, stamp, own)
@@ -329,7 +330,7 @@ class Rewriter:
             found = table.scan(headers)
             gone = {name.encode() for name in (*change.drop, *change.put, REDRIVEN_AT, REDRIVE_ID)}
             kept = [headers[first:last] for name, first, last in found.entries if name not in gone]
-            put = [_rewritten_entry(name, _wire(value)) for name, value in change.put.items()]
+            put = [_entry(name, table.encode_value(_wire(value))) for name, value in change.put.items()]
             known = b"".join([*kept, *put]), headers[found.rest :]
             if len(self._known) >= REWRITTEN_COUNT_MAX:
                 self._known.clear()
@@ -373,11 +374,6 @@ def _wire(value: JsonValue | list[str]) -> Value:
     if isinstance(value, dict):
         return {name: _wire(one) for name, one in value.items()}
     return value
-
-
-def _rewritten_entry(name: str, value: Value) -> bytes:
-    raw = name.encode()
-    return bytes((len(raw),)) + raw + table.encode_value(value)
 
 
 def _text(value: object) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import apsw
 
 from holdfast.core.item import SEQUENCE_BITS, SEQUENCE_MAX, format_id, id_suffix, ids_pattern, parse_id, sequence_of
+from holdfast.core.moments import NEVER_US
 from holdfast.engines.sqlite.connection import fetch_all, fetch_one
 from holdfast.ports.queue_store import PartitionState
 
-NEVER_US = 1 << 62
 #: Ids are given out ahead of what is written for so long; after a crash they go on behind it.
 RESERVE_US = 60_000_000
 _LOW_BITS = 12

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import apsw
 
-from holdfast.core.item import Item, QueueRecord
-from holdfast.core.moments import moment, moment_or_none
+from holdfast.core.item import Item, QueueRecord, listed_item
+from holdfast.core.moments import NEVER_US
 from holdfast.engines.sqlite.checkpoints import BESIDE_PAGES_COUNT, Checkpoints
 from holdfast.engines.sqlite.connection import (
     SQL,
@@ -19,6 +19,7 @@ from holdfast.engines.sqlite.connection import (
     fetch_one,
     open_reader,
     open_writer,
+    size_of,
     transaction,
     translated,
     translation,
@@ -26,7 +27,7 @@ from holdfast.engines.sqlite.connection import (
 from holdfast.engines.sqlite.operations import Operations
 from holdfast.engines.sqlite.partition import Moments, SqlitePartition, read_partitions
 from holdfast.errors import Invalid, StorageFailed
-from holdfast.ports.queue_store import Committed, DeathRules, DyingItem, LedgerEntry, MoveTarget, Operation, Tally
+from holdfast.ports.queue_store import Committed, DeathRules, DyingItem, LedgerEntry, Operation, Tally
 from holdfast.proof import crash_point
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-_NEVER = 1 << 62
 
 
 class SqliteQueueStore:
@@ -46,6 +46,7 @@ class SqliteQueueStore:
         self._generation = record.generation
         self._numbers = tuple(partitions)
         self.path = path
+        self.last_use = 0
         self._writer: apsw.Connection | None = None
         self._operations: Operations | None = None
         self._checkpoints: Checkpoints | None = None
@@ -59,7 +60,6 @@ class SqliteQueueStore:
 
     async def commit(self, operations: Sequence[Operation], *, inline: bool = False) -> Committed:
         if inline and self.can_commit_inline():
-            self._storage.used(self)
             return self._commit(operations, alone=True)
         async with self._write_lock:
             await self._storage.make_room(self)
@@ -79,13 +79,14 @@ class SqliteQueueStore:
     def _commit(self, operations: Sequence[Operation], *, alone: bool = False) -> Committed:
         if self._writer is None:
             self._open()
-        writer, carry_out, checkpoints = self._writer, self._operations, self._checkpoints
-        assert writer and carry_out and checkpoints  # noqa: S101, PT018 - _open has set all of them
+        writer, work, checkpoints = self._writer, self._operations, self._checkpoints
+        assert writer and work and checkpoints  # noqa: S101, PT018 - _open has set all of them
         now_us = self._storage.clock.now_us()
+        self.last_use = next(self._storage.uses)
         try:
             # Written out instead of `transaction`: this is the hot path, and a context manager costs as much as a row.
             writer.execute("BEGIN IMMEDIATE")
-            results = carry_out.carry_out(operations, now_us)
+            results = work.carry_out(operations, now_us)
             touched = [self._partitions[number] for number in {o.partition for o in operations}]
             for partition in touched:
                 if (row := partition.reserve()) is not None:
@@ -106,21 +107,21 @@ class SqliteQueueStore:
         return Committed(results, states, now_us, self._storage.clock.now_us() - now_us)
 
     def _load(self) -> Committed:
+        self.last_use = next(self._storage.uses)
         self._let_go_of_writer()
         self._open()
         states = {number: self._moments.state(self._partitions[number]) for number in self._numbers}
         return Committed([], states, self._storage.clock.now_us())
 
     def _open(self) -> None:
-        exists = self.path.exists()
-        is_empty = not exists or not self.path.stat().st_size  # also while somebody copies a backup to its place
-        if is_empty and self._storage.was_made(self._generation):
-            what = "empty" if exists else "missing"
+        size = size_of(self.path)  # 0 also while somebody copies a backup to its place
+        if not size and self._storage.was_made(self._generation):
+            what = "missing" if size is None else "empty"
             raise StorageFailed(
                 f"storage failed; the file {self.path.name} of queue '{self._name}' is {what}, restore it from a "
                 "backup or delete the queue"
             )
-        writer = open_writer(self.path, kind="queue", create=not exists)
+        writer = open_writer(self.path, kind="queue", create=size is None)
         with translated(self.path):
             self._partitions = read_partitions(writer, self._generation)
             missing = [(number,) for number in self._numbers if number not in self._partitions]
@@ -146,7 +147,7 @@ class SqliteQueueStore:
 
     async def _read(self, work: Callable[[apsw.Connection], T]) -> T:
         def run() -> T:
-            if not self.path.exists():
+            if size_of(self.path) is None:
                 raise StorageFailed(f"storage failed; the file {self.path.name} is missing")
             with translated(self.path):
                 if self._reader is None:
@@ -175,28 +176,7 @@ class SqliteQueueStore:
     async def dying_items(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
         place = self._place(partition)
         rows = await self._read(lambda db: fetch_all(db, "select_dying", (place.first, place.last, count_max)))
-        return [
-            DyingItem(
-                source_id=place.id_of(row[0]),
-                source_queue=self._name,
-                death_reason=row[1],
-                death_attempts=row[2],
-                died_at_us=row[3],
-                target=MoveTarget(
-                    queue_name=row[4],
-                    generation=row[5],
-                    partition=row[6],
-                    storage=row[7],
-                    expire_timeout_us=row[8],
-                ),
-                kind=row[9],
-                encoding=row[10],
-                reference=row[11],
-                payload=row[12],
-                former_key=row[13] or "",
-            )
-            for row in rows
-        ]
+        return [DyingItem.from_row(place.id_of(row[0]), self._name, row[1:]) for row in rows]
 
     async def arrivals(self, *, source_queue: str, count_max: int) -> Sequence[str]:
         rows = await self._read(lambda db: fetch_all(db, "select_arrivals", (source_queue, count_max)))
@@ -209,12 +189,12 @@ class SqliteQueueStore:
             raise Invalid(f"invalid storage id; '{pivot}' is not an id of this partition")
         statement = "list_scheduled" if scheduled else "list_items"
         rows = await self._read(lambda db: fetch_all(db, statement, (first, place.last, count_max)))
-        return [_item(place, row) for row in rows]
+        return [listed_item(place.id_of(row[0]), row[1:]) for row in rows]
 
     async def tally(self, partition: int, *, rules: DeathRules) -> Tally:
         place, now_us = self._place(partition), self._storage.clock.now_us()
         span = (place.first, place.last)
-        ceiling = rules.max_attempts or _NEVER
+        ceiling = rules.max_attempts or NEVER_US
 
         def read(db: apsw.Connection) -> Tally:
             db.execute("BEGIN")
@@ -239,18 +219,7 @@ class SqliteQueueStore:
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
         rows = await self._read(lambda db: fetch_all(db, "select_ledger", (after, count_max)))
-        return [
-            LedgerEntry(
-                at_us=row[0],
-                action=row[1],
-                queue_name=self._name,
-                item_id=row[2],
-                reason=row[3],
-                count=row[4],
-                detail=row[5],
-            )
-            for row in rows
-        ]
+        return [LedgerEntry.from_row((*row[:2], self._name, *row[2:])) for row in rows]
 
     # --- letting go -------------------------------------------------------------------------------------------
 
@@ -279,39 +248,3 @@ class SqliteQueueStore:
             partition.exact = True
         with suppress(StorageFailed), translated(self.path), transaction(self._writer):
             self._writer.executemany(SQL["update_partition"], [partition.row() for partition in stale])
-
-
-def _item(place: SqlitePartition, row: Any) -> Item:
-    (
-        row_id,
-        attempts,
-        created_at,
-        expire_at,
-        lease_deadline,
-        enqueue_at,
-        kind,
-        encoding,
-        reference,
-        payload,
-    ) = row[:10]
-    dedupe_key, source_id, source_queue, death_reason, death_attempts, died_at, former_key = row[10:]
-    return Item(
-        id=place.id_of(row_id),
-        attempts=attempts,
-        created_at=moment(created_at),
-        expire_deadline=moment(expire_at),
-        lease_deadline=moment_or_none(lease_deadline),
-        enqueue_at=moment_or_none(enqueue_at),
-        is_leased=bool(lease_deadline),
-        kind=kind,
-        encoding=encoding,
-        reference=reference,
-        payload=payload,
-        dedupe_key=dedupe_key or "",
-        source_id=source_id or "",
-        source_queue=source_queue or "",
-        death_reason=death_reason or "",
-        death_attempts=death_attempts or 0,
-        died_at=moment_or_none(died_at),
-        former_key=former_key or "",
-    )

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,21 +21,19 @@ from starlette.types import ASGIApp
 from holdfast.errors import CannotStart, HoldfastError
 from holdfast.faces.api.app import make_app
 from holdfast.faces.api.authenticator import token_hash
-from holdfast.faces.api.results import LazyCollector
+from holdfast.faces.api.endpoints import LazyCollector
 from holdfast.ports.queue_store import Catalog
-from holdfast.ports.vault import Ledger
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
+from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import ListenAddress, Settings
 from holdfast.telemetry.events import emit, set_up_logging
 from holdfast.wiring import (
     ScheduledRecoveries,
-    VaultApp,
     has_collector,
-    office_at_work,
+    open_app,
     open_collector,
-    open_office,
-    open_service,
+    vault_at_work,
 )
 
 TOKEN_KEY = "admin_token_sha256"  # noqa: S105 - the name under which the hash is kept
@@ -76,14 +74,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
         loop.add_signal_handler(number, stop.set)
     listener = _listen(settings.address)
     try:
-        async with (
-            open_service(
-                {storage.name: storage.url for storage in settings.storages},
-                affinities={storage.name: storage.affinity for storage in settings.storages},
-                open_files_max=settings.open_files_max,
-            ) as service,
-            open_office(settings, Queues(service)) as office,
-        ):
+        async with open_app(settings) as (service, office):
             await _serve(settings, service, office, listener, stop, announce=announce)
     finally:
         listener.close()
@@ -117,7 +108,7 @@ async def _serve(
         office=office,
     )
     recoveries = _recoveries(settings, service, office).schedule()
-    async with office_at_work(office, settings), _serving(app, listener, settings), AsyncExitStack() as stack:
+    async with vault_at_work(office, settings), _serving(app, listener, settings), AsyncExitStack() as stack:
         address = _address(listener, tls=bool(settings.tls_cert))
         announce(f"Holdfast serves on {address}")
         emit("server.started", address=address)
@@ -131,12 +122,10 @@ async def _serve(
 
 
 def _recoveries(settings: Settings, service: QueueService, office: VaultApp) -> ScheduledRecoveries:
-    @asynccontextmanager
-    async def ledger() -> AsyncIterator[Ledger]:
-        yield office.vault.ledger
-
     broker = settings.broker.reveal() if settings.broker else None
-    return ScheduledRecoveries(settings, queues=lambda: Queues(service), broker=broker, ledger=ledger)
+    return ScheduledRecoveries(
+        settings, queues=lambda: Queues(service), broker=broker, ledger=lambda: nullcontext(office.vault.ledger)
+    )
 
 
 def _results(settings: Settings, service: QueueService) -> LazyCollector:

@@ -15,16 +15,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import msgspec
 import typer
-import uvloop
 from msgspec.structs import replace
 
 from holdfast.errors import CannotStart, HoldfastError
 from holdfast.faces.app import App
-from holdfast.faces.cli.app import app as commands
+from holdfast.faces.cli import app as commands
 from holdfast.faces.cli.command import Config, Json
 from holdfast.faces.cli.context import BadUsage, report
 from holdfast.services.queue.queues import Queues
@@ -149,6 +147,8 @@ def run(
         loaded = load_app(target)
         if loaded.vault is None and settings.vault is not None:
             loaded.vault = settings.vault.reveal()
+        import uvloop
+
         return uvloop.run(_consume(loaded, settings, declare=declare, only=only or (), health=place, announce=announce))
     except HoldfastError as error:
         return report(error, as_json=as_json)
@@ -227,12 +227,12 @@ async def _consume(
 
 def _recoveries(app: App, settings: Settings) -> ScheduledRecoveries:
     """What [recover] of holdfast.toml says, on the app's own queues or broker."""
-    from holdfast.wiring import BROKERS, ScheduledRecoveries, ledger_of
+    from holdfast.wiring import Location, ScheduledRecoveries, ledger_of
 
     def queues() -> Queues | None:
         return None if is_broker else app.queues
 
-    is_broker = urlsplit(app.url).scheme in BROKERS
+    is_broker = Location.parse(app.url).kind == "amqp"
     broker = settings.broker.reveal() if settings.broker else app.url if is_broker else None
     return ScheduledRecoveries(settings, queues=queues, broker=broker, ledger=ledger_of(settings))
 

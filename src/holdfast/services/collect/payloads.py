@@ -21,9 +21,9 @@ from holdfast.core.policy import Failure, Park
 from holdfast.errors import HoldfastError, NotOurs
 from holdfast.ports.blobs import BlobContent
 from holdfast.ports.broker import Consumer
-from holdfast.ports.collect import Index, PartsStored
 from holdfast.proof import crash_point
 from holdfast.services.collect.transaction import ERROR_TYPE, FOR_NOW, REASON, OwnedTransaction
+from holdfast.stores.collect import CollectStore, PartsStored
 from holdfast.telemetry.events import emit
 
 BATCH_COUNT_MAX = 256
@@ -40,7 +40,7 @@ class _Group:
 class IndexWriter:
     """Writes the parts of one transaction. The first waiter commits for all who came in the meantime."""
 
-    def __init__(self, index: Index, transaction: str, *, fence: int) -> None:
+    def __init__(self, index: CollectStore, transaction: str, *, fence: int) -> None:
         self._index = index
         self._transaction = transaction
         self._fence = fence

@@ -32,7 +32,7 @@ from holdfast.errors import (
 )
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.broker import Broker, Consumer, Subscription, check_settled
-from holdfast.ports.collect import CollectStore
+from holdfast.stores.collect import CollectStore
 from holdfast.telemetry.events import emit
 
 

@@ -30,7 +30,7 @@ from holdfast.core.letter import (
     fingerprint,
 )
 from holdfast.core.message import CONFIRMED, Address, Delivery, Message, Outcome, OutcomeKind, Outgoing
-from holdfast.core.moments import SECOND_US, Backoff, microseconds, moment, parse_duration
+from holdfast.core.moments import microseconds, moment
 from holdfast.core.plan import Retries
 from holdfast.core.policy import Park, Wait
 from holdfast.core.requests.queue import ImportedItem, LeaseReply
@@ -38,20 +38,16 @@ from holdfast.errors import (
     BadIds,
     HoldfastError,
     Invalid,
-    NothingToLease,
     NotOurs,
     QueueMissing,
-    ShuttingDown,
     TryAgain,
-    Unreachable,
 )
 from holdfast.ports.broker import QueueFacts, Reach, Subscription, Told, Unsettled
 from holdfast.ports.clock import Clock
-from holdfast.services.queue.queues import REQUEST_TIMEOUT, Queues
+from holdfast.services.queue.queues import Leaser, Queues, lease_s
 from holdfast.telemetry.events import emit
 
 DEAD_SUFFIX = ".dlq"
-BACKOFF = Backoff(first_s=0.2, delay_s_max=10.0)
 PAGE_COUNT_MAX = 1_000
 #: Of queues of our own: nothing in them may die of its age; whoever gives up is the one they belong to.
 EXPIRE_TIMEOUT = "87600h"
@@ -143,10 +139,9 @@ class QueueBroker:
     @asynccontextmanager
     async def consumer(self, subscription: Subscription) -> AsyncIterator[QueueConsumer]:
         """Lease from the queue. Raises QueueMissing."""
-        info = await self.queues.queues_info(subscription.queue)
-        lease_s = parse_duration(info.lease_timeout, what="lease timeout") / SECOND_US
+        every_s = await lease_s(self.queues, subscription.queue) / 3
         consumer = QueueConsumer(self.queues, subscription, clock=self._clock)
-        keeper = asyncio.create_task(consumer.keep_alive(lease_s / 3), name=f"leases of {subscription.queue}")
+        keeper = asyncio.create_task(consumer.keep_alive(every_s), name=f"leases of {subscription.queue}")
         try:
             yield consumer
         finally:
@@ -323,51 +318,19 @@ class QueueConsumer:
         self._clock = clock
         self._open: dict[str, int] = {}  # item id → partition
         self._stopped = asyncio.Event()
-        self._trouble = ""
+        self._leases = Leaser(queues, subscription.queue, stopped=self._stopped)
         self._acks: list[Delivery] = []  # that wait for the next request
         self._failed: dict[Delivery, HoldfastError] = {}
         self._acking = asyncio.Lock()
 
     @property
     def trouble(self) -> str:
-        return self._trouble
+        return self._leases.trouble
 
     async def take(self, count_max: int, *, timeout_s: float | None = None) -> Sequence[Delivery]:
         """Raises QueueMissing when the queue is gone, ShuttingDown when the service ends."""
-        failures = 0
-        while not self._stopped.is_set():
-            try:
-                reply = await self._lease(min(count_max, BATCH_COUNT_MAX), timeout_s)
-            except NothingToLease:
-                self._trouble, failures = "", 0
-                if timeout_s is not None:
-                    break
-                continue
-            except (TryAgain, Unreachable, ShuttingDown) as error:
-                if timeout_s is not None or (isinstance(error, ShuttingDown) and not self._queues.outlives_its_server):
-                    raise
-                failures += 1
-                self._trouble = error.message
-                emit("consumer.waits", queue=self._queue, error=error.message)
-                await self._pause(BACKOFF.delay_s(failures - 1, spread=1.0))
-                continue
-            self._trouble = ""
-            return () if reply is None else await self._delivered(reply)
-        return ()
-
-    async def _lease(self, count_max: int, timeout_s: float | None) -> LeaseReply | None:
-        """Lease, or None when stopped first. A lease that is called off is undone by the queue."""
-        request_timeout = REQUEST_TIMEOUT if timeout_s is None else f"{max(10, round(timeout_s * 1000))}ms"
-        leasing = self._queues.queue_lease(self._queue, batch_size=count_max, request_timeout=request_timeout)
-        lease = asyncio.ensure_future(leasing)
-        stopped = asyncio.ensure_future(self._stopped.wait())
-        try:
-            await asyncio.wait((lease, stopped), return_when=asyncio.FIRST_COMPLETED)
-            return lease.result() if lease.done() else None
-        finally:
-            for waiting in (lease, stopped):
-                waiting.cancel()
-            await asyncio.gather(lease, stopped, return_exceptions=True)
+        reply = await self._leases.next(min(count_max, BATCH_COUNT_MAX), timeout_s=timeout_s)
+        return () if reply is None else await self._delivered(reply)
 
     async def _delivered(self, reply: LeaseReply) -> list[Delivery]:
         partition, queue = reply.partition, self._queue
@@ -489,13 +452,6 @@ class QueueConsumer:
 
     def _lost(self, delivery: Delivery) -> NotOurs:
         return NotOurs(f"lease is lost; item '{delivery.own.id}' of queue '{self._queue}'")
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopped.wait()
-        except TimeoutError:
-            return
 
     async def keep_alive(self, every_s: float) -> None:
         """Extend what is open, for as long as it is."""

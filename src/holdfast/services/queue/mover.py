@@ -22,7 +22,7 @@ from holdfast.proof import crash_point
 from holdfast.services.queue.logical_queue import LogicalQueue
 from holdfast.telemetry.events import emit
 
-MOVED_COUNT_MAX = 500
+CARRIED_COUNT_MAX = 500
 BACKOFF_US_FIRST = 100_000
 BACKOFF_US_MAX = 30_000_000
 
@@ -77,7 +77,7 @@ class Mover:
         """Carry one batch of a partition; returns how many there were. Raises what the source or a target raises,
         after every other target has been served."""
         store = self.queue.share_of(partition).store
-        dying = await store.dying_items(partition, count_max=MOVED_COUNT_MAX)
+        dying = await store.dying_items(partition, count_max=CARRIED_COUNT_MAX)
         failed: HoldfastError | None = None
         for target, group in groupby(sorted(dying, key=_target), key=lambda item: item.target):
             try:

@@ -13,13 +13,13 @@ from typing import TypeVar
 
 from holdfast.core.item import Item
 from holdfast.core.message import Message
-from holdfast.core.recovery import SAMPLE_CHARACTERS_MAX, RunLimits, Sample, StoppedBy, Summary
+from holdfast.core.recovery import RunLimits, StoppedBy, Summary
 from holdfast.core.selection import LetterFilter
 from holdfast.errors import QueueMissing, ShuttingDown, TryAgain, Unreachable
 from holdfast.ports.clock import Clock
 from holdfast.services.queue.queues import Queues
-from holdfast.services.recover.limits import Quota
-from holdfast.services.recover.report import Notices
+from holdfast.services.recover.limits import Quota, RunClock, wait
+from holdfast.services.recover.report import Notices, sample
 from holdfast.services.recover.run import LEFT_OUT
 
 PAGE_COUNT_FIRST = 16
@@ -41,6 +41,8 @@ R = TypeVar("R")
 class EmbeddedRecovery:
     """One run over the queues of this process or of a server."""
 
+    sent_count = None  #: there are no confirms to wait for
+
     def __init__(
         self,
         queues: Queues,
@@ -60,8 +62,7 @@ class EmbeddedRecovery:
         self._where = LetterFilter(where)
         self._quota = Quota(self._limits.limit, filters=bool(self._where))
         self._notices = notices or Notices()
-        self._now_s = asyncio.get_running_loop().time
-        self._began_s = self._now_s()
+        self._watch = RunClock(self._limits, asyncio.get_running_loop().time)
         self._stopped = asyncio.Event()
         self._stop: StoppedBy | None = None
         self._abandoned = False
@@ -89,7 +90,7 @@ class EmbeddedRecovery:
         """Raises QueueMissing when there is no such dead queue; after that, the summary says all."""
         summary = self.summary
         self._notices.beginning()
-        self._began_s = self._now_s()
+        self._watch.start()
         counts = await self._counts()
         summary.found = sum(counts.values())
         self._notices.found(summary)
@@ -100,8 +101,7 @@ class EmbeddedRecovery:
         await self._arrived()
         if summary.stopped_by is not StoppedBy.EMPTY:
             summary.unseen = max(0, min(summary.found - self._quota.seen_count, summary.remaining or 0))
-        summary.duration_s = round(self._now_s() - self._began_s, 3)
-        summary.rate_per_s = round(summary.recovered / summary.duration_s, 1) if summary.duration_s else 0.0
+        self._watch.end(summary)
         self._notices.ended(summary)
         return summary
 
@@ -189,7 +189,7 @@ class EmbeddedRecovery:
             part = items[start : start + size]
             await self._redrive_part(partition, source_queue, part)
             if rate:
-                await self._pause(len(part) / rate)
+                await wait(self._stopped, len(part) / rate)
 
     async def _redrive_part(self, partition: int, source_queue: str, items: Sequence[Item]) -> None:
         summary, tries = self.summary, 0
@@ -224,7 +224,7 @@ class EmbeddedRecovery:
     def _keep_quietly(self, item: Item, why: str) -> int:
         reason = self.summary.reason(why)
         reason.count += 1
-        reason.sample = reason.sample or _sample(item)
+        reason.sample = reason.sample or sample(_message(item), item.kind)
         return reason.count
 
     def _keep(self, item: Item, why: str, *, failed: bool = False) -> None:
@@ -238,36 +238,29 @@ class EmbeddedRecovery:
     # --- time -------------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        if self._now_s() - self._began_s >= self._limits.total_timeout_s:
+        if self._watch.left_s() <= 0:
             self._end_by(StoppedBy.TOTAL)
         return self._stop is not None
 
     async def _patiently(self, call: Callable[[], Awaitable[R]]) -> R | None:
         """Try again while the storage or the server has trouble, up to the stall limit; None when the run is over."""
-        began_s, delay_s = self._now_s(), BACKOFF_S_FIRST
+        began_s, delay_s = self._watch.now_s(), BACKOFF_S_FIRST
         while True:
             try:
                 return await call()
             except TROUBLE as error:
                 self._notices.waits(self.summary, error.message)
-                if self._now_s() - began_s >= self._limits.stall_timeout_s:
+                if self._watch.now_s() - began_s >= self._limits.stall_timeout_s:
                     self.summary.notes.append(f"the storage cannot be used; {error.message}")
                     self._end_by(StoppedBy.STALL)
-            await self._pause(delay_s)
+            await wait(self._stopped, delay_s)
             if self._is_over():
                 return None
             delay_s = min(delay_s * 2, BACKOFF_S_MAX)
 
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopped.wait()
-        except TimeoutError:
-            return
-
     async def _arrived(self) -> None:
         """Wait until what is marked has arrived, for as long as that goes on; then count what is left."""
-        summary, moved_s, before = self.summary, self._now_s(), -1
+        summary, moved_s, before = self.summary, self._watch.now_s(), -1
         while True:
             try:
                 stats = await self._queues.queue_stats(summary.dead_queue)
@@ -279,8 +272,8 @@ class EmbeddedRecovery:
             dying = sum(one.dying for one in partitions)
             summary.remaining = sum(one.total + one.scheduled for one in partitions) + dying
             if dying != before:
-                before, moved_s = dying, self._now_s()
-            if not dying or self._abandoned or self._now_s() - moved_s >= self._limits.stop_timeout_s:
+                before, moved_s = dying, self._watch.now_s()
+            if not dying or self._abandoned or self._watch.now_s() - moved_s >= self._limits.stop_timeout_s:
                 break
             await asyncio.sleep(ARRIVAL_STEP_S)
         if dying:
@@ -298,13 +291,3 @@ def _message(item: Item) -> Message:
     }
     headers = {"x-death": [death]} if item.source_queue else {}
     return Message(body=item.payload, id=item.id, type=item.kind, reference=item.reference, headers=headers)
-
-
-def _sample(item: Item) -> Sample:
-    return Sample(
-        message_id=item.id,
-        type=item.kind[:SAMPLE_CHARACTERS_MAX],
-        died_in=item.source_queue,
-        body_bytes=len(item.payload),
-        body=item.payload[: SAMPLE_CHARACTERS_MAX * 4].decode("utf-8", "replace")[:SAMPLE_CHARACTERS_MAX],
-    )

@@ -20,10 +20,10 @@ from msgspec.structs import replace
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import NAME_CHARACTERS_MAX
 from holdfast.core.moments import moment
-from holdfast.core.requests.roles import Caller, Role, Token
+from holdfast.core.requests.declare import Caller, Role, Token
 from holdfast.errors import Conflict, Invalid, NotFound
 from holdfast.ports.clock import Clock
-from holdfast.ports.vault import Vault
+from holdfast.stores.vault import Vault
 
 SESSION_S = 12 * 3600
 SESSIONS_COUNT_MAX = 1_000

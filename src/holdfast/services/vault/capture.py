@@ -21,7 +21,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.ledger import LedgerAct
@@ -38,6 +37,7 @@ from holdfast.core.letter import (
 )
 from holdfast.core.message import Delivery
 from holdfast.core.moments import Backoff, BackoffTimer
+from holdfast.core.requests.vault import CaptureReport
 from holdfast.errors import (
     BrokerError,
     CannotStart,
@@ -53,8 +53,9 @@ from holdfast.errors import (
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.broker import Broker, Consumer, Subscription, check_settled
 from holdfast.ports.clock import Clock
-from holdfast.ports.vault import Stored, Vault
 from holdfast.proof import crash_point
+from holdfast.stores.letters import Stored
+from holdfast.stores.vault import Vault
 from holdfast.telemetry.events import emit
 
 
@@ -127,21 +128,6 @@ HELD_COUNT_MAX = 1_000
 HELD_BYTES_MAX = 64 * 1024 * 1024
 #: A blob that no letter has claimed for so long is deleted.
 CLAIM_S = 24 * 3600.0
-
-
-class CaptureReport(Struct, kw_only=True):
-    """What a capture did. `waiting` is one that stands still until its broker or the vault is back."""
-
-    queue: str
-    captured: int = 0
-    matched: int = 0
-    failed_imports: int = 0
-    #: Stored, and the ack could not be written: they come again and are recognised.
-    not_acked: int = 0
-    #: From the death of the letter that was captured last to its capture.
-    lag_s: float = 0.0
-    state: str = "running"
-    why: str = ""
 
 
 class Capture:
@@ -355,7 +341,7 @@ class Capture:
         if self._blobs is None or all(len(letter.body) <= BLOB_BYTES_MIN for letter in letters):
             return letters
         names = {place: _blob_name() for place, one in enumerate(letters) if len(one.body) > BLOB_BYTES_MIN}
-        await self._vault.loose.announce(list(names.values()), for_s=CLAIM_S)
+        await self._vault.unclaimed.announce(list(names.values()), for_s=CLAIM_S)
         for place, name in names.items():
             await self._blobs.put(name, letters[place].body)
         return [

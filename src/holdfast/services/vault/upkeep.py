@@ -1,27 +1,26 @@
-"""Retention: what a vault does by itself as time goes by. Redriven letters are resolved, settled ones are deleted when
-somebody said so, and blobs that no letter has are removed.
+"""What a vault does by itself as time goes by: redriven letters are resolved, settled ones are deleted when somebody
+said so, and blobs that no letter has are removed.
 
-A consumer of ours has done a message that was redriven: its letter is resolved, in batches and beside the work.
-
-A report that is lost does no harm: the letter is resolved when it has not come back for long enough.
+When a consumer of ours has done a message that was redriven, its letter is resolved, in batches and beside the work. A
+report that is lost does no harm: the letter is resolved when it has not come back for long enough.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 
 from holdfast.core.death import REDRIVE_ID
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.message import Message
-from holdfast.core.moments import moment
-from holdfast.core.states import LetterState
-from holdfast.errors import HoldfastError, StorageFailed
+from holdfast.core.moments import SECOND_US, moment, parse_duration
+from holdfast.core.states import LETTER_MOVES, LetterState
+from holdfast.errors import CannotStart, HoldfastError, Invalid, StorageFailed
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.clock import Clock
-from holdfast.ports.vault import Vault
+from holdfast.stores.vault import Vault
 from holdfast.telemetry.events import emit
 
 FLUSH_S = 1.0
@@ -126,7 +125,7 @@ class Retention:
         if self._blobs is None:
             return 0
         gone: list[str] = []
-        for blob in await self._vault.loose.doom(count_max=COUNT_MAX):
+        for blob in await self._vault.unclaimed.delete_later(count_max=COUNT_MAX):
             try:
                 await self._blobs.delete(blob)
             except StorageFailed as error:
@@ -134,5 +133,21 @@ class Retention:
                 continue
             gone.append(blob)
         if gone:
-            await self._vault.loose.forget(gone)
+            await self._vault.unclaimed.forget(gone)
         return len(gone)
+
+
+def parse_retention(parts: Sequence[str]) -> dict[LetterState, float]:
+    """`discarded=720h`, `resolved=24h`: seconds by state. Raises CannotStart."""
+    found: dict[LetterState, float] = {}
+    for part in parts:
+        name, _, duration = part.partition("=")
+        try:
+            state = LetterState(name.strip())
+            age_us = parse_duration(duration.strip(), what="retention")
+        except (ValueError, Invalid) as error:
+            raise CannotStart(f"retention is invalid; '{part}' is not STATE=DURATION: {error}") from error
+        if (state, LetterState.DELETED) not in LETTER_MOVES or not age_us:
+            raise CannotStart(f"retention is invalid; letters that are {state.value} are never deleted")
+        found[state] = age_us / SECOND_US
+    return found
