@@ -147,7 +147,7 @@ class Health(Struct, frozen=True, kw_only=True):
         return not self.trouble
 
 
-class _Delivered(NamedTuple):
+class _OwnMessage(NamedTuple):
     """A message that is ours until it is settled."""
 
     consumer: Consumer
@@ -260,7 +260,7 @@ class Worker:
 
     async def _work(self, consumer: Consumer, delivery: Delivery) -> None:
         message = consumer.message(delivery)
-        one = _Delivered(consumer, delivery, message)
+        one = _OwnMessage(consumer, delivery, message)
         admitted = admit(used=message.attempt - 1, policy=self.plan.policy, step_aside=not message.attempt_is_certain)
         if not isinstance(admitted, Run):
             self._emit("message.poison", message)
@@ -268,7 +268,7 @@ class Worker:
         elif await self._insist(one, lambda: consumer.begin(delivery)):
             await self._settle(one, await self._attempt(one))
 
-    async def _attempt(self, one: _Delivered) -> Decision:
+    async def _attempt(self, one: _OwnMessage) -> Decision:
         crash_point("consume.before_handler")
         began_s = perf_counter()
         error = await self._handle(one)
@@ -280,7 +280,7 @@ class Worker:
             self._emit("message.failed", one.message, error=str(decision.failure))
         return decision
 
-    async def _handle(self, one: _Delivered) -> BaseException | None:
+    async def _handle(self, one: _OwnMessage) -> BaseException | None:
         plan, message = self.plan, one.message
         if not self._is_async:
             # Cancelled, it is left unsettled: its thread still runs, and nobody else may begin before that has ended.
@@ -296,11 +296,11 @@ class Worker:
             await self._give_back(one, "stopped before its handler had ended")
             raise
 
-    async def _settle(self, one: _Delivered, decision: Decision) -> None:
+    async def _settle(self, one: _OwnMessage, decision: Decision) -> None:
         if await self._insist(one, lambda: self._settle_once(one, decision)):
             self._tell(one.message, decision)
 
-    async def _insist(self, one: _Delivered, act: Callable[[], Awaitable[None]]) -> bool:
+    async def _insist(self, one: _OwnMessage, act: Callable[[], Awaitable[None]]) -> bool:
         """Until it succeeds: a refusal is no reason to let go of a message. False when it is no longer ours."""
         failures = 0
         try:
@@ -324,7 +324,7 @@ class Worker:
         finally:
             self._unsettled.pop(id(one), None)
 
-    async def _settle_once(self, one: _Delivered, decision: Decision) -> None:
+    async def _settle_once(self, one: _OwnMessage, decision: Decision) -> None:
         consumer, delivery, _ = one
         match decision:
             case Ack():
@@ -349,7 +349,7 @@ class Worker:
             return False
         return True
 
-    async def _give_back(self, one: _Delivered, why: str) -> None:
+    async def _give_back(self, one: _OwnMessage, why: str) -> None:
         try:
             async with asyncio.timeout(GIVE_BACK_TIMEOUT_S):
                 await one.consumer.release(one.delivery)
