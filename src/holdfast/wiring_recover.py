@@ -137,7 +137,8 @@ def how_it_ended(summary: Summary, *, has_broker: bool, is_lost: bool) -> End:
         return End.LOST
     is_all_seen = summary.recovered + summary.kept >= summary.found and not summary.unseen
     if not is_all_seen or summary.failure or not has_broker or (summary.remaining or 0) > summary.kept:
-        return End.PARTLY
+        # What is left may be letters whose acks were lost with a connection, also when the run went on with another.
+        return End.LOST if summary.interruptions else End.PARTLY
     return End.KEPT if summary.remaining or summary.kept else End.WHOLE
 
 

@@ -45,6 +45,7 @@ MISHAPS = (
     "none",
     "none",
     "lost",
+    "lost_with_acks",
     "cut_after_send",
     "unknown_stored",
     "unknown_gone",
@@ -98,6 +99,7 @@ class WorstQueue:
         self.run_count = 0
         self.sent: list[tuple[int, int]] = []  # name and run of every copy
         self.acked: list[Held] = []
+        self._acked_last: list[Held] = []  # on this connection: the broker may not have got these acks
         self.unacked: dict[Held, int] = {}
         self.generation = 0
         self._mishaps = mishaps
@@ -151,11 +153,12 @@ class WorstQueue:
 
     async def open(self, *, capacity_count: int) -> str:
         self.generation += 1
+        self._acked_last.clear()
         return "tag"
 
     async def reopen(self, *, capacity_count: int) -> None:
         self._down = False
-        self.generation += 1
+        await self.open(capacity_count=capacity_count)
 
     async def want(self, count: int | None) -> None:
         self.wanted = count
@@ -166,8 +169,10 @@ class WorstQueue:
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Taken]:
         await asyncio.sleep(0 if self.ready else 0.005)
         mishap = "none" if self._down else self._mishap()
-        if mishap == "lost":
+        if mishap in ("lost", "lost_with_acks"):
             self._lose()
+        if mishap == "lost_with_acks":
+            self._forget_acks()
         if mishap == "killed":
             self._kill()
         if self._down:
@@ -227,6 +232,7 @@ class WorstQueue:
             else:
                 del self.unacked[held]
                 self.acked.append(held)
+                self._acked_last.append(held)
         return missed
 
     def forget(self, letter: Taken) -> None:
@@ -260,6 +266,14 @@ class WorstQueue:
     def _lose(self) -> None:
         self._down = True
         self._requeue()
+
+    def _forget_acks(self) -> None:
+        """Acks that were sent and never arrived: their letters come again, here after all others."""
+        for held in self._acked_last:
+            self.acked.remove(held)
+            held.redelivered = True
+        self.ready += self._acked_last
+        self._acked_last = []
 
     def _requeue(self) -> None:
         if self._left_behind is not None:
@@ -342,6 +356,8 @@ def _unlock(folder: Path) -> None:
     routed=[True, False, True, False, False, False, True],
     mishaps=["killed", "cut_after_send", "killed", "nacked", "lost", "cut_after_send", "nacked", "none"],
 )
+# Acks of seven letters are lost, and the run has all that it wanted before these come again.
+@example(names=[0, 1, 2, 3, 4, 5, 6, 0], routed=[True] * 7, mishaps=["lost_with_acks", *["none"] * 8])
 @settings(max_examples=400)
 @given(
     names=st.lists(st.integers(0, 6), min_size=1, max_size=14),

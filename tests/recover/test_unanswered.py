@@ -88,7 +88,8 @@ async def test_a_second_signal_waits_for_no_answer(any_world: World) -> None:
     told = await running
     assert told.stopped_by is StoppedBy.SIGNAL
     await eventually(lambda: _all_are_there(world))
-    await world.check(duplicates_max=told.possible_duplicates)
+    # Acks may have been lost with the connection: the next run counts what it publishes again, and there is none.
+    await world.check(duplicates_max=told.possible_duplicates + told.recovered)
 
 
 class Locked(OneMoreFound):
@@ -145,4 +146,6 @@ async def test_whoever_does_not_come_back_has_lost_its_connection(world: World) 
 
 
 async def _all_are_there(world: World) -> bool:
+    if await world.admin.consumers_count(world.dlq):
+        return False
     return await world.admin.count(world.dlq) + await world.admin.count("collection.scan") >= COUNT

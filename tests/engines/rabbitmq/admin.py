@@ -89,9 +89,16 @@ class Admin:
 
     async def count(self, queue: str) -> int:
         """How many messages are ready in it."""
+        return (await self._declared(queue)).message_count or 0
+
+    async def consumers_count(self, queue: str) -> int:
+        """How many consumers it has. One that is gone counts until the queue has got back what it had."""
+        return (await self._declared(queue)).consumer_count or 0
+
+    async def _declared(self, queue: str) -> amqp.Queue.DeclareOk:
         answer = await self.channel.call(methods.QueueDeclare(queue=queue, passive=True))
         assert isinstance(answer, amqp.Queue.DeclareOk)
-        return answer.message_count or 0
+        return answer
 
     async def drain(self, queue: str, count: int) -> list[Delivery]:
         """Take and ack exactly `count` messages; fails when there are fewer."""
