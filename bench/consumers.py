@@ -17,11 +17,11 @@ from pathlib import Path
 
 from bench.move import Deaf, count_in
 from bench.rounds import Target, report, run
-from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.wire import methods, properties
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.support.rabbitmq import running_node
 
@@ -61,11 +61,11 @@ class Bench:
         return done.stdout
 
     async def _left(self, queue: str) -> int:
-        async with await Connection.open(Address.parse(self.url)) as connection:
+        async with await Connection.open(BrokerUrl.parse(self.url)) as connection:
             return await count_in(await connection.channel(Deaf()), queue)
 
     async def _fill(self, queue: str) -> None:
-        address = Address.parse(self.url)
+        address = BrokerUrl.parse(self.url)
         if queue == "holdfast":
             import holdfast
 

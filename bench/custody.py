@@ -24,14 +24,14 @@ from bench.move import VHOST, Pair
 from bench.movers import EXCHANGE
 from bench.recover import Recoveries
 from bench.rounds import Target, report, run
-from holdfast.core.ledger import Act
-from holdfast.core.letter_selection import Selection
-from holdfast.core.redrive_task import Redrive, Wish
-from holdfast.core.redrive_task import Target as Aim
-from holdfast.core.roles import Caller, Role
+from holdfast.core.ledger import LedgerAct
+from holdfast.core.plan import PlanOptions, RedriveTask
+from holdfast.core.plan import Target as Aim
+from holdfast.core.requests.roles import Caller, Role
+from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.settings import Secret, Settings, StorageSettings
-from holdfast.wiring_custody import open_office
+from holdfast.wiring import open_office
 from tests.support.rabbitmq import running_node
 
 ADMIN = Caller(name="bench", role=Role.ADMIN, origin="bench")
@@ -89,14 +89,14 @@ async def work(word: str, url: str, queue: str, to: str, folder: str) -> dict[st
         dead_queues="*",
     )
     async with open_office(settings, None) as office:
-        task: Redrive | None = None
+        task: RedriveTask | None = None
         if word == "redrive":
-            wish = Wish(
+            wish = PlanOptions(
                 selection=Selection(queue=queue, state=LetterState.CAPTURED),
                 target=Aim(kind="address", exchange=EXCHANGE, routing_key=to),
             )
             plan = await office.planner.plan(wish, ADMIN)
-            task, _ = await office.planner.execute(plan.hash, ADMIN, Act(actor="bench", action="redrives.start"))
+            task, _ = await office.planner.execute(plan.hash, ADMIN, LedgerAct(actor="bench", action="redrives.start"))
         before, began_s = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         if task is None:
             count = (await office.custody.capture(queue, ADMIN, idle_s=0.1)).captured

@@ -23,12 +23,11 @@ from pamqp import commands as amqp
 
 from bench.movers import EXCHANGE
 from bench.rounds import Target, report, run
-from holdfast.engines.rabbitmq.address import Address
-from holdfast.engines.rabbitmq.channel import Channel, Close
-from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.wire import methods, properties
+from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Event
 from holdfast.errors import BrokerError
 from tests.support.rabbitmq import Node, running_node
@@ -127,7 +126,7 @@ class Bench:
         return pair
 
     async def _fill(self, pair: Pair) -> None:
-        address = Address.parse(self.url)
+        address = BrokerUrl.parse(self.url)
         async with await Connection.open(address) as connection:
             channel = await connection.channel(Deaf())
             await channel.call(methods.ExchangeDeclare(exchange=EXCHANGE, exchange_type="direct", durable=True))
@@ -183,7 +182,7 @@ class Bench:
             "dest-exchange-key": pair.empty,
             "ack-mode": "on-confirm",
         }
-        async with await Connection.open(Address.parse(self.url)) as connection:
+        async with await Connection.open(BrokerUrl.parse(self.url)) as connection:
             channel = await connection.channel(Deaf())
             self.node.api("PUT", f"/parameters/shovel/{VHOST}/move", {"value": settings})
             started_s = await _reached(channel, pair.empty, 1)

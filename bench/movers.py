@@ -44,12 +44,11 @@ def _peak_mb() -> float:
 
 
 async def _holdfast(url: str, source: str, target: str, count: int) -> str:
-    from holdfast.engines.rabbitmq.address import Address
     from holdfast.engines.rabbitmq.consumer import Consumer
-    from holdfast.engines.rabbitmq.lane import Outgoing
-    from holdfast.engines.rabbitmq.publisher import Publisher
+    from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+    from holdfast.engines.rabbitmq.url import BrokerUrl
 
-    address = Address.parse(url)
+    address = BrokerUrl.parse(url)
     moved = 0
     clock = Clock()
     async with Publisher(address) as publisher, Consumer(address, source) as consumer:

@@ -19,10 +19,9 @@ import psycopg
 import uvloop
 
 from bench.rounds import ROUNDS_MIN, Target, report, run
-from holdfast.core.item import NewItem
-from holdfast.core.queue import PartitionPlace, QueueRecord
+from holdfast.core.item import NewItem, PartitionPlace, QueueRecord
 from holdfast.engines.postgres.storage import PostgresStorage
-from holdfast.ports.queues import Complete, Lease, Leased, Mortality, Produce, Shelves
+from holdfast.ports.queue_store import Complete, DeathRules, LeasedItems, LeaseItems, Produce, QueueStore
 from tests.support.postgres import running_cluster
 
 BATCH = 100
@@ -31,7 +30,7 @@ PAYLOAD = os.urandom(512)
 ITEMS = [NewItem(payload=PAYLOAD, kind="bench") for _ in range(BATCH)]
 HOUR_US = 3_600_000_000
 LEASE_US = 60_000_000
-RULES = Mortality(max_attempts=3)
+RULES = DeathRules(max_attempts=3)
 RATE_MUST, RATE_AIM = 20_000, 30_000
 
 BARE = (
@@ -46,17 +45,17 @@ BARE_LEASE = (
 BARE_COMPLETE = "DELETE FROM bare WHERE id = ANY (%s)"
 
 
-async def cycle(shelves: Shelves, *, joined: int = 1) -> int:
+async def cycle(shelves: QueueStore, *, joined: int = 1) -> int:
     """Three commits; returns how many items went all the way. `joined` consumers are served by the same commits."""
     await shelves.commit([Produce(0, ITEMS * joined, HOUR_US)])
-    leased = (await shelves.commit([Lease(0, BATCH * joined, LEASE_US, RULES)])).results[0]
-    assert isinstance(leased, Leased)
+    leased = (await shelves.commit([LeaseItems(0, BATCH * joined, LEASE_US, RULES)])).results[0]
+    assert isinstance(leased, LeasedItems)
     ids = [item.id for item in leased.items]
     await shelves.commit([Complete(0, ids[at : at + BATCH]) for at in range(0, len(ids), BATCH)])
     return len(ids)
 
 
-async def rate(shelves: Shelves, *, seconds: float, workers: int = 1, joined: int = 1) -> float:
+async def rate(shelves: QueueStore, *, seconds: float, workers: int = 1, joined: int = 1) -> float:
     """Items a second with so many at once."""
     began_s = time.perf_counter()
     done = 0
@@ -84,7 +83,7 @@ def bare_rate(connection: psycopg.Connection[tuple[object, ...]], *, seconds: fl
     return done / (time.perf_counter() - began_s)
 
 
-async def open_queue(storage: PostgresStorage) -> Shelves:
+async def open_queue(storage: PostgresStorage) -> QueueStore:
     """A queue on the storage."""
     await storage.open()
     record = QueueRecord(

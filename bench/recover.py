@@ -20,8 +20,8 @@ from typing import Any
 from bench.move import VHOST, Bench, Deaf, Pair, _reached
 from bench.movers import EXCHANGE
 from bench.rounds import Target, report, run
-from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.url import BrokerUrl
 from tests.support.rabbitmq import running_node
 
 HOLDFAST = Path(sys.executable).with_name("holdfast")
@@ -99,7 +99,7 @@ class Recoveries(Bench):
         return rate, output
 
     async def _arrivals(self, pair: Pair, command: list[str], folder: str) -> tuple[float, bytes]:
-        async with await Connection.open(Address.parse(self.url)) as connection:
+        async with await Connection.open(BrokerUrl.parse(self.url)) as connection:
             channel = await connection.channel(Deaf())
             with (
                 tempfile.TemporaryFile() as errors,  # not a pipe: the lines of a million letters would fill it

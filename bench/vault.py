@@ -17,19 +17,18 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from holdfast.core.groups import fingerprint
-from holdfast.core.ledger import Act
-from holdfast.core.letter import DeathStory, NewLetter
-from holdfast.core.letter_selection import ID_MAX, Selection
+from holdfast.core.ledger import LedgerAct
+from holdfast.core.letter import DeathStory, NewLetter, fingerprint
+from holdfast.core.selection import ID_MAX, Selection
 from holdfast.core.states import LetterState
-from holdfast.engines.sql_vault.vault import SqlVault
-from holdfast.engines.sqlite.vault import SqliteDatabase
+from holdfast.engines.sqlite.database import SqliteDatabase
+from holdfast.stores.vault import SqlVault
 from holdfast.wiring import SystemClock
 
 BATCH = 1_000
 ROUNDS = 40
 MEDIAN_MS_MAX = 50.0
-ACT = Act(actor="bench", action="capture")
+ACT = LedgerAct(actor="bench", action="capture")
 WORDS = ["payment", "refused", "timeout", "customer", "invoice", "address", "retry", "currency"]
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.item import Item, LeasedItem, NewItem, RetryItem
+from holdfast.core.item import Item, LeasedItem, NewItem, QueueInfo, RetryItem
 from holdfast.core.message import Message
-from holdfast.core.outcome import Permanent, RetryAfter
+from holdfast.core.policy import Permanent, RetryAfter
 from holdfast.core.policy import RetryPolicy as Retry
-from holdfast.core.queue import QueueInfo
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.errors import (
     BadIds,
     CannotStart,
@@ -23,9 +22,8 @@ from holdfast.errors import (
 )
 from holdfast.faces.app import App
 from holdfast.faces.collector import Collector
-from holdfast.services.consume_once import SqlMarks, once
-from holdfast.services.queue.consumer import Lease
-from holdfast.services.queue.methods import Queues
+from holdfast.services.consume.once import SqlMarks, once
+from holdfast.services.queue.queues import Lease, Queues
 from holdfast.wiring import open_queues as open  # noqa: A004 - read as `holdfast.open(url)`
 
 if TYPE_CHECKING:

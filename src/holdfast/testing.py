@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from holdfast.core.item import Item, LeasedItem
 from holdfast.errors import NothingToLease
 from holdfast.ports.clock import Timer
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 from holdfast.wiring import open_queues
 
 #: Where a frozen clock starts: 2030-01-01.

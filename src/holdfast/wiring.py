@@ -1,46 +1,94 @@
-"""URL → engine, and everything put together by hand. The only module, with `testing`, that imports engines."""
+"""URL → engine, and everything put together by hand. The only module, with `testing`, that imports engines.
+
+Custody put together by hand: the vault that a URL names, the brokers, the tasks. It imports engines.
+
+Recoveries put together by hand: a run against a broker or an embedded queue, and those that a server runs itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import getpass
+import hashlib
 import os
+import re
+import secrets
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from holdfast.core.moments import format_duration, moment
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.core.death import RedriveStamp
+from holdfast.core.ledger import FIRST, verify
+from holdfast.core.letter import Fingerprinter
+from holdfast.core.moments import SECOND_US, format_duration, moment, parse_duration
+from holdfast.core.plan import Retries
+from holdfast.core.recovery import RunLimits, Summary
+from holdfast.core.requests.roles import Caller, Role, needs
+from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_routes
+from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.engines.memory.storage import MemoryStorage
+from holdfast.engines.sqlite.database import SqliteDatabase
 from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
-from holdfast.errors import BadUrl, CannotStart
+from holdfast.errors import BadUrl, CannotStart, HoldfastError, Invalid, QueueMissing
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.broker import Broker
 from holdfast.ports.clock import Clock, Timer
 from holdfast.ports.collect import CollectStore, Transport
-from holdfast.ports.queues import Storage
+from holdfast.ports.custody import Post
+from holdfast.ports.database import Database
+from holdfast.ports.queue_store import Storage
+from holdfast.ports.recovery import DeadLetters, Journal, RunEnd
 from holdfast.ports.starts import Starts
+from holdfast.ports.vault import Ledger, Vault
 from holdfast.services.collect.embedded import QueueTransport
-from holdfast.services.collect.limits import Limits
 from holdfast.services.collect.service import CollectService
-from holdfast.services.collect.work import Tools
+from holdfast.services.collect.transaction import CollectContext, CollectLimits
 from holdfast.services.queue.broker import QueueBroker
 from holdfast.services.queue.changes import places_by
-from holdfast.services.queue.manager import QueueManager
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.manager import QueueManager, keep_up
+from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
-from holdfast.services.queue.sharing import keep_up
+from holdfast.services.recover.embedded import EmbeddedRecovery
+from holdfast.services.recover.service import (
+    OnBegin,
+    OpenLedger,
+    RecoveryOrder,
+    RecoverySchedule,
+    RunRecord,
+    ScheduledRecovery,
+    new_run,
+    recorded,
+    recover,
+)
+from holdfast.services.vault.access import TokenService
+from holdfast.services.vault.capture import load_fingerprint
+from holdfast.services.vault.custody import Custody
+from holdfast.services.vault.ledgers import LedgerService
+from holdfast.services.vault.planner import Planner
+from holdfast.services.vault.queues import QueuePost
+from holdfast.services.vault.redrive_tasks import RedriveRunner
+from holdfast.services.vault.upkeep import Retention, Successes
+from holdfast.settings import RecoverSettings, Settings, load_settings
 from holdfast.settings.values import masked
+from holdfast.stores.vault import SqlVault
+from holdfast.telemetry.events import emit
 
 if TYPE_CHECKING:
-    from holdfast.core.redrive import Redrive
+    from holdfast.core.death import RedriveStamp
     from holdfast.core.routes import RouteTable
-    from holdfast.core.topology_file import TopologyFile
-    from holdfast.engines.folder.backup import FileBackup
-    from holdfast.engines.folder.journal import FileJournal
+    from holdfast.core.topology.layouts import TopologyFile
     from holdfast.ports.recovery import DeadLetters, Exported
     from holdfast.services.topology import Topologies
+    from holdfast.stores.files import FileBackup
+    from holdfast.stores.journal import FileJournal
+
 
 #: Where a SQLite storage keeps what the collector knows.
 COLLECT_FOLDER = "collect"
@@ -217,7 +265,7 @@ async def open_collector(
     blobs: str | None = None,
     broker: str | None = None,
     queues: Queues | None = None,
-    limits: Limits | None = None,
+    limits: CollectLimits | None = None,
     clock: Clock | None = None,
     quorum: bool = False,
 ) -> AsyncIterator[CollectService]:
@@ -228,7 +276,7 @@ async def open_collector(
     place = blobs or default_blobs(url)
     if place is None:
         raise CannotStart(f"blobs are not configured; with '{masked(url)}' say where: a folder, s3://, az:// or gs://")
-    time_source, settings = clock or SystemClock(), limits or Limits()
+    time_source, settings = clock or SystemClock(), limits or CollectLimits()
     async with AsyncExitStack() as stack:
         if broker is not None:
             from holdfast.engines.rabbitmq.collect import RabbitTransport
@@ -244,14 +292,14 @@ async def open_collector(
         store = open_collect_store(url, clock=time_source)
         await store.open()
         stack.push_async_callback(store.close)
-        tools = Tools(store, transport, await stack.enter_async_context(open_blobs(place)), limits=settings)
+        tools = CollectContext(store, transport, await stack.enter_async_context(open_blobs(place)), limits=settings)
         yield await stack.enter_async_context(CollectService(tools).running())
 
 
 @asynccontextmanager
 async def open_dead_letters(
     url: str,
-    redrive: Redrive,
+    redrive: RedriveStamp,
     table: RouteTable,
     *,
     clock: Clock | None = None,
@@ -261,13 +309,13 @@ async def open_dead_letters(
     """A dead-letter queue of RabbitMQ, for a recovery. Raises BrokerError when the broker cannot be reached."""
     from msgspec.structs import replace
 
-    from holdfast.engines.rabbitmq.address import Address
     from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
     from holdfast.engines.rabbitmq.recovery_lock import default_management
     from holdfast.engines.rabbitmq.redriver import Redriver
+    from holdfast.engines.rabbitmq.url import BrokerUrl
 
     time_source = clock or SystemClock()
-    address = Address.parse(url)
+    address = BrokerUrl.parse(url)
     known = replace(redrive, user=address.login.user, is_wait_queue=table.is_wait_queue)
     redriver = Redriver(known, table, now=lambda: moment(time_source.now_us()))
     letters = RabbitDeadLetters(
@@ -286,16 +334,16 @@ async def open_dead_letters(
 
 def recovery_source(url: str, dead_queue: str) -> str:
     """A queue of a broker in words, without any login: what a journal belongs to."""
-    from holdfast.engines.rabbitmq.address import Address
+    from holdfast.engines.rabbitmq.url import BrokerUrl
 
-    address = Address.parse(url)
+    address = BrokerUrl.parse(url)
     hosts = ",".join(f"{host}:{port}" for host, port in address.hosts)
     return f"queue '{dead_queue}' in '{address.login.vhost}' at {hosts}"
 
 
 def open_journal(path: Path | None, *, source: str, run: str, usual: Path, others: Sequence[Path]) -> FileJournal:
     """The journal of a recovery, which also ends what killed runs left at other places. Raises CannotStart."""
-    from holdfast.engines.folder.journal import FileJournal
+    from holdfast.stores.journal import FileJournal
 
     return FileJournal.open(path, source=source, run=run, usual=usual, others=others)
 
@@ -303,7 +351,7 @@ def open_journal(path: Path | None, *, source: str, run: str, usual: Path, other
 @contextmanager
 def open_backup(path: Path) -> Iterator[FileBackup]:
     """A backup to write letters to. Raises CannotStart."""
-    from holdfast.engines.folder.backup import FileBackup
+    from holdfast.stores.files import FileBackup
 
     backup = FileBackup(path)
     try:
@@ -314,6 +362,487 @@ def open_backup(path: Path) -> Iterator[FileBackup]:
 
 def backup_letters(path: Path) -> Iterator[Exported]:
     """The letters of a backup. Raises CannotStart, and Invalid at a damaged line."""
-    from holdfast.engines.folder.backup import read_backup
+    from holdfast.stores.files import read_backup
 
     return read_backup(path)
+
+
+UPKEEP_S = 30.0
+KEY_BYTES = 32
+SERVER = Caller(name="holdfast", role=Role.ADMIN, origin="server")
+
+
+class VaultApp:
+    """Everything that the faces need of custody."""
+
+    def __init__(
+        self, custody: Custody, *, key: bytes, blobs: Blobs | None = None, redrive_role: Role = Role.OPERATOR
+    ) -> None:
+        self.custody = custody
+        self.needs = needs(redrive_role)
+        self.retention = Retention(custody.vault, clock=custody.clock, blobs=blobs)
+        self.vault: Vault = custody.vault
+        self.planner = Planner(custody)
+        self.redrives = RedriveRunner(custody)
+        self.ledgers = LedgerService(custody.vault, key=key)
+        self.tokens = TokenService(custody.vault, clock=custody.clock)
+
+    async def close(self) -> None:
+        """End what runs, after the batch that it has in hand."""
+        await self.custody.close()
+        await self.redrives.close()
+
+
+@asynccontextmanager
+async def open_office(
+    settings: Settings, queues: Queues | None, *, clock: Clock | None = None
+) -> AsyncIterator[VaultApp]:
+    """The vault and the brokers of these settings. Raises CannotStart, or BrokerError when RabbitMQ is not there."""
+    time_source = clock or SystemClock()
+    url = settings.vault.reveal() if settings.vault else settings.storages[0].url
+    async with AsyncExitStack() as stack:
+        database, beside = _database(url)
+        grouped = load_fingerprint(settings.fingerprint)
+        key = await _chain_key(settings, url, time_source)
+        vault = SqlVault(database, key=key, clock=time_source)
+        await _open(vault)
+        stack.push_async_callback(vault.close)
+        await _check_key(vault, key)
+        blobs: Blobs | None = None
+        if place := settings.vault_blobs or beside:
+            blobs = await stack.enter_async_context(open_blobs(place))
+        posts: list[Post] = []
+        if settings.broker is not None:
+            posts.append(await stack.enter_async_context(_rabbit(settings, time_source, grouped)))
+        if queues is not None:
+            posts.append(QueuePost(queues, grouped=grouped, retries=_retries(settings)))
+        custody = Custody(vault, posts, clock=time_source, blobs=blobs)
+        office = VaultApp(custody, key=key, blobs=blobs, redrive_role=Role[settings.redrive_role.upper()])
+        await office.tokens.load()
+        stack.push_async_callback(office.close)
+        yield office
+
+
+@asynccontextmanager
+async def open_ledger(settings: Settings, url: str, *, clock: Clock) -> AsyncIterator[Ledger]:
+    """The ledger of the vault at a URL, for a row that goes with no letter. Raises CannotStart."""
+    async with open_vault(settings, url, clock=clock) as vault:
+        yield vault.ledger
+
+
+@asynccontextmanager
+async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIterator[Vault]:
+    """The vault at a URL, without brokers. Raises CannotStart."""
+    database, _ = _database(url)
+    key = await _chain_key(settings, url, clock)
+    vault = SqlVault(database, key=key, clock=clock)
+    await _open(vault)
+    try:
+        await _check_key(vault, key)
+        yield vault
+    finally:
+        await vault.close()
+
+
+def successes(url: str, *, actor: str, clock: Clock) -> Successes:
+    """What consumers tell the vault at a URL. Raises CannotStart for settings that cannot be read."""
+    settings = load_settings(serving=False)
+    return Successes(lambda: open_vault(settings, url, clock=clock), actor=actor)
+
+
+@asynccontextmanager
+async def office_at_work(office: VaultApp, settings: Settings) -> AsyncIterator[None]:
+    """What a server does by itself: captures, tasks that go on, letters that are resolved or past their retention."""
+    retention = parse_retention(settings.retention)
+    resolve_after_s = parse_duration(settings.resolve_after, what="resolve_after") / 1_000_000
+    for queue in listed(settings.capture):
+        office.custody.keep_capturing(queue, SERVER)
+    await office.redrives.resume_all()
+    upkeep = asyncio.create_task(_upkeep(office, resolve_after_s, retention), name="upkeep of the vault")
+    try:
+        yield
+    finally:
+        upkeep.cancel()
+        await asyncio.wait([upkeep])
+
+
+async def _upkeep(office: VaultApp, resolve_after_s: float, retention: Mapping[LetterState, float]) -> None:
+    while True:
+        try:
+            await office.redrives.release()
+            await office.retention.run(resolve_after_s=resolve_after_s, retention_s=retention)
+            await office.tokens.load()
+        except HoldfastError as error:
+            emit("vault.failed", error=error)
+        await asyncio.sleep(UPKEEP_S)
+
+
+def parse_retention(text: str | None) -> dict[LetterState, float]:
+    """`discarded=720h,resolved=24h`. Raises CannotStart."""
+    found: dict[LetterState, float] = {}
+    for part in listed(text):
+        name, _, duration = part.partition("=")
+        try:
+            state = LetterState(name.strip())
+            age_us = parse_duration(duration.strip(), what="retention")
+        except (ValueError, Invalid) as error:
+            raise CannotStart(f"retention is invalid; '{part}' is not STATE=DURATION: {error}") from error
+        if (state, LetterState.DELETED) not in LETTER_MOVES or not age_us:
+            raise CannotStart(f"retention is invalid; letters that are {state.value} are never deleted")
+        found[state] = age_us / 1_000_000
+    return found
+
+
+def listed(text: str | None) -> list[str]:
+    """The parts of a list with commas."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _database(url: str) -> tuple[Database, str | None]:
+    parts = urlsplit(url)
+    if parts.scheme == "memory":
+        return SqliteDatabase(None), None
+    if parts.scheme == "sqlite" and not parts.netloc and parts.path.strip("/"):
+        folder = Path(unquote(parts.path[1:]))
+        return SqliteDatabase(folder / "vault.db"), str(folder / "vault-blobs")
+    if parts.scheme in {"postgresql", "postgres"}:
+        from holdfast.engines.postgres.database import PostgresDatabase
+
+        return PostgresDatabase(url), None
+    raise BadUrl("vault URL is invalid; use sqlite:///FOLDER, postgresql://… or memory://")
+
+
+async def _open(vault: SqlVault) -> None:
+    try:
+        await vault.open()
+    except CannotStart:
+        raise
+    except HoldfastError as error:
+        raise CannotStart(f"vault cannot be opened; {error.message}") from error
+
+
+@asynccontextmanager
+async def _rabbit(settings: Settings, clock: Clock, grouped: Fingerprinter) -> AsyncIterator[Post]:
+    from holdfast.engines.rabbitmq.custody import RabbitCustody
+
+    names = listed(settings.dead_queues)
+    async with RabbitCustody(
+        settings.broker.reveal() if settings.broker else "",
+        clock=clock,
+        management=settings.management.reveal() if settings.management else None,
+        known=[name for name in (*names, *listed(settings.capture)) if "*" not in name],
+        patterns=[name for name in names if "*" in name],
+        retries=_retries(settings),
+        grouped=grouped,
+    ) as post:
+        yield post
+
+
+def _retries(settings: Settings) -> Retries:
+    """How consumers try again, for a canary that finds no wait queue. Raises CannotStart."""
+    try:
+        delays = [parse_duration(part, what="retry_delay") / 1_000_000 for part in listed(settings.retry_delay)]
+    except Invalid as error:
+        raise CannotStart(error.message) from error
+    return Retries(attempts=settings.retry_attempts, delays_s=tuple(delays))
+
+
+async def _chain_key(settings: Settings, url: str, clock: Clock) -> bytes:
+    """The key of the chain: given, or made once and kept in a file. Raises CannotStart."""
+    if settings.ledger_key is not None:
+        return settings.ledger_key.reveal().encode()
+    parts = urlsplit(url)
+    if parts.scheme == "memory":
+        return secrets.token_bytes(KEY_BYTES)
+    folder = Path(unquote(parts.path[1:])) if parts.scheme == "sqlite" else settings.data_folder
+    path = folder / "ledger-key"
+    if not await asyncio.to_thread(path.exists) and await _has_rows(url, clock):
+        # A new one would only be in the way of the right one.
+        raise CannotStart(
+            f"key of the ledger is missing; the vault's chain was begun with a key and {path} is not there, bring back "
+            "the file ledger-key or set HOLDFAST_LEDGER_KEY"
+        )
+    return await asyncio.to_thread(_key, path)
+
+
+async def _has_rows(url: str, clock: Clock) -> bool:
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite" and not await asyncio.to_thread((Path(unquote(parts.path[1:])) / "vault.db").exists):
+        return False
+    vault = SqlVault(_database(url)[0], key=b"", clock=clock)  # it writes nothing
+    await _open(vault)
+    try:
+        return bool(await vault.ledger.rows(after=0, count_max=1))
+    finally:
+        await vault.close()
+
+
+def _key(path: Path) -> bytes:
+    """The key in a file that only we read, made now if there is none."""
+    try:
+        with suppress(FileExistsError):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_hex(KEY_BYTES).encode())
+                file.flush()
+                os.fsync(descriptor)
+        return path.read_bytes().strip()
+    except OSError as error:
+        raise CannotStart(
+            f"key of the ledger cannot be kept; {path}: {error.strerror}, set HOLDFAST_LEDGER_KEY"
+        ) from error
+
+
+async def _check_key(vault: Vault, key: bytes) -> None:
+    """With another key the chain would break at the next row. The first row tells, whatever happened to the others."""
+    first = await vault.ledger.rows(after=0, count_max=1)
+    if first and verify(key, first, previous=FIRST) is not None and first[0].number == 1:
+        raise CannotStart(
+            "key of the ledger is another one; the vault's chain was begun with another key, or its first row was "
+            "changed, bring back the file ledger-key or set HOLDFAST_LEDGER_KEY"
+        )
+
+
+BROKERS = frozenset(("amqp", "amqps"))
+MODES = {"routes": Mode.ROUTES, "source": Mode.SOURCE, "exchange": Mode.EXCHANGE, "wait": Mode.WAIT}
+
+
+def somebody() -> str:
+    """Who runs this, for letters and ledger."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"
+
+
+def source_of(url: str, dead_queue: str) -> str:
+    """A queue and where it is, without any login."""
+    parts = urlsplit(url)
+    if parts.scheme in BROKERS:
+        return recovery_source(url, dead_queue)
+    return f"queue '{dead_queue}' in {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def journal_source(url: str, dead_queue: str) -> str:
+    """What a journal belongs to: the same for every way to write down where a broker is, as far as that can be seen."""
+    what, _, hosts = recovery_source(url, dead_queue).rpartition(" at ")
+    same = sorted(re.sub(r"^localhost:", "127.0.0.1:", host) for host in hosts.split(","))
+    return f"{what} at {','.join(same)}"
+
+
+def journal_path(folder: Path, url: str, dead_queue: str) -> Path:
+    """Where the journal of a queue is kept."""
+    mark = hashlib.sha256(journal_source(url, dead_queue).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return folder / "recover" / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', dead_queue)[:80]}-{mark}.journal"
+
+
+def state_folder(settings: Settings) -> Path:
+    """Where the journals of a user are, whichever folder a run is started in and whatever runs it."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    if Path(given).is_absolute():
+        return Path(given) / "holdfast"
+    try:
+        return Path.home() / ".local" / "state" / "holdfast"
+    except RuntimeError:  # a user without a home
+        return settings.data_folder.absolute()
+
+
+class JournalPaths(Struct, frozen=True, kw_only=True):
+    """Where the journals of a queue are."""
+
+    own: Path | None  #: this run's; None: it keeps none
+    usual: Path  #: where every run of this user looks
+    others: tuple[Path, ...] = ()  #: where a server keeps it that cannot write to the usual place
+
+
+def journals(
+    settings: Settings, url: str, dead_queue: str, *, file: Path | None = None, keeps: bool = True, serves: bool = False
+) -> JournalPaths:
+    """Those of a run that keeps its journal in `file`, at the usual place, or nowhere."""
+    usual = journal_path(state_folder(settings), url, dead_queue)
+    spare = journal_path(settings.data_folder.absolute(), url, dead_queue)
+    own = file or (spare if serves and not _is_writable(usual.parent) else usual)
+    return JournalPaths(own=own if keeps else None, usual=usual, others=(spare,))
+
+
+def _is_writable(folder: Path) -> bool:
+    """A service may have no home of its own, or may not write there."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+class OpenJournal:
+    """The journals of one run while it runs; it says with `ended` how it leaves its queue."""
+
+    def __init__(self, journal: Journal | None) -> None:
+        self.journal = journal
+        self.end = RunEnd.BROKEN
+
+    def ended(self, summary: Summary, letters: DeadLetters) -> Summary:
+        """It came to its end."""
+        self.end = how_it_ended(summary, has_broker=not letters.trouble, is_lost=letters.is_lost)
+        return summary
+
+
+@contextmanager
+def kept_journal(places: JournalPaths | None, url: str, order: RecoveryOrder) -> Iterator[OpenJournal]:
+    """None: a run that takes nothing away. Raises CannotStart."""
+    if places is None:
+        yield OpenJournal(None)
+        return
+    source = journal_source(url, order.dead_queue)
+    journal = open_journal(places.own, source=source, run=order.run, usual=places.usual, others=places.others)
+    keeping = OpenJournal(journal)
+    try:
+        yield keeping
+    finally:
+        journal.close(keeping.end)
+
+
+def how_it_ended(summary: Summary, *, has_broker: bool, is_lost: bool) -> RunEnd:
+    """What a killed run left ends when nothing of it can be in the queue any more; in any doubt it may be."""
+    if is_lost:
+        return RunEnd.LOST
+    is_all_seen = summary.recovered + summary.kept >= summary.found and not summary.unseen
+    if not is_all_seen or summary.failure or not has_broker or (summary.remaining or 0) > summary.kept:
+        # What is left may be letters whose acks were lost with a connection, also when the run went on with another.
+        return RunEnd.LOST if summary.interruptions else RunEnd.PARTLY
+    return RunEnd.KEPT if summary.remaining or summary.kept else RunEnd.WHOLE
+
+
+def ledger_of(settings: Settings, *, clock: Clock | None = None) -> OpenLedger:
+    """The ledger of these settings; in the data folder where they name no place of their own."""
+    url = settings.vault.reveal() if settings.vault else settings.storages[0].url
+    if urlsplit(url).scheme not in {"sqlite", "postgresql", "postgres"}:
+        folder = settings.data_folder
+        url = f"sqlite:///{folder}"
+    return lambda: open_ledger(settings, url, clock=clock or SystemClock())
+
+
+async def recover_broker(
+    url: str,
+    order: RecoveryOrder,
+    *,
+    by: str,
+    places: JournalPaths,
+    management: str | None,
+    on_begin: OnBegin,
+    clock: Clock,
+) -> Summary:
+    """One run against RabbitMQ. Raises BrokerError, RecoveryRefused or CannotStart when it cannot begin."""
+    redrive = RedriveStamp(run=order.run, by=by, dead_queue=order.dead_queue)
+    async with AsyncExitStack() as stack:
+        letters = await stack.enter_async_context(
+            open_dead_letters(
+                url,
+                redrive,
+                order.table,
+                clock=clock,
+                management=management,
+                window_bytes_max=order.limits.window_bytes_max,
+            )
+        )
+        kept = stack.enter_context(kept_journal(places, url, order))
+        return kept.ended(await recover(letters, order, clock=clock, journal=kept.journal, on_begin=on_begin), letters)
+
+
+async def recover_queues(
+    queues: Queues, dead_queue: str, *, run: str, limits: RunLimits, on_begin: OnBegin, clock: Clock
+) -> Summary:
+    """One run over embedded queues. Raises QueueMissing."""
+    recovery = EmbeddedRecovery(queues, dead_queue=dead_queue, run=run, clock=clock, limits=limits)
+    on_begin(recovery)
+    return await recovery.run()
+
+
+class ScheduledRecoveries:
+    """The recoveries of a configuration. `queues` are those of this process, when they are open; `broker` is where a
+    queue is that is none of them."""
+
+    def __init__(
+        self, settings: Settings, *, queues: Callable[[], Queues | None], broker: str | None, ledger: OpenLedger
+    ) -> None:
+        self._settings = settings
+        self._queues = queues
+        self._broker = broker
+        self._ledger = ledger
+        self._clock = SystemClock()
+        self._by = f"holdfast@{socket.gethostname()}"
+
+    def schedule(self) -> RecoverySchedule:
+        """Raises CannotStart when a routes file cannot be used."""
+        return RecoverySchedule([self._duty(name, wanted) for name, wanted in self._settings.recover.items()])
+
+    def _duty(self, name: str, wanted: RecoverSettings) -> ScheduledRecovery:
+        table = _table(wanted)
+        limits = RunLimits(
+            limit=wanted.limit,
+            rate_per_s=wanted.rate,
+            total_timeout_s=parse_duration(wanted.total_timeout, what="total_timeout") / SECOND_US,
+        )
+
+        async def run(on_begin: OnBegin) -> Summary:
+            order = RecoveryOrder(dead_queue=name, table=table, limits=limits, run=new_run())
+            url = await self._place(name, wanted)
+            source = source_of(url, name) if url else f"queue '{name}' of this process"
+            entry = RunRecord(run=order.run, by=self._by, dead_queue=name, source=source)
+            return await recorded(
+                entry, lambda: self._run(url, order, on_begin), ledger=self._ledger, clock=self._clock
+            )
+
+        every_s = parse_duration(wanted.every, what="every") / SECOND_US if wanted.every else 0.0
+        return ScheduledRecovery(dead_queue=name, run=run, on_start=wanted.on_start, every_s=every_s)
+
+    async def _place(self, name: str, wanted: RecoverSettings) -> str:
+        """Where the queue is: what was said, the queues of this process (an empty text), or the broker."""
+        if wanted.url is not None:
+            return wanted.url.reveal()
+        queues = self._queues()
+        if queues is not None:
+            try:
+                await queues.queues_info(name)
+                return ""
+            except QueueMissing:
+                if self._broker is None:
+                    raise
+        if self._broker is None:
+            raise CannotStart(f"queue cannot be recovered; '{name}' has no url, and no broker is set")
+        return self._broker
+
+    async def _run(self, url: str, order: RecoveryOrder, on_begin: OnBegin) -> Summary:
+        name, limits, clock = order.dead_queue, order.limits, self._clock
+        if urlsplit(url).scheme in BROKERS:
+            management = self._settings.management.reveal() if self._settings.management else None
+            places = journals(self._settings, url, name, serves=True)
+            return await recover_broker(
+                url, order, by=self._by, places=places, management=management, on_begin=on_begin, clock=clock
+            )
+        async with _opened(url, self._queues()) as queues:
+            return await recover_queues(queues, name, run=order.run, limits=limits, on_begin=on_begin, clock=clock)
+
+
+@asynccontextmanager
+async def _opened(url: str, own: Queues | None) -> AsyncIterator[Queues]:
+    if url:
+        async with open_queues(url) as queues:
+            yield queues
+    elif own is not None:
+        yield own
+
+
+def _table(wanted: RecoverSettings) -> RouteTable:
+    table = RouteTable()
+    if wanted.routes is not None:
+        try:
+            data = wanted.routes.read_bytes()[: FILE_BYTES_MAX + 1]
+        except OSError as error:
+            raise CannotStart(f"routes file cannot be read; '{wanted.routes}': {error.strerror}") from error
+        if len(data) > FILE_BYTES_MAX:
+            raise CannotStart(f"routes file is invalid; '{wanted.routes}' has more than {FILE_BYTES_MAX} bytes")
+        table = parse_routes(data, source=str(wanted.routes))
+    return replace(table, mode=MODES[wanted.to])

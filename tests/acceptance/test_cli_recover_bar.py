@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.recovery import Summary
-from holdfast.faces.cli.recover_progress import progress_of
+from holdfast.faces.cli.progress import progress_of
 from tests.support.command import PROGRAM, TIMEOUT_S, Command
 from tests.support.terminal import all_of, fill_dead_queue
 

@@ -15,9 +15,8 @@ from collections import Counter
 import pytest
 
 import holdfast
-from holdfast.faces.cli.layout import folded
 from holdfast.faces.cli.letters import _show_letter
-from holdfast.faces.cli.output import Output
+from holdfast.faces.cli.output import Output, folded
 from holdfast.testing import assert_dead
 from tests.support.command import PROGRAM, TIMEOUT_S, Command
 from tests.support.terminal import all_of

@@ -10,11 +10,10 @@ from typing import Any
 import httpx2
 
 from holdfast.faces.api.app import make_app
-from holdfast.faces.api.door import token_hash
-from holdfast.services.queue.methods import Queues
+from holdfast.faces.api.authenticator import token_hash
+from holdfast.services.queue.queues import Queues
 from holdfast.settings import Settings, StorageSettings
-from holdfast.wiring import open_service
-from holdfast.wiring_custody import Office, open_office
+from holdfast.wiring import VaultApp, open_office, open_service
 from tests.vault.letters import ACT, letter
 
 TOKEN = "the-admin-token"
@@ -23,7 +22,7 @@ TOKEN = "the-admin-token"
 class House:
     """The application, with a client for each role."""
 
-    def __init__(self, app: Any, office: Office, queues: Queues) -> None:
+    def __init__(self, app: Any, office: VaultApp, queues: Queues) -> None:
         self.app = app
         self.office = office
         self.queues = queues

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from holdfast import NewItem, RetryItem
-from holdfast.core.ledger import Act
-from holdfast.core.roles import NEEDS, Role
-from holdfast.core.verbs import VERBS
+from holdfast.core.ledger import LedgerAct
+from holdfast.core.requests.queue import VERBS
+from holdfast.core.requests.roles import NEEDS, Role
 from holdfast.faces.api.admin.desk import Endpoint
 from holdfast.faces.api.admin.routes import ENDPOINTS
 from holdfast.faces.api.results import PATHS as RESULT_PATHS
@@ -52,7 +52,7 @@ async def test_without_a_token_it_is_401_and_with_a_role_too_low_403(house: Hous
     if need is Role.VIEWER:
         return
     lower = Role(need - 1)
-    token = await house.office.tokens.create("low", lower, Act(actor="test", action="tokens.create"))
+    token = await house.office.tokens.create("low", lower, LedgerAct(actor="test", action="tokens.create"))
     async with house.client(token) as client:
         answer = await client.request(endpoint.method, path)
         assert answer.status_code == 403, answer.text
@@ -228,7 +228,7 @@ async def test_a_token_held_to_queues_sends_letters_to_no_other_place_that_it_na
 
 
 async def test_what_is_of_all_queues_says_that_it_needs_a_token_for_all(house: House) -> None:
-    act = Act(actor="test", action="tokens.create")
+    act = LedgerAct(actor="test", action="tokens.create")
     token = await house.office.tokens.create("held", Role.ADMIN, act, queues=["orders*"])
     async with house.client(token) as client:
         for path in ("groups", "redrives", "ledger", "tokens", "events", "imports/failed"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import httpx2
 import pytest
 
-from holdfast.core.ledger import Act
-from holdfast.core.roles import Role
-from holdfast.services.sessions import SESSION_S, SESSIONS_COUNT_MAX, Sessions, is_csrf
+from holdfast.core.ledger import LedgerAct
+from holdfast.core.requests.roles import Role
+from holdfast.services.vault.access import SESSION_S, SESSIONS_COUNT_MAX, Sessions, is_csrf
 from holdfast.testing import FrozenClock
 from tests.admin.house import TOKEN, House
 from tests.vault.letters import QUEUE
@@ -62,7 +62,7 @@ async def test_a_session_is_shown_again_and_ended(house: House) -> None:
 
 
 async def test_a_session_may_do_what_its_token_may_and_ends_with_it(house: House) -> None:
-    token = await house.office.tokens.create("low", Role.VIEWER, Act(actor="test", action="tokens.create"))
+    token = await house.office.tokens.create("low", Role.VIEWER, LedgerAct(actor="test", action="tokens.create"))
     browser, csrf = await opened(house, token)
     async with browser:
         assert (await browser.get("/admin/session")).json()["role"] == "viewer"
@@ -70,7 +70,7 @@ async def test_a_session_may_do_what_its_token_may_and_ends_with_it(house: House
         assert denied.status_code == 403
         again = await browser.post("/admin/session", headers={"x-csrf-token": csrf})
         assert again.status_code == 409, "a session opens no other"
-        await house.office.tokens.revoke("low", Act(actor="test", action="tokens.revoke"))
+        await house.office.tokens.revoke("low", LedgerAct(actor="test", action="tokens.revoke"))
         assert (await browser.get("/admin/letters")).status_code == 401
 
 

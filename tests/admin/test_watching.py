@@ -10,18 +10,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.groups import Fingerprint, fingerprint
-from holdfast.core.ledger import Act
-from holdfast.core.letter import DeathStory
-from holdfast.core.roles import NEEDS, REDRIVES, Caller, Role, needs
+from holdfast.core.ledger import LedgerAct
+from holdfast.core.letter import DeathStory, Fingerprint, fingerprint
+from holdfast.core.requests.roles import NEEDS, REDRIVES, Caller, Role, needs
 from holdfast.core.states import LetterState
 from holdfast.errors import CannotStart
 from holdfast.faces.api.admin import books
 from holdfast.ports.custody import DeadQueue, Post
-from holdfast.services import capture
-from holdfast.services.fingerprints import load_fingerprint
-from holdfast.telemetry.vault_metrics import OTHERS, QUEUES_COUNT_MAX, CaptureGauge, render_vault
-from holdfast.wiring_custody import SERVER
+from holdfast.services.vault import capture
+from holdfast.services.vault.capture import load_fingerprint
+from holdfast.telemetry.prometheus import OTHERS, QUEUES_COUNT_MAX, CaptureGauge, render_vault
+from holdfast.wiring import SERVER
 from tests.admin.house import House, open_house
 from tests.admin.test_endpoints import dead_item
 from tests.support.eventually import eventually
@@ -153,7 +152,7 @@ def test_redriving_can_be_left_to_admins_and_nothing_else_changes() -> None:
 async def test_an_operator_may_not_redrive_where_the_settings_say_so(tmp_path: Path) -> None:
     async with open_house(tmp_path, redrive_role="admin") as house:
         await house.put(b"1")
-        token = await house.office.tokens.create("op", Role.OPERATOR, Act(actor="test", action="tokens.create"))
+        token = await house.office.tokens.create("op", Role.OPERATOR, LedgerAct(actor="test", action="tokens.create"))
         async with house.client(token) as client:
             for path in (f"dlq/queues/{QUEUE}/re-drive", "plans", "redrives", "redrives/1/pause"):
                 answer = await client.post(f"/admin/{path}", json={})

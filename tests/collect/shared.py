@@ -16,8 +16,7 @@ from msgspec import Struct
 
 from holdfast.core.states import TransactionState
 from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.wiring import SystemClock, open_blobs, open_collect_store
 from tests.collect.producing import NOTIFY, PRODUCER, body_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import HoldfastError, Invalid, StorageFailed
-from holdfast.ports.blobs import Blob, BlobExists, BlobMissing, Blobs, BlobStat, Whole
+from holdfast.ports.blobs import Blob, BlobContent, BlobExists, BlobMissing, Blobs, BlobStat
 from holdfast.wiring import open_blobs
 from tests.collect.shared import BUCKET, Bucket
 
@@ -25,8 +25,8 @@ async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield opened
 
 
-def whole(path: str, content: bytes) -> Whole:
-    return Whole(path=path, content=content, sha256=hashlib.sha256(content).hexdigest())
+def whole(path: str, content: bytes) -> BlobContent:
+    return BlobContent(path=path, content=content, sha256=hashlib.sha256(content).hexdigest())
 
 
 async def read(blobs: Blobs, path: str) -> bytes:

@@ -9,9 +9,9 @@ import pytest
 
 import holdfast
 from holdfast.core.states import TransactionState
-from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.collect import RabbitTransport
 from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.wiring import SystemClock
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
 from tests.collect.shared import Place, check_place, outgoing, producing
@@ -83,7 +83,7 @@ async def test_quorum_queues_on_a_cluster_whose_leader_is_killed_in_the_middle(
         rabbitmq_cluster.declare(vhost, queue, quorum=True)
     broker = rabbitmq_cluster.url(vhost)
     async with (
-        Publisher(Address.parse(broker)) as publisher,
+        Publisher(BrokerUrl.parse(broker)) as publisher,
         holdfast.Collector(
             postgres_url, blobs=str(tmp_path / "blobs"), broker=broker, quorum=True, uploads_max=4
         ) as collector,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 import holdfast
-from holdfast.core.collect import Header, SeriesStand, check_move, check_series, header_contradiction, known_set, ranges
+from holdfast.core.collect import Header, SeriesState, check_move, check_series, header_contradiction, known_set, ranges
 from holdfast.core.item import NewItem
 from holdfast.core.states import TRANSACTION_ENDS, TRANSACTION_MOVES, TransactionState
 from holdfast.errors import Invalid
@@ -222,14 +222,14 @@ def test_gaps_are_ranges() -> None:
 
 
 def test_the_set_of_series_is_never_inferred() -> None:
-    stand = {"a": SeriesStand(series="a", count=1, stored_count=1)}
+    stand = {"a": SeriesState(series="a", count=1, stored_count=1)}
     assert known_set(None, stand) is None
     assert known_set(["b"], stand) == frozenset({"b"})
-    assert known_set(None, {"a": SeriesStand(series="a", count=1, series_count=1)}) == frozenset({"a"})
+    assert known_set(None, {"a": SeriesState(series="a", count=1, series_count=1)}) == frozenset({"a"})
 
 
 def test_a_header_that_disagrees_about_the_number_of_series_contradicts() -> None:
-    stand = {"a": SeriesStand(series="a", count=1, series_count=2)}
+    stand = {"a": SeriesState(series="a", count=1, series_count=2)}
     assert "another size" in header_contradiction(Header(series="b", count=1, series_count=3), None, stand)
     assert "another size" in header_contradiction(Header(series="b", count=1, series_count=3), ["a", "b"], {})
     assert header_contradiction(Header(series="b", count=1, series_count=2), None, stand) == ""

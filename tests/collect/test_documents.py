@@ -9,9 +9,8 @@ from pathlib import Path
 
 from holdfast.core.routes import parse_routes
 from holdfast.core.states import TRANSACTION_MOVES, mermaid
-from holdfast.core.topology import Version
-from holdfast.core.topology_file import parse_file
-from holdfast.core.topology_layouts import design
+from holdfast.core.topology.layouts import design, parse_file
+from holdfast.core.topology.model import Version
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,8 +13,8 @@ import holdfast
 from holdfast.core.states import TransactionState
 from holdfast.engines.folder.blobs import FolderBlobs
 from holdfast.errors import HoldfastError
-from holdfast.ports.blobs import Blob, Whole
-from holdfast.services.collect.work import Slots
+from holdfast.ports.blobs import Blob, BlobContent
+from holdfast.services.collect.transaction import UploadSlots
 from tests.collect.producing import PRODUCER, body_of, header, make_queues, payload, produce, take_request
 from tests.support.eventually import eventually
 
@@ -24,7 +24,7 @@ async def test_a_blob_that_is_refused_for_a_while_holds_up_no_neighbour(tmp_path
     refused = 0
     real = FolderBlobs.put_all
 
-    async def put_all(self: FolderBlobs, blobs: Sequence[Whole]) -> Sequence[Blob | HoldfastError]:
+    async def put_all(self: FolderBlobs, blobs: Sequence[BlobContent]) -> Sequence[Blob | HoldfastError]:
         nonlocal refused
         outcomes = list(await real(self, [blob for blob in blobs if not (refuses and "/a/3-" in blob.path)]))
         for place, blob in enumerate(blobs):
@@ -54,7 +54,7 @@ async def test_a_blob_that_is_refused_for_a_while_holds_up_no_neighbour(tmp_path
 
 
 async def test_slots_are_given_in_turn_and_come_back_from_whoever_is_cancelled() -> None:
-    slots, order = Slots(4), []
+    slots, order = UploadSlots(4), []
     leave = {name: asyncio.Event() for name in "abcd"}
 
     async def work(name: str, count: int) -> None:

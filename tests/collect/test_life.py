@@ -132,20 +132,20 @@ async def test_a_damaged_blob_is_never_given_out(queues: holdfast.Queues, tmp_pa
 async def test_a_blob_store_that_refuses_for_a_while_delays_and_loses_nothing(
     queues: holdfast.Queues, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.engines.folder import tree
+    from holdfast.engines.folder import files as tree
 
     refused = asyncio.Event()
     is_down = True
-    real = tree.Tree.sync
+    real = tree.BlobFolder.sync
 
-    def sync(self: tree.Tree, segments: tuple[str, ...], descriptor: int) -> None:
+    def sync(self: tree.BlobFolder, segments: tuple[str, ...], descriptor: int) -> None:
         if is_down:
             loop.call_soon_threadsafe(refused.set)
             raise OSError(28, "No space left on device")
         real(self, segments, descriptor)
 
     loop = asyncio.get_running_loop()
-    monkeypatch.setattr(tree.Tree, "sync", sync)
+    monkeypatch.setattr(tree.BlobFolder, "sync", sync)
     async with holdfast.Collector("memory://", blobs=str(tmp_path), queues=queues) as collector:
         await collector.start(b"all", producer=PRODUCER, notify=NOTIFY, transaction_id="t", series=["a"])
         await take_request(queues)

@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core.collect_views import ResultView, StartResultRequest
-from holdfast.faces.api.openapi import document
+from holdfast.core.requests.results import ResultView, StartResultRequest
+from holdfast.faces.api.openapi import DESCRIBED, document
 from holdfast.faces.api.results import PATHS
-from holdfast.faces.api.results_openapi import DESCRIBED
 
 
 @pytest.fixture(scope="module")

@@ -13,47 +13,46 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.item import Item, LeasedItem, NewItem, RetryItem
+from holdfast.core.item import Item, LeasedItem, NewItem, PartitionPlace, QueueRecord, RetryItem
 from holdfast.core.moments import moment
-from holdfast.core.queue import PartitionPlace, QueueRecord
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.errors import Invalid
-from holdfast.ports.queues import (
+from holdfast.ports.queue_store import (
     Arrive,
     Clear,
     Committed,
     Complete,
     Counted,
-    DeadTarget,
+    DeathRules,
     Delete,
     Due,
     Ended,
     Extend,
     Extended,
     Forget,
+    IdsRefused,
     Import,
     Imported,
-    Lease,
-    Leased,
+    LeasedItems,
+    LeaseItems,
     LedgerEntry,
-    Mortality,
-    Neighbours,
+    MoveTarget,
     Operation,
+    PartitionState,
     Produce,
     Produced,
-    Redrive,
-    Redriven,
-    Refused,
+    QueueStore,
+    RelatedQueues,
     Release,
     Remove,
     Result,
-    Retry,
+    RetryItems,
     Revive,
-    Shape,
-    Shelves,
+    SendBack,
+    SentBack,
     Storage,
 )
 from holdfast.testing import FrozenClock
@@ -62,7 +61,7 @@ R = TypeVar("R", bound=Result)
 SECOND = 1_000_000
 HOUR = 3_600 * SECOND
 LEASE = 30 * SECOND
-LIVES = Mortality()
+LIVES = DeathRules()
 _numbers = count()
 
 
@@ -74,7 +73,7 @@ class Shop:
         self.clock = clock
         self.catalog = storage.catalog()
 
-    async def queue(self, *, partitions: int = 1, dead_queue: str = "") -> tuple[QueueRecord, Shelves]:
+    async def queue(self, *, partitions: int = 1, dead_queue: str = "") -> tuple[QueueRecord, QueueStore]:
         """A new queue with a name of its own."""
         name = f"queue-{next(_numbers)}"
         record = QueueRecord(
@@ -94,28 +93,28 @@ def items(*payloads: bytes, dedupe_key: str = "", kind: str = "") -> list[NewIte
     return [NewItem(payload=payload, dedupe_key=dedupe_key, kind=kind) for payload in payloads]
 
 
-async def one(shelves: Shelves, operation: Operation, kind: type[R]) -> R:
+async def one(shelves: QueueStore, operation: Operation, kind: type[R]) -> R:
     """The result of a batch of one."""
     result = (await shelves.commit([operation])).results[0]
     assert isinstance(result, kind), result
     return result
 
 
-async def produce(shelves: Shelves, *payloads: bytes, partition: int = 0) -> list[str]:
+async def produce(shelves: QueueStore, *payloads: bytes, partition: int = 0) -> list[str]:
     return list((await one(shelves, Produce(partition, items(*payloads), HOUR), Produced)).ids)
 
 
 async def lease(
-    shelves: Shelves, count_max: int = 10, *, partition: int = 0, rules: Mortality = LIVES
+    shelves: QueueStore, count_max: int = 10, *, partition: int = 0, rules: DeathRules = LIVES
 ) -> list[LeasedItem]:
-    return list((await one(shelves, Lease(partition, count_max, LEASE, rules), Leased)).items)
+    return list((await one(shelves, LeaseItems(partition, count_max, LEASE, rules), LeasedItems)).items)
 
 
-async def due(shelves: Shelves, rules: Mortality = LIVES, *, count_max: int = 100) -> Ended:
+async def due(shelves: QueueStore, rules: DeathRules = LIVES, *, count_max: int = 100) -> Ended:
     return await one(shelves, Due(0, count_max, rules), Ended)
 
 
-async def listed(shelves: Shelves, *, scheduled: bool = False, partition: int = 0) -> list[Item]:
+async def listed(shelves: QueueStore, *, scheduled: bool = False, partition: int = 0) -> list[Item]:
     return list(await shelves.list_items(partition, pivot="", count_max=1_000, scheduled=scheduled))
 
 
@@ -131,12 +130,12 @@ def bodies(leased: Sequence[LeasedItem] | Sequence[Item]) -> list[bytes]:
     return [item.payload for item in leased]
 
 
-def counts(shape: Shape) -> tuple[int, int, int, int]:
+def counts(shape: PartitionState) -> tuple[int, int, int, int]:
     return shape.queued, shape.leased, shape.scheduled, shape.dying
 
 
-def target(record: QueueRecord, storage: str) -> DeadTarget:
-    return DeadTarget(
+def target(record: QueueRecord, storage: str) -> MoveTarget:
+    return MoveTarget(
         queue_name=record.name,
         generation=record.generation,
         partition=0,
@@ -192,9 +191,9 @@ class StoreSuite:
 
     async def test_what_one_batch_produces_it_can_lease_and_complete(self, shop: Shop) -> None:
         _, shelves = await shop.queue()
-        committed = await shelves.commit([Produce(0, items(b"a", b"b"), HOUR), Lease(0, 1, LEASE, LIVES)])
+        committed = await shelves.commit([Produce(0, items(b"a", b"b"), HOUR), LeaseItems(0, 1, LEASE, LIVES)])
         leased = committed.results[1]
-        assert isinstance(leased, Leased)
+        assert isinstance(leased, LeasedItems)
         assert bodies(leased.items) == [b"a"]
         assert counts(committed.shapes[0]) == (1, 1, 0, 0)
         assert committed.now_us == shop.clock.now_us()
@@ -204,7 +203,7 @@ class StoreSuite:
         (first,) = await produce(shelves, b"a", partition=0)
         await produce(shelves, b"b", partition=1)
         assert bodies(await lease(shelves, partition=1)) == [b"b"]
-        refused = await one(shelves, Complete(1, [first]), Refused)
+        refused = await one(shelves, Complete(1, [first]), IdsRefused)
         assert refused.missing == [first]
         assert bodies(await lease(shelves, partition=0)) == [b"a"]
 
@@ -243,12 +242,12 @@ class StoreSuite:
         await produce(shelves, b"a", b"b", b"c")
         held = ids(await lease(shelves, 2))
         (queued,) = [item.id for item in await listed(shelves) if not item.is_leased]
-        refused = await one(shelves, Complete(0, [*held, queued, "nonsense"]), Refused)
+        refused = await one(shelves, Complete(0, [*held, queued, "nonsense"]), IdsRefused)
         assert (refused.missing, refused.unleased) == (["nonsense"], [queued])
         assert len(await listed(shelves)) == 3
         assert await one(shelves, Complete(0, held), Counted) == Counted(2)
         assert [item.id for item in await listed(shelves)] == [queued]
-        assert (await one(shelves, Complete(0, held[:1]), Refused)).missing == held[:1]
+        assert (await one(shelves, Complete(0, held[:1]), IdsRefused)).missing == held[:1]
 
     async def test_a_refused_operation_leaves_its_neighbours_alone(self, shop: Shop) -> None:
         _, shelves = await shop.queue()
@@ -259,12 +258,12 @@ class StoreSuite:
                 Complete(0, [a]),
                 Complete(0, [a, b]),
                 Extend(0, [b, "x"], LEASE),
-                Retry(0, [RetryItem(id=c), RetryItem(id=a)], LIVES),
+                RetryItems(0, [RetryItem(id=c), RetryItem(id=a)], LIVES),
                 Complete(0, [b]),
             ]
         )
-        assert [type(result) for result in committed.results] == [Counted, Refused, Refused, Refused, Counted]
-        assert committed.results[3] == Refused([a], [])
+        assert [type(result) for result in committed.results] == [Counted, IdsRefused, IdsRefused, IdsRefused, Counted]
+        assert committed.results[3] == IdsRefused([a], [])
         assert [(item.id, item.is_leased) for item in await listed(shelves)] == [(c, True)]
         assert counts(committed.shapes[0]) == (0, 1, 0, 0)
 
@@ -286,9 +285,9 @@ class StoreSuite:
         await produce(shelves, b"a", b"b", b"c")
         a, b, _ = ids(await lease(shelves))
         later = moment(shop.clock.now_us() + 10 * SECOND)
-        ended = await one(shelves, Retry(0, [RetryItem(id=b, retry_at=later), RetryItem(id=a)], LIVES), Ended)
+        ended = await one(shelves, RetryItems(0, [RetryItem(id=b, retry_at=later), RetryItem(id=a)], LIVES), Ended)
         assert ended == ended_as(requeued=2)
-        assert (await one(shelves, Complete(0, [a]), Refused)).missing == [a]
+        assert (await one(shelves, Complete(0, [a]), IdsRefused)).missing == [a]
         (again,) = await lease(shelves)
         assert (again.payload, again.attempts) == (b"a", 2)
         assert again.id > b
@@ -320,7 +319,7 @@ class StoreSuite:
     async def test_a_lease_that_ran_out_goes_to_the_tail(self, shop: Shop) -> None:
         _, shelves = await shop.queue()
         (first,) = await produce(shelves, b"a")
-        committed = await shelves.commit([Lease(0, 1, LEASE, LIVES)])
+        committed = await shelves.commit([LeaseItems(0, 1, LEASE, LIVES)])
         assert committed.shapes[0].next_due_us == shop.clock.now_us() + LEASE
         await produce(shelves, b"b")
         await shop.clock.advance(30)
@@ -342,12 +341,12 @@ class StoreSuite:
 
     async def test_attempts_run_out_at_retry_at_the_deadline_and_by_a_lower_limit(self, shop: Shop) -> None:
         _, shelves = await shop.queue()
-        once = Mortality(max_attempts=1)
+        once = DeathRules(max_attempts=1)
         await produce(shelves, b"a", b"b", b"c")
-        a, b, c = ids(await lease(shelves, rules=Mortality(max_attempts=2)))
-        ended = await one(shelves, Retry(0, [RetryItem(id=a)], once), Ended)
+        a, b, c = ids(await lease(shelves, rules=DeathRules(max_attempts=2)))
+        ended = await one(shelves, RetryItems(0, [RetryItem(id=a)], once), Ended)
         assert ended.deleted == [(a, "max_attempts")]
-        await one(shelves, Retry(0, [RetryItem(id=b)], LIVES), Ended)
+        await one(shelves, RetryItems(0, [RetryItem(id=b)], LIVES), Ended)
         await shop.clock.advance(30)
         assert await lease(shelves, rules=once) == []
         ended = await due(shelves, once)
@@ -365,7 +364,7 @@ class StoreSuite:
 
     async def test_nothing_dies_in_a_dead_queue_but_by_retention(self, shop: Shop) -> None:
         _, shelves = await shop.queue()
-        immortal = Mortality(max_attempts=1, immortal=True)
+        immortal = DeathRules(max_attempts=1, immortal=True)
         died_at_us = shop.clock.now_us() - 10 * SECOND
         letter = ImportedItem(payload=b"a", attempts=5, source_id="s", died_at=moment(died_at_us), death_reason="r")
         await one(shelves, Import(0, [letter], SECOND), Imported)
@@ -375,7 +374,7 @@ class StoreSuite:
         assert await due(shelves, immortal) == ended_as()
         assert (await shelves.tally(0, mortality=immortal)).overdue == 1
         (held,) = await lease(shelves, rules=immortal)
-        rejected = await one(shelves, Retry(0, [RetryItem(id=held.id, dead=True)], immortal), Ended)
+        rejected = await one(shelves, RetryItems(0, [RetryItem(id=held.id, dead=True)], immortal), Ended)
         assert rejected == ended_as(requeued=1)
         kept = replace(immortal, retention_us=20 * SECOND)
         assert await due(shelves, kept) == ended_as()
@@ -387,10 +386,10 @@ class StoreSuite:
     async def test_a_death_into_another_storage_takes_three_commits(self, shop: Shop) -> None:
         source_record, source = await shop.queue()
         dead_record, dead = await shop.queue()
-        rules = Mortality(max_attempts=1, target=target(dead_record, "elsewhere"))
+        rules = DeathRules(max_attempts=1, target=target(dead_record, "elsewhere"))
         await one(source, Produce(0, items(b"a", dedupe_key="k", kind="t"), HOUR), Produced)
         (held,) = await lease(source)
-        ended = await one(source, Retry(0, [RetryItem(id=held.id, dead=True, reason="why")], rules), Ended)
+        ended = await one(source, RetryItems(0, [RetryItem(id=held.id, dead=True, reason="why")], rules), Ended)
         assert ended == ended_as(dying=1)
         assert await listed(source) == []
         assert await one(source, Delete(0, [held.id]), Counted) == Counted(0)
@@ -418,8 +417,8 @@ class StoreSuite:
         _, dead = await shop.queue()
         await produce(source, b"a")
         (held,) = await lease(source)
-        rules = Mortality(target=target(record, "elsewhere"))
-        await one(source, Retry(0, [RetryItem(id=held.id, dead=True)], rules), Ended)
+        rules = DeathRules(target=target(record, "elsewhere"))
+        await one(source, RetryItems(0, [RetryItem(id=held.id, dead=True)], rules), Ended)
         corpses = await source.corpses(0, count_max=10)
         await one(dead, Import(0, [ImportedItem(payload=b"a", source_id=held.id)], HOUR), Imported)
         assert await one(dead, Arrive(0, corpses, HOUR), Counted) == Counted(0)
@@ -429,10 +428,10 @@ class StoreSuite:
 
     async def test_a_death_whose_target_is_gone_is_revived(self, shop: Shop) -> None:
         record, source = await shop.queue()
-        rules = Mortality(target=target(record, "elsewhere"))
+        rules = DeathRules(target=target(record, "elsewhere"))
         await produce(source, b"a")
         (held,) = await lease(source)
-        await one(source, Retry(0, [RetryItem(id=held.id, dead=True)], rules), Ended)
+        await one(source, RetryItems(0, [RetryItem(id=held.id, dead=True)], rules), Ended)
         committed = await source.commit([Revive(0, [held.id])])
         assert counts(committed.shapes[0]) == (1, 0, 0, 0)
         (again,) = await lease(source)
@@ -447,9 +446,9 @@ class StoreSuite:
         stored = (await one(dead, Import(0, letters, HOUR), Imported)).items
         first, second, other = [item.id for item in stored]
         await lease(dead, 1)
-        back = Redrive(0, [first, second, second, other, "nonsense"], target(record, "elsewhere"))
+        back = SendBack(0, [first, second, second, other, "nonsense"], target(record, "elsewhere"))
         committed = await dead.commit([back])
-        assert committed.results == [Redriven([second])]
+        assert committed.results == [SentBack([second])]
         assert counts(committed.shapes[0]) == (1, 1, 0, 1)
         corpses = await dead.corpses(0, count_max=10)
         assert [(corpse.source_id, corpse.is_redrive, corpse.payload) for corpse in corpses] == [(second, True, b"b")]
@@ -467,7 +466,7 @@ class StoreSuite:
         _, dead = await shop.queue()
         story = ImportedItem(payload=b"a", source_id="s", source_queue=record.name, attempts=3, death_reason="why")
         (letter,) = (await one(dead, Import(0, [story], HOUR), Imported)).items
-        await one(dead, Redrive(0, [letter.id], target(record, "elsewhere")), Redriven)
+        await one(dead, SendBack(0, [letter.id], target(record, "elsewhere")), SentBack)
         assert await listed(dead) == []
         await one(dead, Revive(0, [letter.id]), Counted)
         (again,) = await listed(dead)
@@ -584,9 +583,9 @@ class StoreSuite:
     async def test_a_change_is_decided_over_its_neighbours(self, shop: Shop) -> None:
         dead, _ = await shop.queue()
         record, _ = await shop.queue(dead_queue=dead.name)
-        seen: list[Neighbours] = []
+        seen: list[RelatedQueues] = []
 
-        def decide(neighbours: Neighbours, now_us: int) -> QueueRecord:
+        def decide(neighbours: RelatedQueues, now_us: int) -> QueueRecord:
             seen.append(neighbours)
             assert now_us == shop.clock.now_us()
             return replace(record, max_attempts=7, paused=True)
@@ -597,7 +596,7 @@ class StoreSuite:
         assert (seen[0].current, seen[0].dead_queue, list(seen[0].source_queues)) == (record, dead, [])
         assert changed in await shop.catalog.queues()
 
-        def refuse(neighbours: Neighbours, now_us: int) -> QueueRecord:
+        def refuse(neighbours: RelatedQueues, now_us: int) -> QueueRecord:
             assert list(neighbours.source_queues) == [record.name]
             raise Invalid("no")
 
@@ -618,7 +617,7 @@ class StoreSuite:
         assert anew.generation != record.generation
         fresh = shop.storage.shelves(anew, [0])
         assert counts((await fresh.load()).shapes[0]) == (0, 0, 0, 0)
-        assert (await one(fresh, Complete(0, [old]), Refused)).missing == [old]
+        assert (await one(fresh, Complete(0, [old]), IdsRefused)).missing == [old]
         rows: list[LedgerEntry] = [
             entry for entry in await shop.catalog.ledger(after=0, count_max=10_000) if entry.queue_name == record.name
         ]

@@ -13,12 +13,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import holdfast
-from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.consumer import Consumer
 from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.wire.confirms import Kind
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire.confirms import OutcomeKind
 from holdfast.ports.broker import Layout
-from holdfast.proof.conservation import Conservation, Report
+from holdfast.proof.conservation import Conservation, ConservationReport
 from tests.engines.rabbitmq.admin import outgoing
 from tests.support.eventually import eventually
 from tests.support.rabbitmq_cluster import RabbitCluster
@@ -40,7 +40,7 @@ class Consuming:
         self.found: set[str] = set()
         self.unknown_count = 0
         self.app = holdfast.App(url, management=management, stop_timeout="20s")
-        self._address = Address.parse(url)
+        self._address = BrokerUrl.parse(url)
         self._stopping = asyncio.Event()
 
         @self.app.consumer(QUEUE, retry=holdfast.Retry(attempts=4, delay="200ms"), layout=layout, concurrency=8)
@@ -52,7 +52,7 @@ class Consuming:
                 raise ValueError("not yet")
             self._find("done", message.id, message.body)
 
-    async def drained(self) -> Report:
+    async def drained(self) -> ConservationReport:
         """Stop producing, and wait until everything that was confirmed has been found; then count."""
         self._stopping.set()
         await eventually(lambda: self.confirmed <= self.found, timeout_s=DRAIN_TIMEOUT_S)
@@ -70,7 +70,7 @@ class Consuming:
                 if outcome.stored:
                     self.books.put(name, body)
                     self.confirmed.add(name)
-                elif outcome.kind is Kind.UNKNOWN:
+                elif outcome.kind is OutcomeKind.UNKNOWN:
                     self.unknown_count += 1
                 await asyncio.sleep(PAUSE_S)
 
@@ -88,7 +88,7 @@ class Consuming:
         self.found.add(name)
 
 
-async def random_faults(cluster: RabbitCluster, *, faults: int, seed: int) -> Report:
+async def random_faults(cluster: RabbitCluster, *, faults: int, seed: int) -> ConservationReport:
     """Kill, stop or pause a node so many times under the load, each time until work goes on; then drain and count."""
     chance = random.Random(seed)
     vhost = cluster.create_vhost(f"faults-{seed}")

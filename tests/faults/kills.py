@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import holdfast
-from holdfast.proof.conservation import Report
+from holdfast.proof.conservation import ConservationReport
 from tests.faults.load import Load, create_queues
 from tests.faults.serving import serving
 from tests.support.eventually import eventually
@@ -16,7 +16,7 @@ from tests.support.eventually import eventually
 ANSWERS_COUNT_MAX = 60  # between two kills
 
 
-async def random_kills(url: str, folder: Path, *, kills: int, seed: int, partitions: int = 1) -> Report:
+async def random_kills(url: str, folder: Path, *, kills: int, seed: int, partitions: int = 1) -> ConservationReport:
     """Kill the server so many times, each after a random number of answers; then drain and count."""
     chance = random.Random(seed)
     async with holdfast.open(url) as queues:

@@ -16,7 +16,7 @@ from functools import partial
 import holdfast
 from holdfast.core.item import LeasedItem, NewItem, RetryItem
 from holdfast.errors import BadIds, HoldfastError, NothingToLease, QueueMissing, Unreachable
-from holdfast.proof.conservation import Conservation, Report
+from holdfast.proof.conservation import Conservation, ConservationReport
 from tests.support.eventually import eventually
 
 WORK, DEAD = "work", "dead"
@@ -163,7 +163,7 @@ class Load:
 
     # --- the count ----------------------------------------------------------------------------------------------
 
-    async def drain(self, client: holdfast.Client) -> Report:
+    async def drain(self, client: holdfast.Client) -> ConservationReport:
         """Complete everything that is left, then count."""
 
         async def is_empty() -> bool:

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 import holdfast
-from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.wire.confirms import Kind, Outcome
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire.confirms import Outcome, OutcomeKind
 from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.faults.consuming import QUEUE, consuming
 from tests.support.eventually import eventually
@@ -33,14 +33,14 @@ async def test_a_leader_that_hangs_makes_a_publish_unknown_and_it_is_stored_late
     vhost = rabbitmq_cluster.create_vhost("hangs")
     rabbitmq_cluster.declare(vhost, QUEUE, home=2, quorum=True)
     leader = rabbitmq_cluster.leader_of(vhost, QUEUE)
-    async with Publisher(Address.parse(rabbitmq_cluster.nodes[0].url(vhost))) as publisher:
+    async with Publisher(BrokerUrl.parse(rabbitmq_cluster.nodes[0].url(vhost))) as publisher:
         assert (await publisher.publish(outgoing(QUEUE, b"before"))).stored
         leader.pause()
         try:
             outcome = await publisher.publish(outgoing(QUEUE, b"meanwhile"), timeout_s=2)
         finally:
             leader.resume()
-        assert outcome.kind is Kind.UNKNOWN, "no answer is no answer"
+        assert outcome.kind is OutcomeKind.UNKNOWN, "no answer is no answer"
         assert (await publisher.publish(outgoing(QUEUE, b"after"))).stored
     # That is what makes it unknown and not failed.
     async with Admin.open(rabbitmq_cluster.nodes[0], vhost, keep=True) as admin:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from holdfast.core.item import Item
 from holdfast.core.moments import microseconds
 from holdfast.errors import StorageFailed
-from holdfast.ports.queues import Corpse
+from holdfast.ports.queue_store import DyingItem
 from tests.model.books import Books, Dying, Entry, Queue, policy
 from tests.model.installation import Installation
 
@@ -20,7 +20,7 @@ class Seen:
     """What a queue's store holds, by payload."""
 
     items: dict[bytes, tuple[Item, int, str]] = field(default_factory=dict)  # item, partition, place
-    dying: dict[bytes, Corpse] = field(default_factory=dict)
+    dying: dict[bytes, DyingItem] = field(default_factory=dict)
     loaded: bool = True
 
     def add(self, item: Item, partition: int, place: str) -> None:

@@ -20,10 +20,10 @@ from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.errors import HoldfastError
-from holdfast.ports.queues import Shelves, Storage
+from holdfast.ports.queue_store import QueueStore, Storage
 from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.manager import QueueManager
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.testing import FrozenClock
 from tests.support.flaky import Faults, FlakyShelves, FlakyStorage
@@ -238,7 +238,7 @@ class Installation:
 
     # --- looking behind the faults ----------------------------------------------------------------------------
 
-    def shelves(self, queue_name: str) -> Shelves:
+    def shelves(self, queue_name: str) -> QueueStore:
         """A queue's real store, which never fails."""
         queue = self.manager.find(queue_name)
         assert queue is not None

@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.core.item import NewItem, RetryItem
 from holdfast.core.moments import format_duration, microseconds, moment
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.errors import BadIds, HoldfastError, Invalid, NothingToLease, TryAgain
-from holdfast.ports.queues import (
+from holdfast.ports.queue_store import (
     Arrive,
     Clear,
     Committed,
@@ -22,11 +22,11 @@ from holdfast.ports.queues import (
     Extend,
     Forget,
     Import,
-    Lease,
-    Leased,
+    LeasedItems,
+    LeaseItems,
     Produce,
     Remove,
-    Retry,
+    RetryItems,
 )
 from tests.model.audit import audit, catch_up, look
 from tests.model.books import SECOND_US, Books, Entry, Queue
@@ -34,7 +34,7 @@ from tests.model.installation import Installation
 
 MINUTE_US = 60 * SECOND_US
 NAMES = ("work", "plain", "dead", "grave")
-OPERATIONS = (None, "load", Produce, Lease, Complete, Retry, Due, Arrive, Remove, Forget)
+OPERATIONS = (None, "load", Produce, LeaseItems, Complete, RetryItems, Due, Arrive, Remove, Forget)
 DELAYS_S = (0.05, 1.0, 30.0, 61.0, 600.0, 4000.0)
 keys = st.sampled_from(["", "", "", "k1", "k2"])
 names = st.sampled_from(["work", "work", "work", "dead", "dead", "plain", "grave"])
@@ -233,7 +233,7 @@ class ServiceMachine(RuleBasedStateMachine):
     def _leased_untold(self, queue: Queue, committed: Committed) -> None:
         """Leases that took effect and of which nobody was told: they run out."""
         for result in committed.results:
-            for item in result.items if isinstance(result, Leased) else ():
+            for item in result.items if isinstance(result, LeasedItems) else ():
                 entry = queue.entries[item.payload]
                 assert entry.place == "queued", "leased twice at once"
                 self.books.lease(queue, entry, until_us=None)
@@ -344,7 +344,7 @@ class ServiceMachine(RuleBasedStateMachine):
             for e in entries
         ]
         call = self.real.queues.queue_retry(name, items, partition=entries[0].partition)
-        answer, lost = self._verb(call, name, Retry)
+        answer, lost = self._verb(call, name, RetryItems)
         if answer is None or lost:
             for entry in entries:
                 self.books.retry(queue, entry, at_us=at_us, dead=dead, reason=reason, now_us=now_us)

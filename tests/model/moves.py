@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.core.item import NewItem, RetryItem
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.errors import HoldfastError, NothingToLease
-from holdfast.ports.queues import Arrive, Forget, Operation, Remove, Result, Revive
-from holdfast.services.queue.logical import LogicalQueue
+from holdfast.ports.queue_store import Arrive, Forget, Operation, Remove, Result, Revive
+from holdfast.services.queue.logical_queue import LogicalQueue
 from tests.model.audit import Seen, look
 from tests.model.books import Queue
 from tests.model.installation import Installation

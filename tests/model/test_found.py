@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.core.item import NewItem, RetryItem
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.errors import QueueMissing, StorageFailed, TryAgain
-from holdfast.ports.queues import Arrive, Corpse, DeadTarget, Retry
+from holdfast.ports.queue_store import Arrive, DyingItem, MoveTarget, RetryItems
 from tests.model.installation import Installation
 from tests.support.flaky import CATALOG
 
@@ -43,7 +43,7 @@ def test_a_death_whose_answer_was_lost_is_carried_without_another_death(real: In
     real.run(real.queues.queues_create("q", dead_queue="dead"))
     real.run(real.queues.queue_produce("q", [NEW]))
     (item,) = real.run(real.queues.queue_lease("q")).items
-    real.faults.arm("after", "q", Retry)
+    real.faults.arm("after", "q", RetryItems)
     assert isinstance(real.attempt(real.queues.queue_retry("q", [RetryItem(id=item.id, dead=True)])), StorageFailed)
     real.advance(1.0)
     assert [letter.source_id for letter in real.run(real.queues.storage_items_list("dead"))] == [item.id]
@@ -61,8 +61,8 @@ def test_a_letter_that_was_imported_before_it_arrived_and_then_completed_does_no
     opened = real.manager.find("dead")
     assert opened is not None
     real.run(real.queues.storage_items_import("dead", [ImportedItem(payload=b"a", source_id="s")]))
-    target = DeadTarget(queue_name="dead", generation=1, partition=0, storage="default", expire_timeout_us=1)
-    corpse = Corpse(
+    target = MoveTarget(queue_name="dead", generation=1, partition=0, storage="default", expire_timeout_us=1)
+    corpse = DyingItem(
         source_id="s",
         source_queue="q",
         target=target,

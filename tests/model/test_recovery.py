@@ -21,18 +21,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.core.message import Address, Message
-from holdfast.core.recovery import Limits, Summary
+from holdfast.core.recovery import RunLimits, Summary
 from holdfast.core.routes import Route, RouteTable
-from holdfast.engines.folder.journal import FileJournal
 from holdfast.errors import BrokerLost
-from holdfast.ports.recovery import Depth, Exported, Findings, OnOutcome, Taken, Verdict
+from holdfast.ports.recovery import Depth, Exported, OnOutcome, Preflight, RunLetter, Verdict
 from holdfast.services.recover.run import Recovery
+from holdfast.stores.journal import FileJournal
 from holdfast.testing import FrozenClock
-from holdfast.wiring_recover import how_it_ended
+from holdfast.wiring import how_it_ended
 from tests.support.quick_time import run_quickly
 
 TARGET = Address(routing_key="target")
-QUICK = Limits(
+QUICK = RunLimits(
     window_count_max=7,
     total_timeout_s=20.0,
     idle_timeout_s=0.06,
@@ -139,8 +139,8 @@ class WorstQueue:
     def untaken_count(self) -> int:
         return 0
 
-    async def inspect(self, table: RouteTable, *, targets_only: bool = False) -> Findings:
-        return Findings(broker="worst", depth=Depth(ready=len(self.ready)))
+    async def inspect(self, table: RouteTable, *, targets_only: bool = False) -> Preflight:
+        return Preflight(broker="worst", depth=Depth(ready=len(self.ready)))
 
     def receivers(self, address: Address) -> Sequence[str]:
         return [address.routing_key]
@@ -166,7 +166,7 @@ class WorstQueue:
     async def widen(self, capacity_count: int) -> None:
         pass
 
-    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Taken]:
+    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[RunLetter]:
         await asyncio.sleep(0 if self.ready else 0.005)
         mishap = "none" if self._down else self._mishap()
         if mishap in ("lost", "lost_with_acks"):
@@ -185,21 +185,23 @@ class WorstQueue:
             digest = held.name.to_bytes(16, "big")
             route = Route(address=address, why="" if address else "unknown")
             taken.append(
-                Taken((held, self.generation), digest, route, redelivered=held.redelivered, returns=None, size_bytes=10)
+                RunLetter(
+                    (held, self.generation), digest, route, redelivered=held.redelivered, returns=None, size_bytes=10
+                )
             )
         del self.ready[:count_max]
         return taken
 
-    def read(self, letter: Taken) -> Message:
+    def read(self, letter: RunLetter) -> Message:
         return Message(body=b"")
 
-    def export(self, letter: Taken) -> Exported:
+    def export(self, letter: RunLetter) -> Exported:
         raise NotImplementedError
 
-    def restored(self, letter: Exported) -> Taken:
+    def restored(self, letter: Exported) -> RunLetter:
         raise NotImplementedError
 
-    def send(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+    def send(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         for letter in letters:
             if self._left_behind is not None:
@@ -220,11 +222,11 @@ class WorstQueue:
                 self._lose()
             loop.call_soon(on_outcome, [letter], verdict, 0, "")
 
-    def put_back(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+    def put_back(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         raise NotImplementedError
 
-    def ack(self, letters: Sequence[Taken]) -> Sequence[Taken]:
-        missed: list[Taken] = []
+    def ack(self, letters: Sequence[RunLetter]) -> Sequence[RunLetter]:
+        missed: list[RunLetter] = []
         for letter in letters if self._left_behind is None else ():
             held, generation = _raw(letter)
             if self._down or self.unacked.get(held) != generation:
@@ -235,13 +237,13 @@ class WorstQueue:
                 self._acked_last.append(held)
         return missed
 
-    def forget(self, letter: Taken) -> None:
+    def forget(self, letter: RunLetter) -> None:
         pass
 
     async def stop(self) -> None:
         self._stopped = True
 
-    def leftovers(self) -> Sequence[Taken]:
+    def leftovers(self) -> Sequence[RunLetter]:
         return ()
 
     async def give_back(self) -> int:
@@ -289,7 +291,7 @@ class WorstQueue:
         raise Killed
 
 
-def _raw(letter: Taken) -> tuple[Held, int]:
+def _raw(letter: RunLetter) -> tuple[Held, int]:
     assert isinstance(letter.raw, tuple)
     return letter.raw
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.proof.conservation import Report
+from holdfast.engines.rabbitmq.publisher import Outgoing
+from holdfast.proof.conservation import ConservationReport
 from holdfast.proof.proxy import Proxy
 from tests.engines.rabbitmq.admin import Admin
 from tests.recover.world import TARGETS, World, header, letter, peak_mb, summary
@@ -44,7 +44,7 @@ class Tally:
     unexpected: int = 0
     more: dict[str, float] = field(default_factory=dict)
 
-    def add(self, report: Report, possible: int) -> None:
+    def add(self, report: ConservationReport, possible: int) -> None:
         """One round; a duplicate that no summary counted ends the scenario."""
         self.messages += report.put_count
         self.lost += len(report.lost)

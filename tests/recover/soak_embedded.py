@@ -12,7 +12,7 @@ from pathlib import Path
 
 import holdfast
 from holdfast.core.item import RetryItem
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 from tests.recover.soak import Tally
 from tests.recover.test_embedded import items, opened, recover, settled
 from tests.support.command import Command

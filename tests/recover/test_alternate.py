@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.wire import session as methods
 from tests.engines.rabbitmq.admin import Admin
 from tests.recover.world import World, letter, summary
 

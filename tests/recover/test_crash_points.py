@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.proof.points import crash_points
+from holdfast.proof.crash import crash_points
 from tests.recover.world import World, ended_by_kill, header, letter, summary
 
 pytestmark = pytest.mark.rabbitmq

@@ -14,19 +14,19 @@ import pytest
 
 import holdfast
 from holdfast.core.item import Item, RetryItem
-from holdfast.core.recovery import Limits, StoppedBy, Summary
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.recovery import RunLimits, StoppedBy, Summary
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.errors import Invalid, QueueMissing, StorageFailed
-from holdfast.ports.queues import Arrive
-from holdfast.services.queue.logical import LogicalQueue
-from holdfast.services.queue.methods import Queues
+from holdfast.ports.queue_store import Arrive
+from holdfast.services.queue.logical_queue import LogicalQueue
+from holdfast.services.queue.queues import Queues
 from holdfast.services.recover.embedded import EmbeddedRecovery
 from holdfast.wiring import SystemClock
 from tests.faults.serving import TOKEN, serving
 from tests.support.command import Command, Inside
 from tests.support.eventually import eventually
 
-QUICK = Limits(stop_timeout_s=5.0, stall_timeout_s=2.0)
+QUICK = RunLimits(stop_timeout_s=5.0, stall_timeout_s=2.0)
 POINTS = ("queue.before_reply", "dead.after_mark", "dead.after_arrive", "dead.after_remove", "dead.after_forget")
 
 
@@ -133,14 +133,14 @@ async def test_a_limit_a_filter_and_a_dry_run(url: str) -> None:
         assert (chosen.recovered, chosen.filtered) == (1, 2)
         none = await recover(queues, where=["reason=other"])
         assert (none.recovered, none.filtered) == (0, 2)
-        one = await recover(queues, limits=Limits(limit=1, rate_per_s=1000.0))
+        one = await recover(queues, limits=RunLimits(limit=1, rate_per_s=1000.0))
         assert (one.recovered, one.remaining) == (1, 1)
         assert await bodies(queues, "orders") == [b"two", b"one"]
 
 
 async def test_a_reason_fits_by_what_stands_before_its_details(url: str) -> None:
     async with opened(url) as queues:
-        await kill(queues, "orders", b"one", reason="permanent; holdfast.core.outcome.Permanent: no such order")
+        await kill(queues, "orders", b"one", reason="permanent; holdfast.core.policy.Permanent: no such order")
         await kill(queues, "orders", b"two", reason="attempts; ValueError: permanent")
         others = await recover(queues, where=["reason!=permanent"], dry_run=True)
         assert (others.planned, others.filtered) == ({"(no type)": {"orders": 1}}, 1)
@@ -155,10 +155,10 @@ async def test_a_limit_counts_what_fits(url: str) -> None:
         await kill(queues, "orders", *(b"no %d" % number for number in range(150)))
         await kill(queues, "orders", *(b"yes %d" % number for number in range(5)))
         await kill(queues, "orders", b"last")
-        few = await recover(queues, where=["body~yes"], limits=Limits(limit=2))
+        few = await recover(queues, where=["body~yes"], limits=RunLimits(limit=2))
         assert (few.recovered, few.filtered, few.unseen, few.remaining) == (2, 150, 4, 154)
         assert few.stopped_by == StoppedBy.ALL_TAKEN
-        rest = await recover(queues, where=["body~yes"], limits=Limits(limit=9))
+        rest = await recover(queues, where=["body~yes"], limits=RunLimits(limit=9))
         assert (rest.recovered, rest.filtered, rest.unseen, rest.remaining) == (3, 151, 0, 151)
 
 
@@ -178,7 +178,7 @@ async def test_what_dies_again_is_not_chased(url: str) -> None:
                 await queues.queue_retry("orders", retried)
 
         failing = asyncio.create_task(fail_always())
-        summary = await recover(queues, limits=Limits(window_count_max=3, stop_timeout_s=5.0))
+        summary = await recover(queues, limits=RunLimits(window_count_max=3, stop_timeout_s=5.0))
         is_done = True
         await failing
         assert summary.recovered == 40
@@ -215,7 +215,7 @@ async def test_a_queue_that_is_deleted_on_the_way_gives_the_item_back_with_its_s
             return await operate(queue, operation, **options)
 
         monkeypatch.setattr(LogicalQueue, "operate", fail_arrivals)
-        summary = await recover(queues, limits=Limits(stop_timeout_s=0.2))
+        summary = await recover(queues, limits=RunLimits(stop_timeout_s=0.2))
         assert (summary.recovered, summary.remaining) == (0, 1)
         assert "on their way" in summary.notes[0]
         await queues.queues_delete("orders", force=True)
@@ -236,7 +236,7 @@ async def test_a_storage_that_fails_is_waited_for_and_then_given_up(monkeypatch:
             raise StorageFailed("storage failed; by a test")
 
         monkeypatch.setattr(queues, "queue_redrive", fail)
-        summary = await recover(queues, limits=Limits(stall_timeout_s=0.3))
+        summary = await recover(queues, limits=RunLimits(stall_timeout_s=0.3))
         assert (summary.stopped_by, summary.recovered, summary.unknown) == ("stall", 0, 1)
         assert summary.remaining == 1
         assert await bodies(queues, "dead") == [b"a"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engines.folder.journal_file import RECORD_BYTES
 from holdfast.proof.proxy import Proxy
+from holdfast.stores.journal import RECORD_BYTES
 from tests.faults.serving import serving
 from tests.recover.world import World, ended_by_kill, letter, summary
 from tests.support.eventually import eventually

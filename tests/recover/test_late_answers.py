@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.recovery import StoppedBy
-from holdfast.ports.recovery import OnOutcome, Taken
+from holdfast.ports.recovery import OnOutcome, RunLetter
 from holdfast.proof.proxy import Proxy
 from tests.recover.inside import OneMoreFound, letters_of, run
 from tests.recover.world import World, letter
@@ -25,10 +25,10 @@ class LateAnswers(OneMoreFound):
     answers: list[tuple[OnOutcome, tuple[Any, ...]]]
     is_cut = False
 
-    def send(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+    def send(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         super().send(letters, lambda *what: self.answers.append((on_outcome, what)), timeout_s=timeout_s)
 
-    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Taken]:
+    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[RunLetter]:
         if not self.is_cut and sum(len(what[0]) for _, what in self.answers) == COUNT:
             self.is_cut = True
             await self.proxy.cut()

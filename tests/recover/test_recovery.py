@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.rabbitmq.publisher import Outgoing
 from holdfast.engines.rabbitmq.wire import properties, table
 from tests.engines.rabbitmq.raw import HEADERS, header_table
 from tests.recover.world import EXCHANGE, World, ended_by_kill, essence, header, letter, peak_mb, summary

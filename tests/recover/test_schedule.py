@@ -14,10 +14,9 @@ from holdfast.core.ledger import LedgerRow, verify
 from holdfast.core.recovery import Summary
 from holdfast.errors import StorageFailed
 from holdfast.proof.process import Child, python_argv
-from holdfast.services.recover.schedule import Duty, OnBegin, Schedule
+from holdfast.services.recover.service import OnBegin, RecoverySchedule, ScheduledRecovery
 from holdfast.settings import load_settings
-from holdfast.wiring import SystemClock
-from holdfast.wiring_custody import open_ledger
+from holdfast.wiring import SystemClock, open_ledger
 from tests.faults.serving import TOKEN, Serving, serving
 from tests.recover.test_embedded import filled, items, kill
 from tests.recover.world import World, letter
@@ -85,20 +84,22 @@ async def test_a_run_that_fails_is_followed_by_the_next() -> None:
         count += 1
         raise StorageFailed("storage failed; by a test") if count % 2 else RuntimeError("a bug")
 
-    async with Schedule([Duty(dead_queue="q", run=fail, on_start=True, every_s=0.01)]).at_work():
+    async with RecoverySchedule([ScheduledRecovery(dead_queue="q", run=fail, on_start=True, every_s=0.01)]).at_work():
         await eventually(lambda: count >= 4)
 
 
 async def test_runs_do_not_overlap_and_are_stopped_at_the_end() -> None:
     run = Run()
-    async with Schedule([Duty(dead_queue="q", run=run, every_s=0.01)]).at_work():
+    async with RecoverySchedule([ScheduledRecovery(dead_queue="q", run=run, every_s=0.01)]).at_work():
         await eventually(lambda: run.count)
     assert (run.count, run.most, run.at_once) == (1, 1, 0)
 
 
 async def test_it_is_off_by_default_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     run, other = Run(), Run()
-    schedule = Schedule([Duty(dead_queue="q", run=run), Duty(dead_queue="other", run=other, every_s=60.0)])
+    schedule = RecoverySchedule(
+        [ScheduledRecovery(dead_queue="q", run=run), ScheduledRecovery(dead_queue="other", run=other, every_s=60.0)]
+    )
     with caplog.at_level(logging.WARNING, "holdfast"):
         async with schedule.at_work():
             assert len([task for task in asyncio.all_tasks() if "recovery of q" in task.get_name()]) == 0

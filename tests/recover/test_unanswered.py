@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from holdfast.core.recovery import Limits, StoppedBy
-from holdfast.engines.rabbitmq.channel import Channel
+from holdfast.core.recovery import RunLimits, StoppedBy
+from holdfast.engines.rabbitmq.connection import Channel
 from holdfast.errors import BrokerRefused
 from holdfast.ports.recovery import Depth
 from holdfast.proof.proxy import Proxy
@@ -110,7 +110,7 @@ async def test_the_total_limit_holds_also_for_a_connection_that_does_not_come(wo
     async with asyncio.timeout(ENDS_S), Proxy("127.0.0.1", world.admin.node.port) as proxy:
         letters = letters_of(Locked, world, port=proxy.port)
         letters.proxy = proxy
-        told = await run(letters, Limits(empty_timeout_s=0.2, total_timeout_s=1.5))
+        told = await run(letters, RunLimits(empty_timeout_s=0.2, total_timeout_s=1.5))
     assert (told.stopped_by, told.interruptions) == (StoppedBy.TOTAL, 1)
     await eventually(lambda: _all_are_there(world))
     await world.check()
@@ -140,7 +140,7 @@ async def test_whoever_does_not_come_back_has_lost_its_connection(world: World) 
         proxy.cut_when("up", seen)
         letters = letters_of(SilentAgain, world, port=proxy.port)
         letters.proxy, letters.is_refused = proxy, True
-        told = await run(letters, Limits(empty_timeout_s=0.2, total_timeout_s=2.0))
+        told = await run(letters, RunLimits(empty_timeout_s=0.2, total_timeout_s=2.0))
     assert (told.stopped_by, told.interruptions) == (StoppedBy.TOTAL, 1)
     assert letters.is_lost
 

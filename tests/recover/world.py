@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.events import Delivery
-from holdfast.proof.conservation import Conservation, Report
+from holdfast.proof.conservation import Conservation, ConservationReport
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.command import Command, Ended, Forked
 
@@ -159,7 +158,7 @@ class World:
                 self.books.found(place, self.name(one), essence(one))
         return seen
 
-    async def check(self, *, duplicates_max: int | None = 0, places: Sequence[str] | None = None) -> Report:
+    async def check(self, *, duplicates_max: int | None = 0, places: Sequence[str] | None = None) -> ConservationReport:
         """Nothing lost, nothing altered, and no more duplicates than the summary counted."""
         await self.found(places)
         return self.books.check(duplicates_max=duplicates_max)

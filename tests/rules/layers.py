@@ -20,16 +20,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "telemetry": frozenset({"core"}),
     "settings": frozenset({"core"}),
     "engines": frozenset({"core", "ports", "telemetry", "proof"}),
-    "services": frozenset({"core", "ports", "telemetry", "proof"}),
-    "wiring": frozenset({"core", "ports", "engines", "services", "settings", "telemetry", "proof"}),
-    "wiring_custody": frozenset({"core", "ports", "engines", "services", "settings", "wiring", "telemetry", "proof"}),
-    "wiring_recover": frozenset(
-        {"core", "ports", "services", "settings", "wiring", "wiring_custody", "telemetry", "proof"}
+    "stores": frozenset({"core", "ports", "telemetry", "proof"}),
+    "services": frozenset({"core", "ports", "stores", "telemetry", "proof"}),
+    "wiring": frozenset({"core", "ports", "engines", "stores", "services", "settings", "telemetry", "proof"}),
+    "testing": frozenset(
+        {"core", "ports", "engines", "stores", "services", "settings", "wiring", "telemetry", "proof"}
     ),
-    "testing": frozenset({"core", "ports", "engines", "services", "settings", "wiring", "telemetry", "proof"}),
-    "faces": frozenset(
-        {"core", "ports", "services", "settings", "wiring", "wiring_custody", "wiring_recover", "telemetry", "proof"}
-    ),
+    "faces": frozenset({"core", "ports", "services", "settings", "wiring", "telemetry", "proof"}),
     "": frozenset({"core", "ports", "services", "settings", "wiring", "faces"}),
     "__main__": frozenset({"faces"}),
 }

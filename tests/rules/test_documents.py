@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from holdfast.core.requests.queue import VERBS
 from holdfast.core.states import ITEM_MOVES, LETTER_MOVES, ItemState, mermaid
-from holdfast.core.verbs import VERBS
 
 ROOT = Path(__file__).parents[2]
 

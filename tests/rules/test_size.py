@@ -1,4 +1,4 @@
-"""Files and functions of the package stay small enough to be read in one go."""
+"""Functions of the package stay small enough to be read in one go. How long a module is, is told and never failed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import holdfast
 
 ROOT = Path(holdfast.__file__).parent
-FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70  # what we aim for is 40
 
 
@@ -30,13 +29,6 @@ def _docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
         case ast.Expr(value=ast.Constant(value=str())) as docstring:
             return (docstring.end_lineno or docstring.lineno) - docstring.lineno + 1
     return 0
-
-
-def test_no_file_is_too_long() -> None:
-    lengths = {file.relative_to(ROOT): len(file.read_text("utf-8").splitlines()) for file in ROOT.rglob("*.py")}
-    assert lengths
-    found = [f"{file}: {lines} lines" for file, lines in lengths.items() if lines >= FILE_LINES_MAX]
-    assert not found, "\n".join(found)
 
 
 def test_no_function_is_too_long() -> None:

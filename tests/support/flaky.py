@@ -11,18 +11,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from holdfast.core.item import Item
-from holdfast.core.queue import QueueRecord
+from holdfast.core.item import Item, QueueRecord
 from holdfast.errors import StorageFailed
-from holdfast.ports.queues import (
+from holdfast.ports.queue_store import (
     Catalog,
     Committed,
-    Corpse,
+    DeathRules,
+    DyingItem,
     LedgerEntry,
-    Mortality,
-    Neighbours,
     Operation,
-    Shelves,
+    QueueStore,
+    RelatedQueues,
     Storage,
     Tally,
 )
@@ -111,7 +110,7 @@ class Faults:
 class FlakyShelves:
     """Shelves whose commits and loads can fail."""
 
-    def __init__(self, real: Shelves, queue_name: str, faults: Faults, storage: str = "") -> None:
+    def __init__(self, real: QueueStore, queue_name: str, faults: Faults, storage: str = "") -> None:
         self.real = real
         self._name = queue_name
         self._faults = faults
@@ -129,7 +128,7 @@ class FlakyShelves:
     async def load(self) -> Committed:
         return await self._around(("load",), self.real.load)
 
-    async def corpses(self, partition: int, *, count_max: int) -> Sequence[Corpse]:
+    async def corpses(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
         return await self._faults.around(
             self._name, ("read",), lambda: self.real.corpses(partition, count_max=count_max)
         )
@@ -142,7 +141,7 @@ class FlakyShelves:
     async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
         return await self.real.list_items(partition, pivot=pivot, count_max=count_max, scheduled=scheduled)
 
-    async def tally(self, partition: int, *, mortality: Mortality) -> Tally:
+    async def tally(self, partition: int, *, mortality: DeathRules) -> Tally:
         return await self.real.tally(partition, mortality=mortality)
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
@@ -166,13 +165,13 @@ class FlakyCatalog:
         return await self._real.version()
 
     async def change(
-        self, name: str, *, dead_queue: str, decide: Callable[[Neighbours, int], QueueRecord]
+        self, name: str, *, dead_queue: str, decide: Callable[[RelatedQueues, int], QueueRecord]
     ) -> QueueRecord:
         return await self._faults.around(
             CATALOG, (name,), lambda: self._real.change(name, dead_queue=dead_queue, decide=decide)
         )
 
-    async def delete(self, name: str, *, decide: Callable[[Neighbours], QueueRecord], count: int) -> QueueRecord:
+    async def delete(self, name: str, *, decide: Callable[[RelatedQueues], QueueRecord], count: int) -> QueueRecord:
         return await self._faults.around(CATALOG, (name,), lambda: self._real.delete(name, decide=decide, count=count))
 
     async def keep(self, key: str, value: str) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 REQUEST_BYTES_MAX = 256 * 2**10
 #: What the program reads when it is needed first: a third of a second.
-READ_LATER = ("holdfast.wiring_recover", "holdfast.wiring_custody", "holdfast.engines.sqlite.vault", "pydantic.main")
+READ_LATER = ("holdfast.wiring", "holdfast.wiring", "holdfast.engines.sqlite.database", "pydantic.main")
 FILES_COUNT = 4  # stdin, stdout, stderr, and where to say the process id and, at the end, the exit code
 
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from holdfast import Item, NewItem
-from holdfast.faces.cli.failures import CommandFailed, ExitCode
+from holdfast.faces.cli.context import CommandFailed, ExitCode
 from holdfast.faces.cli.items import GROWTH_COUNT_MAX, PAGE_COUNT_MAX, pages
-from holdfast.faces.cli.lines import Batch, Line, batches, read_lines
-from holdfast.services.queue.methods import Queues
+from holdfast.faces.cli.lines import InputLine, LineBatch, batches, read_lines
+from holdfast.services.queue.queues import Queues
 from holdfast.testing import memory_queues
 
 
@@ -71,7 +71,7 @@ async def test_a_queue_that_grows_without_end_is_not_listed_without_end() -> Non
         assert growing.count <= GROWTH_COUNT_MAX + 2 * PAGE_COUNT_MAX
 
 
-async def split(*chunks: bytes, from_line: int = 1) -> list[Line]:
+async def split(*chunks: bytes, from_line: int = 1) -> list[InputLine]:
     async def source() -> AsyncIterator[bytes]:
         for chunk in chunks:
             yield chunk
@@ -81,7 +81,7 @@ async def split(*chunks: bytes, from_line: int = 1) -> list[Line]:
 
 async def test_lines_are_the_same_however_they_arrive() -> None:
     text = b"one\n\ntwo\r\nthree"
-    expected = [Line(1, b"one"), Line(2, b""), Line(3, b"two\r"), Line(4, b"three")]
+    expected = [InputLine(1, b"one"), InputLine(2, b""), InputLine(3, b"two\r"), InputLine(4, b"three")]
     for cut in range(len(text)):
         assert await split(text[:cut], text[cut:]) == expected
     assert await split(*(bytes([byte]) for byte in text)) == expected
@@ -91,11 +91,11 @@ async def test_lines_are_the_same_however_they_arrive() -> None:
 
 
 async def test_batches_keep_to_count_and_bytes() -> None:
-    async def lines() -> AsyncIterator[list[Line]]:
-        yield [Line(n, b"x" * 100) for n in range(1, 2_502)]
-        yield [Line(2_502, b"y" * 5_000), Line(2_503, b"z")]
+    async def lines() -> AsyncIterator[list[InputLine]]:
+        yield [InputLine(n, b"x" * 100) for n in range(1, 2_502)]
+        yield [InputLine(2_502, b"y" * 5_000), InputLine(2_503, b"z")]
 
-    found: list[Batch[bytes]] = [b async for b in batches(lines(), lambda line: line.text, bytes_max=1_000_000)]
+    found: list[LineBatch[bytes]] = [b async for b in batches(lines(), lambda line: line.text, bytes_max=1_000_000)]
     assert [(b.first, b.last, len(b.items)) for b in found] == [
         (1, 1_000, 1_000),
         (1_001, 2_000, 1_000),

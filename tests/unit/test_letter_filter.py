@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.letter_filter import LetterFilter
 from holdfast.core.message import Message
 from holdfast.core.moments import SECOND_US, microseconds
+from holdfast.core.selection import LetterFilter
 from holdfast.errors import Invalid
 
 DIED = datetime(2026, 1, 1, tzinfo=UTC)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engines.folder import journal as module
-from holdfast.engines.folder.journal import FileJournal
 from holdfast.errors import CannotStart
-from holdfast.ports.recovery import End
+from holdfast.ports.recovery import RunEnd
+from holdfast.stores import journal as module
+from holdfast.stores.journal import FileJournal
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
@@ -47,23 +47,23 @@ def test_a_clean_end_ends_the_file(tmp_path: Path) -> None:
     path = tmp_path / "j"
     journal = opened(path)
     journal.confirmed([A])
-    journal.close(End.WHOLE)
+    journal.close(RunEnd.WHOLE)
     assert not path.exists()
     following = opened(path)
     assert not following.follows_killed_run
     assert not following.recognise(A)
-    following.close(End.WHOLE)
+    following.close(RunEnd.WHOLE)
 
 
 def test_a_run_that_ended_by_an_error_leaves_its_entries_to_the_next(tmp_path: Path) -> None:
     path = tmp_path / "j"
     journal = opened(path)
     journal.confirmed([A])
-    journal.close(End.BROKEN)
+    journal.close(RunEnd.BROKEN)
     following = opened(path)
     assert following.follows_killed_run, "what comes again without an entry counts as a possible duplicate"
     assert following.recognise(A)
-    following.close(End.WHOLE)
+    following.close(RunEnd.WHOLE)
 
 
 def test_of_a_run_that_ended_without_its_connection_only_that_is_known(tmp_path: Path) -> None:
@@ -72,11 +72,11 @@ def test_of_a_run_that_ended_without_its_connection_only_that_is_known(tmp_path:
     journal = opened(path)
     journal.confirmed([A, B])
     journal.acking([B])
-    journal.close(End.LOST)
+    journal.close(RunEnd.LOST)
     following = opened(path)
     assert following.follows_killed_run
     assert not following.recognise(A)
-    following.close(End.WHOLE)
+    following.close(RunEnd.WHOLE)
     assert not path.exists()
 
 
@@ -87,15 +87,15 @@ def test_what_a_killed_run_left_is_kept_by_one_that_ends_without_its_connection(
     killed(journal)
     lost = opened(path)
     lost.confirmed([B])
-    lost.close(End.LOST)
+    lost.close(RunEnd.LOST)
     following = opened(path)
     assert (following.recognise(B), following.recognise(A)) == (False, True)
-    following.close(End.WHOLE)
+    following.close(RunEnd.WHOLE)
 
 
 def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    for end in (End.BROKEN, End.LOST):
+    for end in (RunEnd.BROKEN, RunEnd.LOST):
         opened(path).close(end)
         assert not path.exists()
 
@@ -109,7 +109,7 @@ def test_after_a_restart_of_the_machine_nothing_is_believed(tmp_path: Path, monk
     following = opened(path)
     assert following.follows_killed_run
     assert not following.recognise(A)
-    following.close(End.WHOLE)
+    following.close(RunEnd.WHOLE)
 
 
 def test_a_torn_record_is_left_out_and_a_damaged_one_ends_all_belief(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_two_runs_cannot_share_one(tmp_path: Path) -> None:
     journal = opened(tmp_path / "j")
     with pytest.raises(CannotStart, match="journal is in use"):
         opened(tmp_path / "j")
-    journal.close(End.WHOLE)
+    journal.close(RunEnd.WHOLE)
 
 
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -189,14 +189,14 @@ def test_a_clean_run_that_has_not_seen_all_leaves_what_a_killed_one_left(tmp_pat
     assert short.follows_killed_run
     assert short.recognise(A) is (own is not None), "a run without a journal recognises nothing"
     short.confirmed([C])
-    short.close(End.PARTLY)
+    short.close(RunEnd.PARTLY)
     assert sorted(tmp_path.iterdir()) == [path]
     following = opened(path)
     assert following.follows_killed_run
     assert following.recognise(B)
     assert not following.recognise(C), "an entry of a finished run never matches"
     assert following.recognise(A) is (own is None)
-    following.close(End.WHOLE)
+    following.close(RunEnd.WHOLE)
     assert not path.exists()
 
 
@@ -212,7 +212,7 @@ def test_a_letter_that_is_published_again_ends_the_entries_of_its_bytes(tmp_path
     following = opened(path)
     assert not following.recognise(A)
     assert following.recognise(B)
-    following.close(End.WHOLE)
+    following.close(RunEnd.WHOLE)
 
 
 @pytest.mark.parametrize("own", ["j", "another", None])
@@ -222,12 +222,12 @@ def test_letters_that_were_seen_and_kept_may_have_been_published_by_a_killed_run
     """The entries end, since their letters are not in the queue; that a run was killed is still to be known."""
     path = tmp_path / "j"
     left_behind(path, A)
-    opened(tmp_path / own if own else None, others=[path]).close(End.KEPT)
+    opened(tmp_path / own if own else None, others=[path]).close(RunEnd.KEPT)
     assert sorted(tmp_path.iterdir()) == [path]
     following = opened(path)
     assert following.follows_killed_run
     assert not following.recognise(A)
-    following.close(End.WHOLE)
+    following.close(RunEnd.WHOLE)
 
 
 @pytest.mark.parametrize("own", ["another", None])
@@ -237,7 +237,7 @@ def test_a_run_that_ends_with_nothing_left_ends_every_journal_of_its_queue(tmp_p
     left_behind(second, B)
     strange.write_text("mine\n")
     foreign = tmp_path / "foreign"
-    opened(foreign, source="another queue").close(End.BROKEN)
+    opened(foreign, source="another queue").close(RunEnd.BROKEN)
     journal = opened(foreign, source="another queue")
     journal.confirmed([A])
     killed(journal)
@@ -246,12 +246,12 @@ def test_a_run_that_ends_with_nothing_left_ends_every_journal_of_its_queue(tmp_p
     assert run.recognise(B) is (own is not None)
     assert first.exists()
     assert second.exists(), "not before the end"
-    run.close(End.WHOLE)
+    run.close(RunEnd.WHOLE)
     assert sorted(tmp_path.iterdir()) == [foreign, strange]
 
 
-@pytest.mark.parametrize("end", [End.PARTLY, End.KEPT, End.WHOLE])
-def test_a_clean_run_that_follows_no_killed_one_leaves_nothing(tmp_path: Path, end: End) -> None:
+@pytest.mark.parametrize("end", [RunEnd.PARTLY, RunEnd.KEPT, RunEnd.WHOLE])
+def test_a_clean_run_that_follows_no_killed_one_leaves_nothing(tmp_path: Path, end: RunEnd) -> None:
     journal = opened(tmp_path / "j", others=[tmp_path / "absent"])
     assert not journal.follows_killed_run
     journal.confirmed([A])
@@ -263,8 +263,8 @@ def test_a_run_that_did_not_begin_leaves_the_journals_of_others_alone(tmp_path: 
     path = tmp_path / "j"
     left_behind(path, A)
     before = path.read_bytes()
-    opened(tmp_path / "own", others=[path]).close(End.BROKEN)
-    opened(None, others=[path]).close(End.BROKEN)
+    opened(tmp_path / "own", others=[path]).close(RunEnd.BROKEN)
+    opened(None, others=[path]).close(RunEnd.BROKEN)
     assert sorted(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == before
 
@@ -275,15 +275,15 @@ def test_a_journal_that_somebody_uses_is_left_alone(tmp_path: Path) -> None:
     running.confirmed([A])
     other = opened(None, others=[path])
     assert not other.follows_killed_run
-    other.close(End.WHOLE)
+    other.close(RunEnd.WHOLE)
     assert path.exists()
     other = opened(None, others=[path])
     killed(running)  # in the middle of the other: what it left may have been published again
-    other.close(End.PARTLY)
+    other.close(RunEnd.PARTLY)
     following = opened(path)
     assert following.follows_killed_run
     assert not following.recognise(A)
-    following.close(End.WHOLE)
+    following.close(RunEnd.WHOLE)
 
 
 def test_a_journal_that_was_replaced_while_its_lock_was_awaited_is_opened_anew(
@@ -296,14 +296,14 @@ def test_a_journal_that_was_replaced_while_its_lock_was_awaited_is_opened_anew(
     def slow(file: int, how: int) -> None:
         if not seen:
             seen.append(file)
-            opened(path).close(End.WHOLE)  # another run came and ended in between
+            opened(path).close(RunEnd.WHOLE)  # another run came and ended in between
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", slow)
     following = opened(path)
     assert not following.follows_killed_run
     assert not following.recognise(A)
-    following.close(End.WHOLE)
+    following.close(RunEnd.WHOLE)
 
 
 # --- files elsewhere ----------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def test_a_journal_elsewhere_is_found_from_the_usual_place(tmp_path: Path) -> No
     following = opened(usual, usual=usual)
     assert following.follows_killed_run
     assert following.recognise(A)
-    following.close(End.WHOLE)
+    following.close(RunEnd.WHOLE)
     assert not elsewhere.exists()
     assert not list(usual.parent.iterdir())
 
@@ -328,7 +328,7 @@ def test_a_journal_elsewhere_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     elsewhere.unlink()
     following = opened(usual, usual=usual)
     assert not following.follows_killed_run
-    following.close(End.BROKEN)
+    following.close(RunEnd.BROKEN)
     assert not list(usual.parent.iterdir())
 
 
@@ -336,7 +336,7 @@ def test_a_usual_place_that_cannot_be_written_does_not_matter_elsewhere(tmp_path
     (tmp_path / "file").write_text("")
     journal = opened(tmp_path / "j", usual=tmp_path / "file" / "q.journal")
     journal.confirmed([A])
-    journal.close(End.WHOLE)
+    journal.close(RunEnd.WHOLE)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -345,21 +345,21 @@ def test_what_a_killed_run_may_have_sent_twice_is_told_until_somebody_has_told_i
     for path, count in ((usual, 3), (other, 4)):
         killed = FileJournal.open(path, source="q", run="r", usual=usual)
         killed.doubt(count)
-        killed.close(End.BROKEN)
+        killed.close(RunEnd.BROKEN)
     # That of the second is the sum: it knew of the first.
     assert _doubted(usual) == 3 + 7
     killed = FileJournal.open(usual, source="q", run="r", usual=usual)
     killed.doubt(5)
     killed.acking([bytes(16)])
-    killed.close(End.BROKEN)
+    killed.close(RunEnd.BROKEN)
     told = FileJournal.open(usual, source="q", run="r", usual=usual)
     assert told.doubted_count >= 3 + 4 + 5
-    told.close(End.PARTLY)
+    told.close(RunEnd.PARTLY)
     assert _doubted(usual) == 0
 
 
 def _doubted(usual: Path) -> int:
     journal = FileJournal.open(None, source="q", run="r", usual=usual)
     count = journal.doubted_count
-    journal.close(End.BROKEN)
+    journal.close(RunEnd.BROKEN)
     return count

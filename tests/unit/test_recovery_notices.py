@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.recovery import Summary
-from holdfast.services.recover.notices import Notices
+from holdfast.services.recover.report import Notices
 
 
 def test_a_reader_that_is_gone_with_its_terminal_is_no_error() -> None:

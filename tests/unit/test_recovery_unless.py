@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from holdfast.services.recover.watch import unless
+from holdfast.services.recover.limits import unless
 
 
 async def test_what_fails_while_it_is_given_up_is_printed_by_nobody() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import CannotStart
-from holdfast.settings import Address, Settings, explain, load_settings, masked, parse_address
+from holdfast.settings import ListenAddress, Settings, explain, load_settings, masked, parse_address
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def refused(toml: str = "", *, env: dict[str, str] | None = None, **arguments: o
 def test_nothing_given_is_the_embedded_default() -> None:
     settings = load()
     assert [(s.name, s.url, s.affinity) for s in settings.storages] == [("default", "sqlite:///holdfast-data", 1.0)]
-    assert settings.address == Address("127.0.0.1", 8470)
+    assert settings.address == ListenAddress("127.0.0.1", 8470)
     assert settings.admin_token_file == Path("holdfast-data/admin-token")
     assert (settings.auth, settings.admin_token, settings.insecure_http) == ("token", None, False)
     assert (settings.produce_body_bytes_max, settings.import_body_bytes_max, settings.other_body_bytes_max) == (

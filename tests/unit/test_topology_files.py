@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.topology import Design, Version
-from holdfast.core.topology_file import FILE_BYTES_MAX, parse_file
-from holdfast.core.topology_layouts import design
+from holdfast.core.topology.layouts import FILE_BYTES_MAX, design, parse_file
+from holdfast.core.topology.model import Design, Version
 from holdfast.errors import Invalid
 
 V3, V4 = Version(3, 10), Version(4, 0)

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.topology import Binding, Design, Exchange, Family, Place, Queue, Version
-from holdfast.core.topology_definitions import from_definitions
-from holdfast.core.topology_file import parse_file
-from holdfast.core.topology_layouts import design
-from holdfast.core.topology_rules import hazards
+from holdfast.core.topology.definitions import from_definitions
+from holdfast.core.topology.layouts import design, parse_file
+from holdfast.core.topology.model import Binding, Design, Exchange, Family, FamilyQueue, Queue, Version
+from holdfast.core.topology.rules import hazards
 
 V3, V4 = Version(3, 10), Version(4, 0)
 EXAMPLES = Path(__file__).parents[2] / "examples" / "topologies"
@@ -53,8 +52,8 @@ def test_per_consumer_is_an_exchange_and_a_queue_for_retry_and_for_dead_letters_
         Family(
             queue="q.X",
             layout="per-consumer",
-            waits=(Place(queue="q.X.retry", exchange="retry.q.X", key="retry", delay_ms=15000),),
-            dead=Place(queue="q.X.dlq", exchange="dlq.q.X", key="parking"),
+            waits=(FamilyQueue(queue="q.X.retry", exchange="retry.q.X", key="retry", delay_ms=15000),),
+            dead=FamilyQueue(queue="q.X.dlq", exchange="dlq.q.X", key="parking"),
             rejected_to="q.X.retry",
         ),
     )
@@ -149,12 +148,12 @@ def test_names_and_suffixes_are_settings() -> None:
     (family,) = made(text).families
     assert [wait.queue for wait in family.waits] == ["q-wait-1", "q-wait-2"]
     assert [(wait.exchange, wait.key) for wait in family.waits] == [("", "q-wait-1"), ("", "q-wait-2")]
-    assert family.dead == Place(queue="q-dead", exchange="graves", key="parking")
+    assert family.dead == FamilyQueue(queue="q-dead", exchange="graves", key="parking")
 
 
 def test_every_exchange_has_a_net_unless_it_is_switched_off() -> None:
     found = made('[exchanges.x]\n[exchanges.y]\nalternate_exchange = "x"\n[queues.q]')
-    assert found.unroutable == Place(queue="unroutable", exchange="unroutable", key="")
+    assert found.unroutable == FamilyQueue(queue="unroutable", exchange="unroutable", key="")
     nets = {exchange.name: exchange.alternate for exchange in found.topology.exchanges}
     assert nets == {"x": "unroutable", "y": "x", "retry.q": "unroutable", "dlq.q": "unroutable", "unroutable": None}
     off = made("[unroutable]\nenabled = false\n[exchanges.x]")

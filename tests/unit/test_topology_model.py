@@ -12,13 +12,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.topology import Binding, Design, Exchange, Policy, Queue, Topology, Version, effective, topology
-from holdfast.core.topology_definitions import from_definitions, to_definitions
-from holdfast.core.topology_diff import Kind, diff
-from holdfast.core.topology_draw import mermaid, svg
-from holdfast.core.topology_graph import Graph, matches
-from holdfast.core.topology_rules import hazards
+from holdfast.core.topology.definitions import from_definitions, to_definitions
+from holdfast.core.topology.diff import DifferenceKind, diff
+from holdfast.core.topology.model import (
+    Binding,
+    Design,
+    Exchange,
+    Policy,
+    Queue,
+    Topology,
+    Version,
+    effective,
+    topology,
+)
+from holdfast.core.topology.routing import Graph, matches
+from holdfast.core.topology.rules import hazards
 from holdfast.errors import Invalid
+from holdfast.faces.draw import mermaid, svg
 
 V3, V4 = Version(3, 10), Version(4, 0)
 
@@ -102,7 +112,7 @@ def test_the_order_in_a_file_means_nothing(found: Topology, random: Any) -> None
 @settings(max_examples=60)
 @given(topologies, topologies)
 def test_a_difference_is_found_in_both_directions_or_in_none(one: Topology, other: Topology) -> None:
-    missing = {(d.what, d.name) for d in diff(one, other) if d.kind is Kind.MISSING}
+    missing = {(d.what, d.name) for d in diff(one, other) if d.kind is DifferenceKind.MISSING}
     expected = {("queue", q.name) for q in one.queues if other.queue(q.name) is None}
     assert {each for each in missing if each[0] == "queue"} == expected
     assert (diff(one, other, owns=["*"]) == []) == (
@@ -165,7 +175,7 @@ def test_what_amqp_cannot_change_has_a_way_out() -> None:
     wanted = topology(queues=[Queue(name="q.a", arguments={"x-message-ttl": 5, "x-dead-letter-exchange": "d"})])
     bare = topology(queues=[Queue(name="q.a")])
     (difference,) = diff(wanted, bare)
-    assert difference.kind is Kind.DIFFERENT
+    assert difference.kind is DifferenceKind.DIFFERENT
     assert str(difference.aspects[0]) == "x-dead-letter-exchange is (none), wanted 'd'"
     assert difference.way_out == (
         r'a policy can add it: pattern ^q\.a$, definition {"dead-letter-exchange": "d", "message-ttl": 5}'

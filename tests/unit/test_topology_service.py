@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.topology import Binding, Exchange, Queue, Topology, Version, topology
-from holdfast.core.topology_diff import Kind
-from holdfast.core.topology_file import TopologyFile, parse_file
-from holdfast.core.topology_graph import Graph
-from holdfast.core.topology_layouts import design
+from holdfast.core.topology.diff import DifferenceKind
+from holdfast.core.topology.layouts import TopologyFile, design, parse_file
+from holdfast.core.topology.model import Binding, Exchange, Queue, Topology, Version, topology
+from holdfast.core.topology.routing import Graph
 from holdfast.errors import BrokerError
-from holdfast.ports.topology import Live, Probe, ProbeResult, QueueState, Thing
-from holdfast.services.topology import Topologies
-from holdfast.services.topology_probes import probes_of
+from holdfast.ports.topology import LiveTopology, Probe, ProbeResult, QueueState, Thing
+from holdfast.services.topology import Topologies, probes_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "topologies"
 V3, V4 = Version(3, 10), Version(4, 0)
@@ -37,13 +35,13 @@ class Fake:
     async def version(self) -> Version:
         return self._version
 
-    async def read(self) -> Live:
+    async def read(self) -> LiveTopology:
         found = self.standing()
         states = {
             queue.name: QueueState(messages_count=int(queue.name in self.busy), consumers_count=0)
             for queue in found.queues
         }
-        return Live(vhost=self.vhost, version=self._version, declared=found, effective=found, states=states)
+        return LiveTopology(vhost=self.vhost, version=self._version, declared=found, effective=found, states=states)
 
     async def create(self, thing: Thing) -> None:
         if self.fails_after is not None and len(self.things) >= self.fails_after:
@@ -111,7 +109,7 @@ async def test_what_the_broker_did_not_make_is_found_when_it_is_read_back() -> N
     broker = Fake()
     broker.forgets = "q.audit.dlq"
     done = await Topologies(broker).apply(example("media"))
-    assert [(each.kind, each.name) for each in done.remaining] == [(Kind.MISSING, "q.audit.dlq")]
+    assert [(each.kind, each.name) for each in done.remaining] == [(DifferenceKind.MISSING, "q.audit.dlq")]
     assert not done.is_done
     assert not broker.probes
 

@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from holdfast.core.letter_selection import Selection
-from holdfast.core.roles import Caller, Role
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.core.requests.roles import Caller, Role
+from holdfast.core.selection import Selection
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.settings import Secret, Settings, StorageSettings
-from holdfast.wiring_custody import Office, open_office
+from holdfast.wiring import VaultApp, open_office
 from tests.engines.rabbitmq.admin import Admin
 
 DLQ, MAIN = "orders.dlq", "orders"
@@ -32,7 +31,7 @@ def settings_for(admin: Admin, folder: Path, **more: object) -> Settings:
 
 
 @asynccontextmanager
-async def office_on(admin: Admin, folder: Path, **more: object) -> AsyncIterator[Office]:
+async def office_on(admin: Admin, folder: Path, **more: object) -> AsyncIterator[VaultApp]:
     """An office without embedded queues."""
     async with open_office(settings_for(admin, folder, **more), None) as office:
         yield office
@@ -61,7 +60,7 @@ async def send(admin: Admin, letters: Sequence[Outgoing]) -> None:
         assert all(outcome.stored for outcome in await publisher.publish_all(letters))
 
 
-async def bodies(office: Office, selection: Selection | None = None) -> list[bytes]:
+async def bodies(office: VaultApp, selection: Selection | None = None) -> list[bytes]:
     """The bodies of letters in the vault, oldest first."""
     page = await office.vault.letters.find(selection or Selection(), count_max=1000)
     found = [await office.custody.content(one) for one in reversed(page.letters)]

@@ -8,9 +8,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from holdfast.engines.postgres.vault import SCHEMA, PostgresDatabase
-from holdfast.engines.sql_vault.vault import SqlVault
-from holdfast.engines.sqlite.vault import SqliteDatabase
+from holdfast.engines.postgres.database import SCHEMA, PostgresDatabase
+from holdfast.engines.sqlite.database import SqliteDatabase
+from holdfast.stores.vault import SqlVault
 from holdfast.testing import FrozenClock
 from tests.support.folders import tmp_path
 

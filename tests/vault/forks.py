@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 
-import holdfast.engines.postgres.vault
+import holdfast.engines.postgres.database
 import holdfast.engines.rabbitmq.custody  # noqa: F401 - both are imported by who needs them, which takes long
 from holdfast.proof import crash
 from tests.vault import worker

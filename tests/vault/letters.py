@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 
-from holdfast.core.groups import fingerprint
-from holdfast.core.ledger import Act
-from holdfast.core.letter import DeathStory, NewLetter
+from holdfast.core.ledger import LedgerAct
+from holdfast.core.letter import DeathStory, NewLetter, fingerprint
 
-ACT = Act(actor="tester", action="capture", origin="tests")
+ACT = LedgerAct(actor="tester", action="capture", origin="tests")
 QUEUE = "orders.dlq"
 
 
-def act(action: str) -> Act:
-    return Act(actor="tester", action=action, origin="tests", reason="because")
+def act(action: str) -> LedgerAct:
+    return LedgerAct(actor="tester", action=action, origin="tests", reason="because")
 
 
 def letter(

@@ -17,15 +17,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from holdfast.core.letter import NewLetter
-from holdfast.core.letter_selection import ID_MAX, Selection
 from holdfast.core.moments import moment
-from holdfast.core.redrive_task import Plan, RedriveState, Settled, Wish
+from holdfast.core.plan import Plan, PlanOptions, RedriveState, Settled
+from holdfast.core.selection import ID_MAX, Selection
 from holdfast.core.states import LetterState
-from holdfast.engines.postgres.vault import SCHEMA, PostgresDatabase
-from holdfast.engines.sql_vault.vault import SqlVault
-from holdfast.engines.sqlite.vault import SqliteDatabase
+from holdfast.engines.postgres.database import SCHEMA, PostgresDatabase
+from holdfast.engines.sqlite.database import SqliteDatabase
 from holdfast.errors import Conflict
-from holdfast.services.ledger import Ledgers
+from holdfast.services.vault.ledgers import LedgerService
+from holdfast.stores.vault import SqlVault
 from holdfast.testing import FrozenClock
 from tests.vault.letters import ACT, act, letter
 from tests.vault.model import Books, Holding, Message, Place, S, Task
@@ -220,7 +220,12 @@ class VaultMachine(RuleBasedStateMachine):
         ids = sorted(data.draw(st.permutations(self.books.of_state(S.CAPTURED)))[:count])
         task, made = self.run(
             self.vault.redrives.start(
-                plan=_plan(), letters=[(n, "x") for n in ids], wish=Wish(), name="", operation="", act=act("start")
+                plan=_plan(),
+                letters=[(n, "x") for n in ids],
+                wish=PlanOptions(),
+                name="",
+                operation="",
+                act=act("start"),
             )
         )
         assert made
@@ -343,7 +348,7 @@ class VaultMachine(RuleBasedStateMachine):
         counts = Counter(one.group for one in page.letters)
         groups = await self.vault.groups.page(status=None, after=ID_MAX, count_max=ALL)
         assert Counter({group.key: group.count for _, group in groups}) == counts
-        ledgers = Ledgers(self.vault, key=KEY)
+        ledgers = LedgerService(self.vault, key=KEY)
         assert not (await ledgers.verify()).why
         balance = await ledgers.balance()
         assert all(row.agrees for row in balance), balance
@@ -378,7 +383,7 @@ def _letter(message: Message) -> NewLetter:
 def _plan() -> Plan:
     return Plan(
         hash="h",
-        wish=Wish(),
+        wish=PlanOptions(),
         ids="",
         count=0,
         targets={},

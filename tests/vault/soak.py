@@ -7,10 +7,10 @@ import tempfile
 from collections import Counter
 from typing import Any
 
-from holdfast.core.letter_selection import Selection
+from holdfast.core.selection import Selection
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.settings import load_settings
-from holdfast.wiring_custody import open_office
+from holdfast.wiring import open_office
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.rabbitmq import running_node
 from tests.vault.brokers import DLQ, MAIN, dead, send

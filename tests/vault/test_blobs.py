@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.letter_selection import Selection
+from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.engines.folder.blobs import open_folder_blobs
 from holdfast.errors import StorageFailed
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.vault import Vault
-from holdfast.services.capture import CLAIM_S
-from holdfast.services.retention import Retention
+from holdfast.services.vault.capture import CLAIM_S
+from holdfast.services.vault.upkeep import Retention
 from holdfast.testing import FrozenClock
 from tests.vault.letters import ACT, act, letter
 

@@ -9,19 +9,19 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.core.ledger import Act
-from holdfast.core.letter_selection import Selection
+from holdfast.core.ledger import LedgerAct
 from holdfast.core.moments import moment
-from holdfast.core.redrive_task import Canary, Redrive, RedriveState, Target, Wish
+from holdfast.core.plan import Canary, PlanOptions, RedriveState, RedriveTask, Target
+from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
-from holdfast.engines.postgres.vault import SCHEMA
-from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.postgres.database import SCHEMA
+from holdfast.engines.rabbitmq.publisher import Outgoing
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import Conflict, NotFound
 from holdfast.proof.proxy import Proxy
 from holdfast.settings import Secret, Settings, StorageSettings
-from holdfast.wiring_custody import Office, open_office
+from holdfast.wiring import VaultApp, open_office
 from tests.admin.house import open_house
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.eventually import eventually
@@ -30,7 +30,7 @@ from tests.vault.brokers import ADMIN, DLQ, MAIN, bodies, dead, office_on, send
 
 pytestmark = pytest.mark.rabbitmq
 S = LetterState
-ACT = Act(actor="tester", action="redrives.start", reason="mended")
+ACT = LedgerAct(actor="tester", action="redrives.start", reason="mended")
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Adm
         yield admin
 
 
-async def captured(office: Office) -> int:
+async def captured(office: VaultApp) -> int:
     return (await office.custody.capture(DLQ, ADMIN, idle_s=0.3)).captured
 
 
-async def finished(office: Office, wish: Wish) -> Redrive:
+async def finished(office: VaultApp, wish: PlanOptions) -> RedriveTask:
     plan = await office.planner.plan(wish, ADMIN)
     redrive, _ = await office.planner.execute(plan.hash, ADMIN, ACT)
     office.redrives.begin(redrive)
@@ -57,7 +57,7 @@ async def finished(office: Office, wish: Wish) -> Redrive:
     return await office.redrives.find(redrive.id)
 
 
-async def check(office: Office) -> None:
+async def check(office: VaultApp) -> None:
     assert all(row.agrees for row in await office.ledgers.balance())
     assert not (await office.ledgers.verify()).why
 
@@ -72,7 +72,7 @@ async def test_letters_go_into_the_vault_and_back_byte_for_byte(admin: Admin, tm
         (first, *_) = (await office.vault.letters.find(Selection(), count_max=10)).letters
         assert (first.death.queue, first.death.reason, first.death.error_type) == (MAIN, "attempts", "ValueError")
         assert (first.acked, first.headers["extra"]) == (True, 1.5)
-        redrive = await finished(office, Wish(selection=Selection(queue=DLQ)))
+        redrive = await finished(office, PlanOptions(selection=Selection(queue=DLQ)))
         assert (redrive.state, redrive.redriven, redrive.failed) == (RedriveState.DONE, 4, 0)
         assert (await office.vault.letters.count(Selection(state=S.REDRIVEN))).count == 4
         await check(office)
@@ -99,16 +99,18 @@ async def test_a_redriven_letter_that_dies_again_is_a_new_one_and_the_old_came_b
     await send(admin, [dead(b"x"), dead(b"y")])
     async with office_on(admin, tmp_path) as office:
         await captured(office)
-        await finished(office, Wish(selection=Selection(ids=(1,))))
+        await finished(office, PlanOptions(selection=Selection(ids=(1,))))
         (again,) = await admin.drain(MAIN, 1)
         await send(admin, [died_again(again)])
         assert await captured(office) == 1
         old, new = [await office.custody.letter(number, ADMIN) for number in (1, 3)]
         assert (old.state, new.state, new.came_from) == (S.CAME_BACK, S.CAPTURED, 1)
         assert (new.redriven_count, new.message_id) == (1, old.message_id)
-        guarded = await office.planner.plan(Wish(selection=Selection(ids=(3,)), redrives_max=1), ADMIN)
+        guarded = await office.planner.plan(PlanOptions(selection=Selection(ids=(3,)), redrives_max=1), ADMIN)
         assert (guarded.count, guarded.left_out_count) == (0, 1)
-        assert (await office.planner.plan(Wish(selection=Selection(ids=(3,)), redrives_max=1, force=True), ADMIN)).count
+        assert (
+            await office.planner.plan(PlanOptions(selection=Selection(ids=(3,)), redrives_max=1, force=True), ADMIN)
+        ).count
         await check(office)
 
 
@@ -121,10 +123,10 @@ async def test_what_does_not_route_is_left_out_and_said(admin: Admin, tmp_path: 
     await send(admin, [dead(body, **{"x-original-queue": name}) for body, name in names.items()])
     async with office_on(admin, tmp_path) as office:
         await captured(office)
-        plan = await office.planner.plan(Wish(selection=Selection(queue=DLQ)), ADMIN)
+        plan = await office.planner.plan(PlanOptions(selection=Selection(queue=DLQ)), ADMIN)
         assert (plan.count, plan.targets, plan.left_out_count) == (1, {MAIN: 1}, 2)
         assert any("nowhere" in note for note in plan.notes)
-        elsewhere = Wish(selection=Selection(queue=DLQ), target=Target(kind="address", routing_key=MAIN))
+        elsewhere = PlanOptions(selection=Selection(queue=DLQ), target=Target(kind="address", routing_key=MAIN))
         assert (await office.planner.plan(elsewhere, ADMIN)).count == 3
 
 
@@ -146,7 +148,7 @@ async def test_letters_go_to_the_target_that_was_asked_for(
     await send(admin, [dead(b"x", **{"x-original-exchange": "events", "x-original-routing-key": "a.b"})])
     async with office_on(admin, tmp_path) as office:
         await captured(office)
-        assert (await finished(office, Wish(selection=Selection(queue=DLQ), target=target))).redriven == 1
+        assert (await finished(office, PlanOptions(selection=Selection(queue=DLQ), target=target))).redriven == 1
     assert [one.body for one in await admin.drain(arrives_in, 1)] == [b"x"]
 
 
@@ -155,7 +157,9 @@ async def test_a_publish_that_comes_back_leaves_the_letter_captured(admin: Admin
     await send(admin, [dead(b"x")])
     async with office_on(admin, tmp_path, management=None) as office:  # without it only the publish tells
         await captured(office)
-        wish = Wish(selection=Selection(queue=DLQ), target=Target(kind="address", exchange="nobody", routing_key="k"))
+        wish = PlanOptions(
+            selection=Selection(queue=DLQ), target=Target(kind="address", exchange="nobody", routing_key="k")
+        )
         redrive = await finished(office, wish)
         assert (redrive.state, redrive.redriven, redrive.failed) == (RedriveState.DONE, 0, 1)
         assert (await office.vault.letters.count(Selection(state=S.CAPTURED))).count == 1
@@ -166,7 +170,7 @@ async def test_a_changed_world_is_reported_and_two_clicks_make_one_task(admin: A
     await send(admin, [dead(b"1"), dead(b"2")])
     async with office_on(admin, tmp_path) as office:
         await captured(office)
-        wish = Wish(selection=Selection(queue=DLQ))
+        wish = PlanOptions(selection=Selection(queue=DLQ))
         plan = await office.planner.plan(wish, ADMIN)
         await office.vault.letters.revise(1, revision=0, body=b"edited", put={}, drop=[], act=ACT)
         with pytest.raises(Conflict, match="letters have changed"):
@@ -197,7 +201,7 @@ async def test_a_task_goes_on_after_a_restart(admin: Admin, tmp_path: Path) -> N
     await send(admin, [dead(b"1"), dead(b"2")])
     async with office_on(admin, tmp_path) as office:
         await captured(office)
-        plan = await office.planner.plan(Wish(selection=Selection(queue=DLQ)), ADMIN)
+        plan = await office.planner.plan(PlanOptions(selection=Selection(queue=DLQ)), ADMIN)
         await office.planner.execute(plan.hash, ADMIN, ACT)
     async with office_on(admin, tmp_path) as office:
         await office.redrives.resume_all()
@@ -217,7 +221,7 @@ async def test_a_task_is_not_taken_from_a_process_that_lives(admin: Admin, tmp_p
     shared = {"vault": Secret(postgres_url), "ledger_key": Secret("k")}
     async with office_on(admin, tmp_path / "one", **shared) as one, office_on(admin, tmp_path / "two", **shared) as two:
         await captured(one)
-        plan = await one.planner.plan(Wish(selection=Selection(queue=DLQ), max_per_s=1), ADMIN)
+        plan = await one.planner.plan(PlanOptions(selection=Selection(queue=DLQ), max_per_s=1), ADMIN)
         redrive, _ = await one.planner.execute(plan.hash, ADMIN, ACT)
         one.redrives.begin(redrive)
 
@@ -245,7 +249,7 @@ async def test_a_letter_that_is_being_redriven_cannot_be_touched(admin: Admin, t
     await send(admin, [dead(b"1")])
     async with office_on(admin, tmp_path) as office:
         await captured(office)
-        plan = await office.planner.plan(Wish(selection=Selection(queue=DLQ)), ADMIN)
+        plan = await office.planner.plan(PlanOptions(selection=Selection(queue=DLQ)), ADMIN)
         redrive, _ = await office.planner.execute(plan.hash, ADMIN, ACT)
         until = moment(office.custody.clock.now_us() + 1_000_000_000)
         await office.vault.redrives.lease(redrive.id, count_max=10, until=until, act=ACT)
@@ -260,7 +264,7 @@ async def test_a_canary_stops_when_its_letters_come_back(admin: Admin, tmp_path:
     async with office_on(admin, tmp_path) as office:
         canary = Canary(first=2, wait="3s", widen=2, stop_above=0.1)
         await captured(office)
-        wish = Wish(selection=Selection(queue=DLQ, state=S.CAPTURED), canary=canary)
+        wish = PlanOptions(selection=Selection(queue=DLQ, state=S.CAPTURED), canary=canary)
         with pytest.raises(Conflict, match="canary is blind"):
             await office.planner.plan(wish, ADMIN)
         await office.custody.start_capture(DLQ, ADMIN)
@@ -362,7 +366,7 @@ async def test_an_embedded_dead_queue_is_captured_and_redriven(tmp_path: Path) -
         (letter,) = (await office.vault.letters.find(Selection(), count_max=5)).letters
         assert (letter.origin, letter.type, letter.death.queue, letter.acked) == ("queue", "order", MAIN, True)
         assert (await office.custody.dead_queues(ADMIN))[0].ready == 0
-        redrive = await finished(office, Wish(selection=Selection(ids=(1,))))
+        redrive = await finished(office, PlanOptions(selection=Selection(ids=(1,))))
         assert redrive.redriven == 1
         (item,) = (await queues.queue_lease(MAIN)).items
         assert (item.payload, item.kind, item.reference) == (b"\xff1", "order", "r")
@@ -389,9 +393,9 @@ async def test_an_item_that_dies_again_is_linked_and_its_redrives_are_counted(
             captured = Selection(queue=dlq, state=S.CAPTURED)
             for letter in (await office.vault.letters.find(captured, count_max=10)).letters:
                 assert (letter.redriven_count, bool(letter.came_from)) == (age, age > 0)
-            guarded = await office.planner.plan(Wish(selection=captured, redrives_max=max(1, age)), ADMIN)
+            guarded = await office.planner.plan(PlanOptions(selection=captured, redrives_max=max(1, age)), ADMIN)
             assert guarded.count == (0 if age else 2)
-            await finished(office, Wish(selection=captured))
+            await finished(office, PlanOptions(selection=captured))
         assert (await office.vault.letters.count(Selection(queue=dlq, state=S.CAME_BACK))).count == 4
         await check(office)
 
@@ -400,7 +404,7 @@ async def test_letters_of_a_cancelled_redrive_that_nobody_confirmed_are_captured
     admin: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await send(admin, [dead(b"1"), dead(b"2")])
-    wish = Wish(selection=Selection(queue=DLQ))
+    wish = PlanOptions(selection=Selection(queue=DLQ))
     async with (
         Proxy("127.0.0.1", admin.node.port) as proxy,
         office_on(admin, tmp_path, broker=Secret(admin.node.url(admin.vhost, port=proxy.port))) as office,

@@ -9,13 +9,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from holdfast.core.letter_selection import Selection
+from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
-from holdfast.engines.postgres.vault import SCHEMA
+from holdfast.engines.postgres.database import SCHEMA
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.proof.process import child_process, python_argv
 from holdfast.settings import load_settings
-from holdfast.wiring_custody import Office, open_office
+from holdfast.wiring import VaultApp, open_office
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import DLQ, MAIN, bodies, dead, send
@@ -65,7 +65,7 @@ async def work(kind: str, environment: dict[str, str], crash_at: str = "") -> in
         return code
 
 
-async def check_books(office: Office) -> None:
+async def check_books(office: VaultApp) -> None:
     assert all(row.agrees for row in await office.ledgers.balance())
     assert not (await office.ledgers.verify()).why
 

@@ -7,14 +7,14 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.core.groups import GroupStatus
 from holdfast.core.ledger import verify
-from holdfast.core.letter_selection import ID_MAX, WALK_COUNT_MAX, Selection
+from holdfast.core.letter import GroupStatus
 from holdfast.core.moments import moment
+from holdfast.core.selection import ID_MAX, WALK_COUNT_MAX, Selection
 from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.errors import Conflict, Invalid
 from holdfast.ports.vault import Vault
-from holdfast.services.ledger import Ledgers
+from holdfast.services.vault.ledgers import LedgerService
 from holdfast.testing import FrozenClock
 from tests.vault.conftest import KEY
 from tests.vault.letters import ACT, QUEUE, act, letter
@@ -140,7 +140,7 @@ async def test_pages_give_every_letter_once_while_others_arrive(vault: Vault) ->
 
 async def test_a_search_that_stops_early_says_where(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     assert WALK_COUNT_MAX > 10
-    monkeypatch.setattr("holdfast.engines.sql_vault.reading.WALK_COUNT_MAX", 10)
+    monkeypatch.setattr("holdfast.stores.letter_search.WALK_COUNT_MAX", 10)
     await stored(vault, *(f"{number}".encode() for number in range(25)))
     page = await vault.letters.find(Selection(error="nothing like it"), count_max=5)
     assert (page.letters, page.after, page.stopped) == ([], 16, True)
@@ -236,7 +236,7 @@ async def test_the_balance_holds_while_letters_arrive(vault: Vault) -> None:
         for number in range(30):
             await stored(vault, f"{number}".encode(), b"twin")
 
-    ledgers = Ledgers(vault, key=KEY)
+    ledgers = LedgerService(vault, key=KEY)
     arriving = asyncio.create_task(arrive())
     looks = 0
     while not arriving.done() or not looks:

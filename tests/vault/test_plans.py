@@ -9,23 +9,23 @@ from pathlib import Path
 import pytest
 from pamqp import commands as amqp
 
-from holdfast.core.ledger import Act
+from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import Content
-from holdfast.core.letter_selection import Selection
 from holdfast.core.message import Address
 from holdfast.core.moments import moment
-from holdfast.core.redrive_task import Canary, Place, Plan, RedriveState, Retries, Target, Wish
-from holdfast.engines.rabbitmq.letters_out import Rewriter
+from holdfast.core.plan import Canary, Place, Plan, PlanOptions, RedriveState, Retries, Target
+from holdfast.core.selection import Selection
+from holdfast.engines.rabbitmq.redriver import Rewriter
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.errors import Conflict, Invalid
 from holdfast.ports.custody import Parcel
-from holdfast.wiring_custody import Office
+from holdfast.wiring import VaultApp
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, office_on, send
 
-ACT = Act(actor="tester", action="redrives.start", reason="mended")
+ACT = LedgerAct(actor="tester", action="redrives.start", reason="mended")
 ALL = Selection(queue=DLQ)
 
 
@@ -37,12 +37,12 @@ async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Adm
         yield admin
 
 
-async def captured(office: Office) -> None:
+async def captured(office: VaultApp) -> None:
     await office.custody.capture(DLQ, ADMIN, idle_s=0.3)
 
 
-async def plan(office: Office, target: Target, canary: Canary | None = None) -> Plan:
-    return await office.planner.plan(Wish(selection=ALL, target=target, canary=canary), ADMIN)
+async def plan(office: VaultApp, target: Target, canary: Canary | None = None) -> Plan:
+    return await office.planner.plan(PlanOptions(selection=ALL, target=target, canary=canary), ADMIN)
 
 
 @pytest.mark.rabbitmq
@@ -141,7 +141,7 @@ async def test_a_canary_widens_while_nothing_comes_back_and_a_rate_is_kept(admin
         await captured(office)
         await office.custody.start_capture(DLQ, ADMIN)
         canary = Canary(first=1, wait="200ms", widen=3)
-        wish = Wish(selection=Selection(queue=DLQ), canary=canary, max_per_s=50)
+        wish = PlanOptions(selection=Selection(queue=DLQ), canary=canary, max_per_s=50)
         made = await office.planner.plan(wish, ADMIN)
         redrive, _ = await office.planner.execute(made.hash, ADMIN, ACT)
         began_s = asyncio.get_running_loop().time()

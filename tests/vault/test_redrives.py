@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from holdfast.core.letter_selection import Selection
 from holdfast.core.moments import moment
-from holdfast.core.redrive_task import Leased, Plan, Redrive, RedriveState, Settled, Wish
+from holdfast.core.plan import LeasedLetter, Plan, PlanOptions, RedriveState, RedriveTask, Settled
+from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.errors import Conflict
 from holdfast.ports.vault import Vault
@@ -20,16 +20,16 @@ S = LetterState
 LEASE_S = 60
 
 
-async def task(vault: Vault, bodies: Sequence[bytes]) -> Redrive:
+async def task(vault: Vault, bodies: Sequence[bytes]) -> RedriveTask:
     """A task over new letters."""
     stored = await vault.letters.put([letter(body) for body in bodies], ACT)
     return await task_over(vault, [one.letter for one in stored])
 
 
-async def task_over(vault: Vault, ids: Sequence[int]) -> Redrive:
+async def task_over(vault: Vault, ids: Sequence[int]) -> RedriveTask:
     plan = Plan(
         hash="h",
-        wish=Wish(),
+        wish=PlanOptions(),
         ids="",
         count=len(ids),
         targets={},
@@ -42,12 +42,14 @@ async def task_over(vault: Vault, ids: Sequence[int]) -> Redrive:
         made_by="tester",
     )
     made, _ = await vault.redrives.start(
-        plan=plan, letters=[(one, "x") for one in ids], wish=Wish(), name="", operation="", act=act("start")
+        plan=plan, letters=[(one, "x") for one in ids], wish=PlanOptions(), name="", operation="", act=act("start")
     )
     return made
 
 
-async def lease(vault: Vault, redrive: Redrive, clock: FrozenClock, **more: int) -> tuple[list[Leased], datetime]:
+async def lease(
+    vault: Vault, redrive: RedriveTask, clock: FrozenClock, **more: int
+) -> tuple[list[LeasedLetter], datetime]:
     until = moment(clock.now_us()) + timedelta(seconds=LEASE_S)
     count = more.pop("count_max", 10)
     return await vault.redrives.lease(redrive.id, count_max=count, until=until, act=act("lease"), **more), until
@@ -154,7 +156,7 @@ async def test_a_task_is_held_by_one_until_he_is_silent_for_too_long(vault: Vaul
     assert await vault.redrives.hold(redrive.id, "one", until=later)
 
 
-async def cancel(vault: Vault, redrive: Redrive) -> int:
+async def cancel(vault: Vault, redrive: RedriveTask) -> int:
     """Cancel a task and release what can be; how many were."""
     states = [RedriveState.RUNNING, RedriveState.CANCELLED]
     assert await vault.redrives.set_state(redrive.id, RedriveState.CANCELLED, sources=states, act=act("cancel"))

@@ -8,9 +8,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from holdfast.engines.postgres.vault import SCHEMA
+from holdfast.engines.postgres.database import SCHEMA
 from holdfast.errors import StorageFailed
-from holdfast.services import capture
+from holdfast.services.vault import capture
 from holdfast.settings import Secret
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.rabbitmq import Node, vhost_name

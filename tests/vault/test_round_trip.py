@@ -13,9 +13,9 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
-from holdfast.core.letter_selection import Selection
-from holdfast.engines.postgres.vault import SCHEMA
-from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.core.selection import Selection
+from holdfast.engines.postgres.database import SCHEMA
+from holdfast.engines.rabbitmq.publisher import Outgoing
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import StorageFailed

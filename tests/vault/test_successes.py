@@ -11,14 +11,14 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.core.letter_selection import Selection
-from holdfast.core.redrive_task import Settled, Wish
+from holdfast.core.plan import PlanOptions, Settled
+from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
-from holdfast.engines.postgres.vault import SCHEMA
+from holdfast.engines.postgres.database import SCHEMA
 from holdfast.ports.vault import Vault
 from holdfast.settings import Secret
 from holdfast.testing import FrozenClock
-from holdfast.wiring_custody import Office
+from holdfast.wiring import VaultApp
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, vhost_name
@@ -71,9 +71,9 @@ def consuming(admin: Admin, vault: str) -> tuple[holdfast.App, list[bytes]]:
     return app, seen
 
 
-async def redriven(office: Office) -> None:
+async def redriven(office: VaultApp) -> None:
     await office.custody.capture(DLQ, ADMIN, idle_s=0.3)
-    plan = await office.planner.plan(Wish(selection=Selection(queue=DLQ)), ADMIN)
+    plan = await office.planner.plan(PlanOptions(selection=Selection(queue=DLQ)), ADMIN)
     redrive, _ = await office.planner.execute(plan.hash, ADMIN, act("redrives.start"))
     office.redrives.begin(redrive)
 

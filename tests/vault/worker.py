@@ -7,28 +7,28 @@ import json
 import os
 import sys
 
-from holdfast.core.ledger import Act
-from holdfast.core.letter_selection import Selection
-from holdfast.core.redrive_task import RedriveState, Wish
+from holdfast.core.ledger import LedgerAct
+from holdfast.core.plan import PlanOptions, RedriveState
+from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.settings import Settings, load_settings
-from holdfast.wiring_custody import Office, open_office
+from holdfast.wiring import VaultApp, open_office
 from tests.vault.brokers import ADMIN, DLQ
 
-ACT = Act(actor="worker", action="redrives.start")
+ACT = LedgerAct(actor="worker", action="redrives.start")
 
 
-async def capture(office: Office) -> None:
+async def capture(office: VaultApp) -> None:
     """Empty the queue."""
     report = await office.custody.capture(DLQ, ADMIN, idle_s=0.3)
     print(json.dumps({"captured": report.captured, "matched": report.matched}))  # noqa: T201
 
 
-async def redrive(office: Office) -> None:
+async def redrive(office: VaultApp) -> None:
     """Go on with what was begun, or begin with everything that is captured."""
     found = await office.vault.redrives.page(before=2**62, count_max=10)
     if not any(task.state is RedriveState.RUNNING for task in found):
-        wish = Wish(selection=Selection(queue=DLQ, state=LetterState.CAPTURED))
+        wish = PlanOptions(selection=Selection(queue=DLQ, state=LetterState.CAPTURED))
         plan = await office.planner.plan(wish, ADMIN)
         if plan.count:
             operation = os.environ.get("TEST_ROUND", "once")

@@ -72,7 +72,7 @@ class Payload(Struct, frozen=True, kw_only=True):
     ordinal: int
 
 
-class SeriesStand(Struct, frozen=True, kw_only=True):
+class SeriesState(Struct, frozen=True, kw_only=True):
     """How a series stands in the index. `count` is None until its header has come."""
 
     series: str
@@ -87,7 +87,7 @@ class SeriesStand(Struct, frozen=True, kw_only=True):
 
 
 Range: TypeAlias = tuple[int, int]  #: first and last, both included
-Stand: TypeAlias = Mapping[str, SeriesStand]
+Stand: TypeAlias = Mapping[str, SeriesState]
 
 
 def queue_names(transaction: str) -> tuple[str, str]:

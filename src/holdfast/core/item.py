@@ -2,13 +2,67 @@
 
 `msgspec.Struct` stands where a dataclass would: ten times cheaper to make, and the same type is the JSON
 shape, so that no face can show another field than the service gave. A payload is bytes and is never parsed.
+
+Item ids: time-ordered, unique over all queues, and readable without a table.
+
+An id is `<14 hex digits of the sequence>-<generation>-<partition>`. The sequence is a clock in microseconds that
+never stands still or goes back (or a database's sequence), so ids of one partition sort in the order of arrival.
+The generation is a queue's own number and is never used again, so an id of another queue, or of a queue that was
+deleted and made anew, is simply not there.
+
+A queue's settings: as a store keeps them (`QueueRecord`) and as people and programs see them (`QueueInfo`).
+
+When an item lives, waits or dies: the rules that every store applies, as pure functions.
 """
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 
 from msgspec import Struct, field
+
+from holdfast.core.moments import format_duration, moment
+
+SEQUENCE_BITS = 53
+SEQUENCE_MAX = (1 << SEQUENCE_BITS) - 1
+_DIGITS = 14
+#: 53 bits: the first of the fourteen digits is 0 or 1.
+_PATTERN = "[01][0-9a-f]{13}"
+_digits = re.compile(_PATTERN, re.ASCII).fullmatch
+
+
+def id_suffix(generation: int, partition: int) -> str:
+    """What every id of one partition ends with."""
+    return f"-{generation:x}-{partition:x}"
+
+
+def format_id(sequence: int, suffix: str) -> str:
+    """The text of an id."""
+    return f"{sequence:014x}{suffix}"
+
+
+def parse_id(text: str, suffix: str) -> int | None:
+    """The sequence of an id of this partition; none when it is anything else."""
+    if text[_DIGITS:] != suffix or _digits(text[:_DIGITS]) is None:
+        return None
+    return int(text[:_DIGITS], 16)
+
+
+def ids_pattern(suffix: str) -> re.Pattern[str]:
+    """Matches ids of one partition joined by commas: one look for a whole request."""
+    one = _PATTERN + re.escape(suffix)
+    return re.compile(f"{one}(?:,{one})*", re.ASCII)
+
+
+def sequence_of(text: str) -> int:
+    """The sequence of an id that is known to be one."""
+    return int(text[:_DIGITS], 16)
+
+
+def partition_of(text: str) -> int:
+    """The partition of an id that a store has given out."""
+    return int(text.rpartition("-")[2], 16)
 
 
 class NewItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -80,3 +134,87 @@ class Item(Struct, frozen=True, kw_only=True, omit_defaults=True):
     death_attempts: int = 0
     died_at: datetime | None = None
     former_key: str = ""  #: the dedupe_key that it had before it died; the key itself is free again
+
+
+class PartitionPlace(Struct, frozen=True):
+    """Which storage holds a partition."""
+
+    partition: int
+    storage: str
+
+
+class QueueRecord(Struct, frozen=True, kw_only=True):
+    """What a catalog keeps of a queue. `generation` is its own for ever: made anew, a queue has another."""
+
+    name: str
+    generation: int = 0
+    lease_timeout_us: int
+    expire_timeout_us: int
+    max_attempts: int = 0
+    dead_queue: str = ""
+    reference: str = ""
+    created_at_us: int = 0
+    updated_at_us: int = 0
+    paused: bool = False
+    dead_retention_us: int = 0
+    partitions: tuple[PartitionPlace, ...] = ()
+
+    def info(self) -> QueueInfo:
+        """The same, for people and programs."""
+        return QueueInfo(
+            queue_name=self.name,
+            lease_timeout=format_duration(self.lease_timeout_us),
+            expire_timeout=format_duration(self.expire_timeout_us),
+            max_attempts=self.max_attempts,
+            dead_queue=self.dead_queue,
+            reference=self.reference,
+            requested_partitions=len(self.partitions),
+            created_at=moment(self.created_at_us),
+            updated_at=moment(self.updated_at_us),
+            partitions=[PartitionInfo(partition=p.partition, storage=p.storage) for p in self.partitions],
+            dead_retention=format_duration(self.dead_retention_us) if self.dead_retention_us else "",
+            paused=self.paused,
+        )
+
+
+class PartitionInfo(Struct, frozen=True, kw_only=True):
+    """A partition as people see it."""
+
+    partition: int = 0
+    storage: str = ""
+
+
+class QueueInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A queue as people and programs see it."""
+
+    queue_name: str
+    lease_timeout: str = ""
+    expire_timeout: str = ""
+    max_attempts: int = 0
+    dead_queue: str = ""
+    reference: str = ""
+    requested_partitions: int = 0
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+    partitions: list[PartitionInfo] = []
+    dead_retention: str = ""
+    paused: bool = False
+
+
+#: A schedule less than this ahead means now: clocks differ by more.
+SCHEDULE_US_MIN = 100_000
+
+REASON_MAX_ATTEMPTS = "max_attempts"
+REASON_EXPIRED = "expired"
+REASON_REJECTED = "rejected"
+REASON_RETENTION = "retention"
+
+
+def is_scheduled(at_us: int, now_us: int) -> bool:
+    """Whether a moment is far enough ahead to be waited for."""
+    return at_us >= now_us + SCHEDULE_US_MIN
+
+
+def is_used_up(attempts: int, max_attempts: int) -> bool:
+    """Whether an item may not be leased again. 0 is no limit."""
+    return 0 < max_attempts <= attempts

@@ -26,7 +26,7 @@ def is_anchor(text: str) -> bool:
     return _ANCHOR.fullmatch(text) is not None
 
 
-class Act(Struct, frozen=True, kw_only=True):
+class LedgerAct(Struct, frozen=True, kw_only=True):
     """Who does what, from where, and why: what every change of the vault is told."""
 
     actor: str
@@ -55,7 +55,7 @@ class LedgerRow(Struct, frozen=True, kw_only=True):
     mac: bytes = b""
 
 
-class Break(Struct, frozen=True):
+class ChainBreak(Struct, frozen=True):
     """Where the chain does not hold, and why."""
 
     number: int
@@ -74,13 +74,13 @@ def mac_of(key: bytes, previous: bytes, row: LedgerRow) -> bytes:
     return hmac.digest(key, previous + json.encode(fields), "sha256")
 
 
-def verify(key: bytes, rows: Iterable[LedgerRow], *, previous: bytes = FIRST, number: int = 0) -> Break | None:
+def verify(key: bytes, rows: Iterable[LedgerRow], *, previous: bytes = FIRST, number: int = 0) -> ChainBreak | None:
     """The first row that does not follow from the one before; none when the chain holds."""
     for row in rows:
         if row.number != number + 1:
-            return Break(number + 1, f"row {number + 1} is missing, the next one is {row.number}")
+            return ChainBreak(number + 1, f"row {number + 1} is missing, the next one is {row.number}")
         if not hmac.compare_digest(mac_of(key, previous, row), row.mac):
-            return Break(row.number, f"row {row.number} was changed, or the key is another one")
+            return ChainBreak(row.number, f"row {row.number} was changed, or the key is another one")
         previous, number = row.mac, row.number
     return None
 

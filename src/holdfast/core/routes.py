@@ -153,7 +153,7 @@ class _Place(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     exchange: str | None = None
 
 
-class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _RoutesFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     exchange: str = ""
     type_header: str = TYPE_HEADER
     routes: dict[str, str | _Place] = {}
@@ -172,7 +172,7 @@ def parse_routes(data: bytes, *, source: str) -> RouteTable:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise Invalid(f"routes file is invalid; {source} is not TOML: {error}") from error
     try:
-        file = msgspec.convert(table, _File)
+        file = msgspec.convert(table, _RoutesFile)
     except msgspec.ValidationError as error:
         raise Invalid(f"routes file is invalid; {source}: {error}") from error
     if not file.routes and file.redirect is None:

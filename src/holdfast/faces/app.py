@@ -8,6 +8,8 @@ async def handle(message: holdfast.Message) -> None: ...
 ```
 
 `await app.run()` consumes until `app.stop()`; `holdfast run module:app` does the same from a shell.
+
+A small page for whoever watches a consumer process: `GET /health` (200 or 503) and `GET /metrics`.
 """
 
 from __future__ import annotations
@@ -17,26 +19,75 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.message import Message
-from holdfast.core.outcome import delay_us
-from holdfast.core.policy import RetryPolicy
-from holdfast.core.topology import Version
-from holdfast.core.topology_file import TopologyFile, parse_file
-from holdfast.core.topology_layouts import design
+from holdfast.core.policy import RetryPolicy, delay_us
+from holdfast.core.topology.layouts import TopologyFile, design, parse_file
+from holdfast.core.topology.model import Version
 from holdfast.errors import CannotStart, Invalid
 from holdfast.ports.broker import Broker, Layout
 from holdfast.ports.clock import Clock
-from holdfast.services.consume import CONCURRENCY_MAX, ConsumerPlan, Health, Worker, check_all
-from holdfast.services.consume_handler import Handler
+from holdfast.services.consume.worker import CONCURRENCY_MAX, ConsumerPlan, Handler, Health, Worker, check_all
 from holdfast.services.queue.broker import QueueBroker
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
+from holdfast.settings import ListenAddress
+from holdfast.telemetry.prometheus import QueueGauge, Requests, render
 from holdfast.wiring import SystemClock, open_queue_broker, open_rabbit_broker
+
+REQUEST_TIMEOUT_S = 5.0
+REQUEST_BYTES_MAX = 8 * 1024
+
+Page = tuple[HTTPStatus, str, bytes]
+
+
+def page(path: str, consumers: list[Health]) -> Page:
+    """What is shown. Red when any consumer is in trouble, or when none runs."""
+    if path == "/health":
+        is_well = bool(consumers) and all(health.is_well and health.state == "consuming" for health in consumers)
+        body = msgspec.json.encode({"status": "ok" if is_well else "trouble", "consumers": consumers})
+        return HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE, "application/json", body
+    if path == "/metrics":
+        gauges = [QueueGauge(health.queue, "running", health.running) for health in consumers]
+        return HTTPStatus.OK, "text/plain; version=0.0.4", render(Requests(), gauges).encode()
+    return HTTPStatus.NOT_FOUND, "text/plain", b"there are /health and /metrics\n"
+
+
+@asynccontextmanager
+async def serving_health(address: ListenAddress, consumers: Callable[[], list[Health]]) -> AsyncIterator[ListenAddress]:
+    """Answer until the block ends; gives the address, with the port that was taken. Raises CannotStart."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                words = head.split(b" ", 2)
+                path = words[1].decode("ascii", "replace").partition("?")[0] if len(words) == 3 else ""
+                status, kind, body = page(path, consumers())
+                writer.write(
+                    f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: {kind}\r\n"
+                    f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+                    + (b"" if words[0] == b"HEAD" else body)
+                )
+                await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # whoever asked has gone, or did not speak HTTP
+        finally:
+            writer.close()
+
+    try:
+        server = await asyncio.start_server(answer, address.host, address.port, limit=REQUEST_BYTES_MAX)
+    except OSError as error:
+        raise CannotStart(f"health address cannot be used; {address}: {error.strerror}, choose another") from error
+    async with server:
+        yield ListenAddress(address.host, server.sockets[0].getsockname()[1])
+
 
 STOP_TIMEOUT = "30s"
 PREFETCH_MAX = 65_535
@@ -205,7 +256,7 @@ class App:
         if self.vault is None:
             yield None
             return
-        from holdfast.wiring_custody import successes
+        from holdfast.wiring import successes
 
         reports = successes(self.vault, actor=f"consumer@{socket.gethostname()}", clock=self._clock)
         async with reports.at_work():

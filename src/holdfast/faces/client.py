@@ -10,7 +10,7 @@ import httpx2
 import msgspec
 
 from holdfast.core.checks import REQUEST_TIMEOUT_US_MAX
-from holdfast.core.verbs import VERBS, ErrorReply, Request
+from holdfast.core.requests.queue import VERBS, ErrorReply, Request
 from holdfast.errors import (
     BadBody,
     BadIds,
@@ -26,7 +26,7 @@ from holdfast.errors import (
     UnknownMethod,
     Unreachable,
 )
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 
 CONNECT_TIMEOUT_S = 10.0
 #: A server answers within the request's own timeout; this much longer, and the answer is taken as lost.

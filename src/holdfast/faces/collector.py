@@ -15,14 +15,14 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
 
-from holdfast.core.collect import SeriesStand, Transaction
-from holdfast.core.outcome import delay_us
+from holdfast.core.collect import SeriesState, Transaction
+from holdfast.core.policy import delay_us
 from holdfast.errors import Invalid
 from holdfast.ports.clock import Clock
-from holdfast.services.collect.limits import Limits
 from holdfast.services.collect.reading import Gaps, StoredPart
 from holdfast.services.collect.service import CollectService
-from holdfast.services.queue.methods import Queues
+from holdfast.services.collect.transaction import CollectLimits
+from holdfast.services.queue.queues import Queues
 from holdfast.wiring import open_collector
 
 UPLOADS_COUNT_MAX = 256
@@ -56,7 +56,7 @@ class Collector:
         if not 1 <= uploads_max <= UPLOADS_COUNT_MAX:
             raise Invalid(f"uploads_max is invalid; {uploads_max} is not from 1 to {UPLOADS_COUNT_MAX}")
         abandon_after_us = delay_us(abandon_after, what="abandon_after")
-        limits = Limits(
+        limits = CollectLimits(
             uploads_max=uploads_max,
             uploads_bytes_max=uploads_bytes_max,
             lease_us=delay_us(lease_timeout, what="lease_timeout"),
@@ -109,7 +109,7 @@ class Collector:
         """One transaction as it stands. Raises Invalid when there is none."""
         return await self.service.find(transaction_id)
 
-    async def progress(self, transaction_id: str) -> Sequence[SeriesStand]:
+    async def progress(self, transaction_id: str) -> Sequence[SeriesState]:
         """How its series stand."""
         return await self.service.stand(transaction_id)
 

@@ -10,14 +10,8 @@ from typing import Self, TypeVar
 import httpx2
 import msgspec
 
-from holdfast.core.collect_views import (
-    AbandonResultRequest,
-    GapsReply,
-    ResultsReply,
-    ResultView,
-    StartResultRequest,
-)
-from holdfast.core.verbs import ErrorReply
+from holdfast.core.requests.queue import ErrorReply
+from holdfast.core.requests.results import AbandonResultRequest, GapsReply, ResultsReply, ResultView, StartResultRequest
 from holdfast.errors import CannotStart, HoldfastError, Invalid, TryAgain, Unauthorized, Unreachable
 from holdfast.faces.client import authorization
 from holdfast.services.collect.service import PAGE_COUNT_MAX

@@ -43,7 +43,7 @@ class BlobStat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
+class BlobContent:
     """A blob that is there as a whole, with its digest: what `put_all` takes."""
 
     path: str
@@ -64,7 +64,7 @@ class Blobs(Protocol):
         """
         ...
 
-    async def put_all(self, blobs: Sequence[Whole]) -> Sequence[Blob | HoldfastError]:
+    async def put_all(self, blobs: Sequence[BlobContent]) -> Sequence[Blob | HoldfastError]:
         """Store several, each as `put` does and sharing what they can; for each, in order, what became of it.
 
         One that fails takes no other along. Nothing is raised but a cancellation.

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from holdfast.core.collect import Header, Part, Range, SeriesStand, Transaction
+from holdfast.core.collect import Header, Part, Range, SeriesState, Transaction
 from holdfast.core.states import TransactionState
 from holdfast.errors import HoldfastError
 from holdfast.ports.broker import Incoming, Intake
@@ -22,7 +22,7 @@ class LeaseLost(HoldfastError):
     """The transaction has another owner, another state, or is gone: nothing was written, and we have to let go."""
 
 
-class Refused(HoldfastError):
+class MessageRefused(HoldfastError):
     """The other side will never take this message as it is (too large, unreadable); it was not stored."""
 
 
@@ -36,11 +36,11 @@ class LedgerLine(Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Put(Struct, frozen=True, kw_only=True):
+class PartsStored(Struct, frozen=True, kw_only=True):
     """What became of parts: for each given one, in order, the part that counts; and how the series stand now."""
 
     winners: Sequence[Part]
-    stand: Mapping[str, SeriesStand]
+    stand: Mapping[str, SeriesState]
 
 
 class Transactions(Protocol):
@@ -94,19 +94,19 @@ class Transactions(Protocol):
 class Index(Protocol):
     """Layer three: which ordinals are stored. Writes raise LeaseLost, everything raises StorageFailed."""
 
-    async def put_parts(self, transaction: str, parts: Sequence[Part], *, fence: int) -> Put:
+    async def put_parts(self, transaction: str, parts: Sequence[Part], *, fence: int) -> PartsStored:
         """Insert each part unless its ordinal is there: atomic, one commit. Counts and progress go along.
 
         The path of a part that lost to other bytes is noted for removal in the same commit.
         """
 
-    async def put_header(self, transaction: str, header: Header, *, fence: int) -> Mapping[str, SeriesStand]:
+    async def put_header(self, transaction: str, header: Header, *, fence: int) -> Mapping[str, SeriesState]:
         """Keep a series' count; returns how the series stand now."""
 
     async def find_parts(self, transaction: str, keys: Sequence[tuple[str, int]]) -> Mapping[tuple[str, int], Part]:
         """Those of the ordinals that are there."""
 
-    async def stand(self, transaction: str) -> Mapping[str, SeriesStand]:
+    async def stand(self, transaction: str) -> Mapping[str, SeriesState]:
         """How every series stands that has a header or a part; as of the last commit."""
 
     async def count(self, transaction: str) -> Mapping[str, tuple[int, int, int]]:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from holdfast.core.letter import Content, Letter, NewLetter, Origin
 from holdfast.core.message import Address
-from holdfast.core.redrive_task import Target
+from holdfast.core.plan import Target
 
 
 class Caught(Struct, frozen=True, kw_only=True, eq=False):

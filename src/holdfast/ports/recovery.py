@@ -27,7 +27,7 @@ class Verdict(enum.Enum):
     UNKNOWN = "unknown"
 
 
-class Taken(Struct, eq=False, gc=False):
+class RunLetter(Struct, eq=False, gc=False):
     """A letter in hand. It lives through lost connections: a later delivery of the same bytes takes its place.
 
     Nothing that it holds holds it, and there are thousands: the garbage collector need not look at them.
@@ -57,7 +57,7 @@ class Depth(Struct, frozen=True, kw_only=True):
     consumers: int = 0
 
 
-class Right(Struct, frozen=True, kw_only=True):
+class Permission(Struct, frozen=True, kw_only=True):
     """Something that the user must be allowed to do."""
 
     verb: str  #: read, write or configure
@@ -68,7 +68,7 @@ class Right(Struct, frozen=True, kw_only=True):
         return f"{self.verb} {self.what}: {'not known' if self.given is None else 'yes' if self.given else 'NO'}"
 
 
-class Findings(Struct, kw_only=True):
+class Preflight(Struct, kw_only=True):
     """What was found before the first letter is taken."""
 
     broker: str  #: name and version
@@ -83,12 +83,12 @@ class Findings(Struct, kw_only=True):
     missing: list[str] = field(default_factory=list)  #: targets that are not there or do not route
     cycles: list[str] = field(default_factory=list)  #: targets that lead back into the dead-letter queue
     copies: Mapping[str, list[str]] = {}  #: address → all queues that get a copy
-    rights: list[Right] = field(default_factory=list)
+    rights: list[Permission] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
 #: Letters that share an outcome, with the broker's code and text for it.
-OnOutcome: TypeAlias = Callable[[Sequence[Taken], Verdict, int, str], None]
+OnOutcome: TypeAlias = Callable[[Sequence[RunLetter], Verdict, int, str], None]
 
 
 class DeadLetters(Protocol):
@@ -118,7 +118,7 @@ class DeadLetters(Protocol):
     def capacity_count(self) -> int:
         """How many letters may be in hand at once."""
 
-    async def inspect(self, table: RouteTable, *, targets_only: bool = False) -> Findings:
+    async def inspect(self, table: RouteTable, *, targets_only: bool = False) -> Preflight:
         """Look at the broker, the queue (unless the targets only are asked for) and the targets. Changes nothing."""
 
     async def alarm(self) -> str:
@@ -142,34 +142,34 @@ class DeadLetters(Protocol):
     async def widen(self, capacity_count: int) -> None:
         """Let so many letters be in hand at once, if so many are wanted."""
 
-    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Taken]:
+    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[RunLetter]:
         """Wait for letters; none when none came in time. Raises BrokerLost: nothing that was in hand still is."""
 
-    def read(self, letter: Taken) -> Message:
+    def read(self, letter: RunLetter) -> Message:
         """The letter for filters and people."""
 
-    def export(self, letter: Taken) -> Exported:
+    def export(self, letter: RunLetter) -> Exported:
         """The letter byte by byte."""
 
-    def restored(self, letter: Exported) -> Taken:
+    def restored(self, letter: Exported) -> RunLetter:
         """A letter of a backup, to be sent; there is nothing to settle."""
 
-    def send(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+    def send(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         """Publish each to its address, in this order; `on_outcome` is told of every letter once."""
 
-    def put_back(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+    def put_back(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         """Publish each into the dead-letter queue itself, as it is."""
 
-    def ack(self, letters: Sequence[Taken]) -> Sequence[Taken]:
+    def ack(self, letters: Sequence[RunLetter]) -> Sequence[RunLetter]:
         """Settle those that are in hand; returns those that are not."""
 
-    def forget(self, letter: Taken) -> None:
+    def forget(self, letter: RunLetter) -> None:
         """Drop the body: the letter is only held from now on."""
 
     async def stop(self) -> None:
         """No new letters."""
 
-    def leftovers(self) -> Sequence[Taken]:
+    def leftovers(self) -> Sequence[RunLetter]:
         """What was delivered and not taken when consuming stopped; only where returns are limited."""
 
     async def give_back(self) -> int:
@@ -185,7 +185,7 @@ class DeadLetters(Protocol):
         """End both connections. What is unsettled goes back by itself."""
 
 
-class End(enum.Enum):
+class RunEnd(enum.Enum):
     """How a run leaves its queue, as far as it matters to journals."""
 
     BROKEN = "broken"  #: by an error: what it noted is for the next run
@@ -223,7 +223,7 @@ class Journal(Protocol):
     def recognise(self, digest: bytes) -> bool:
         """Whether a letter that came again was published and never acked; uses the entry up."""
 
-    def close(self, end: End) -> None:
+    def close(self, end: RunEnd) -> None:
         """A clean end ends this run's entries; those of killed runs stay while letters of theirs may be there."""
 
 

@@ -10,7 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from holdfast.core.topology import Binding, Exchange, Queue, Topology, Version
+from holdfast.core.topology.model import Binding, Exchange, Queue, Topology, Version
 
 Thing: TypeAlias = Exchange | Queue | Binding
 
@@ -28,7 +28,7 @@ class QueueState(Struct, frozen=True, kw_only=True):
         return self.messages_count == 0 and self.consumers_count == 0
 
 
-class Live(Struct, frozen=True, kw_only=True):
+class LiveTopology(Struct, frozen=True, kw_only=True):
     """A virtual host as it is; the broker's own exchanges and other people's exclusive queues are left out."""
 
     vhost: str
@@ -72,7 +72,7 @@ class TopologyBroker(Protocol):
     async def version(self) -> Version:
         """The broker's version. Raises BrokerError when there is no management API."""
 
-    async def read(self) -> Live:
+    async def read(self) -> LiveTopology:
         """What stands there now. Raises BrokerError: without the management API nobody can say."""
 
     async def create(self, thing: Thing) -> None:

@@ -14,12 +14,11 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from holdfast.core.groups import Group, GroupStatus
-from holdfast.core.ledger import Act, LedgerRow
-from holdfast.core.letter import Content, JsonValue, Letter, NewLetter, Revision
-from holdfast.core.letter_selection import Selection
-from holdfast.core.redrive_task import Leased, Plan, Redrive, RedriveState, Settled, Wish
-from holdfast.core.roles import Token
+from holdfast.core.ledger import LedgerAct, LedgerRow
+from holdfast.core.letter import Content, Group, GroupStatus, JsonValue, Letter, NewLetter, Revision
+from holdfast.core.plan import LeasedLetter, Plan, PlanOptions, RedriveState, RedriveTask, Settled
+from holdfast.core.requests.roles import Token
+from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 
 #: How many bytes of bodies are leased at once.
@@ -71,7 +70,7 @@ class QueueTally(Struct, frozen=True):
 class Letters(Protocol):
     """The letters themselves."""
 
-    async def put(self, letters: Sequence[NewLetter], act: Act) -> list[Stored]:
+    async def put(self, letters: Sequence[NewLetter], act: LedgerAct) -> list[Stored]:
         """Store deliveries, un-acked, in one commit; in the same order.
 
         A delivery is taken for one that is stored only if it is redelivered and an un-acked row of its queue has its
@@ -83,7 +82,7 @@ class Letters(Protocol):
         """The acks of these are about to be sent: from now on no delivery is taken for one of them. Not `sent`: they
         were not, for certain, and the messages come again."""
 
-    async def put_failed(self, queue: str, *, body: bytes, properties: bytes, reason: str, act: Act) -> int:
+    async def put_failed(self, queue: str, *, body: bytes, properties: bytes, reason: str, act: LedgerAct) -> int:
         """Keep what cannot be a letter."""
 
     async def failed(self, *, after: int, count_max: int) -> list[FailedImport]:
@@ -114,7 +113,7 @@ class Letters(Protocol):
         """Letters with what would be published of each."""
 
     async def move(
-        self, ids: Sequence[int], *, source: LetterState, target: LetterState, act: Act, expected: int
+        self, ids: Sequence[int], *, source: LetterState, target: LetterState, act: LedgerAct, expected: int
     ) -> int:
         """Bring all of them from one state into another, or none. Raises Invalid when not exactly `expected` are in
         the source state."""
@@ -127,7 +126,7 @@ class Letters(Protocol):
         body: bytes | None,
         put: dict[str, JsonValue],
         drop: Sequence[str],
-        act: Act,
+        act: LedgerAct,
     ) -> int:
         """Add a revision after `revision`, the one that the caller saw. Raises Invalid when it is not the newest or
         the letter is not *captured*."""
@@ -135,10 +134,10 @@ class Letters(Protocol):
     async def revisions(self, letter: int) -> list[Revision]:
         """All of them, oldest first."""
 
-    async def resolve_due(self, *, before: datetime, count_max: int, act: Act) -> int:
+    async def resolve_due(self, *, before: datetime, count_max: int, act: LedgerAct) -> int:
         """*redriven* becomes *resolved* for those that were redriven before a moment."""
 
-    async def expire(self, state: LetterState, *, before: datetime, count_max: int, act: Act) -> int:
+    async def expire(self, state: LetterState, *, before: datetime, count_max: int, act: LedgerAct) -> int:
         """Delete letters of a state that have been in it since before a moment; they are counted and in the ledger."""
 
 
@@ -148,11 +147,11 @@ class Groups(Protocol):
     async def page(self, *, status: GroupStatus | None, after: int, count_max: int) -> list[tuple[int, Group]]:
         """The ones that got a letter last come first; each with its cursor."""
 
-    async def change(self, key: str, *, status: GroupStatus | None, note: str | None, act: Act) -> Group | None:
+    async def change(self, key: str, *, status: GroupStatus | None, note: str | None, act: LedgerAct) -> Group | None:
         """Say something of a group. None when there is no such group."""
 
 
-class Redrives(Protocol):
+class RedriveStore(Protocol):
     """Plans and tasks."""
 
     async def keep_plan(self, plan: Plan) -> None:
@@ -162,20 +161,29 @@ class Redrives(Protocol):
         """A plan by its hash."""
 
     async def start(
-        self, *, plan: Plan, letters: Sequence[tuple[int, str]], wish: Wish, name: str, operation: str, act: Act
-    ) -> tuple[Redrive, bool]:
+        self,
+        *,
+        plan: Plan,
+        letters: Sequence[tuple[int, str]],
+        wish: PlanOptions,
+        name: str,
+        operation: str,
+        act: LedgerAct,
+    ) -> tuple[RedriveTask, bool]:
         """A task over these letters, each with its address, or the one that this operation id started before."""
 
-    async def find(self, redrive: int) -> Redrive | None:
+    async def find(self, redrive: int) -> RedriveTask | None:
         """One task."""
 
-    async def by_operation(self, operation: str) -> Redrive | None:
+    async def by_operation(self, operation: str) -> RedriveTask | None:
         """The task that an operation id started."""
 
-    async def page(self, *, before: int, count_max: int) -> list[Redrive]:
+    async def page(self, *, before: int, count_max: int) -> list[RedriveTask]:
         """Newest first."""
 
-    async def set_state(self, redrive: int, state: RedriveState, *, sources: Sequence[RedriveState], act: Act) -> bool:
+    async def set_state(
+        self, redrive: int, state: RedriveState, *, sources: Sequence[RedriveState], act: LedgerAct
+    ) -> bool:
         """Bring a task into a state; false when it was in none of `sources`."""
 
     async def hold(self, redrive: int, holder: str, *, until: datetime) -> bool:
@@ -185,24 +193,24 @@ class Redrives(Protocol):
         """Nobody runs it any more, if this one did."""
 
     async def lease(
-        self, redrive: int, *, count_max: int, until: datetime, act: Act, bytes_max: int = LEASE_BYTES_MAX
-    ) -> list[Leased]:
+        self, redrive: int, *, count_max: int, until: datetime, act: LedgerAct, bytes_max: int = LEASE_BYTES_MAX
+    ) -> list[LeasedLetter]:
         """Letters to publish: *redriving* from now on. What is no longer *captured* is skipped. Always at least one
         where there is one, whatever its size."""
 
-    async def release(self, *, count_max: int, act: Act) -> int:
+    async def release(self, *, count_max: int, act: LedgerAct) -> int:
         """Letters of cancelled tasks whose outcome is unknown, or whose lease has run out, are *captured* again, with
         a note of that in the ledger; how many there were. To the task they stay unknown, and a confirm still counts.
         """
 
-    async def contents(self, leased: Sequence[Leased]) -> list[Content]:
+    async def contents(self, leased: Sequence[LeasedLetter]) -> list[Content]:
         """What is to be published of each, in the same order."""
 
-    async def succeeded(self, redrive_ids: Sequence[str], act: Act) -> list[str]:
+    async def succeeded(self, redrive_ids: Sequence[str], act: LedgerAct) -> list[str]:
         """A consumer has done what was redriven under these ids: *redriven* becomes *resolved*. Returns those whose
         confirm is not noted yet; ids that nobody knows are let be."""
 
-    async def settle(self, redrive: int, settled: Sequence[Settled], act: Act, *, until: datetime) -> None:
+    async def settle(self, redrive: int, settled: Sequence[Settled], act: LedgerAct, *, until: datetime) -> None:
         """What became of letters that were leased until a moment. *redriven* counts also when the lease ran out and
         another has the letter; *failed* and *unknown* only from the one who has it. Unknown ones stay *redriving*."""
 
@@ -210,7 +218,9 @@ class Redrives(Protocol):
 class Ledger(Protocol):
     """The chained record of everything that was done or denied."""
 
-    async def append(self, act: Act, *, outcome: str, queue: str = "", letters: str = "", count: int = 0) -> LedgerRow:
+    async def append(
+        self, act: LedgerAct, *, outcome: str, queue: str = "", letters: str = "", count: int = 0
+    ) -> LedgerRow:
         """A row that goes with no other change."""
 
     async def rows(self, *, after: int, count_max: int) -> list[LedgerRow]:
@@ -232,17 +242,17 @@ class Ledger(Protocol):
 class Tokens(Protocol):
     """API tokens."""
 
-    async def put(self, token: Token, act: Act) -> bool:
+    async def put(self, token: Token, act: LedgerAct) -> bool:
         """Keep one; false when the name is taken."""
 
     async def all(self) -> list[Token]:
         """All of them."""
 
-    async def revoke(self, name: str, act: Act) -> bool:
+    async def revoke(self, name: str, act: LedgerAct) -> bool:
         """Never let it in again; false when there is none of that name that is valid."""
 
 
-class LooseBlobs(Protocol):
+class UnclaimedBlobs(Protocol):
     """Blobs that no letter has: one is announced before it is put, and `Letters.put` claims it in the letter's own
     commit; what retention leaves behind is loose again."""
 
@@ -261,10 +271,10 @@ class Vault(Protocol):
 
     letters: Letters
     groups: Groups
-    redrives: Redrives
+    redrives: RedriveStore
     ledger: Ledger
     tokens: Tokens
-    loose: LooseBlobs
+    loose: UnclaimedBlobs
     #: How many letters this process has moved, by queue, source and target; "" is outside, and a source "unknown" is
     #: *redriving* of a task that was cancelled.
     moves: Mapping[tuple[str, str, str], int]

@@ -3,17 +3,55 @@
 A message is known by its id and the digest of its body. What was acknowledged is put for certain; where the
 answer was lost (the process died, the connection was cut) it is in doubt, and may be there or not. The same
 holds for what is found: a message that was completed with an answer was found in the place "completed".
+
+When a connection is to be cut: after so many bytes, or when certain bytes pass.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from holdfast.errors import HoldfastError
+
+Way = Literal["up", "down"]  # up: client to server; down: server to client
+Seen = Callable[[bytes], bool]
+
+RECENT_BYTES_MAX = 1 << 16
+
+
+class Trip:
+    """A cut that waits for its moment; it fires once."""
+
+    def __init__(
+        self, way: Way, *, bytes_left: int | None = None, seen: Seen | None = None, deliver: bool = False
+    ) -> None:
+        self.fired = asyncio.Event()
+        self._way = way
+        self._bytes_left = bytes_left
+        self._seen = seen
+        self._deliver = deliver
+
+    def inspect(self, way: Way, recent: bytes, chunk: bytes) -> int | None:
+        """How many bytes of `chunk` still go through before the cut; None when it is not to be cut now."""
+        if way != self._way or self.fired.is_set():
+            return None
+        if self._bytes_left is not None:
+            if len(chunk) < self._bytes_left:
+                self._bytes_left -= len(chunk)
+                return None
+            self.fired.set()
+            return self._bytes_left
+        if self._seen is not None and self._seen(recent + chunk):
+            self.fired.set()
+            return len(chunk) if self._deliver else 0
+        return None
+
 
 SAMPLES_MAX = 5
 
@@ -23,7 +61,7 @@ class NotConserved(HoldfastError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ConservationReport:
     """What the count came to. Ids are sorted; places are named in the order in which they were counted."""
 
     put_count: int
@@ -85,7 +123,7 @@ def _samples(texts: list[str]) -> str:
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownMessage:
     digest: bytes
     certain: bool
 
@@ -94,7 +132,7 @@ class Conservation:
     """The books of one run: `put` what goes in, `found` what is there afterwards, then `report().check()`."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownMessage] = {}
         self._found: defaultdict[str, list[str]] = defaultdict(list)
         self._maybe: set[str] = set()
         self._altered: defaultdict[str, list[str]] = defaultdict(list)
@@ -121,11 +159,11 @@ class Conservation:
         self._maybe.add(message_id)
         self._compare(place, message_id, body)
 
-    def report(self) -> Report:
+    def report(self) -> ConservationReport:
         """Count. Nothing is forgotten by it: more can be found later, and counted again."""
         seen = self._found.keys() | self._maybe
         certain = [message_id for message_id, known in self._known.items() if known.certain]
-        return Report(
+        return ConservationReport(
             put_count=len(certain),
             in_doubt_count=len(self._known) - len(certain),
             found_count=sum(len(places) for places in self._found.values()),
@@ -135,7 +173,7 @@ class Conservation:
             unexpected={i: tuple(self._found.get(i, ["(in doubt)"])) for i in sorted(seen) if i not in self._known},
         )
 
-    def check(self, *, duplicates_max: int | None = 0) -> Report:
+    def check(self, *, duplicates_max: int | None = 0) -> ConservationReport:
         """Count, raise NotConserved unless all is well, and return the report."""
         report = self.report()
         report.check(duplicates_max=duplicates_max)
@@ -146,7 +184,7 @@ class Conservation:
         known = self._known.get(message_id)
         if known is not None and (known.certain or known.digest != digest):
             raise ValueError(f"the id {message_id!r} was put already")
-        self._known[message_id] = _Known(digest, certain)
+        self._known[message_id] = _KnownMessage(digest, certain)
 
     def _compare(self, place: str, message_id: str, body: bytes | None) -> None:
         known = self._known.get(message_id)

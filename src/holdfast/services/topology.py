@@ -2,28 +2,113 @@
 
 Nothing is deleted unless asked for, and then only what is empty. Additions go in an order in which every queue has its
 way out before anything can arrive in it; the first failure ends them, so that no queue is left without its net.
+
+The probes that prove a design: through every wait queue, into every dead queue, and by way of a rejection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import asyncio
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 from msgspec import Struct
 
-from holdfast.core.topology import POLICY_KEYS, Binding, Design, Exchange, Policy, Queue, Topology, Version
-from holdfast.core.topology_definitions import Definitions, to_definitions
-from holdfast.core.topology_diff import Difference, Kind, diff
-from holdfast.core.topology_file import TopologyFile
-from holdfast.core.topology_graph import Graph, cut_off, without
-from holdfast.core.topology_layouts import design
-from holdfast.core.topology_rules import Hazard, hazards
+from holdfast.core.topology.definitions import Definitions, to_definitions
+from holdfast.core.topology.diff import Difference, DifferenceKind, diff
+from holdfast.core.topology.layouts import TopologyFile, design
+from holdfast.core.topology.model import (
+    POLICY_KEYS,
+    Binding,
+    Design,
+    Exchange,
+    Family,
+    Policy,
+    Queue,
+    Topology,
+    Version,
+)
+from holdfast.core.topology.routing import Graph, cut_off, without
+from holdfast.core.topology.rules import Hazard, hazards
 from holdfast.errors import BrokerError, Invalid
-from holdfast.ports.topology import Live, ProbeResult, TopologyBroker
-from holdfast.services.topology_probes import send_probes
+from holdfast.ports.topology import LiveTopology, Probe, ProbeResult, TopologyBroker
+
+GROUPS_AT_ONCE_MAX = 4
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+def probes_of(family: Family) -> Iterator[Probe]:
+    """The paths that messages of a main queue take when they fail."""
+    for wait in family.waits:
+        yield Probe(
+            name=f"{wait.queue} → {family.queue}",
+            exchange=wait.exchange,
+            key=wait.key,
+            waits_in=wait.queue,
+            arrives_in=family.queue,
+            expires=True,
+        )
+    if family.dead is not None:
+        yield Probe(
+            name=f"{family.dead.exchange or '(default)'} → {family.dead.queue}",
+            exchange=family.dead.exchange,
+            key=family.dead.key,
+            arrives_in=family.dead.queue,
+        )
+    if family.rejected_to is not None:
+        yield Probe(
+            name=f"{family.queue} rejected → {family.rejected_to}",
+            exchange="",
+            key=family.queue,
+            rejected_in=family.queue,
+            arrives_in=family.rejected_to,
+        )
+
+
+async def send_probes(
+    broker: TopologyBroker,
+    wanted: Design,
+    live: LiveTopology,
+    *,
+    new: frozenset[str] = frozenset(),
+    anyway: bool = False,
+) -> tuple[ProbeResult, ...]:
+    """Send each probe whose queues are new or idle, or all. One at a time where they share a dead queue:
+
+    two probers on one queue would take each other's probes.
+    """
+    groups: dict[str, list[Probe]] = {}
+    for family in wanted.families:
+        groups.setdefault(family.dead.queue if family.dead else family.queue, []).extend(probes_of(family))
+    if wanted.unroutable is not None:
+        place = wanted.unroutable
+        name = f"{place.exchange} → {place.queue}"
+        probe = Probe(name=name, exchange=place.exchange, key=place.key, arrives_in=place.queue)
+        groups.setdefault(place.queue, []).append(probe)
+    gate = asyncio.Semaphore(GROUPS_AT_ONCE_MAX)
+
+    async def in_turn(probes: list[Probe]) -> list[ProbeResult]:
+        async with gate:
+            return [await _send(broker, probe, live, new=new, anyway=anyway) for probe in dict.fromkeys(probes)]
+
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(in_turn(probes)) for probes in groups.values()]
+    return tuple(result for task in running for result in task.result())
+
+
+async def _send(
+    broker: TopologyBroker, probe: Probe, live: LiveTopology, *, new: frozenset[str], anyway: bool
+) -> ProbeResult:
+    for name in probe.queues:
+        state = live.states.get(name)
+        if anyway or name in new or (state is not None and state.is_idle):
+            continue
+        known = state is not None and state.messages_count is not None
+        text = "has messages or consumers" if known else "is not known to be empty yet"
+        return ProbeResult(name=probe.name, outcome="skipped", reason=f"'{name}' {text}; --probe sends it anyway")
+    return await broker.probe(probe, anyway=anyway)
+
+
+class TopologyPlan(Struct, frozen=True, kw_only=True):
     """What stands between the file and the broker."""
 
     vhost: str
@@ -54,7 +139,7 @@ class Applied(Struct, frozen=True, kw_only=True):
     @property
     def is_done(self) -> bool:
         """Everything that was asked for is there; what is superfluous stays without harm unless it was to go."""
-        left = [difference for difference in self.remaining if difference.kind is not Kind.SUPERFLUOUS]
+        left = [difference for difference in self.remaining if difference.kind is not DifferenceKind.SUPERFLUOUS]
         return not (left or self.kept or self.failure or lost(self.probes))
 
     @property
@@ -63,7 +148,7 @@ class Applied(Struct, frozen=True, kw_only=True):
         return bool(self.created or self.deleted)
 
 
-class Imported(Struct, frozen=True, kw_only=True):
+class ImportReport(Struct, frozen=True, kw_only=True):
     """An import, read back."""
 
     vhost: str
@@ -89,17 +174,17 @@ class Topologies:
         """What the file means on this broker. Raises Invalid or BrokerError."""
         return design(file, await self._broker.version())
 
-    async def plan(self, file: TopologyFile) -> Plan:
+    async def plan(self, file: TopologyFile) -> TopologyPlan:
         """What would change. Raises Invalid for an unsafe file, BrokerError without the management API."""
         live = await self._broker.read()
         return _plan(design(file, live.version), live)
 
-    async def check(self, file: TopologyFile, *, probe: bool = False) -> Plan:
+    async def check(self, file: TopologyFile, *, probe: bool = False) -> TopologyPlan:
         """Whether the broker is as the file says; with `probe`, whether messages get through as well."""
         live = await self._broker.read()
         wanted = design(file, live.version)
         plan = _plan(wanted, live)
-        if not probe or any(difference.kind is Kind.MISSING for difference in plan.differences):
+        if not probe or any(difference.kind is DifferenceKind.MISSING for difference in plan.differences):
             return plan
         return msgspec.structs.replace(plan, probes=await send_probes(self._broker, wanted, live, anyway=True))
 
@@ -119,7 +204,11 @@ class Topologies:
         after = await self._broker.read() if done.created else live
         remaining = _differences(wanted, after)
         probes: tuple[ProbeResult, ...] = ()
-        if probe is not False and not done.failure and not any(each.kind is Kind.MISSING for each in remaining):
+        if (
+            probe is not False
+            and not done.failure
+            and not any(each.kind is DifferenceKind.MISSING for each in remaining)
+        ):
             new = frozenset(queue.name for queue in wanted.topology.queues if queue.name not in before)
             probes = await send_probes(self._broker, wanted, after, new=new, anyway=probe is True)
         return Applied(
@@ -138,7 +227,7 @@ class Topologies:
         live = await self._broker.read()
         return {"rabbit_version": str(live.version), **to_definitions(live.declared, vhost=live.vhost)}
 
-    async def import_definitions(self, given: Definitions, *, accept_hazards: bool = False) -> Imported:
+    async def import_definitions(self, given: Definitions, *, accept_hazards: bool = False) -> ImportReport:
         """Import and read back. Raises Invalid (nothing changed) for what is unsafe, unless that is accepted."""
         live = await self._broker.read()
         wanted = given.topology
@@ -149,14 +238,14 @@ class Topologies:
             more = f" (and {len(fatal) - 1} more)" if len(fatal) > 1 else ""
             raise Invalid(f"definitions are unsafe; {fatal[0]}{more}", ids=[hazard.name for hazard in fatal])
         _check_ends(wanted, live.declared)
-        unlike = [each for each in diff(wanted, live.declared) if each.kind is not Kind.SUPERFLUOUS]
-        missing = [each for each in unlike if each.kind is Kind.MISSING]
+        unlike = [each for each in diff(wanted, live.declared) if each.kind is not DifferenceKind.SUPERFLUOUS]
+        missing = [each for each in unlike if each.kind is DifferenceKind.MISSING]
         if missing or any(each.what == "policy" for each in unlike):
             await self._broker.import_topology(wanted)
         after = await self._broker.read()
-        remaining = [each for each in diff(wanted, after.declared) if each.kind is not Kind.SUPERFLUOUS]
-        still = {(each.what, each.name) for each in remaining if each.kind is Kind.MISSING}
-        return Imported(
+        remaining = [each for each in diff(wanted, after.declared) if each.kind is not DifferenceKind.SUPERFLUOUS]
+        still = {(each.what, each.name) for each in remaining if each.kind is DifferenceKind.MISSING}
+        return ImportReport(
             vhost=live.vhost,
             version=live.version,
             created=tuple(f"{each.what} {each.name}" for each in missing if (each.what, each.name) not in still),
@@ -167,7 +256,11 @@ class Topologies:
 
     async def _create(self, differences: Iterable[Difference], done: _Done) -> None:
         for difference in differences:
-            if difference.kind is not Kind.MISSING or isinstance(difference.thing, Policy) or difference.way_out:
+            if (
+                difference.kind is not DifferenceKind.MISSING
+                or isinstance(difference.thing, Policy)
+                or difference.way_out
+            ):
                 continue
             try:
                 await self._broker.create(difference.thing)
@@ -176,12 +269,12 @@ class Topologies:
                 return
             done.created.append(f"{difference.what} {difference.name}")
 
-    async def _delete(self, wanted: Design, live: Live, done: _Done) -> None:
+    async def _delete(self, wanted: Design, live: LiveTopology, done: _Done) -> None:
         """Queues that are empty, then bindings that no dead letter needs, then exchanges that nothing hangs on."""
         await self._delete_queues([each for each in _differences(wanted, live) if _may_go(each)], live, done)
         if done.deleted:
             live = await self._broker.read()
-        doomed = [each for each in _differences(wanted, live) if each.kind is Kind.SUPERFLUOUS]
+        doomed = [each for each in _differences(wanted, live) if each.kind is DifferenceKind.SUPERFLUOUS]
         standing = live.effective
         for difference in doomed:
             if not isinstance(difference.thing, Binding):
@@ -195,7 +288,7 @@ class Topologies:
             if isinstance(difference.thing, Exchange):
                 await self._take_away(difference, done)
 
-    async def _delete_queues(self, doomed: list[Difference], live: Live, done: _Done) -> None:
+    async def _delete_queues(self, doomed: list[Difference], live: LiveTopology, done: _Done) -> None:
         queues = {each.name: each for each in doomed if each.what == "queue"}
         if not queues:
             return
@@ -236,8 +329,8 @@ def lost(probes: Iterable[ProbeResult]) -> list[ProbeResult]:
     return [probe for probe in probes if probe.outcome == "lost"]
 
 
-def _plan(wanted: Design, live: Live) -> Plan:
-    return Plan(
+def _plan(wanted: Design, live: LiveTopology) -> TopologyPlan:
+    return TopologyPlan(
         vhost=live.vhost,
         version=live.version,
         differences=_differences(wanted, live),
@@ -245,24 +338,24 @@ def _plan(wanted: Design, live: Live) -> Plan:
     )
 
 
-def _differences(wanted: Design, live: Live) -> tuple[Difference, ...]:
+def _differences(wanted: Design, live: LiveTopology) -> tuple[Difference, ...]:
     found = diff(wanted.topology, live.effective, owns=wanted.owns)
-    wrong = {each.name for each in found if each.kind is Kind.DIFFERENT and each.what == "queue"}
+    wrong = {each.name for each in found if each.kind is DifferenceKind.DIFFERENT and each.what == "queue"}
     return tuple(_held_back(_with_policy(difference, live), wrong) for difference in found)
 
 
 def _held_back(difference: Difference, wrong: Collection[str]) -> Difference:
     """A queue that is not as the file says may have no way out for what fails in it: nothing more is led into it."""
     thing = difference.thing
-    if difference.kind is Kind.MISSING and isinstance(thing, Binding) and thing.destination in wrong:
+    if difference.kind is DifferenceKind.MISSING and isinstance(thing, Binding) and thing.destination in wrong:
         text = f"it is made once queue '{thing.destination}' is as the file says"
         return msgspec.structs.replace(difference, way_out=text)
     return difference
 
 
-def _with_policy(difference: Difference, live: Live) -> Difference:
+def _with_policy(difference: Difference, live: LiveTopology) -> Difference:
     """What a policy did is undone in the policy: say which."""
-    if difference.kind is not Kind.DIFFERENT or not isinstance(difference.thing, Queue):
+    if difference.kind is not DifferenceKind.DIFFERENT or not isinstance(difference.thing, Queue):
         return difference
     declared = live.declared.queue(difference.name)
     policy = live.states[difference.name].policy if difference.name in live.states else None
@@ -278,9 +371,9 @@ def _with_policy(difference: Difference, live: Live) -> Difference:
 
 def _may_go(difference: Difference) -> bool:
     """Superfluous things, and queues that are to be made anew because they cannot be changed."""
-    if difference.kind is Kind.SUPERFLUOUS:
+    if difference.kind is DifferenceKind.SUPERFLUOUS:
         return True
-    return difference.kind is Kind.DIFFERENT and difference.what == "queue" and not difference.by_policy
+    return difference.kind is DifferenceKind.DIFFERENT and difference.what == "queue" and not difference.by_policy
 
 
 def _not_to_go(

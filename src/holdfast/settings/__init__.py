@@ -5,13 +5,12 @@ remembers where it came from. A secret comes from the environment alone, and nei
 ever shown.
 """
 
-from holdfast.settings.rules import check_serving
-from holdfast.settings.sources import FILE_NAME, PREFIX, load_settings
+from holdfast.settings.sources import FILE_NAME, PREFIX, check_serving, load_settings
 from holdfast.settings.values import (
     DEFAULT_LISTEN,
     DEFAULT_URL,
-    Address,
     Explained,
+    ListenAddress,
     RecoverSettings,
     Secret,
     Settings,
@@ -26,8 +25,8 @@ __all__ = [
     "DEFAULT_URL",
     "FILE_NAME",
     "PREFIX",
-    "Address",
     "Explained",
+    "ListenAddress",
     "RecoverSettings",
     "Secret",
     "Settings",

@@ -66,7 +66,7 @@ class RecoverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         }
 
 
-class Address(NamedTuple):
+class ListenAddress(NamedTuple):
     """Where a server listens. Port 0 is a free one."""
 
     host: str
@@ -196,7 +196,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     sources: dict[str, str] = {}
 
     @property
-    def address(self) -> Address:
+    def address(self) -> ListenAddress:
         return parse_address(self.listen)
 
     @property
@@ -256,7 +256,7 @@ def is_readable(url: str) -> bool:
     return True
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str) -> ListenAddress:
     """`127.0.0.1:8470`, `localhost:0`, `[::1]:8470`; raises CannotStart."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -267,7 +267,7 @@ def parse_address(text: str) -> Address:
         raise CannotStart(
             f"listen address is invalid; '{text}' is not HOST:PORT, use for example {DEFAULT_LISTEN} or [::1]:8470"
         )
-    return Address(host, int(port))
+    return ListenAddress(host, int(port))
 
 
 def _description(hint: Any) -> str:

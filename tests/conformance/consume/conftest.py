@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engines.rabbitmq import newborn
+from holdfast.engines.rabbitmq import declare as newborn
 from holdfast.ports.broker import Layout
 from tests.conformance.consume.stands import QueueStand, RabbitStand, Stand
 from tests.engines.rabbitmq.admin import Admin

@@ -11,7 +11,7 @@ import pytest
 import holdfast
 from holdfast import Message, Permanent, Retry, RetryAfter
 from holdfast.errors import CannotStart, Invalid
-from holdfast.services.consume_once import MemoryMarks
+from holdfast.services.consume.once import MemoryMarks
 from tests.conformance.consume.stands import QUEUE, Stand
 from tests.support.eventually import eventually
 

@@ -10,8 +10,7 @@ import pytest
 import holdfast
 from holdfast import Message, Permanent, Retry
 from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.errors import CannotStart, Invalid
 from holdfast.proof.process import child_process

@@ -10,10 +10,9 @@ import pytest
 
 import holdfast
 from holdfast import Message, Retry
-from holdfast.engines.rabbitmq import newborn
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.newborn import GROWN_S
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq import declare as newborn
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.topology import GROWN_S
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.ports.broker import Layout
 from holdfast.wiring import SystemClock, open_rabbit_broker

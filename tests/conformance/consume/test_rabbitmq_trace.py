@@ -10,8 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import Message, Retry
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
 from holdfast.engines.rabbitmq.wire import properties
 from tests.conformance.consume.stands import QUEUE, RabbitStand, headers_of
 from tests.support.command import Command

@@ -18,16 +18,15 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from holdfast import Client, HoldfastError, Item, Queues
-from holdfast.core.queue import PartitionPlace
-from holdfast.core.verbs import LeaseReply, PartitionStats
+from holdfast.core.item import PartitionPlace
+from holdfast.core.requests.queue import LeaseReply, PartitionStats
 from holdfast.errors import NothingToLease
 from holdfast.faces.api.app import make_app
-from holdfast.faces.api.door import token_hash
-from holdfast.ports.queues import LedgerEntry, Storage
+from holdfast.faces.api.authenticator import token_hash
+from holdfast.ports.queue_store import LedgerEntry, Storage
 from holdfast.services.queue.changes import places_by
-from holdfast.services.queue.manager import QueueManager
+from holdfast.services.queue.manager import QueueManager, keep_up
 from holdfast.services.queue.service import QueueService
-from holdfast.services.queue.sharing import keep_up
 from holdfast.testing import FrozenClock
 from tests.support.eventually import eventually
 from tests.support.flaky import Faults, FlakyStorage

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from holdfast import ImportedItem, NewItem, Queues, RetryItem
-from holdfast.core.verbs import ListRequest, QueueNameRequest
+from holdfast.core.requests.queue import ListRequest, QueueNameRequest
 from tests.conformance.queue.house import House, refused
 
 Call = Callable[[Queues, str], Awaitable[object]]

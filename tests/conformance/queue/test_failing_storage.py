@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from holdfast import ImportedItem, NewItem, Queues, RetryItem
-from holdfast.ports.queues import Arrive, Complete, Due, Lease, Produce, Remove, Retry
+from holdfast.ports.queue_store import Arrive, Complete, Due, LeaseItems, Produce, Remove, RetryItems
 from tests.conformance.queue.house import House, answered, refused
 
 FAILING = "partition is failing; the storage of queue '{}' cannot be used now, try again"
@@ -96,7 +96,7 @@ async def test_a_waiting_lease_outlives_a_failure(house: House, queues: Queues) 
 @pytest.mark.usefixtures("orders")
 async def test_a_lease_whose_answer_was_lost_runs_out_like_any_other(house: House, queues: Queues) -> None:
     await queues.queue_produce("orders", [b"a"])
-    house.faults.arm("after", "orders", Lease)
+    house.faults.arm("after", "orders", LeaseItems)
     async with house.waiting("orders") as lease:
         await house.advance(600)
         reply = await answered(lease)
@@ -228,7 +228,7 @@ async def test_what_is_dying_waits_for_its_own_target_while_others_pass(apart: H
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
-    ("queue_name", "operation"), [("orders", Retry), ("dead", Arrive), ("orders", Remove)], ids=str
+    ("queue_name", "operation"), [("orders", RetryItems), ("dead", Arrive), ("orders", Remove)], ids=str
 )
 async def test_a_failure_at_any_commit_of_a_death_ends_in_exactly_one_place(
     apart: House, when: str, queue_name: str, operation: type
@@ -243,7 +243,7 @@ async def test_a_failure_at_any_commit_of_a_death_ends_in_exactly_one_place(
         await apart.advance(LONG_ENOUGH_S)
     assert apart.faults.armed == []
     dead, alive = await apart.payloads("dead"), await apart.payloads("orders")
-    refused_before = (when, operation) == ("before", Retry)
+    refused_before = (when, operation) == ("before", RetryItems)
     assert (alive, dead) == (([b"a"], []) if refused_before else ([], [b"a"]))
     assert (await apart.stats("orders")).dying == 0
 

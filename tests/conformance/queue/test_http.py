@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from holdfast import Client, HoldfastError
-from holdfast.core.verbs import VERBS
+from holdfast.core.requests.queue import VERBS
 from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.faces.api.app import make_app
 from tests.conformance.queue.house import TOKEN, House, MakeStorage, serving

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import HoldfastError, ImportedItem, NewItem, Queues, RetryItem
 from holdfast.core.moments import moment
-from holdfast.ports.queues import Lease
+from holdfast.ports.queue_store import LeaseItems
 from tests.conformance.queue.house import House, answered, refused
 
 STOPPING = "queue is shutting down; try another server"
@@ -94,7 +94,7 @@ async def test_a_lease_whose_commit_runs_while_the_service_stops_hears_it_too(ho
         await go_on.wait()
 
     house.faults.gate = gate
-    house.faults.arm("before", "orders", Lease)
+    house.faults.arm("before", "orders", LeaseItems)
     lease = asyncio.create_task(queues.queue_lease("orders", request_timeout="15m"))
     await answered(reached.wait())
     house.service.manager.stop()

@@ -6,16 +6,25 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TypeVar
 
-from holdfast.core.item import LeasedItem, NewItem
-from holdfast.core.queue import PartitionPlace, QueueRecord
+from holdfast.core.item import LeasedItem, NewItem, PartitionPlace, QueueRecord
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.errors import QueueMissing
-from holdfast.ports.queues import Lease, Leased, Mortality, Neighbours, Operation, Produce, Produced, Result, Shelves
+from holdfast.ports.queue_store import (
+    DeathRules,
+    LeasedItems,
+    LeaseItems,
+    Operation,
+    Produce,
+    Produced,
+    QueueStore,
+    RelatedQueues,
+    Result,
+)
 
 R = TypeVar("R", bound=Result)
 SECOND = 1_000_000
 HOUR = 3_600 * SECOND
-LIVES = Mortality()
+LIVES = DeathRules()
 STORAGE = "shared"
 _numbers = count()
 
@@ -43,7 +52,7 @@ async def make_queue(
 async def delete_queue(storage: PostgresStorage, name: str) -> QueueRecord:
     """Delete whatever queue has the name; raises QueueMissing."""
 
-    def decide(neighbours: Neighbours) -> QueueRecord:
+    def decide(neighbours: RelatedQueues) -> QueueRecord:
         if neighbours.current is None:
             raise QueueMissing(name)
         return neighbours.current
@@ -51,24 +60,24 @@ async def delete_queue(storage: PostgresStorage, name: str) -> QueueRecord:
     return await storage.catalog().delete(name, decide=decide, count=0)
 
 
-async def one(shelves: Shelves, operation: Operation, kind: type[R]) -> R:
+async def one(shelves: QueueStore, operation: Operation, kind: type[R]) -> R:
     """The result of a batch of one."""
     result = (await shelves.commit([operation])).results[0]
     assert isinstance(result, kind), result
     return result
 
 
-async def produce(shelves: Shelves, *payloads: bytes, dedupe_key: str = "") -> list[str]:
+async def produce(shelves: QueueStore, *payloads: bytes, dedupe_key: str = "") -> list[str]:
     """Store items."""
     items = [NewItem(payload=payload, dedupe_key=dedupe_key) for payload in payloads]
     return list((await one(shelves, Produce(0, items, HOUR), Produced)).ids)
 
 
 async def lease(
-    shelves: Shelves, count_max: int = 10, *, timeout_us: int = 30 * SECOND, rules: Mortality = LIVES
+    shelves: QueueStore, count_max: int = 10, *, timeout_us: int = 30 * SECOND, rules: DeathRules = LIVES
 ) -> list[LeasedItem]:
     """Lease items."""
-    return list((await one(shelves, Lease(0, count_max, timeout_us, rules), Leased)).items)
+    return list((await one(shelves, LeaseItems(0, count_max, timeout_us, rules), LeasedItems)).items)
 
 
 def ids(leased: Sequence[LeasedItem]) -> list[str]:

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Iterator
 import psycopg
 import pytest
 
-from holdfast.engines.postgres import link as link_module
-from holdfast.engines.postgres import schema
+from holdfast.engines.postgres import connection as link_module
+from holdfast.engines.postgres import connection as schema
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.errors import CannotStart, StorageFailed
-from holdfast.ports.queues import Complete, Counted
+from holdfast.ports.queue_store import Complete, Counted
 from tests.engines.postgres.office import LIVES, STORAGE, ids, lease, make_queue, one, produce
 from tests.support.eventually import eventually
 from tests.support.postgres import Cluster, running_cluster

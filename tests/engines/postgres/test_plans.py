@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from holdfast.engines.postgres import schema
-from holdfast.engines.postgres.link import SESSION
-from holdfast.engines.postgres.link import SQL as ALL_SQL
+from holdfast.engines.postgres import connection as schema
+from holdfast.engines.postgres.connection import SESSION
+from holdfast.engines.postgres.connection import SQL as ALL_SQL
 
 pytestmark = pytest.mark.postgres
 

@@ -9,30 +9,29 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
-from holdfast.core.item import NewItem, RetryItem
+from holdfast.core.item import NewItem, QueueRecord, RetryItem
 from holdfast.core.moments import moment
-from holdfast.core.queue import QueueRecord
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.errors import Invalid, QueueMissing
-from holdfast.ports.queues import (
+from holdfast.ports.queue_store import (
     Complete,
     Counted,
-    DeadTarget,
+    DeathRules,
     Due,
     Ended,
     Extend,
     Extended,
+    IdsRefused,
     Import,
     Imported,
-    Lease,
-    Mortality,
-    Neighbours,
+    LeaseItems,
+    MoveTarget,
     Produce,
     Produced,
-    Refused,
+    RelatedQueues,
     Release,
-    Retry,
+    RetryItems,
 )
 from tests.engines.postgres.office import (
     HOUR,
@@ -110,7 +109,7 @@ async def test_a_lease_of_one_server_is_settled_by_another(storage: PostgresStor
     first, second = ids(await lease(here))
     await one(there, Extend(0, [second], HOUR), Extended)
     assert await one(there, Complete(0, [first]), Counted) == Counted(1)
-    refused = await one(here, Complete(0, [first, second]), Refused)
+    refused = await one(here, Complete(0, [first, second]), IdsRefused)
     assert refused.missing == [first]
     assert await one(here, Complete(0, [second]), Counted) == Counted(1)
 
@@ -144,7 +143,7 @@ async def test_counts_that_went_wrong_are_put_right(storage: PostgresStorage, ot
     await here.load()
     await produce(here, *[b"x"] * 30)
     await one(there, Complete(0, ids(await lease(there, 30))), Counted)
-    committed = await here.commit([Lease(0, 10, SECOND, LIVES)])
+    committed = await here.commit([LeaseItems(0, 10, SECOND, LIVES)])
     assert committed.shapes[0].queued == 0
 
 
@@ -219,7 +218,7 @@ async def test_produce_racing_delete_and_create_is_there_or_refused(
 async def test_two_servers_cannot_both_create(storage: PostgresStorage, other: PostgresStorage) -> None:
     name = new_name()
 
-    def decide(neighbours: Neighbours, now_us: int) -> QueueRecord:
+    def decide(neighbours: RelatedQueues, now_us: int) -> QueueRecord:
         if neighbours.current is not None:
             raise Invalid("there already")
         return QueueRecord(name=name, lease_timeout_us=1, expire_timeout_us=1)
@@ -239,7 +238,7 @@ async def test_a_delete_counts_under_its_lock_and_leaves_nothing(storage: Postgr
     await lease(shelves, 2)
     seen: list[int | None] = []
 
-    def decide(neighbours: Neighbours) -> QueueRecord:
+    def decide(neighbours: RelatedQueues) -> QueueRecord:
         seen.append(neighbours.item_count)
         return record
 
@@ -254,8 +253,8 @@ async def test_a_delete_counts_under_its_lock_and_leaves_nothing(storage: Postgr
 # --- death in one commit ----------------------------------------------------------------------------------------------
 
 
-def dead_target(record: QueueRecord) -> DeadTarget:
-    return DeadTarget(
+def dead_target(record: QueueRecord) -> MoveTarget:
+    return MoveTarget(
         queue_name=record.name,
         generation=record.generation,
         partition=0,
@@ -268,10 +267,10 @@ async def test_a_death_in_the_same_database_is_one_commit(storage: PostgresStora
     dead = await make_queue(storage)
     source = await make_queue(storage, dead_queue=dead.name)
     here, there = storage.shelves(source, [0]), storage.shelves(dead, [0])
-    rules = Mortality(max_attempts=1, target=dead_target(dead))
+    rules = DeathRules(max_attempts=1, target=dead_target(dead))
     await produce(here, b"a", dedupe_key="k")
     (held,) = await lease(here)
-    ended = await one(here, Retry(0, [RetryItem(id=held.id, dead=True, reason="why")], rules), Ended)
+    ended = await one(here, RetryItems(0, [RetryItem(id=held.id, dead=True, reason="why")], rules), Ended)
     assert (ended.moved, ended.dying, list(ended.deleted)) == (1, 0, [])
     assert await here.list_items(0, pivot="", count_max=10, scheduled=False) == []
     assert await here.corpses(0, count_max=10) == []
@@ -281,7 +280,7 @@ async def test_a_death_in_the_same_database_is_one_commit(storage: PostgresStora
     assert letter.dedupe_key == ""
     (entry,) = await here.ledger(after=0, count_max=10)
     assert (entry.action, entry.item_id, entry.detail) == ("dead_lettered", held.id, dead.name)
-    committed = await there.commit([Due(0, 10, Mortality(immortal=True))])
+    committed = await there.commit([Due(0, 10, DeathRules(immortal=True))])
     assert committed.shapes[0].queued == 1
     assert committed.shapes[0].oldest_death_us > 0
     await produce(here, b"b", dedupe_key="k")
@@ -293,9 +292,9 @@ async def test_a_letter_that_was_imported_before_does_not_come_twice(storage: Po
     await produce(here, b"a", b"b")
     first, second = await lease(here)
     await one(there, Import(0, [ImportedItem(payload=b"a", source_id=first.id)], HOUR), Imported)
-    rules = Mortality(target=dead_target(dead))
+    rules = DeathRules(target=dead_target(dead))
     retried = [RetryItem(id=item.id, dead=True) for item in (first, second)]
-    await one(here, Retry(0, retried, rules), Ended)
+    await one(here, RetryItems(0, retried, rules), Ended)
     letters = await there.list_items(0, pivot="", count_max=10, scheduled=False)
     assert [letter.source_id for letter in letters] == [first.id, second.id]
     tally = await here.tally(0, mortality=rules)
@@ -308,8 +307,8 @@ async def test_a_dead_queue_that_is_gone_leaves_the_item_dying(storage: Postgres
     await produce(here, b"a")
     (held,) = await lease(here)
     await delete_queue(storage, dead.name)
-    rules = Mortality(target=dead_target(dead))
-    ended = await one(here, Retry(0, [RetryItem(id=held.id, dead=True)], rules), Ended)
+    rules = DeathRules(target=dead_target(dead))
+    ended = await one(here, RetryItems(0, [RetryItem(id=held.id, dead=True)], rules), Ended)
     assert (ended.moved, ended.dying) == (0, 1)
     (corpse,) = await here.corpses(0, count_max=10)
     assert corpse.target == dead_target(dead)

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 from pamqp import commands as amqp
 
-from holdfast.engines.rabbitmq.address import Address
-from holdfast.engines.rabbitmq.channel import Channel, Close
-from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
 from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.wire import methods, properties
+from holdfast.engines.rabbitmq.publisher import Outgoing
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Delivery, Event
 from holdfast.errors import BrokerError
 from tests.support.rabbitmq import Node
@@ -54,15 +54,15 @@ class Admin:
         """Make the virtual host, and delete it at the end unless it is to be kept."""
         node.create_vhost(vhost)
         try:
-            async with await Connection.open(Address.parse(node.url(vhost))) as connection:
+            async with await Connection.open(BrokerUrl.parse(node.url(vhost))) as connection:
                 yield cls(node, vhost, await connection.channel(Silent()))
         finally:
             if node.pid and not keep:
                 node.delete_vhost(vhost)
 
-    def address(self, *, port: int | None = None, more: str = "") -> Address:
+    def address(self, *, port: int | None = None, more: str = "") -> BrokerUrl:
         """The address of the virtual host; `port` for a proxy."""
-        return Address.parse(self.node.url(self.vhost, port=port, more=more))
+        return BrokerUrl.parse(self.node.url(self.vhost, port=port, more=more))
 
     async def queue(self, name: str, **arguments: int | str) -> str:
         """A durable queue."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.engines.rabbitmq.allowance import Allowance
+from holdfast.engines.rabbitmq.allowance import DeliveryBudget
 
 
 def test_acks_wait_while_they_would_bring_more_than_is_wanted() -> None:
-    allowance = Allowance()
+    allowance = DeliveryBudget()
     allowance.capacity_count, allowance.wanted_count = 4, 10
     assert allowance.acks_count_max(unacked_count=4, ready_count=0) == 10
     allowance.wanted_count = 3
@@ -18,7 +18,7 @@ def test_acks_wait_while_they_would_bring_more_than_is_wanted() -> None:
 
 
 def test_without_a_limit_or_a_consumer_all_acks_go() -> None:
-    allowance = Allowance()
+    allowance = DeliveryBudget()
     allowance.capacity_count = 4
     assert allowance.acks_count_max(unacked_count=4, ready_count=4) is None
     allowance.capacity_count, allowance.wanted_count = 0, 5
@@ -29,7 +29,7 @@ def test_without_a_limit_or_a_consumer_all_acks_go() -> None:
 def test_a_broker_that_sends_all_that_it_may_sends_what_is_wanted_and_no_more(
     wanted: int, first: int, wide: int, data: st.DataObject
 ) -> None:
-    allowance = Allowance()
+    allowance = DeliveryBudget()
     allowance.wanted_count, allowance.capacity_count = wanted, min(first, wanted)
     delivered = acked = taken = withheld = 0
     while delivered < wanted:

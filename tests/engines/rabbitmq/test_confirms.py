@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.engines.rabbitmq.lane import Outgoing
+from holdfast.engines.rabbitmq.publisher import Outgoing
 from holdfast.engines.rabbitmq.wire import properties
-from holdfast.engines.rabbitmq.wire.confirms import AMBIGUOUS, CONFIRMED, Confirms, Kind, Outcome, UnknownTag
+from holdfast.engines.rabbitmq.wire.confirms import AMBIGUOUS, CONFIRMED, Confirms, Outcome, OutcomeKind, UnknownTag
 from holdfast.engines.rabbitmq.wire.events import Returned
 
 
@@ -23,7 +23,7 @@ def message(body: bytes = b"same", key: str = "k", raw: bytes = b"\0\0") -> Outg
     return Outgoing("", key, raw, body)
 
 
-def kinds(outcomes: list[tuple[Outgoing, Outcome]]) -> list[Kind]:
+def kinds(outcomes: list[tuple[Outgoing, Outcome]]) -> list[OutcomeKind]:
     return [outcome.kind for _, outcome in outcomes]
 
 
@@ -124,7 +124,7 @@ def test_a_return_finds_its_publish_although_the_ids_are_the_same() -> None:
     books.sent(routed)
     books.sent(unroutable)
     books.returned(returned(unroutable))
-    assert kinds(books.answered(2, multiple=True, ack=True)) == [Kind.CONFIRMED, Kind.RETURNED]
+    assert kinds(books.answered(2, multiple=True, ack=True)) == [OutcomeKind.CONFIRMED, OutcomeKind.RETURNED]
 
 
 def test_twins_are_told_together_when_both_are_answered() -> None:
@@ -133,7 +133,7 @@ def test_twins_are_told_together_when_both_are_answered() -> None:
         books.sent(message())
     books.returned(returned(message()))
     assert books.answered(2, multiple=False, ack=True) == []
-    assert kinds(books.answered(1, multiple=False, ack=True)) == [Kind.RETURNED, Kind.CONFIRMED]
+    assert kinds(books.answered(1, multiple=False, ack=True)) == [OutcomeKind.RETURNED, OutcomeKind.CONFIRMED]
 
 
 def test_thousands_of_twins_that_all_come_back_take_no_time() -> None:
@@ -142,7 +142,7 @@ def test_thousands_of_twins_that_all_come_back_take_no_time() -> None:
         books.sent(message())
     for _ in range(20_000):
         books.returned(returned(message()))
-    assert set(kinds(books.answered(20_000, multiple=True, ack=True))) == {Kind.RETURNED}
+    assert set(kinds(books.answered(20_000, multiple=True, ack=True))) == {OutcomeKind.RETURNED}
 
 
 def test_a_return_that_the_broker_changed_is_found_when_only_one_can_be_meant() -> None:
@@ -150,7 +150,7 @@ def test_a_return_that_the_broker_changed_is_found_when_only_one_can_be_meant() 
     books.sent(message(b"1"))
     books.sent(message(b"2"))
     books.returned(returned(message(b"2"), raw=b"changed"))
-    assert kinds(books.answered(2, multiple=True, ack=True)) == [Kind.CONFIRMED, Kind.RETURNED]
+    assert kinds(books.answered(2, multiple=True, ack=True)) == [OutcomeKind.CONFIRMED, OutcomeKind.RETURNED]
 
 
 def test_a_broker_that_sorts_the_headers_is_understood() -> None:
@@ -160,7 +160,7 @@ def test_a_broker_that_sorts_the_headers_is_understood() -> None:
     books.sent(message(b"1", raw=one))
     books.sent(message(b"1", raw=two))
     books.returned(returned(message(b"1"), raw=properties.encode({"headers": {"a": 1, "b": 2}})))
-    assert kinds(books.answered(2, multiple=True, ack=True)) == [Kind.CONFIRMED, Kind.RETURNED]
+    assert kinds(books.answered(2, multiple=True, ack=True)) == [OutcomeKind.CONFIRMED, OutcomeKind.RETURNED]
 
 
 def test_a_return_that_may_be_anybodys_makes_all_of_them_unknown() -> None:
@@ -184,4 +184,4 @@ def test_zero_with_multiple_means_all() -> None:
     books: Confirms[Outgoing] = Confirms()
     books.sent(message(b"1"))
     books.sent(message(b"2"))
-    assert kinds(books.answered(0, multiple=True, ack=True)) == [Kind.CONFIRMED, Kind.CONFIRMED]
+    assert kinds(books.answered(0, multiple=True, ack=True)) == [OutcomeKind.CONFIRMED, OutcomeKind.CONFIRMED]

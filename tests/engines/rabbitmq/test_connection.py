@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.errors import (
     BadAddress,
     BrokerError,
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.rabbitmq
 
 async def connect(url: str) -> str:
     """Connect, ask something, and answer the broker's version."""
-    async with await Connection.open(Address.parse(url)) as connection:
+    async with await Connection.open(BrokerUrl.parse(url)) as connection:
         channel = await connection.channel(Silent())
         await connection.close_channel(channel)
         return connection.session.version

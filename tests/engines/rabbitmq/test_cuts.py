@@ -12,8 +12,7 @@ import pytest
 
 from holdfast.engines.rabbitmq.backoff import Backoff
 from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
 from holdfast.proof.conservation import Conservation
 from holdfast.proof.proxy import Proxy
 from tests.engines.rabbitmq.admin import Admin, outgoing

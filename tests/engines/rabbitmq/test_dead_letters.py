@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 
 import pytest
 
+from holdfast.core.death import RedriveStamp
 from holdfast.core.message import Address
-from holdfast.core.redrive import Redrive
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
 from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.redriver import Redriver
 from holdfast.errors import BrokerLost
-from holdfast.ports.recovery import Taken
+from holdfast.ports.recovery import RunLetter
 from holdfast.proof.proxy import Proxy
 from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.support.eventually import eventually
@@ -36,7 +36,7 @@ async def consuming(admin: Admin, *, capacity_count: int, port: int | None = Non
     async with Publisher(admin.address()) as publisher:
         await publisher.publish_all([outgoing(QUEUE, b"%08d" % n + bytes(LETTER_BYTES)) for n in range(COUNT)])
     table = RouteTable(mode=Mode.PLACE, place=Address(exchange="", routing_key=await admin.queue("there")))
-    redriver = Redriver(Redrive(run="r", by="me", dead_queue=QUEUE), table, now=lambda: datetime.now(UTC))
+    redriver = Redriver(RedriveStamp(run="r", by="me", dead_queue=QUEUE), table, now=lambda: datetime.now(UTC))
     management = admin.node.management_url
     address = admin.address(port=port)
     letters = RabbitDeadLetters(address, QUEUE, redriver, management=management, window_bytes_max=WINDOW_BYTES)
@@ -50,9 +50,9 @@ async def consuming(admin: Admin, *, capacity_count: int, port: int | None = Non
         await letters.close()
 
 
-async def take(letters: RabbitDeadLetters, count: int) -> Sequence[Taken]:
+async def take(letters: RabbitDeadLetters, count: int) -> Sequence[RunLetter]:
     """So many, each acked as soon as it has come: there is room for the next ones then."""
-    taken: list[Taken] = []
+    taken: list[RunLetter] = []
     async with asyncio.timeout(SOON_S):
         while len(taken) < count:
             await letters.want(None)

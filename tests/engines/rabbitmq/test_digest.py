@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.digest import digest
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.letters import digest
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.engines.rabbitmq.wire.table import Value

@@ -7,8 +7,7 @@ import struct
 import pytest
 
 from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
 from holdfast.engines.rabbitmq.wire import properties, table
 from tests.engines.rabbitmq.admin import Admin
 from tests.engines.rabbitmq.raw import HEADERS, header_table, short

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.engines.rabbitmq.wire.commands import PublishEncoder, Unsendable
 from holdfast.engines.rabbitmq.wire.events import Confirmed, Delivery, Event, Heartbeat, Returned
-from holdfast.engines.rabbitmq.wire.frames import FRAME_SLACK_BYTES, ProtocolBroken, Reader
+from holdfast.engines.rabbitmq.wire.frames import FRAME_SLACK_BYTES, FrameReader, ProtocolBroken
 from tests.engines.rabbitmq.raw import ack, content, deliver, frame, returned
 
 messages = st.lists(
@@ -20,7 +20,7 @@ messages = st.lists(
 
 
 def fed(data: bytes, cuts: list[int]) -> list[Event]:
-    reader = Reader()
+    reader = FrameReader()
     events: list[Event] = []
     places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for start, end in itertools.pairwise(places):
@@ -85,24 +85,24 @@ def test_one_flipped_byte_never_hangs_or_crashes(data: st.DataObject) -> None:
 @pytest.mark.parametrize("data", [b"H", b"HTTP/1.1 400 Bad Request", b"\x15\x03\x03\0\2", b"\0" * 8])
 def test_what_is_no_frame_is_said_at_the_first_byte(data: bytes) -> None:
     with pytest.raises(ProtocolBroken, match="not a frame"):
-        Reader().feed(data)
+        FrameReader().feed(data)
 
 
 def test_a_frame_is_limited_before_it_arrives() -> None:
-    reader = Reader(frame_bytes_max=1000)
+    reader = FrameReader(frame_bytes_max=1000)
     with pytest.raises(ProtocolBroken, match="at most"):
         reader.feed(b"\3\0\1" + (1001 + FRAME_SLACK_BYTES).to_bytes(4, "big"))
 
 
 def test_a_body_is_limited_before_it_arrives() -> None:
-    reader = Reader(body_bytes_max=1000)
+    reader = FrameReader(body_bytes_max=1000)
     frames = deliver(1, 1, b"\0\0", b"x" * 1001)
     with pytest.raises(ProtocolBroken, match="at most 1000"):
         reader.feed(b"".join(frames))
 
 
 def test_memory_stays_bounded_when_empty_frames_come_for_ever() -> None:
-    reader = Reader()
+    reader = FrameReader()
     reader.feed(b"".join(deliver(1, 1, b"\0\0", b"x" * 50)[:2]))
     empty = frame(3, 1, b"") * 1000
     tracemalloc.start()
@@ -129,17 +129,17 @@ def test_memory_stays_bounded_when_empty_frames_come_for_ever() -> None:
 )
 def test_frames_out_of_place_are_an_error(frames: list[bytes]) -> None:
     with pytest.raises(ProtocolBroken):
-        Reader().feed(b"".join(frames))
+        FrameReader().feed(b"".join(frames))
 
 
 def test_a_nack_of_the_broker_has_the_requeue_bit_and_is_not_multiple() -> None:
-    (event,) = Reader().feed(frame(1, 1, b"\0\x3c\0\x78" + (7).to_bytes(8, "big") + b"\2"))
+    (event,) = FrameReader().feed(frame(1, 1, b"\0\x3c\0\x78" + (7).to_bytes(8, "big") + b"\2"))
     assert event == Confirmed(1, 7, False, False)
 
 
 def test_names_that_are_not_utf8_survive_the_way_back() -> None:
     method = b"\0\x3c\0\x3c" + b"\1c" + bytes(9) + b"\2\xff\xfe" + b"\1\x80"
-    (delivery,) = Reader().feed(frame(1, 1, method) + b"".join(content(1, b"\0\0", b"")))
+    (delivery,) = FrameReader().feed(frame(1, 1, method) + b"".join(content(1, b"\0\0", b"")))
     assert isinstance(delivery, Delivery)
     packed = PublishEncoder(1, frame_bytes_max=1000).encode(delivery.exchange, delivery.routing_key, b"\0\0", b"")
     assert b"\2\xff\xfe\1\x80\1\xce" in packed
@@ -157,7 +157,7 @@ def test_what_we_publish_reads_back_within_the_frame_size(props: bytes, body: by
         position += length
     # As a return, the same content frames must give back exactly what went in.
     method = returned(5, b"", b"", exchange="ex", key="key")[0]
-    (event,) = Reader().feed(method + b"".join(frames[1:]))
+    (event,) = FrameReader().feed(method + b"".join(frames[1:]))
     assert isinstance(event, Returned)
     assert (event.properties, event.body) == (props, body)
     assert frames[0][-2] == 1  # mandatory

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from holdfast.engines.rabbitmq.channel import Channel
-from holdfast.engines.rabbitmq.letter_line import WALKED_COUNT_MAX, Line
+from holdfast.engines.rabbitmq.connection import Channel
+from holdfast.engines.rabbitmq.consumer_channel import WALKED_COUNT_MAX, ConsumerChannel
 from holdfast.engines.rabbitmq.wire.events import Delivery, Event
 
 
-def line_with(count: int) -> tuple[Line, list[bytes]]:
+def line_with(count: int) -> tuple[ConsumerChannel, list[bytes]]:
     """A line on which so many letters came, and what is written to it."""
     written: list[bytes] = []
-    line = Line(7, on_arrived=lambda deliveries: None, on_lost=lambda error: None)
+    line = ConsumerChannel(7, on_arrived=lambda deliveries: None, on_lost=lambda error: None)
     line.opened(Channel(1, line, write=written.append, release=lambda number: None))
     events: list[Event] = [Delivery(1, tag, False, "", "q", "ctag", b"", b"") for tag in range(1, count + 1)]
     line.on_events(events)
@@ -40,7 +40,7 @@ def test_acks_behind_many_letters_that_are_held_make_it_slow() -> None:
 
 def test_deliveries_carry_the_number_of_their_line_until_it_is_left() -> None:
     came: list[Delivery] = []
-    line = Line(8, on_arrived=came.extend, on_lost=lambda error: None)
+    line = ConsumerChannel(8, on_arrived=came.extend, on_lost=lambda error: None)
     line.opened(Channel(1, line, write=lambda data: None, release=lambda number: None))
     line.on_events([Delivery(1, 1, False, "", "q", "ctag", b"", b"")])
     assert [delivery.channel for delivery in came] == [8]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.engines.rabbitmq import management as module
-from holdfast.engines.rabbitmq.management import BindingInfo, Management
+from holdfast.engines.rabbitmq.management import ManagedBinding, Management
 from holdfast.errors import BadAddress, BrokerError, BrokerRefused, BrokerUnreachable, NotABroker
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.eventually import eventually
@@ -44,7 +44,7 @@ async def test_bindings_and_exchanges(every_admin: Admin) -> None:
     async with Management(every_admin.node.management_url) as management:
         bindings = await management.bindings(every_admin.vhost)
         assert (
-            BindingInfo(
+            ManagedBinding(
                 source="x", vhost=every_admin.vhost, destination="q", destination_type="queue", routing_key="a.#"
             )
             in bindings

@@ -10,10 +10,9 @@ from functools import partial
 import pytest
 
 from holdfast.engines.rabbitmq.backoff import Backoff
-from holdfast.engines.rabbitmq.lane import Batch, Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.publisher import Outgoing, PublishBatch, Publisher
 from holdfast.engines.rabbitmq.wire import properties
-from holdfast.engines.rabbitmq.wire.confirms import CONFIRMED, Kind, Outcome
+from holdfast.engines.rabbitmq.wire.confirms import CONFIRMED, Outcome, OutcomeKind
 from holdfast.errors import BrokerLost
 from holdfast.proof.proxy import Proxy
 from holdfast.telemetry.events import counts
@@ -43,7 +42,7 @@ async def test_an_unroutable_publish_is_returned_although_the_broker_acks_it(eve
     await every_admin.exchange("x")
     async with Publisher(every_admin.address()) as publisher:
         outcomes = await publisher.publish_all([outgoing("nowhere"), outgoing("nowhere", exchange="x")])
-        assert outcomes == [Outcome(Kind.RETURNED, 312, "NO_ROUTE")] * 2
+        assert outcomes == [Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")] * 2
 
 
 async def test_a_return_finds_its_own_publish_when_ids_repeat(every_admin: Admin) -> None:
@@ -56,7 +55,8 @@ async def test_a_return_finds_its_own_publish_when_ids_repeat(every_admin: Admin
                 pair.reverse()
             outcomes = await publisher.publish_all(pair)
             assert [(m.routing_key, o.kind) for m, o in zip(pair, outcomes, strict=True)] == [
-                (m.routing_key, Kind.RETURNED if m.routing_key == "nowhere" else Kind.CONFIRMED) for m in pair
+                (m.routing_key, OutcomeKind.RETURNED if m.routing_key == "nowhere" else OutcomeKind.CONFIRMED)
+                for m in pair
             ]
     assert len(await every_admin.drain("there", 50)) == 50
 
@@ -114,7 +114,7 @@ async def test_the_guilty_one_is_found_and_its_neighbours_are_stored(every_admin
     async with Publisher(every_admin.address(), backoff=QUICK) as publisher:
         outcomes = await publisher.publish_all(messages)
         assert kinds(outcomes).count("confirmed") == 39
-        assert outcomes[7].kind is Kind.REFUSED
+        assert outcomes[7].kind is OutcomeKind.REFUSED
         assert outcomes[7].code == {"exchange": 404, "nan": 541}.get(fault, 406)
         assert (await publisher.publish(outgoing("q", b"after"))).stored
         again = publisher.counts["sent_again"]
@@ -129,7 +129,7 @@ async def test_several_guilty_ones_are_each_found(admin: Admin) -> None:
     messages = [outgoing("q", b"%d" % i, exchange="missing" if i % 10 == 3 else "") for i in range(60)]
     async with Publisher(admin.address(), backoff=QUICK) as publisher:
         outcomes = await publisher.publish_all(messages)
-    assert [i for i, outcome in enumerate(outcomes) if outcome.kind is Kind.REFUSED] == [3, 13, 23, 33, 43, 53]
+    assert [i for i, outcome in enumerate(outcomes) if outcome.kind is OutcomeKind.REFUSED] == [3, 13, 23, 33, 43, 53]
     assert kinds(outcomes).count("confirmed") == 54
 
 
@@ -151,18 +151,18 @@ async def test_properties_that_no_frame_holds_are_refused_before_they_harm_anybo
         assert publisher.counts["sent_again"] == 0
 
 
-class Answering(Batch):
+class Answering(PublishBatch):
     """Publishes something else as soon as one of its own was refused, as a recovery does that puts a letter back."""
 
     def __init__(self, count: int, publisher: Publisher, reply: Outgoing) -> None:
         super().__init__(count, lambda: None)
-        self.reply = Batch(1, lambda: None)
+        self.reply = PublishBatch(1, lambda: None)
         self._publisher = publisher
         self._message = reply
 
     def settle(self, places: Sequence[int], outcome: Outcome) -> None:
         super().settle(places, outcome)
-        if outcome.kind is Kind.REFUSED:
+        if outcome.kind is OutcomeKind.REFUSED:
             self._publisher.send([self._message], self.reply, timeout_s=30.0)
 
 
@@ -204,7 +204,7 @@ async def test_a_silent_broker_leaves_unknown_and_a_late_answer_is_not_believed(
         assert (await publisher.publish(outgoing("q"))).stored
         proxy.pause("down")
         outcome = await publisher.publish(outgoing("q"), timeout_s=0.2)
-        assert outcome.kind is Kind.UNKNOWN
+        assert outcome.kind is OutcomeKind.UNKNOWN
         assert "no answer within 0.2 s" in outcome.text
         proxy.resume()
         assert (await publisher.publish(outgoing("q"))).stored
@@ -236,7 +236,7 @@ async def test_a_broker_that_stays_away_makes_it_unknown_and_says_why(admin: Adm
             await proxy.refuse()
             await proxy.cut()
             outcome = await publisher.publish(outgoing("q"), timeout_s=0.3)
-            assert outcome.kind is Kind.UNKNOWN
+            assert outcome.kind is OutcomeKind.UNKNOWN
             assert "cannot be reached" in outcome.text
         with pytest.raises(BrokerLost, match="publisher is closed"):
             await publisher.publish(outgoing("q"))
@@ -263,7 +263,7 @@ async def test_an_alarm_blocks_and_a_crash_loses_nothing_that_was_confirmed(vers
             async with Publisher(admin.address(), backoff=QUICK) as publisher:
                 with node.memory_alarm():
                     outcome = await publisher.publish(outgoing("q", b"stuck"), timeout_s=1.0)
-                    assert outcome.kind is Kind.UNKNOWN
+                    assert outcome.kind is OutcomeKind.UNKNOWN
                     await eventually(lambda: "memory" in (publisher.blocked or ""))
                     unsent = await publisher.publish(outgoing("q", b"unsent"), timeout_s=0.1)
                     assert "the broker takes nothing" in unsent.text

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.connection import READ_BYTES_ENOUGH, Connection
 from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.wire import commands, methods
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import commands
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from tests.engines.rabbitmq.admin import Admin, Silent, outgoing
 from tests.support.eventually import eventually
@@ -40,7 +41,7 @@ class Tap(asyncio.Transport):
 
 
 def tapped() -> tuple[Connection, Tap]:
-    connection, tap = Connection(Address.parse("amqp://localhost")), Tap()
+    connection, tap = Connection(BrokerUrl.parse("amqp://localhost")), Tap()
     connection.connection_made(tap)
     connection.read_pause_s = PAUSE_S
     return connection, tap

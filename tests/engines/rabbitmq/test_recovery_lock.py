@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 
+from holdfast.core.death import RedriveStamp
 from holdfast.core.message import Address
-from holdfast.core.redrive import Redrive
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
@@ -34,7 +34,7 @@ async def recovering(admin: Admin, proxy: Proxy, *, heartbeat_s: int) -> AsyncIt
     """One that consumes through the proxy."""
     await admin.queue(QUEUE)
     redriver = Redriver(
-        Redrive(run="r", by="me", dead_queue=QUEUE),
+        RedriveStamp(run="r", by="me", dead_queue=QUEUE),
         RouteTable(mode=Mode.PLACE, place=Address(exchange="", routing_key="there")),
         now=lambda: datetime.now(UTC),
     )

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.core.death import REDRIVE_ID, RedriveStamp
 from holdfast.core.message import Address
-from holdfast.core.redrive import REDRIVE_ID, Redrive
 from holdfast.core.routes import Mode, RouteTable
-from holdfast.engines.rabbitmq.digest import digest
+from holdfast.engines.rabbitmq.letters import digest
 from holdfast.engines.rabbitmq.redriver import REMEMBERED_BYTES_MAX, Copy, Redriver
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.events import Delivery
@@ -39,7 +39,9 @@ def header_tables(draw: st.DrawFn) -> bytes:
 def _redriver(type_header: str) -> Redriver:
     place: Any = {"mode": Mode.PLACE, "place": Address(exchange="e", routing_key="k"), "type_header": type_header}
     return Redriver(
-        Redrive(run="r", by="me", dead_queue="dlq"), RouteTable(**place), now=lambda: datetime(2026, 11, 15, tzinfo=UTC)
+        RedriveStamp(run="r", by="me", dead_queue="dlq"),
+        RouteTable(**place),
+        now=lambda: datetime(2026, 11, 15, tzinfo=UTC),
     )
 
 

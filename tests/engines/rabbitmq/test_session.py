@@ -9,11 +9,11 @@ from pamqp import base
 from pamqp import commands as amqp
 from pamqp import frame as pamqp_frame
 
-from holdfast.engines.rabbitmq.address import Address, Tls
-from holdfast.engines.rabbitmq.backoff import STEADY_S, Backoff, Patience
+from holdfast.engines.rabbitmq.backoff import STEADY_S, Backoff, BackoffTimer
+from holdfast.engines.rabbitmq.url import BrokerUrl, Tls
 from holdfast.engines.rabbitmq.wire.events import Blocked, ChannelClosedByBroker, ConnectionClosedByBroker, Opened
 from holdfast.engines.rabbitmq.wire.frames import ProtocolBroken
-from holdfast.engines.rabbitmq.wire.session import HandshakeFailed, Login, Session, State
+from holdfast.engines.rabbitmq.wire.session import AmqpSession, HandshakeFailed, Login, State
 from holdfast.errors import BadAddress
 
 
@@ -37,8 +37,8 @@ def start(mechanisms: str = "PLAIN AMQPLAIN") -> bytes:
     )
 
 
-def opened(login: Login | None = None) -> Session:
-    session = Session(login or Login())
+def opened(login: Login | None = None) -> AmqpSession:
+    session = AmqpSession(login or Login())
     session.start()
     session.feed(start())
     session.feed(said(0, amqp.Connection.Tune(2047, 131_072, 60)))
@@ -48,7 +48,7 @@ def opened(login: Login | None = None) -> Session:
 
 
 def test_the_handshake_logs_in_tunes_and_opens() -> None:
-    session = Session(Login(user="u", password="p", vhost="v", heartbeat_s=30, frame_bytes_max=50_000))
+    session = AmqpSession(Login(user="u", password="p", vhost="v", heartbeat_s=30, frame_bytes_max=50_000))
     assert session.start() == b"AMQP\0\0\x09\x01"
     session.feed(start())
     (start_ok,) = heard(session.take())
@@ -66,14 +66,14 @@ def test_the_handshake_logs_in_tunes_and_opens() -> None:
 
 
 def test_external_sends_no_password() -> None:
-    session = Session(Login(mechanism="EXTERNAL", password="secret"))
+    session = AmqpSession(Login(mechanism="EXTERNAL", password="secret"))
     session.start()
     session.feed(start("PLAIN EXTERNAL"))
     assert b"secret" not in session.take()
 
 
 def test_a_mechanism_that_is_not_offered_is_said() -> None:
-    session = Session(Login(mechanism="EXTERNAL"))
+    session = AmqpSession(Login(mechanism="EXTERNAL"))
     session.start()
     with pytest.raises(HandshakeFailed, match="offers PLAIN AMQPLAIN, not EXTERNAL"):
         session.feed(start())
@@ -90,7 +90,7 @@ def test_a_mechanism_that_is_not_offered_is_said() -> None:
     ],
 )
 def test_another_greeting_is_told(data: bytes, text: str) -> None:
-    session = Session(Login())
+    session = AmqpSession(Login())
     session.start()
     with pytest.raises(ProtocolBroken, match=text):
         session.feed(data)
@@ -142,7 +142,7 @@ def test_whatever_comes_after_the_greeting_is_events_or_an_error(junk: bytes) ->
 
 
 def test_an_address_is_read_with_all_its_parts() -> None:
-    address = Address.parse(
+    address = BrokerUrl.parse(
         "amqps://us%40er:pa%3Ass@one:1,two,[::1]:3/v%2Fh?heartbeat=7&connection_timeout=2500&channel_max=9"
         "&frame_max=8192&auth_mechanism=external&cacertfile=/ca&certfile=/c&keyfile=/k&verify=verify_none"
         "&server_name_indication=sni&name=me"
@@ -159,9 +159,9 @@ def test_an_address_is_read_with_all_its_parts() -> None:
 def test_the_usual_defaults(url: str) -> None:
     if url == "amqp://":
         with pytest.raises(BadAddress):
-            Address.parse(url)
+            BrokerUrl.parse(url)
         return
-    address = Address.parse(url)
+    address = BrokerUrl.parse(url)
     assert (address.hosts, address.login.vhost, address.login.user) == ((("localhost", 5672),), "/", "guest")
 
 
@@ -179,12 +179,12 @@ def test_the_usual_defaults(url: str) -> None:
 )
 def test_a_bad_address_is_explained_without_its_password(url: str, text: str) -> None:
     with pytest.raises(BadAddress, match=text) as caught:
-        Address.parse(url)
+        BrokerUrl.parse(url)
     assert "secret" not in str(caught.value)
 
 
 def test_no_text_of_an_address_shows_the_password() -> None:
-    address = Address.parse("amqp://user:secret@[::1],b:7/v")
+    address = BrokerUrl.parse("amqp://user:secret@[::1],b:7/v")
     assert str(address) == "amqp://user@[::1]:5672,b:7/v"
     assert "secret" not in repr(address)
 
@@ -199,7 +199,7 @@ def test_a_wait_has_a_floor_and_a_ceiling(failures: int, spread: float) -> None:
 
 
 def test_what_works_only_for_a_moment_is_waited_for_longer_each_time() -> None:
-    patience = Patience(Backoff(first_s=1.0, delay_s_max=60.0))
+    patience = BackoffTimer(Backoff(first_s=1.0, delay_s_max=60.0))
     now_s, delays_s = 0.0, []
     for _ in range(4):
         patience.worked(now_s)

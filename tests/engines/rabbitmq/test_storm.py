@@ -8,10 +8,9 @@ import random
 import pytest
 
 from holdfast.engines.rabbitmq.backoff import Backoff
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
 from holdfast.engines.rabbitmq.wire import properties
-from holdfast.engines.rabbitmq.wire.confirms import Kind
+from holdfast.engines.rabbitmq.wire.confirms import OutcomeKind
 from holdfast.proof.proxy import Proxy
 from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.engines.rabbitmq.raw import HEADERS, header_table
@@ -41,12 +40,12 @@ def message(fault: str, body: bytes) -> Outgoing:
 
 
 EXPECTED = {
-    "good": Kind.CONFIRMED,
-    "unroutable": Kind.RETURNED,
-    "exchange": Kind.REFUSED,
-    "user": Kind.REFUSED,
-    "nan": Kind.REFUSED,
-    "unsendable": Kind.REFUSED,
+    "good": OutcomeKind.CONFIRMED,
+    "unroutable": OutcomeKind.RETURNED,
+    "exchange": OutcomeKind.REFUSED,
+    "user": OutcomeKind.REFUSED,
+    "nan": OutcomeKind.REFUSED,
+    "unsendable": OutcomeKind.REFUSED,
 }
 
 

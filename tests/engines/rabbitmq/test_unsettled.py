@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.engines.rabbitmq.unsettled import Unsettled
+from holdfast.engines.rabbitmq.consumer_channel import AckTracker
 
 FRAME_BYTES = 21
 
@@ -30,7 +30,7 @@ def apply(data: bytes, open_tags: dict[int, str]) -> int:
 
 @given(data=st.data())
 def test_every_message_gets_what_was_asked_for(data: st.DataObject) -> None:
-    books = Unsettled(1)
+    books = AckTracker(1)
     broker: dict[int, str] = {}
     asked: dict[int, str] = {}
     for _ in range(data.draw(st.integers(1, 25))):
@@ -56,7 +56,7 @@ def test_every_message_gets_what_was_asked_for(data: st.DataObject) -> None:
 
 
 def test_a_settled_prefix_is_one_frame() -> None:
-    books = Unsettled(1)
+    books = AckTracker(1)
     for tag in range(1, 1001):
         books.delivered(tag)
     for tag in range(1, 501):
@@ -66,7 +66,7 @@ def test_a_settled_prefix_is_one_frame() -> None:
 
 
 def test_everything_goes_back_by_one_frame() -> None:
-    books = Unsettled(1)
+    books = AckTracker(1)
     for tag in range(1, 1001):
         books.delivered(tag)
     books.ack(500)
@@ -80,7 +80,7 @@ def test_everything_goes_back_by_one_frame() -> None:
     joints=st.lists(st.integers(0, 30), unique=True).map(sorted),
 )
 def test_parts_end_at_joints(tags: list[int], joints: list[int]) -> None:
-    books = Unsettled(1)
+    books = AckTracker(1)
     books.delivered_all(tags)
     ends = [*books.parts(joints), tags[-1]]
     assert ends == sorted(set(ends))

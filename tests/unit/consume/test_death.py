@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.core import death
 from holdfast.core.item import Item
 from holdfast.core.message import Message
-from holdfast.core.outcome import Failure
+from holdfast.core.policy import Failure
 
 AT = datetime(2030, 1, 1, tzinfo=UTC)
 FAILURE = Failure(type="ValueError", message="no", stack="Traceback")

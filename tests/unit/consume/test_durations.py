@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import holdfast
-from holdfast.faces.health import page
+from holdfast.faces.app import page
 from tests.support.eventually import eventually
 
 

@@ -9,7 +9,7 @@ import pytest
 import holdfast
 from holdfast import App, Message, Retry
 from holdfast.errors import CannotStart, QueueMissing, StorageFailed
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 from tests.conformance.consume.stands import count_of, items_of
 from tests.support.eventually import eventually
 
@@ -59,7 +59,7 @@ async def test_a_message_that_ended_its_process_too_often_is_parked_before_it_ru
                 return not any(item.is_leased for item in await items_of(queues, "work"))
 
             await eventually(ran_out)
-        again = holdfast.services.consume.Worker(worker.plan, app._broker, stop_timeout_s=1)  # type: ignore[attr-defined]
+        again = holdfast.services.consume.worker.Worker(worker.plan, app._broker, stop_timeout_s=1)  # type: ignore[attr-defined]
         running = asyncio.create_task(again.run())
 
         async def is_parked() -> bool:
@@ -151,7 +151,7 @@ async def test_a_lease_is_kept_alive_while_its_handler_runs() -> None:
         app._workers[0].stop()
         await eventually(lambda: app.health[0].state == "stopped")
         await app.queues.queues_update("work", lease_timeout="150ms")
-        worker = holdfast.services.consume.Worker(app.consumers[0], app._broker, stop_timeout_s=5)  # type: ignore[attr-defined]
+        worker = holdfast.services.consume.worker.Worker(app.consumers[0], app._broker, stop_timeout_s=5)  # type: ignore[attr-defined]
         running = asyncio.create_task(worker.run())
         await watch(app.queues)
         go_on.set()

@@ -9,8 +9,8 @@ import pytest
 
 from holdfast import Message, SqlMarks, once
 from holdfast.errors import Invalid
-from holdfast.services.consume_handler import run_async, run_in_thread
-from holdfast.services.consume_once import MemoryMarks
+from holdfast.services.consume.once import MemoryMarks
+from holdfast.services.consume.worker import run_async, run_in_thread
 
 
 def message(identity: str = "m1", *, lasting: bool = True) -> Message:

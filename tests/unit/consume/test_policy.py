@@ -7,8 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.moments import DURATION_US_MAX, SECOND_US
-from holdfast.core.outcome import FAILURE_BYTES_MAX, Dead, Done, Failure, Permanent, Retry, RetryAfter, outcome_of
-from holdfast.core.policy import Ack, Park, RetryPolicy, Run, Wait, admit, decide, step_for
+from holdfast.core.policy import (
+    FAILURE_BYTES_MAX,
+    Ack,
+    Dead,
+    Done,
+    Failure,
+    Park,
+    Permanent,
+    RetryAfter,
+    RetryLater,
+    RetryPolicy,
+    Run,
+    Wait,
+    admit,
+    decide,
+    outcome_of,
+    step_for,
+)
 from holdfast.errors import Invalid
 
 FAILURE = Failure(type="ValueError", message="no")
@@ -24,7 +40,7 @@ def test_attempts_is_how_often_the_handler_runs() -> None:
     policy = RetryPolicy(attempts=3, delay="15s")
     runs = []
     attempt = 1
-    while isinstance(decision := decide(Retry(failure=FAILURE), attempt=attempt, policy=policy), Wait):
+    while isinstance(decision := decide(RetryLater(failure=FAILURE), attempt=attempt, policy=policy), Wait):
         runs.append(decision.delay)
         attempt += 1
     assert (attempt, runs) == (3, ["15s", "15s"])
@@ -33,13 +49,13 @@ def test_attempts_is_how_often_the_handler_runs() -> None:
 
 def test_a_ladder_is_climbed_and_its_last_step_repeated() -> None:
     policy = RetryPolicy(attempts=9, delay=["1s", "15s", "5m"])
-    delays = [decide(Retry(failure=FAILURE), attempt=n, policy=policy) for n in range(1, 6)]
+    delays = [decide(RetryLater(failure=FAILURE), attempt=n, policy=policy) for n in range(1, 6)]
     assert [wait.delay for wait in delays if isinstance(wait, Wait)] == ["1s", "15s", "5m", "5m", "5m"]
 
 
 @given(policies, st.integers(1, 200), st.floats(0, 1))
 def test_every_failure_waits_or_parks_and_parks_at_the_limit(policy: RetryPolicy, attempt: int, chance: float) -> None:
-    decision = decide(Retry(failure=FAILURE), attempt=attempt, policy=policy, chance=chance)
+    decision = decide(RetryLater(failure=FAILURE), attempt=attempt, policy=policy, chance=chance)
     if attempt >= policy.attempts:
         assert decision == Park(reason="attempts", failure=FAILURE)
     else:
@@ -107,7 +123,7 @@ class Odd(Exception):
 def test_types_can_be_named_as_permanent() -> None:
     assert isinstance(outcome_of(Permanent("no")), Dead)
     assert isinstance(outcome_of(Refused("no"), permanent=[Refused]), Dead)
-    assert isinstance(outcome_of(Refused("no")), Retry)
+    assert isinstance(outcome_of(Refused("no")), RetryLater)
     assert outcome_of(None) == Done()
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import HoldfastError
+from holdfast.faces.app import page
 from holdfast.faces.cli.run import load_app
-from holdfast.faces.health import page
 from holdfast.proof.process import child_process, python_argv
-from holdfast.services.consume import Health
+from holdfast.services.consume.worker import Health
 from tests.support.command import Command
 from tests.support.eventually import eventually
 

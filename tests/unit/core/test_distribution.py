@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.services.queue.distribution import assign_leases, place_produce, share, spread
+from holdfast.services.queue.batch import assign_leases, place_produce, share, spread
 
 
 @pytest.mark.parametrize(

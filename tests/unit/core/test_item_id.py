@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.item_id import SEQUENCE_MAX, format_id, id_suffix, parse_id
+from holdfast.core.item import SEQUENCE_MAX, format_id, id_suffix, parse_id
 
 sequences = st.integers(0, SEQUENCE_MAX)
 generations = st.integers(1, 2**40)

@@ -12,8 +12,7 @@ import pytest
 
 from holdfast.errors import CannotStart
 from holdfast.proof import crash
-from holdfast.proof.crash import Trap
-from holdfast.proof.points import crash_points
+from holdfast.proof.crash import Trap, crash_points
 
 PROGRAM = """
 from holdfast.proof import crash_point

@@ -12,8 +12,15 @@ from pwd import getpwnam
 
 import pytest
 
-from holdfast.proof.output import LINE_BYTES_MAX, Output
-from holdfast.proof.process import Child, ChildFailed, child_process, http_status, python_argv
+from holdfast.proof.process import (
+    LINE_BYTES_MAX,
+    Child,
+    ChildFailed,
+    ChildOutput,
+    child_process,
+    http_status,
+    python_argv,
+)
 from tests.support.eventually import eventually
 
 STAY = "print('ready', flush=True)\nimport signal\nsignal.pause()"
@@ -212,7 +219,7 @@ async def test_much_output_does_not_block_the_child_and_is_bounded() -> None:
 
 
 async def test_output_keeps_the_newest_lines_within_its_budget() -> None:
-    output = Output(kept_bytes_max=8)
+    output = ChildOutput(kept_bytes_max=8)
     output.feed(b"one\ntwo\nth")
     output.feed(b"ree\r\nunfin")
     assert output.lines == ["three"]
@@ -222,7 +229,7 @@ async def test_output_keeps_the_newest_lines_within_its_budget() -> None:
 
 
 async def test_an_endless_line_is_kept_in_pieces() -> None:
-    output = Output()
+    output = ChildOutput()
     for _ in range(3):
         output.feed(b"x" * LINE_BYTES_MAX)
     assert max(len(line) for line in output.lines) <= 2 * LINE_BYTES_MAX

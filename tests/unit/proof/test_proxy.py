@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from holdfast.proof.conservation import Trip, Way
 from holdfast.proof.proxy import Proxy
-from holdfast.proof.trips import Trip, Way
 from tests.support.eventually import eventually
 
 BOTH: tuple[Way, Way] = ("up", "down")

@@ -10,12 +10,13 @@ import pytest
 
 from holdfast import HoldfastError, Queues
 from holdfast.engines.memory.storage import MemoryStorage
-from holdfast.services.queue import assign, logical
+from holdfast.services.queue import batch as assign
+from holdfast.services.queue import logical_queue as logical
 from holdfast.services.queue.changes import places_by
-from holdfast.services.queue.lane import Lane
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
-from holdfast.services.queue.waiting import Batch
+from holdfast.services.queue.storage_share import StorageShare
+from holdfast.services.queue.waiting import CommitBatch
 from holdfast.testing import FrozenClock
 from tests.support.flaky import FlakyStorage
 
@@ -69,7 +70,7 @@ async def test_a_bug_in_the_loop_itself_is_500_for_everybody(
 
     really_take = assign.take
 
-    def takes_wrongly(queue: logical.LogicalQueue, lane: Lane) -> Batch:
+    def takes_wrongly(queue: logical.LogicalQueue, lane: StorageShare) -> CommitBatch:
         if queue.record.name == "orders":
             raise ZeroDivisionError("a bug")
         return really_take(queue, lane)

@@ -9,8 +9,8 @@ import pytest
 
 import holdfast
 from holdfast.engines.memory.storage import MemoryStorage
-from holdfast.ports.queues import Committed, Operation, Produce
-from holdfast.services.queue.lane import INLINE_COMMIT_US_MAX, Lane
+from holdfast.ports.queue_store import Committed, Operation, Produce
+from holdfast.services.queue.storage_share import INLINE_COMMIT_US_MAX, StorageShare
 from holdfast.testing import FrozenClock
 
 QUICK_US, SLOW_US = INLINE_COMMIT_US_MAX // 10, INLINE_COMMIT_US_MAX * 10
@@ -20,16 +20,16 @@ async def test_requests_that_come_within_a_few_turns_of_the_loop_share_a_commit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counts: list[int] = []
-    commit = Lane.commit
+    commit = StorageShare.commit
 
-    async def counted(lane: Lane, operations: Sequence[Operation], *, alone: bool) -> Committed:
+    async def counted(lane: StorageShare, operations: Sequence[Operation], *, alone: bool) -> Committed:
         committed = await commit(lane, operations, alone=alone)
         counts.extend(len(operation.items) for operation in operations if isinstance(operation, Produce))
         return committed
 
     async with holdfast.open("memory://") as queues:
         await queues.queues_create("orders")
-        monkeypatch.setattr(Lane, "commit", counted)
+        monkeypatch.setattr(StorageShare, "commit", counted)
 
         async def client(turns: int) -> None:
             for _ in range(turns):
@@ -58,7 +58,7 @@ class TimedShelves:
 async def test_a_slow_commit_sends_the_next_to_a_thread_and_a_quick_one_there_brings_them_back() -> None:
     clock, shelves = FrozenClock(), TimedShelves()
     abilities = MemoryStorage(clock).abilities
-    lane = Lane(storage="s", partitions=[0], shelves=shelves, abilities=abilities, clock=clock)  # type: ignore[arg-type]
+    lane = StorageShare(storage="s", partitions=[0], shelves=shelves, abilities=abilities, clock=clock)  # type: ignore[arg-type]
     for took_us in (QUICK_US, SLOW_US, SLOW_US, SLOW_US, QUICK_US, QUICK_US):
         shelves.took_us = took_us
         await lane.commit((), alone=True)

@@ -11,11 +11,11 @@ import pytest
 from holdfast import NothingToLease, Queues
 from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.ports.clock import Timer
-from holdfast.ports.queues import Committed, Leased, Mortality, Shape
+from holdfast.ports.queue_store import Committed, DeathRules, LeasedItems, PartitionState
 from holdfast.services.queue.changes import places_by
-from holdfast.services.queue.lane import Lane
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
+from holdfast.services.queue.storage_share import StorageShare
 from holdfast.testing import FrozenClock
 from tests.support.eventually import eventually
 from tests.support.flaky import Faults, FlakyShelves, FlakyStorage
@@ -124,7 +124,7 @@ async def test_a_lease_that_got_nothing_in_its_own_turn_ends_when_its_time_is_up
     await faults.rest()
 
     async def gives_nothing(self: object, operations: Sequence[object], *, inline: bool = False) -> Committed:
-        return Committed([Leased(())] * len(operations), {}, clock.now_us())
+        return Committed([LeasedItems(())] * len(operations), {}, clock.now_us())
 
     faults.gate = None  # a gate may suspend a commit, and then no client makes its own
     monkeypatch.setattr(FlakyShelves, "commit", gives_nothing)
@@ -155,7 +155,7 @@ class SlowShelves:
     async def load(self) -> Committed:
         now_us = self._clock.now_us() + self._ahead_us
         await self._clock.advance(self._took_s)
-        return Committed([], {0: Shape(leased=1, next_due_us=now_us + MINUTE_US)}, now_us)
+        return Committed([], {0: PartitionState(leased=1, next_due_us=now_us + MINUTE_US)}, now_us)
 
 
 @pytest.mark.parametrize(("took_s", "ahead_us"), [(0, 0), (30, 0), (0, 30_000_000), (0, -30_000_000)])
@@ -164,6 +164,6 @@ async def test_a_deadline_is_neither_late_nor_early_however_long_the_answer_took
     began_us = clock.now_us()
     storage = MemoryStorage(clock)
     shelves = SlowShelves(clock, took_s, ahead_us)
-    lane = Lane(storage="s", partitions=[0], shelves=shelves, abilities=storage.abilities, clock=clock)  # type: ignore[arg-type]
+    lane = StorageShare(storage="s", partitions=[0], shelves=shelves, abilities=storage.abilities, clock=clock)  # type: ignore[arg-type]
     await lane.load()
-    assert lane.next_due_us(Mortality()) == began_us + MINUTE_US
+    assert lane.next_due_us(DeathRules()) == began_us + MINUTE_US

@@ -1,21 +1,74 @@
-"""Blobs on a folder: written under a temporary name, fsynced, linked to the final name, directory fsynced."""
+"""Blobs on a folder: written under a temporary name, fsynced, linked to the final name, directory fsynced.
+
+File work in a thread that is waited for even when the caller is cancelled.
+
+An open blob. Everything here blocks and is called in a thread.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import stat
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from holdfast.engines.folder.partial import Partial, remove_leftovers
-from holdfast.engines.folder.reader import Reader
-from holdfast.engines.folder.threads import in_thread
-from holdfast.engines.folder.together import Entry, put_together
-from holdfast.engines.folder.tree import Tree, is_file
+from holdfast.engines.folder.files import (
+    BlobFolder,
+    BlobWrite,
+    PartialFile,
+    in_thread,
+    is_file,
+    put_together,
+    remove_leftovers,
+)
 from holdfast.errors import CannotStart, HoldfastError, Invalid, StorageFailed
-from holdfast.ports.blobs import Blob, BlobExists, BlobMissing, BlobStat, Whole, check_path
+from holdfast.ports.blobs import Blob, BlobContent, BlobExists, BlobMissing, BlobStat, check_path
+
+# Not blocking: a named pipe that somebody put there must not hold us up.
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+NO_BLOB = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
+
+
+class BlobReader:
+    """Open, read, and `close` in any case."""
+
+    def __init__(self, tree: BlobFolder, segments: tuple[str, ...]) -> None:
+        self.size_bytes = 0
+        self._tree = tree
+        self._segments = segments
+        self._file = -1
+
+    def open(self) -> bool:
+        """False when there is no blob: a link, or a directory, is none. Raises OSError."""
+        try:
+            with self._tree.directory(self._segments[:-1]) as folder:
+                self._file = os.open(self._segments[-1], READ, dir_fd=folder)
+        except OSError as error:
+            if error.errno in NO_BLOB:
+                return False
+            raise
+        status = os.fstat(self._file)
+        self.size_bytes = status.st_size
+        return stat.S_ISREG(status.st_mode)
+
+    def read(self, bytes_max: int) -> bytes:
+        """The next bytes; empty at the end. Raises OSError."""
+        return os.read(self._file, bytes_max)
+
+    def sha256(self) -> str:
+        """Of all the bytes, from the beginning. Raises OSError."""
+        with os.fdopen(os.dup(self._file), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def close(self) -> None:
+        """May be called when `open` failed, and more than once."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
 
 CHUNK_BYTES = 1 << 18
 
@@ -26,7 +79,7 @@ async def open_folder_blobs(root: Path) -> AsyncIterator[FolderBlobs]:
 
     Raises CannotStart when the folder cannot be used.
     """
-    tree = Tree(root)
+    tree = BlobFolder(root)
     try:
         try:
             await in_thread(tree.open)
@@ -41,18 +94,18 @@ async def open_folder_blobs(root: Path) -> AsyncIterator[FolderBlobs]:
 class FolderBlobs:
     """See `holdfast.ports.blobs.Blobs`; made by `open_folder_blobs`. Several processes may share a folder."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: BlobFolder) -> None:
         self._tree = tree
 
     async def put(self, path: str, content: bytes | AsyncIterable[bytes], *, sha256: str | None = None) -> Blob:
         segments = check_path(path)
         if isinstance(content, bytes):
             digest = sha256 or hashlib.sha256(content).hexdigest()
-            (done,) = await self.put_all([Whole(path=path, content=content, sha256=digest)])
+            (done,) = await self.put_all([BlobContent(path=path, content=content, sha256=digest)])
             if isinstance(done, HoldfastError):
                 raise done
             return done
-        partial = Partial(self._tree)
+        partial = PartialFile(self._tree)
         try:
             with _translated("putting", path):
                 await in_thread(partial.open)
@@ -67,8 +120,8 @@ class FolderBlobs:
                 await in_thread(partial.close)
         return Blob(path=path, size_bytes=partial.size_bytes, sha256=partial.sha256, created=created)
 
-    async def put_all(self, blobs: Sequence[Whole]) -> Sequence[Blob | HoldfastError]:
-        checked: list[tuple[Whole, tuple[str, ...]]] = []
+    async def put_all(self, blobs: Sequence[BlobContent]) -> Sequence[Blob | HoldfastError]:
+        checked: list[tuple[BlobContent, tuple[str, ...]]] = []
         refused: dict[int, HoldfastError] = {}
         for place, blob in enumerate(blobs):
             try:
@@ -79,7 +132,7 @@ class FolderBlobs:
         return [refused[place] if place in refused else next(done) for place in range(len(blobs))]
 
     async def get(self, path: str) -> AsyncGenerator[bytes, None]:
-        reader = Reader(self._tree, check_path(path))
+        reader = BlobReader(self._tree, check_path(path))
         try:
             with _translated("reading", path):
                 there = await in_thread(reader.open)
@@ -95,7 +148,7 @@ class FolderBlobs:
             reader.close()
 
     async def stat(self, path: str) -> BlobStat | None:
-        reader = Reader(self._tree, check_path(path))
+        reader = BlobReader(self._tree, check_path(path))
         try:
             with _translated("looking at", path):
                 there = await in_thread(reader.open)
@@ -120,12 +173,12 @@ class FolderBlobs:
 
     # What follows blocks, and runs in a thread.
 
-    def _put_all(self, blobs: Sequence[tuple[Whole, tuple[str, ...]]]) -> list[Blob | HoldfastError]:
+    def _put_all(self, blobs: Sequence[tuple[BlobContent, tuple[str, ...]]]) -> list[Blob | HoldfastError]:
         """All of them in one go: each change of threads costs as much as a small write."""
         entries = put_together(self._tree, [(segments, blob.content) for blob, segments in blobs])
         return [self._outcome(blob, entry) for (blob, _), entry in zip(blobs, entries, strict=True)]
 
-    def _outcome(self, blob: Whole, entry: Entry) -> Blob | HoldfastError:
+    def _outcome(self, blob: BlobContent, entry: BlobWrite) -> Blob | HoldfastError:
         try:
             with _translated("putting", blob.path):
                 created = self._ended(blob, entry)
@@ -133,7 +186,7 @@ class FolderBlobs:
             return error
         return Blob(path=blob.path, size_bytes=len(blob.content), sha256=blob.sha256, created=created)
 
-    def _ended(self, blob: Whole, entry: Entry) -> bool:
+    def _ended(self, blob: BlobContent, entry: BlobWrite) -> bool:
         """Whether this put created the blob. Raises OSError, Invalid, BlobExists."""
         if entry.is_done:
             return True
@@ -141,7 +194,7 @@ class FolderBlobs:
             return self._taken(entry.error, entry.segments, blob.sha256)
         if entry.error is not None:
             raise entry.error
-        partial = Partial(self._tree)  # the system has no files without a name
+        partial = PartialFile(self._tree)  # the system has no files without a name
         try:
             partial.open()
             partial.write(blob.content)
@@ -149,7 +202,7 @@ class FolderBlobs:
         finally:
             partial.close()
 
-    def _publish(self, partial: Partial, segments: tuple[str, ...]) -> bool:
+    def _publish(self, partial: PartialFile, segments: tuple[str, ...]) -> bool:
         try:
             partial.publish(segments)
         except (FileExistsError, NotADirectoryError) as error:
@@ -172,7 +225,7 @@ class FolderBlobs:
         return False
 
     def _sha256(self, segments: tuple[str, ...]) -> str | None:
-        reader = Reader(self._tree, segments)
+        reader = BlobReader(self._tree, segments)
         try:
             return reader.sha256() if reader.open() else None
         finally:

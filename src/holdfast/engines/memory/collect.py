@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from holdfast.core.collect import Header, Part, Range, SeriesStand, Transaction
+from holdfast.core.collect import Header, Part, Range, SeriesState, Transaction
 from holdfast.core.states import TransactionState
 from holdfast.ports.clock import Clock
-from holdfast.ports.collect import LeaseLost, LedgerLine, Put
+from holdfast.ports.collect import LeaseLost, LedgerLine, PartsStored
 
 
 class _Books:
@@ -20,7 +20,7 @@ class _Books:
         self.request = request
         self.parts: dict[str, dict[int, Part]] = {}
         self.ordinals: dict[str, list[int]] = {}
-        self.series: dict[str, SeriesStand] = {}
+        self.series: dict[str, SeriesState] = {}
         self.strays: set[str] = set()
 
 
@@ -113,7 +113,7 @@ class MemoryCollectStore:
 
     # --- index ------------------------------------------------------------------------------------------------
 
-    async def put_parts(self, transaction: str, parts: Sequence[Part], *, fence: int) -> Put:
+    async def put_parts(self, transaction: str, parts: Sequence[Part], *, fence: int) -> PartsStored:
         books = self._progress(transaction, fence)
         winners = []
         for part in parts:
@@ -126,11 +126,11 @@ class MemoryCollectStore:
                 _add(books, part.series, 1, part.size_bytes)
             elif winner.path != part.path:
                 books.strays.add(part.path)
-        return Put(winners=winners, stand=dict(books.series))
+        return PartsStored(winners=winners, stand=dict(books.series))
 
-    async def put_header(self, transaction: str, header: Header, *, fence: int) -> Mapping[str, SeriesStand]:
+    async def put_header(self, transaction: str, header: Header, *, fence: int) -> Mapping[str, SeriesState]:
         books = self._progress(transaction, fence)
-        known = books.series.get(header.series) or SeriesStand(series=header.series)
+        known = books.series.get(header.series) or SeriesState(series=header.series)
         total = header.series_count if header.series_count is not None else known.series_count
         books.series[header.series] = replace(known, count=header.count, series_count=total)
         return dict(books.series)
@@ -140,7 +140,7 @@ class MemoryCollectStore:
         found = {key: parts.get(key[0], {}).get(key[1]) for key in keys}
         return {key: part for key, part in found.items() if part is not None}
 
-    async def stand(self, transaction: str) -> Mapping[str, SeriesStand]:
+    async def stand(self, transaction: str) -> Mapping[str, SeriesState]:
         books = self._books.get(transaction)
         return dict(sorted(books.series.items())) if books else {}
 
@@ -220,7 +220,7 @@ def _lost(transaction: str) -> LeaseLost:
 
 
 def _add(books: _Books, series: str, count: int, size_bytes: int) -> None:
-    known = books.series.get(series) or SeriesStand(series=series)
+    known = books.series.get(series) or SeriesState(series=series)
     books.series[series] = replace(
         known, stored_count=known.stored_count + count, stored_bytes=known.stored_bytes + size_bytes
     )

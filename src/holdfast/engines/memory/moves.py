@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from holdfast.core.lifecycle import is_scheduled
-from holdfast.engines.memory.partition import Entry, Partition
-from holdfast.engines.memory.reading import QueueMemory, Reading
+from holdfast.core.item import is_scheduled
+from holdfast.engines.memory.partition import MemoryItem, MemoryPartition
+from holdfast.engines.memory.reading import MemoryReading, QueueMemory
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import Arrive, Counted, Forget, LedgerEntry, Redrive, Redriven, Remove, Revive
+from holdfast.ports.queue_store import Arrive, Counted, Forget, LedgerEntry, Remove, Revive, SendBack, SentBack
 
 
-class Moves(Reading):
+class Moves(MemoryReading):
     """The moving part of the shelves."""
 
     def __init__(self, memory: QueueMemory, clock: Clock) -> None:
         super().__init__(memory, clock)
         self._now_us = 0
 
-    def _place(self, partition: Partition, entry: Entry, at_us: int) -> None:
+    def _place(self, partition: MemoryPartition, entry: MemoryItem, at_us: int) -> None:
         if entry.dedupe_key:
             self._memory.dedupe[entry.dedupe_key] = (partition, entry)
         if entry.source_id:
@@ -51,7 +51,7 @@ class Moves(Reading):
             self._memory.arrivals[corpse.source_id] = corpse.source_queue
             if corpse.source_id in self._memory.sources:
                 continue
-            entry = Entry(
+            entry = MemoryItem(
                 payload=corpse.payload,
                 kind=corpse.kind,
                 encoding=corpse.encoding,
@@ -67,7 +67,7 @@ class Moves(Reading):
             count += 1
         return Counted(count)
 
-    def _redrive(self, operation: Redrive) -> Redriven:
+    def _redrive(self, operation: SendBack) -> SentBack:
         partition, marked = self._partition(operation.partition), []
         for text in operation.ids:
             entry = partition.queued.get(partition.sequence_of(text))
@@ -76,7 +76,7 @@ class Moves(Reading):
             partition.mark_redriven(entry, operation.target)
             self._note("redriven", text, "", detail=operation.target.queue_name)
             marked.append(text)
-        return Redriven(marked)
+        return SentBack(marked)
 
     def _remove(self, operation: Remove) -> Counted:
         partition = self._partition(operation.partition)

@@ -9,13 +9,12 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from holdfast.core.item import Item
-from holdfast.core.item_id import format_id, id_suffix, parse_id
+from holdfast.core.item import Item, format_id, id_suffix, parse_id
 from holdfast.core.moments import moment, moment_or_none
-from holdfast.ports.queues import DeadTarget, Shape
+from holdfast.ports.queue_store import MoveTarget, PartitionState
 
 
-class Entry:
+class MemoryItem:
     """An item and where it is in its life."""
 
     __slots__ = (
@@ -52,20 +51,20 @@ class Entry:
         self.dedupe_key = self.source_id = self.source_queue = self.death_reason = ""
         self.former_key = ""
         self.death_attempts = self.died_at_us = 0
-        self.target: DeadTarget | None = None
+        self.target: MoveTarget | None = None
         self.is_redriven = False  # on its way back to the queue that it died in
 
 
-class Partition:
+class MemoryPartition:
     """Queued, leased, scheduled and dying items of one partition."""
 
     def __init__(self, *, generation: int, number: int) -> None:
         self.number = number
         self.suffix = id_suffix(generation, number)
-        self.queued: OrderedDict[int, Entry] = OrderedDict()
-        self.leased: dict[int, Entry] = {}
-        self.scheduled: dict[int, Entry] = {}
-        self.dying: OrderedDict[int, Entry] = OrderedDict()
+        self.queued: OrderedDict[int, MemoryItem] = OrderedDict()
+        self.leased: dict[int, MemoryItem] = {}
+        self.scheduled: dict[int, MemoryItem] = {}
+        self.dying: OrderedDict[int, MemoryItem] = OrderedDict()
         self.holds_dead = False  # whether a dead letter has ever been here
         self._last_sequence = 0
         self._leases: list[tuple[int, int]] = []
@@ -74,12 +73,12 @@ class Partition:
 
     # --- ids --------------------------------------------------------------------------------------------------
 
-    def number_anew(self, entry: Entry, now_us: int) -> None:
+    def number_anew(self, entry: MemoryItem, now_us: int) -> None:
         """A new id, after every other: a requeued item goes to the tail and its old id is stale."""
         self._last_sequence = max(self._last_sequence + 1, now_us)
         entry.sequence = self._last_sequence
 
-    def id_of(self, entry: Entry) -> str:
+    def id_of(self, entry: MemoryItem) -> str:
         """The text of its id."""
         return format_id(entry.sequence, self.suffix)
 
@@ -90,7 +89,7 @@ class Partition:
 
     # --- places -----------------------------------------------------------------------------------------------
 
-    def enqueue(self, entry: Entry, now_us: int) -> None:
+    def enqueue(self, entry: MemoryItem, now_us: int) -> None:
         """To the tail, with a new id."""
         self.number_anew(entry, now_us)
         entry.enqueue_at_us = entry.leased_at_us = entry.lease_deadline_us = 0
@@ -98,7 +97,7 @@ class Partition:
         self.queued[entry.sequence] = entry
         heapq.heappush(self._expiries, (entry.expire_at_us, entry.sequence))
 
-    def schedule(self, entry: Entry, at_us: int, now_us: int) -> None:
+    def schedule(self, entry: MemoryItem, at_us: int, now_us: int) -> None:
         """To the schedule, with a new id."""
         self.number_anew(entry, now_us)
         entry.leased_at_us = entry.lease_deadline_us = 0
@@ -106,7 +105,7 @@ class Partition:
         self.scheduled[entry.sequence] = entry
         heapq.heappush(self._schedules, (at_us, entry.sequence))
 
-    def lease(self, entry: Entry, until_us: int, now_us: int) -> None:
+    def lease(self, entry: MemoryItem, until_us: int, now_us: int) -> None:
         """From the queue to a holder; the id stays."""
         del self.queued[entry.sequence]
         entry.attempts += 1
@@ -114,7 +113,7 @@ class Partition:
         self.leased[entry.sequence] = entry
         self.extend(entry, until_us)
 
-    def extend(self, entry: Entry, until_us: int) -> None:
+    def extend(self, entry: MemoryItem, until_us: int) -> None:
         """The lease runs until then."""
         entry.lease_deadline_us = until_us
         heapq.heappush(self._leases, (until_us, entry.sequence))
@@ -129,19 +128,19 @@ class Partition:
         if next(reversed(self.queued)) == sequence and len(self.queued) > 1:
             self.queued = OrderedDict(sorted(self.queued.items()))
 
-    def mark_dying(self, entry: Entry, target: DeadTarget, reason: str, now_us: int) -> None:
+    def mark_dying(self, entry: MemoryItem, target: MoveTarget, reason: str, now_us: int) -> None:
         """Keep it, out of everybody's sight, until it has arrived."""
         entry.target = target
         entry.death_reason, entry.death_attempts, entry.died_at_us = reason, entry.attempts, now_us
         self.dying[entry.sequence] = entry
 
-    def mark_redriven(self, entry: Entry, target: DeadTarget) -> None:
+    def mark_redriven(self, entry: MemoryItem, target: MoveTarget) -> None:
         """The same, on its way back. Its story stays: it is needed if there is no way."""
         del self.queued[entry.sequence]
         entry.target, entry.is_redriven = target, True
         self.dying[entry.sequence] = entry
 
-    def remove(self, sequence: int) -> Entry | None:
+    def remove(self, sequence: int) -> MemoryItem | None:
         """Take an item out of wherever it is in sight."""
         for place in (self.queued, self.leased, self.scheduled):
             if (entry := place.pop(sequence, None)) is not None:
@@ -150,7 +149,7 @@ class Partition:
 
     # --- deadlines --------------------------------------------------------------------------------------------
 
-    def leases_run_out(self, now_us: int) -> Iterator[Entry]:
+    def leases_run_out(self, now_us: int) -> Iterator[MemoryItem]:
         """Leases past their deadline, first come first; the caller takes each out of `leased`."""
         while self._leases and self._leases[0][0] <= now_us:
             deadline_us, sequence = self._leases[0]
@@ -159,7 +158,7 @@ class Partition:
                 yield entry
             heapq.heappop(self._leases)
 
-    def schedules_due(self, now_us: int) -> Iterator[Entry]:
+    def schedules_due(self, now_us: int) -> Iterator[MemoryItem]:
         """Scheduled items whose moment has come."""
         while self._schedules and self._schedules[0][0] <= now_us:
             entry = self.scheduled.get(self._schedules[0][1])
@@ -167,7 +166,7 @@ class Partition:
                 yield entry
             heapq.heappop(self._schedules)
 
-    def expired(self, now_us: int) -> Iterator[Entry]:
+    def expired(self, now_us: int) -> Iterator[MemoryItem]:
         """Queued items past their expiry."""
         while self._expiries and self._expiries[0][0] <= now_us:
             entry = self.queued.get(self._expiries[0][1])
@@ -187,10 +186,10 @@ class Partition:
         entry = self.leased.get(sequence)
         return entry is not None and entry.lease_deadline_us == deadline_us
 
-    def shape(self) -> Shape:
+    def shape(self) -> PartitionState:
         """How it stands."""
         self._drop_stale_deadlines()
-        return Shape(
+        return PartitionState(
             queued=len(self.queued),
             leased=len(self.leased),
             scheduled=len(self.scheduled),
@@ -202,7 +201,7 @@ class Partition:
             else 0,
         )
 
-    def show(self, entry: Entry) -> Item:
+    def show(self, entry: MemoryItem) -> Item:
         """An entry as a listing shows it."""
         return Item(
             id=self.id_of(entry),

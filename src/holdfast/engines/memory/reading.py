@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core.item import Item
-from holdfast.core.lifecycle import is_used_up
-from holdfast.core.queue import QueueRecord
-from holdfast.engines.memory.partition import Entry, Partition
+from holdfast.core.item import Item, QueueRecord, is_used_up
+from holdfast.engines.memory.partition import MemoryItem, MemoryPartition
 from holdfast.errors import Invalid, StorageFailed
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import Corpse, LedgerEntry, Mortality, Tally
+from holdfast.ports.queue_store import DeathRules, DyingItem, LedgerEntry, Tally
 
 
 class QueueMemory:
@@ -19,31 +17,31 @@ class QueueMemory:
     def __init__(self, record: QueueRecord) -> None:
         self.generation = record.generation
         self.name = record.name
-        self.partitions: dict[int, Partition] = {}
-        self.dedupe: dict[str, tuple[Partition, Entry]] = {}
+        self.partitions: dict[int, MemoryPartition] = {}
+        self.dedupe: dict[str, tuple[MemoryPartition, MemoryItem]] = {}
         self.sources: set[str] = set()
         self.arrivals: dict[str, str] = {}
         self.ledger: list[LedgerEntry] = []
 
 
-class Reading:
+class MemoryReading:
     """The reading half of the shelves."""
 
     def __init__(self, memory: QueueMemory, clock: Clock) -> None:
         self._memory = memory
         self._clock = clock
 
-    def _partition(self, number: int) -> Partition:
+    def _partition(self, number: int) -> MemoryPartition:
         """A partition that has been loaded; raises StorageFailed."""
         partition = self._memory.partitions.get(number)
         if partition is None:
             raise StorageFailed(f"storage failed; partition {number} of '{self._memory.name}' is not loaded, try again")
         return partition
 
-    async def corpses(self, partition: int, *, count_max: int) -> Sequence[Corpse]:
+    async def corpses(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
         shelf = self._partition(partition)
         return [
-            Corpse(
+            DyingItem(
                 source_id=shelf.id_of(entry),
                 source_queue=self._memory.name,
                 target=entry.target,
@@ -72,7 +70,7 @@ class Reading:
         chosen = sorted(sequence for sequence in entries if sequence >= first)[:count_max]
         return [shelf.show(entries[sequence]) for sequence in chosen]
 
-    async def tally(self, partition: int, *, mortality: Mortality) -> Tally:
+    async def tally(self, partition: int, *, mortality: DeathRules) -> Tally:
         shelf, now_us = self._partition(partition), self._clock.now_us()
         present = [*shelf.queued.values(), *shelf.leased.values()]
         overdue = [

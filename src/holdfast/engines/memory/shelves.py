@@ -6,52 +6,54 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
-from holdfast.core.item import ExtendedItem, LeasedItem, NewItem
-from holdfast.core.lifecycle import (
+from holdfast.core.item import (
     REASON_EXPIRED,
     REASON_MAX_ATTEMPTS,
     REASON_REJECTED,
     REASON_RETENTION,
+    ExtendedItem,
+    LeasedItem,
+    NewItem,
     is_scheduled,
     is_used_up,
 )
 from holdfast.core.moments import microseconds, moment
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.engines.memory.moves import Moves
-from holdfast.engines.memory.partition import Entry, Partition
+from holdfast.engines.memory.partition import MemoryItem, MemoryPartition
 from holdfast.engines.memory.reading import QueueMemory
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import (
+from holdfast.ports.queue_store import (
     Arrive,
     Clear,
     Committed,
     Complete,
     Counted,
+    DeathRules,
     Delete,
     Due,
     Ended,
     Extend,
     Extended,
     Forget,
+    IdsRefused,
     Import,
     Imported,
-    Lease,
-    Leased,
-    Mortality,
+    LeasedItems,
+    LeaseItems,
     Operation,
     Produce,
     Produced,
-    Redrive,
-    Refused,
     Release,
     Remove,
     Result,
-    Retry,
+    RetryItems,
     Revive,
+    SendBack,
 )
 
 
-class MemoryShelves(Moves):
+class MemoryQueueStore(Moves):
     """The reference store."""
 
     def __init__(self, memory: QueueMemory, partitions: Sequence[int], clock: Clock) -> None:
@@ -59,10 +61,10 @@ class MemoryShelves(Moves):
         self._numbers = tuple(partitions)
         self._carry_out: dict[type, Callable[[Any], Result]] = {
             Produce: self._produce,
-            Lease: self._lease,
+            LeaseItems: self._lease,
             Release: self._release,
             Complete: self._complete,
-            Retry: self._retry,
+            RetryItems: self._retry,
             Extend: self._extend,
             Due: self._due,
             Import: self._import,
@@ -72,7 +74,7 @@ class MemoryShelves(Moves):
             Remove: self._remove,
             Revive: self._revive,
             Forget: self._forget,
-            Redrive: self._redrive,
+            SendBack: self._redrive,
         }
 
     async def commit(self, operations: Sequence[Operation], *, inline: bool = False) -> Committed:
@@ -88,7 +90,7 @@ class MemoryShelves(Moves):
     async def load(self) -> Committed:
         for number in self._numbers:
             if number not in self._memory.partitions:
-                self._memory.partitions[number] = Partition(generation=self._memory.generation, number=number)
+                self._memory.partitions[number] = MemoryPartition(generation=self._memory.generation, number=number)
         shapes = {number: self._memory.partitions[number].shape() for number in self._numbers}
         return Committed([], shapes, self._clock.now_us())
 
@@ -101,10 +103,10 @@ class MemoryShelves(Moves):
         partition = self._partition(operation.partition)
         return Produced([self._produce_one(partition, item, operation.expire_timeout_us) for item in operation.items])
 
-    def _produce_one(self, partition: Partition, item: NewItem, expire_timeout_us: int) -> str:
+    def _produce_one(self, partition: MemoryPartition, item: NewItem, expire_timeout_us: int) -> str:
         if item.dedupe_key and (known := self._memory.dedupe.get(item.dedupe_key)) is not None:
             return known[0].id_of(known[1])
-        entry = Entry(
+        entry = MemoryItem(
             payload=item.payload,
             kind=item.kind,
             encoding=item.encoding,
@@ -128,8 +130,8 @@ class MemoryShelves(Moves):
             stored.append(partition.show(entry))
         return Imported(stored)
 
-    def _imported(self, item: ImportedItem, expire_timeout_us: int) -> Entry:
-        entry = Entry(
+    def _imported(self, item: ImportedItem, expire_timeout_us: int) -> MemoryItem:
+        entry = MemoryItem(
             payload=item.payload,
             kind=item.kind,
             encoding=item.encoding,
@@ -149,10 +151,10 @@ class MemoryShelves(Moves):
 
     # --- lease and settle ---------------------------------------------------------------------------------------
 
-    def _lease(self, operation: Lease) -> Leased:
+    def _lease(self, operation: LeaseItems) -> LeasedItems:
         partition = self._partition(operation.partition)
         until_us = self._now_us + operation.lease_timeout_us
-        chosen: list[Entry] = []
+        chosen: list[MemoryItem] = []
         for entry in partition.queued.values():
             if len(chosen) == operation.count_max:
                 break
@@ -175,7 +177,7 @@ class MemoryShelves(Moves):
                     entry.reference,
                 )
             )
-        return Leased(leased)
+        return LeasedItems(leased)
 
     def _release(self, operation: Release) -> Counted:
         partition = self._partition(operation.partition)
@@ -184,7 +186,7 @@ class MemoryShelves(Moves):
             partition.release(sequence)
         return Counted(len(released))
 
-    def _refused(self, partition: Partition, ids: Sequence[str]) -> Refused | None:
+    def _refused(self, partition: MemoryPartition, ids: Sequence[str]) -> IdsRefused | None:
         missing, unleased = [], []
         for text in ids:
             sequence = partition.sequence_of(text)
@@ -192,7 +194,7 @@ class MemoryShelves(Moves):
                 unleased.append(text)
             elif sequence not in partition.leased:
                 missing.append(text)
-        return Refused(missing, unleased) if missing or unleased else None
+        return IdsRefused(missing, unleased) if missing or unleased else None
 
     def _complete(self, operation: Complete) -> Result:
         partition = self._partition(operation.partition)
@@ -202,7 +204,7 @@ class MemoryShelves(Moves):
             self._free(partition.leased.pop(partition.sequence_of(text)))
         return Counted(len(operation.ids))
 
-    def _free(self, entry: Entry) -> None:
+    def _free(self, entry: MemoryItem) -> None:
         """Its keys can be used again, and are not its own any more."""
         self._memory.dedupe.pop(entry.dedupe_key, None)
         self._memory.sources.discard(entry.source_id)
@@ -218,7 +220,7 @@ class MemoryShelves(Moves):
             partition.extend(partition.leased[partition.sequence_of(text)], until_us)
         return Extended([ExtendedItem(text, moment(until_us)) for text in operation.ids])
 
-    def _retry(self, operation: Retry) -> Result:
+    def _retry(self, operation: RetryItems) -> Result:
         partition = self._partition(operation.partition)
         if (refused := self._refused(partition, [item.id for item in operation.items])) is not None:
             return refused
@@ -245,7 +247,7 @@ class MemoryShelves(Moves):
     # --- deadlines and death --------------------------------------------------------------------------------------
 
     def _die(
-        self, partition: Partition, entry: Entry, reason: str, mortality: Mortality
+        self, partition: MemoryPartition, entry: MemoryItem, reason: str, mortality: DeathRules
     ) -> tuple[int, list[tuple[str, str]]]:
         """Mark it as dying, or delete it where there is no dead queue; either way it is in the ledger."""
         item_id = partition.id_of(entry)
@@ -263,7 +265,7 @@ class MemoryShelves(Moves):
         deleted: list[tuple[str, str]] = []
         more = False
 
-        def die(entry: Entry, reason: str) -> None:
+        def die(entry: MemoryItem, reason: str) -> None:
             nonlocal dying
             died, gone = self._die(partition, entry, reason, rules)
             dying += died
@@ -292,7 +294,7 @@ class MemoryShelves(Moves):
         more = more or len(mortals) >= operation.count_max
         return Ended(requeued=requeued, enqueued=enqueued, dying=dying, deleted=deleted, more=more)
 
-    def _mortals(self, partition: Partition, rules: Mortality, count_max: int) -> list[tuple[Entry, str]]:
+    def _mortals(self, partition: MemoryPartition, rules: DeathRules, count_max: int) -> list[tuple[MemoryItem, str]]:
         """Queued items that these rules let die now."""
         if rules.immortal:
             if not (rules.retention_us and partition.holds_dead):
@@ -322,7 +324,7 @@ class MemoryShelves(Moves):
 
     def _clear(self, operation: Clear) -> Counted:
         partition = self._partition(operation.partition)
-        places: list[dict[int, Entry]] = []
+        places: list[dict[int, MemoryItem]] = []
         places += [partition.queued] if operation.queued else []
         places += [partition.leased] if operation.leased else []
         places += [partition.scheduled] if operation.scheduled else []

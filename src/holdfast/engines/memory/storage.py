@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from holdfast.core.queue import QueueRecord
+from holdfast.core.item import QueueRecord
 from holdfast.engines.memory.reading import QueueMemory
-from holdfast.engines.memory.shelves import MemoryShelves
+from holdfast.engines.memory.shelves import MemoryQueueStore
 from holdfast.errors import QueueMissing
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import Abilities, LedgerEntry, Neighbours
+from holdfast.ports.queue_store import LedgerEntry, RelatedQueues, StorageAbilities
 
 
 class MemoryCatalog:
@@ -31,12 +31,12 @@ class MemoryCatalog:
     async def version(self) -> int:
         return self._version
 
-    def _neighbours(self, name: str, dead_queue: str) -> Neighbours:
+    def _neighbours(self, name: str, dead_queue: str) -> RelatedQueues:
         sources = [record.name for record in self._records.values() if record.dead_queue == name]
-        return Neighbours(self._records.get(name), self._records.get(dead_queue), sources)
+        return RelatedQueues(self._records.get(name), self._records.get(dead_queue), sources)
 
     async def change(
-        self, name: str, *, dead_queue: str, decide: Callable[[Neighbours, int], QueueRecord]
+        self, name: str, *, dead_queue: str, decide: Callable[[RelatedQueues, int], QueueRecord]
     ) -> QueueRecord:
         record = decide(self._neighbours(name, dead_queue), self._clock.now_us())
         if not record.generation:
@@ -46,7 +46,7 @@ class MemoryCatalog:
         self._version += 1
         return record
 
-    async def delete(self, name: str, *, decide: Callable[[Neighbours], QueueRecord], count: int) -> QueueRecord:
+    async def delete(self, name: str, *, decide: Callable[[RelatedQueues], QueueRecord], count: int) -> QueueRecord:
         record = decide(self._neighbours(name, ""))
         if self._records.pop(name, None) is None:
             raise QueueMissing(name)
@@ -72,7 +72,7 @@ class MemoryCatalog:
 class MemoryStorage:
     """One process's memory as a storage."""
 
-    abilities = Abilities(shared=False, moves_in_one_commit=False, inline=True)
+    abilities = StorageAbilities(shared=False, moves_in_one_commit=False, inline=True)
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -88,9 +88,9 @@ class MemoryStorage:
     def catalog(self) -> MemoryCatalog:
         return self._catalog
 
-    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> MemoryShelves:
+    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> MemoryQueueStore:
         memory = self._queues.setdefault(record.generation, QueueMemory(record))
-        return MemoryShelves(memory, partitions, self._clock)
+        return MemoryQueueStore(memory, partitions, self._clock)
 
     async def drop(self, record: QueueRecord) -> None:
         self._queues.pop(record.generation, None)

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from holdfast.errors import CannotStart, HoldfastError, Invalid, StorageFailed
-from holdfast.ports.blobs import Blob, BlobExists, BlobMissing, BlobStat, Whole, check_path
+from holdfast.ports.blobs import Blob, BlobContent, BlobExists, BlobMissing, BlobStat, check_path
 
 #: A stream is gathered before it is put: one PUT either creates the blob or does not, a multipart upload overwrites.
 STREAM_BYTES_MAX = 512 * 2**20
@@ -74,8 +74,8 @@ class ObjectBlobs:
             raise BlobExists(f"blob path is taken; {path!r} holds something else")
         return Blob(path=path, size_bytes=len(body), sha256=sha256, created=created)
 
-    async def put_all(self, blobs: Sequence[Whole]) -> Sequence[Blob | HoldfastError]:
-        async def one(blob: Whole) -> Blob | HoldfastError:
+    async def put_all(self, blobs: Sequence[BlobContent]) -> Sequence[Blob | HoldfastError]:
+        async def one(blob: BlobContent) -> Blob | HoldfastError:
             try:
                 return await self.put(blob.path, blob.content, sha256=blob.sha256)
             except HoldfastError as error:

@@ -11,17 +11,13 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.collect import Header, Part, Range, SeriesStand, Transaction
+from holdfast.core.collect import Header, Part, Range, SeriesState, Transaction
 from holdfast.core.states import TransactionState
-from holdfast.engines.postgres.errors import place_of
-from holdfast.engines.postgres.link import Rows
-from holdfast.engines.postgres.pool import Pool
-from holdfast.engines.postgres.schema import migrate
-from holdfast.engines.postgres.transaction import Transaction as Commit
+from holdfast.engines.postgres.connection import Pool, Rows, bigints, migrate, place_of, texts
+from holdfast.engines.postgres.transaction import PipelineTransaction as Commit
 from holdfast.engines.postgres.transaction import read
 from holdfast.engines.postgres.transaction import transaction as one_commit
-from holdfast.engines.postgres.values import bigints, texts
-from holdfast.ports.collect import LeaseLost, LedgerLine, Put
+from holdfast.ports.collect import LeaseLost, LedgerLine, PartsStored
 
 CONNECTIONS_COUNT_MAX = 4
 
@@ -121,7 +117,7 @@ class PostgresCollectStore:
 
     # --- index ------------------------------------------------------------------------------------------------
 
-    async def put_parts(self, transaction: str, parts: Sequence[Part], *, fence: int) -> Put:
+    async def put_parts(self, transaction: str, parts: Sequence[Part], *, fence: int) -> PartsStored:
         series, ordinals = texts([part.series for part in parts]), bigints([part.ordinal for part in parts])
         async with self._held(transaction, fence) as work:
             work.put(
@@ -137,9 +133,9 @@ class PostgresCollectStore:
             losers = [part.path for part, winner in zip(parts, chosen, strict=True) if winner.path != part.path]
             if losers:
                 work.put("collect_insert_strays", transaction, texts(losers))
-        return Put(winners=chosen, stand=_stand(work.rows(stand)))
+        return PartsStored(winners=chosen, stand=_stand(work.rows(stand)))
 
-    async def put_header(self, transaction: str, header: Header, *, fence: int) -> Mapping[str, SeriesStand]:
+    async def put_header(self, transaction: str, header: Header, *, fence: int) -> Mapping[str, SeriesState]:
         async with self._held(transaction, fence) as work:
             work.put("collect_put_header", transaction, header.series, header.count, header.series_count)
             stand = work.put("collect_select_series", transaction)
@@ -150,7 +146,7 @@ class PostgresCollectStore:
         rows = await self._read("collect_find_parts", transaction, series, ordinals)
         return {(row[0], row[1]): _part(row) for row in rows}
 
-    async def stand(self, transaction: str) -> Mapping[str, SeriesStand]:
+    async def stand(self, transaction: str) -> Mapping[str, SeriesState]:
         return _stand(await self._read("collect_select_series", transaction))
 
     async def count(self, transaction: str) -> Mapping[str, tuple[int, int, int]]:
@@ -216,8 +212,8 @@ def _part(row: tuple[Any, ...]) -> Part:
     return Part(series=row[0], ordinal=row[1], path=row[2], size_bytes=row[3], sha256=row[4])
 
 
-def _stand(rows: Rows) -> dict[str, SeriesStand]:
+def _stand(rows: Rows) -> dict[str, SeriesState]:
     return {
-        row[0]: SeriesStand(series=row[0], count=row[1], series_count=row[2], stored_count=row[3], stored_bytes=row[4])
+        row[0]: SeriesState(series=row[0], count=row[1], series_count=row[2], stored_count=row[3], stored_bytes=row[4])
         for row in rows
     }

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from holdfast.core.item import Item, NewItem
-from holdfast.core.item_id import format_id, id_suffix
-from holdfast.core.lifecycle import SCHEDULE_US_MIN
+from holdfast.core.item import SCHEDULE_US_MIN, Item, NewItem, format_id, id_suffix
 from holdfast.core.moments import microseconds, moment, moment_or_none
-from holdfast.core.verbs import ImportedItem
-from holdfast.engines.postgres.batch import Batch, Finish
-from holdfast.engines.postgres.values import bigints, byteas, texts, texts_or_null
+from holdfast.core.requests.queue import ImportedItem
+from holdfast.engines.postgres.connection import bigints, byteas, texts, texts_or_null
+from holdfast.engines.postgres.transaction import Finish, OperationBatch
 from holdfast.errors import StorageFailed
-from holdfast.ports.queues import Arrive, Counted, Import, Imported, Operation, Produce, Produced
+from holdfast.ports.queue_store import Arrive, Counted, Import, Imported, Operation, Produce, Produced
 
 #: A key that is taken when we insert and free when we look is met anew; so often only by a defect.
 KEY_TRIES_COUNT_MAX = 10
@@ -31,7 +29,7 @@ def has_keys(operation: Operation) -> bool:
     return False
 
 
-async def produce(batch: Batch, operation: Produce) -> Finish:
+async def produce(batch: OperationBatch, operation: Produce) -> Finish:
     """Append items. Plain ones take one statement and no answer before the commit."""
     items, partition = operation.items, operation.partition
     if any(item.dedupe_key or item.enqueue_at is not None for item in items):
@@ -56,7 +54,7 @@ async def produce(batch: Batch, operation: Produce) -> Finish:
     return finish
 
 
-async def _produce_keyed(batch: Batch, operation: Produce) -> Finish:
+async def _produce_keyed(batch: OperationBatch, operation: Produce) -> Finish:
     stand, change = batch.stand(operation.partition), batch.change(operation.partition)
     ids: dict[int, str] = {}
     left = list(enumerate(operation.items))
@@ -86,7 +84,9 @@ async def _produce_keyed(batch: Batch, operation: Produce) -> Finish:
     raise StorageFailed("storage failed; a dedupe key is taken and freed again and again, try again")
 
 
-async def _insert_keyed(batch: Batch, operation: Produce, items: Sequence[NewItem]) -> list[tuple[int, int, bool]]:
+async def _insert_keyed(
+    batch: OperationBatch, operation: Produce, items: Sequence[NewItem]
+) -> list[tuple[int, int, bool]]:
     rows = await batch.ask(
         "produce_keyed_items",
         operation.partition,
@@ -107,7 +107,7 @@ def _us(at: datetime | None) -> int:
     return microseconds(at) if at else 0
 
 
-async def import_items(batch: Batch, operation: Import) -> Finish:
+async def import_items(batch: OperationBatch, operation: Import) -> Finish:
     """Append items with their story; what is here already is left out."""
     stand, change = batch.stand(operation.partition), batch.change(operation.partition)
     stored: list[Item] = []
@@ -146,7 +146,7 @@ async def import_items(batch: Batch, operation: Import) -> Finish:
 
 
 async def _insert_story(
-    batch: Batch, partition: int, items: Sequence[ImportedItem], expire_timeout_us: int
+    batch: OperationBatch, partition: int, items: Sequence[ImportedItem], expire_timeout_us: int
 ) -> list[tuple[int, int, bool, int, int]]:
     rows = await batch.ask(
         "import_items",
@@ -173,7 +173,7 @@ async def _insert_story(
     return [(row[0], row[1], row[2], row[3], row[4]) for row in rows]
 
 
-async def arrive(batch: Batch, operation: Arrive) -> Finish:
+async def arrive(batch: OperationBatch, operation: Arrive) -> Finish:
     """The second commit of a death: insert what is neither here nor remembered as arrived."""
     corpses = {corpse.source_id: corpse for corpse in operation.items}
     new = await batch.work.ask(

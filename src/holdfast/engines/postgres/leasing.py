@@ -5,24 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from holdfast.core.item import ExtendedItem, LeasedItem
-from holdfast.core.lifecycle import REASON_MAX_ATTEMPTS, REASON_REJECTED, is_scheduled, is_used_up
+from holdfast.core.item import REASON_MAX_ATTEMPTS, REASON_REJECTED, ExtendedItem, LeasedItem, is_scheduled, is_used_up
 from holdfast.core.moments import microseconds, moment
-from holdfast.engines.postgres.batch import Batch, Finish, State, columns, refusal
-from holdfast.engines.postgres.counts import Stand, earlier
-from holdfast.engines.postgres.deaths import die, requeue
-from holdfast.engines.postgres.values import bigints
-from holdfast.ports.queues import (
+from holdfast.engines.postgres.connection import bigints
+from holdfast.engines.postgres.lifecycle import die, requeue
+from holdfast.engines.postgres.partition import PostgresPartition, earlier
+from holdfast.engines.postgres.transaction import Finish, OperationBatch, State, columns, refusal
+from holdfast.ports.queue_store import (
     Complete,
     Counted,
     Ended,
     Extend,
     Extended,
-    Lease,
-    Leased,
+    LeasedItems,
+    LeaseItems,
     Release,
     Result,
-    Retry,
+    RetryItems,
 )
 
 NEVER = 1 << 62
@@ -31,7 +30,7 @@ NEVER = 1 << 62
 FIRST_ID_BELIEVED_S = 0.1
 
 
-async def lease(batch: Batch, operation: Lease) -> Finish:
+async def lease(batch: OperationBatch, operation: LeaseItems) -> Finish:
     """Hand out items in the order of ids; rows that another server is just handing out are passed over."""
     rules, partition = operation.mortality, operation.partition
     stand = batch.stand(partition)
@@ -49,7 +48,7 @@ async def lease(batch: Batch, operation: Lease) -> Finish:
         -NEVER,
     )
 
-    def finish() -> Leased:
+    def finish() -> LeasedItems:
         rows = batch.work.rows(answer)
         until_us = batch.now_us + operation.lease_timeout_us
         change = batch.change(partition)
@@ -59,12 +58,12 @@ async def lease(batch: Batch, operation: Lease) -> Finish:
         if len(rows) < operation.count_max:
             batch.short[partition] = batch.short.get(partition, False) or first_id > 0
         deadline, suffix = moment(until_us), stand.suffix
-        return Leased([LeasedItem(f"{row[0]:014x}{suffix}", row[1], deadline, *row[2:]) for row in rows])
+        return LeasedItems([LeasedItem(f"{row[0]:014x}{suffix}", row[1], deadline, *row[2:]) for row in rows])
 
     return finish
 
 
-def _first_id(stand: Stand, count: int) -> int:
+def _first_id(stand: PostgresPartition, count: int) -> int:
     """Where to begin: rows that were leased lie dead at the head of the index until they are vacuumed.
 
     Only where enough is believed to be behind it; whoever then finds less looks from the start (`_make_up`).
@@ -74,13 +73,13 @@ def _first_id(stand: Stand, count: int) -> int:
     return stand.first_id
 
 
-def _remember(stand: Stand, first_id: int, next_id: int) -> None:
+def _remember(stand: PostgresPartition, first_id: int, next_id: int) -> None:
     stand.first_id = next_id
     if not first_id:
         stand.first_id_until_s = asyncio.get_running_loop().time() + FIRST_ID_BELIEVED_S
 
 
-async def release(batch: Batch, operation: Release) -> Finish:
+async def release(batch: OperationBatch, operation: Release) -> Finish:
     """Undo leases: same ids, same places."""
     partition, stand = operation.partition, batch.stand(operation.partition)
     stand.first_id = 0
@@ -96,7 +95,7 @@ async def release(batch: Batch, operation: Release) -> Finish:
     return finish
 
 
-async def complete(batch: Batch, operation: Complete) -> Finish:
+async def complete(batch: OperationBatch, operation: Complete) -> Finish:
     """Remove leased items: all or none, decided by the statement itself."""
     partition, stand = operation.partition, batch.stand(operation.partition)
     numbers, count = bigints(stand.numbers_of(operation.ids)), len(set(operation.ids))
@@ -112,7 +111,7 @@ async def complete(batch: Batch, operation: Complete) -> Finish:
     return finish
 
 
-async def extend(batch: Batch, operation: Extend) -> Finish:
+async def extend(batch: OperationBatch, operation: Extend) -> Finish:
     """Let leases run until now + the timeout: all or none."""
     partition, stand = operation.partition, batch.stand(operation.partition)
     numbers, count = bigints(stand.numbers_of(operation.ids)), len(set(operation.ids))
@@ -130,7 +129,7 @@ async def extend(batch: Batch, operation: Extend) -> Finish:
     return finish
 
 
-async def retry(batch: Batch, operation: Retry) -> Finish:
+async def retry(batch: OperationBatch, operation: RetryItems) -> Finish:
     """Give leased items back: to the tail, to the schedule, or to death: all or none."""
     partition, rules = operation.partition, operation.mortality
     stand, ids = batch.stand(partition), [item.id for item in operation.items]
@@ -169,7 +168,7 @@ async def retry(batch: Batch, operation: Retry) -> Finish:
     return lambda: ended
 
 
-def _schedule(batch: Batch, partition: int, later: Sequence[tuple[State, int]]) -> None:
+def _schedule(batch: OperationBatch, partition: int, later: Sequence[tuple[State, int]]) -> None:
     if later:
         states = columns([state for state, _ in later], 4)
         moments = [at_us for _, at_us in later]

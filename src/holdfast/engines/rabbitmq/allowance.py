@@ -8,7 +8,7 @@ wait until the last wanted letter has come. By then nobody consumes any more, an
 from __future__ import annotations
 
 
-class Allowance:
+class DeliveryBudget:
     """Of one channel: `capacity_count` is what its consumers may have unacked, `wanted_count` how many are to come."""
 
     def __init__(self) -> None:

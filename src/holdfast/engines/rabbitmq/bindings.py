@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.core.routes import topic_matches
-from holdfast.engines.rabbitmq.management import BindingInfo, ExchangeInfo
+from holdfast.engines.rabbitmq.management import ManagedBinding, ManagedExchange
 
 EXCHANGE_HOPS_MAX = 10
 
@@ -13,9 +13,9 @@ EXCHANGE_HOPS_MAX = 10
 class Bindings:
     """All bindings of a virtual host."""
 
-    def __init__(self, exchanges: Sequence[ExchangeInfo], bindings: Sequence[BindingInfo]) -> None:
+    def __init__(self, exchanges: Sequence[ManagedExchange], bindings: Sequence[ManagedBinding]) -> None:
         self._exchanges = {exchange.name: exchange for exchange in exchanges}
-        self._bindings: dict[str, list[BindingInfo]] = {}
+        self._bindings: dict[str, list[ManagedBinding]] = {}
         for binding in bindings:
             self._bindings.setdefault(binding.source, []).append(binding)
 

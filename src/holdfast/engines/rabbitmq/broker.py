@@ -14,22 +14,21 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from holdfast.core.death import Change, attempts_used, is_of_cycle, parked, retried, returns
+from holdfast.core.death import HeaderChange, attempts_used, is_of_cycle, parked, retried, returns
 from holdfast.core.message import Address as Destination
 from holdfast.core.moments import moment
 from holdfast.core.policy import Park, Wait, step_for
-from holdfast.core.topology import Version
-from holdfast.core.topology_file import TopologyFile
-from holdfast.engines.rabbitmq.address import Address
-from holdfast.engines.rabbitmq.broker_setup import Setup, Surroundings, surroundings
+from holdfast.core.topology.layouts import TopologyFile
+from holdfast.core.topology.model import Version
+from holdfast.engines.rabbitmq.backoff import retry_call
 from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.insist import insist
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.reading import read_message
-from holdfast.engines.rabbitmq.starts import StartBook
+from holdfast.engines.rabbitmq.declare import Declarer, QueueFamily, surroundings
+from holdfast.engines.rabbitmq.letters import read_message
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.starts import AttemptLog
+from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
-from holdfast.engines.rabbitmq.wire.confirms import Kind, Outcome
+from holdfast.engines.rabbitmq.wire.confirms import Outcome, OutcomeKind
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import BrokerError, NotOurs, StorageFailed
 from holdfast.ports.broker import Incoming, Subscription
@@ -60,15 +59,15 @@ class RabbitBroker:
 
         `starts` keeps which messages were begun, for queues that do not count how often a message came.
         """
-        self._address = Address.parse(url)
+        self._address = BrokerUrl.parse(url)
         self._topology = topology
         self._clock = clock
         self._starts = starts
-        self._setup = Setup(self._address, management=management)
+        self._setup = Declarer(self._address, management=management)
         self._publisher = Publisher(self._address)
 
     async def __aenter__(self) -> Self:
-        await insist(self._publisher.__aenter__, address=self._address, is_met=False)
+        await retry_call(self._publisher.__aenter__, address=self._address, is_met=False)
         return self
 
     async def __aexit__(
@@ -94,12 +93,12 @@ class RabbitBroker:
         async with consuming as consumer:
             starts = None
             if self._starts is not None and around.main.type != "quorum":
-                starts = StartBook(self._starts, f"{login.vhost} {subscription.queue}", holds=consumer.holds)
+                starts = AttemptLog(self._starts, f"{login.vhost} {subscription.queue}", holds=consumer.holds)
             yield RabbitIntake(
                 consumer, self._publisher, around, subscription, user=login.user, clock=self._clock, starts=starts
             )
 
-    def _around(self, subscription: Subscription) -> Surroundings:
+    def _around(self, subscription: Subscription) -> QueueFamily:
         return surroundings(subscription, Version.parse(self._publisher.version), self._topology)
 
 
@@ -110,12 +109,12 @@ class RabbitIntake:
         self,
         consumer: Consumer,
         publisher: Publisher,
-        around: Surroundings,
+        around: QueueFamily,
         subscription: Subscription,
         *,
         user: str,
         clock: Clock,
-        starts: StartBook | None = None,
+        starts: AttemptLog | None = None,
     ) -> None:
         self._consumer = consumer
         self._starts = starts
@@ -237,22 +236,22 @@ class RabbitIntake:
         if self._consumer.counts["settled_in_vain"] > in_vain_before:
             raise NotOurs(f"the channel has ended; the message is in queue '{self._subscription.queue}' again")
 
-    async def _publish(self, destination: Destination, delivery: Delivery, change: Change) -> None:
+    async def _publish(self, destination: Destination, delivery: Delivery, change: HeaderChange) -> None:
         """Returns when the broker has it. Raises BrokerError: then it may have it or not."""
         outcome = await self._sent(destination, delivery, change)
-        if outcome.kind is Kind.REFUSED and any(name in change.put for name in DISPENSABLE):
+        if outcome.kind is OutcomeKind.REFUSED and any(name in change.put for name in DISPENSABLE):
             shorter = {name: value for name, value in change.put.items() if name not in DISPENSABLE}
-            less = Change(put=shorter, drop=(*change.drop, *DISPENSABLE), drop_properties=change.drop_properties)
+            less = HeaderChange(put=shorter, drop=(*change.drop, *DISPENSABLE), drop_properties=change.drop_properties)
             outcome = await self._sent(destination, delivery, less)
         if not outcome.stored:
             raise BrokerError(f"publish to {destination} is {outcome.kind.value}; {outcome.text or outcome.code}")
 
-    async def _sent(self, destination: Destination, delivery: Delivery, change: Change) -> Outcome:
+    async def _sent(self, destination: Destination, delivery: Delivery, change: HeaderChange) -> Outcome:
         try:
             raw = properties.splice(delivery.properties, drop=change.drop_properties)
             raw = properties.splice_headers(raw, put=dict(change.put), drop=change.drop)  # type: ignore[arg-type]
         except properties.Unreadable as error:
-            return Outcome(Kind.REFUSED, 0, f"its properties cannot be read: {error}")
+            return Outcome(OutcomeKind.REFUSED, 0, f"its properties cannot be read: {error}")
         return await self._publisher.publish(
             Outgoing(destination.exchange, destination.routing_key, raw, delivery.body)
         )

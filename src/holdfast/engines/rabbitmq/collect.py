@@ -17,21 +17,20 @@ from pamqp import base
 from holdfast.core.collect import DEAD_QUEUE
 from holdfast.core.moments import moment
 from holdfast.core.policy import RetryPolicy
-from holdfast.core.topology import Place, Queue
-from holdfast.engines.rabbitmq.address import Address
-from holdfast.engines.rabbitmq.broker_setup import Surroundings
-from holdfast.engines.rabbitmq.channel import Channel, Close
+from holdfast.core.topology.model import FamilyQueue, Queue
 from holdfast.engines.rabbitmq.collect_intake import FittedIntake, fitted
-from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.wire import methods, properties
-from holdfast.engines.rabbitmq.wire.confirms import Kind
+from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
+from holdfast.engines.rabbitmq.declare import QueueFamily
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.engines.rabbitmq.wire import session as methods
+from holdfast.engines.rabbitmq.wire.confirms import OutcomeKind
 from holdfast.engines.rabbitmq.wire.events import Event
 from holdfast.errors import BrokerError, BrokerRefused, Invalid, QueueMissing
 from holdfast.ports.broker import Subscription
 from holdfast.ports.clock import Clock
-from holdfast.ports.collect import GroupIntake, Refused
+from holdfast.ports.collect import GroupIntake, MessageRefused
 
 NOT_FOUND = 404
 PRECONDITION_FAILED = 406
@@ -41,7 +40,7 @@ class RabbitTransport:
     """`async with RabbitTransport(url, clock=clock) as transport:`. An address is a queue, or `exchange/key`."""
 
     def __init__(self, url: str, *, clock: Clock, quorum: bool = False) -> None:
-        self._address = Address.parse(url)
+        self._address = BrokerUrl.parse(url)
         self._clock = clock
         self._quorum = quorum
         self._publisher = Publisher(self._address)
@@ -91,10 +90,10 @@ class RabbitTransport:
     @asynccontextmanager
     async def open(self, queue: str, *, count_max: int, bytes_max: int) -> AsyncIterator[GroupIntake]:
         subscription = Subscription(queue=queue, policy=RetryPolicy(), prefetch=count_max, consumer="collector")
-        around = Surroundings(
+        around = QueueFamily(
             main=Queue(name=queue),
             waits=(),
-            dead=Place(queue=DEAD_QUEUE, exchange="", key=DEAD_QUEUE),
+            dead=FamilyQueue(queue=DEAD_QUEUE, exchange="", key=DEAD_QUEUE),
             exchanges=(),
             queues=(),
             bindings=(),
@@ -143,8 +142,8 @@ class RabbitTransport:
         if outcome.stored:
             return
         text = f"publish to '{exchange or key}' is {outcome.kind.value}; {outcome.text or outcome.code}"
-        if outcome.kind is Kind.REFUSED and outcome.code == PRECONDITION_FAILED:
-            raise Refused(text)
+        if outcome.kind is OutcomeKind.REFUSED and outcome.code == PRECONDITION_FAILED:
+            raise MessageRefused(text)
         raise BrokerError(text)
 
     async def delete(self, queue: str) -> bool:

@@ -7,13 +7,13 @@ from contextlib import suppress
 
 from pamqp import commands as amqp
 
-from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.broker import RabbitIntake
-from holdfast.engines.rabbitmq.broker_setup import Surroundings
-from holdfast.engines.rabbitmq.channel import Channel
+from holdfast.engines.rabbitmq.connection import Channel
 from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.declare import QueueFamily
 from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.errors import BrokerError, NotOurs
 from holdfast.ports.broker import Incoming, Subscription
 from holdfast.ports.clock import Clock
@@ -59,7 +59,7 @@ class FittedIntake(RabbitIntake):
         self,
         consumer: FittedConsumer,
         publisher: Publisher,
-        around: Surroundings,
+        around: QueueFamily,
         subscription: Subscription,
         *,
         user: str,
@@ -91,6 +91,6 @@ class FittedIntake(RabbitIntake):
         return rest
 
 
-def fitted(address: Address, queue: str) -> FittedConsumer:
+def fitted(address: BrokerUrl, queue: str) -> FittedConsumer:
     """A consumer that begins with one message."""
     return FittedConsumer(address, queue, prefetch=FIRST_COUNT)

@@ -2,25 +2,157 @@
 
 Nothing reconnects here: a connection that is lost is over, and everyone on it is told. Publisher and consumer each
 have one of their own, because under an alarm the broker stops reading from connections that publish, acks included.
+
+A channel of a connection: questions with answers, and a listener for what comes unasked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import deque
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self, cast
+from typing import Protocol, Self, TypeAlias, cast
 
+from pamqp import base
 from pamqp import commands as amqp
 
-from holdfast.engines.rabbitmq.address import Address
-from holdfast.engines.rabbitmq.channel import Channel, Listener, refusal
+from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import commands
-from holdfast.engines.rabbitmq.wire.events import Blocked, ConnectionClosedByBroker, Event, Opened
+from holdfast.engines.rabbitmq.wire.events import (
+    ORDINARY,
+    Blocked,
+    ChannelClosedByBroker,
+    ConnectionClosedByBroker,
+    Event,
+    Method,
+    Opened,
+)
 from holdfast.engines.rabbitmq.wire.frames import ProtocolBroken
-from holdfast.engines.rabbitmq.wire.session import HandshakeFailed, Session, State
+from holdfast.engines.rabbitmq.wire.session import AmqpSession, HandshakeFailed, State
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused, BrokerUnreachable, NotABroker, TlsRefused
 from holdfast.telemetry.events import emit
+
+CALL_TIMEOUT_S = 30.0
+
+Close: TypeAlias = ChannelClosedByBroker | ConnectionClosedByBroker | None
+
+
+class Listener(Protocol):
+    """Who owns a channel. Called from the event loop; must not block and must not raise."""
+
+    def on_events(self, events: list[Event]) -> None:
+        """What one read of the socket brought for this channel, in order."""
+
+    def on_closed(self, error: BrokerError, close: Close) -> None:
+        """The channel is gone, once; `close` is what the broker said, None when the connection just ended."""
+
+    def on_writable(self) -> None:
+        """The socket takes bytes again."""
+
+
+class Channel:
+    """`call` asks and waits for the answer; `write` sends what needs none."""
+
+    def __init__(
+        self,
+        number: int,
+        listener: Listener,
+        *,
+        write: Callable[[bytes], None],
+        release: Callable[[int], None],
+    ) -> None:
+        self.number = number
+        self.error: BrokerError | None = None
+        self._listener = listener
+        self._write = write
+        self._release = release
+        self._questions: deque[tuple[str, asyncio.Future[base.Frame]]] = deque()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used."""
+        return self.error is None
+
+    def write(self, data: bytes) -> None:
+        """Send frames of this channel. What is written to a closed one goes nowhere: its owner was told."""
+        if self.error is None:
+            self._write(data)
+
+    async def call(self, method: base.Frame, *, timeout_s: float = CALL_TIMEOUT_S) -> base.Frame:
+        """Ask and wait. Raises BrokerRefused (the broker closed the channel), BrokerLost (also when time ran out)."""
+        self.write(commands.method(self.number, method))
+        return await self.answer(method.name, timeout_s=timeout_s)
+
+    async def answer(self, question: str, *, timeout_s: float = CALL_TIMEOUT_S) -> base.Frame:
+        """Wait for the answer to something that was just sent."""
+        if self.error is not None:
+            raise self.error
+        future: asyncio.Future[base.Frame] = asyncio.get_running_loop().create_future()
+        self._questions.append((question, future))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError as error:
+            raise BrokerLost(f"the broker did not answer; {question} after {timeout_s} s") from error
+
+    def handle(self, events: list[Event]) -> None:
+        """Called by the connection with what came for this channel."""
+        if set(map(type, events)) <= ORDINARY:
+            self._listener.on_events(events)
+            return
+        unasked: list[Event] = []
+        for event in events:
+            kind = type(event)
+            if kind is Method:
+                self._answered(event.method)  # type: ignore[union-attr]
+            elif kind is ChannelClosedByBroker:
+                if unasked:
+                    self._listener.on_events(unasked)
+                    unasked = []
+                self.close(refusal(event), event)  # type: ignore[arg-type]
+            else:
+                unasked.append(event)
+        if unasked:
+            self._listener.on_events(unasked)
+
+    def close(self, error: BrokerError, close: Close) -> None:
+        """The channel is gone: whoever waits is told, once."""
+        if self.error is not None:
+            return
+        self.error = error
+        while self._questions:
+            _, waiting = self._questions.popleft()
+            if not waiting.done():
+                waiting.set_exception(error)
+                # Nobody may be waiting any more; asyncio would complain about an error that was never looked at.
+                waiting.exception()
+        self._listener.on_closed(error, close)
+
+    def writable(self) -> None:
+        """Called by the connection when the socket takes bytes again."""
+        self._listener.on_writable()
+
+    def _answered(self, method: base.Frame) -> None:
+        if method.name == "Channel.CloseOk":
+            self._release(self.number)
+        # The broker answers in the order of the questions. One that was given up is answered all the same, as a rule.
+        while self._questions:
+            question, waiting = self._questions.popleft()
+            if not waiting.done():
+                waiting.set_result(method)
+                return
+            if method.name.startswith(question):
+                return
+
+
+def refusal(close: ChannelClosedByBroker | ConnectionClosedByBroker) -> BrokerError:
+    """The error for what the broker said when it closed a channel or a connection."""
+    if close.code == 320:  # CONNECTION_FORCED: an operator, a restart
+        return BrokerLost(f"the broker ended the connection; {close.code} {close.text}")
+    return BrokerRefused(f"the broker refused; {close.code} {close.text}", reply_code=close.code)
+
 
 CLOSE_TIMEOUT_S = 5.0
 #: A read of so many bytes is worth its cost: more is likely to be there already.
@@ -31,9 +163,9 @@ ACCESS_REFUSED, NOT_ALLOWED = 403, 530
 class Connection(asyncio.Protocol):
     """`await Connection.open(address)`, then `channel(listener)`."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: BrokerUrl) -> None:
         self.address = address
-        self.session = Session(address.login)
+        self.session = AmqpSession(address.login)
         self.writable = True
         self.read_pause_s = 0.0  #: after a small read, so that the next one brings more
         loop = asyncio.get_running_loop()
@@ -50,7 +182,7 @@ class Connection(asyncio.Protocol):
         self._last_word: ConnectionClosedByBroker | None = None
 
     @classmethod
-    async def open(cls, address: Address) -> Connection:
+    async def open(cls, address: BrokerUrl) -> Connection:
         """Connect to the first host that takes us.
 
         Raises BrokerRefused (login, virtual host), NotABroker, TlsRefused or BrokerUnreachable.
@@ -68,7 +200,7 @@ class Connection(asyncio.Protocol):
         raise BrokerUnreachable("no broker could be reached; " + " / ".join(str(error) for error in failures))
 
     @classmethod
-    async def _open_one(cls, address: Address, host: str, port: int) -> Connection:
+    async def _open_one(cls, address: BrokerUrl, host: str, port: int) -> Connection:
         loop = asyncio.get_running_loop()
         connection = cls(address)
         context = address.tls.context() if address.tls else None

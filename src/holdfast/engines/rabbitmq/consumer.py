@@ -15,14 +15,11 @@ from typing import Literal, Self
 
 from pamqp import commands as amqp
 
-from holdfast.engines.rabbitmq.address import Address
-from holdfast.engines.rabbitmq.backoff import Backoff, Patience
-from holdfast.engines.rabbitmq.channel import Channel, Close
-from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.insist import passes
-from holdfast.engines.rabbitmq.last_acks import count_consumers, wait_until_settled
-from holdfast.engines.rabbitmq.unsettled import Unsettled
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.backoff import Backoff, BackoffTimer, passes
+from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
+from holdfast.engines.rabbitmq.consumer_channel import AckTracker, count_consumers, wait_until_settled
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Cancelled, Delivery, Event
 from holdfast.errors import BrokerError, BrokerLost, ConsumerLost
 from holdfast.telemetry.events import emit
@@ -68,7 +65,7 @@ class Consumer:
 
     def __init__(
         self,
-        address: Address,
+        address: BrokerUrl,
         queue: str,
         *,
         prefetch: int = PREFETCH,
@@ -87,7 +84,7 @@ class Consumer:
         self._resumes = on_loss == "resume"
         self._starts_later = on_start == "resume"
         self._down_timeout_s = down_timeout_s
-        self._patience = Patience(backoff or Backoff())
+        self._patience = BackoffTimer(backoff or Backoff())
         self._ready: deque[Delivery] = deque()
         self._news = asyncio.Event()
         self._broken = asyncio.Event()
@@ -96,7 +93,7 @@ class Consumer:
         self._connection: Connection | None = None
         self._channel: Channel | None = None
         self._intake: _Intake | None = None
-        self._books = Unsettled(0)
+        self._books = AckTracker(0)
         self._generation = 0
         self._keeper: asyncio.Task[None] | None = None
         self._consumer_tag = ""
@@ -246,7 +243,7 @@ class Consumer:
         self._generation += 1
         self.counts["interrupted"] += 1
         self.counts["taken_back"] += len(self._books)
-        self._books = Unsettled(0)
+        self._books = AckTracker(0)
         self._ready.clear()
         self._broken.set()
 
@@ -328,7 +325,7 @@ class Consumer:
         intake = _Intake(self)
         channel = await self._connection.channel(intake)
         await channel.call(amqp.Basic.Qos(prefetch_count=self._prefetch))
-        self._books = Unsettled(channel.number)
+        self._books = AckTracker(channel.number)
         self._channel, self._intake = channel, intake
         answer = await channel.call(methods.Consume(queue=self.queue))
         self._consumer_tag = str(getattr(answer, "consumer_tag", ""))

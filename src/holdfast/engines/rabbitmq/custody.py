@@ -15,37 +15,36 @@ from typing import Self
 from msgspec.structs import replace
 from pamqp import commands as amqp
 
-from holdfast.core.death import deaths, first_death
-from holdfast.core.groups import Fingerprinter, fingerprint
+from holdfast.core.death import REDRIVE_ID, deaths, first_death, redriven_count
 from holdfast.core.letter import (
     ERROR_CHARACTERS_MAX,
     NAME_CHARACTERS_MAX,
     REASON_CHARACTERS_MAX,
     DeathStory,
+    Fingerprinter,
     JsonValue,
     Letter,
     NewLetter,
     Origin,
     clip,
+    fingerprint,
 )
 from holdfast.core.message import Address as Destination
 from holdfast.core.message import Message
 from holdfast.core.moments import microseconds, moment
-from holdfast.core.redrive import REDRIVE_ID, redriven_count
-from holdfast.core.redrive_task import Place, Retries, Target
+from holdfast.core.plan import Place, Retries, Target
 from holdfast.core.routes import TYPE_HEADER, Mode, RouteTable, find_route
-from holdfast.engines.rabbitmq.address import Address
-from holdfast.engines.rabbitmq.channel import Channel, Close
-from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
 from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.custody_look import Outlook
-from holdfast.engines.rabbitmq.digest import digest
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.letters_out import Rewriter
-from holdfast.engines.rabbitmq.management import Management, QueueInfo
-from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.wire import methods, properties
-from holdfast.engines.rabbitmq.wire.confirms import Kind, Outcome
+from holdfast.engines.rabbitmq.inspector import Outlook
+from holdfast.engines.rabbitmq.letters import digest
+from holdfast.engines.rabbitmq.management import ManagedQueue, Management
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.redriver import Rewriter
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.engines.rabbitmq.wire import session as methods
+from holdfast.engines.rabbitmq.wire.confirms import Outcome, OutcomeKind
 from holdfast.engines.rabbitmq.wire.events import Delivery, Event
 from holdfast.engines.rabbitmq.wire.table import Undecodable, Value
 from holdfast.errors import BrokerError, BrokerRefused
@@ -94,7 +93,7 @@ class RabbitCustody:
         grouped: Fingerprinter = fingerprint,
         retries: Retries | None = None,
     ) -> None:
-        self._address = Address.parse(url)
+        self._address = BrokerUrl.parse(url)
         self._clock = clock
         self._management = management
         self._known = tuple(known)
@@ -360,15 +359,15 @@ def _destination(place: Place) -> Destination:
 
 def _posted(outcome: Outcome) -> Posted:
     match outcome.kind:
-        case Kind.CONFIRMED:
+        case OutcomeKind.CONFIRMED:
             return Posted("stored")
-        case Kind.RETURNED | Kind.REFUSED:
+        case OutcomeKind.RETURNED | OutcomeKind.REFUSED:
             return Posted("failed", f"{outcome.kind.value}: {outcome.text or outcome.code}")
     # A nack may come from one queue of several: another may have it.
     return Posted("unknown", f"{outcome.kind.value}: {outcome.text or outcome.code}")
 
 
-def _dead_queue(info: QueueInfo) -> DeadQueue:
+def _dead_queue(info: ManagedQueue) -> DeadQueue:
     limit = info.effective_policy.get("delivery-limit", info.arguments.get("x-delivery-limit"))
     free = info.type != "quorum" or limit == -1
     return DeadQueue(

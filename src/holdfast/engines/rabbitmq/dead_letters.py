@@ -17,22 +17,19 @@ from holdfast.core.message import Address as Destination
 from holdfast.core.message import Message
 from holdfast.core.recovery import as_utf8, may_return
 from holdfast.core.routes import RouteTable
-from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.dead_letters_check import Inspection
-from holdfast.engines.rabbitmq.lane import Outgoing
-from holdfast.engines.rabbitmq.last_acks import wait_until_settled
+from holdfast.engines.rabbitmq.consumer_channel import wait_until_settled
+from holdfast.engines.rabbitmq.inspector import Inspection, find_rights, may_write
 from holdfast.engines.rabbitmq.letter_lines import Lines
-from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.reading import read_message
-from holdfast.engines.rabbitmq.recovery_lock import Deaf, is_name, take_lock
+from holdfast.engines.rabbitmq.letters import read_message
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher, Told
+from holdfast.engines.rabbitmq.recovery_lock import NoEvents, is_name, take_lock
 from holdfast.engines.rabbitmq.redriver import Copy, Redriver, as_put_back
-from holdfast.engines.rabbitmq.rights import find_rights, may_write
-from holdfast.engines.rabbitmq.told import Told
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
-from holdfast.ports.recovery import Depth, Exported, Findings, OnOutcome, Taken
+from holdfast.ports.recovery import Depth, Exported, OnOutcome, Preflight, RunLetter
 
 #: The copies on their way wait for their confirms here as well; more than this only costs memory.
 PUBLISH_WINDOW_BYTES = 8 * 2**20
@@ -47,7 +44,7 @@ class RabbitDeadLetters:
     """`async with RabbitDeadLetters(…) as letters:`; see `ports.recovery.DeadLetters`."""
 
     def __init__(
-        self, address: Address, queue: str, redriver: Redriver, *, management: str | None, window_bytes_max: int
+        self, address: BrokerUrl, queue: str, redriver: Redriver, *, management: str | None, window_bytes_max: int
     ) -> None:
         self.queue = queue
         self.warnings: list[str] = []
@@ -97,7 +94,7 @@ class RabbitDeadLetters:
     def capacity_count(self) -> int:
         return self._lines.capacity_count
 
-    async def inspect(self, table: RouteTable, *, targets_only: bool = False) -> Findings:
+    async def inspect(self, table: RouteTable, *, targets_only: bool = False) -> Preflight:
         assert self._connection is not None  # noqa: S101  connect() comes first
         queue = "" if targets_only else self.queue
         self._inspection = Inspection(self._connection, queue, self._management)
@@ -163,7 +160,7 @@ class RabbitDeadLetters:
                 await self._lines.widen(capacity_count)
             self._set_pace(self._connection)
 
-    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Taken]:
+    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[RunLetter]:
         if not self._ready:
             self._news.clear()
             if self._loss is None:
@@ -180,10 +177,10 @@ class RabbitDeadLetters:
         self._lines.allowance.taken(count)
         return [taken(ready.popleft()) for _ in range(count)]
 
-    def read(self, letter: Taken) -> Message:
+    def read(self, letter: RunLetter) -> Message:
         return read_message(letter.raw.delivery, self.queue)
 
-    def export(self, letter: Taken) -> Exported:
+    def export(self, letter: RunLetter) -> Exported:
         delivery: Delivery = letter.raw.delivery
         return Exported(
             exchange=as_utf8(delivery.exchange),
@@ -193,13 +190,13 @@ class RabbitDeadLetters:
             message_id=as_utf8(self.read(letter).id),
         )
 
-    def restored(self, letter: Exported) -> Taken:
+    def restored(self, letter: Exported) -> RunLetter:
         self._redriver.tick()
         return self._redriver.taken(
             Delivery(0, 0, False, letter.exchange, letter.routing_key, "", letter.properties, letter.body)
         )
 
-    def send(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+    def send(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         outgoing = []
         for letter in letters:
             copy: Copy = letter.raw
@@ -208,15 +205,15 @@ class RabbitDeadLetters:
             outgoing.append(Outgoing(address.exchange, address.routing_key, copy.properties, copy.delivery.body))
         self._publisher.send(outgoing, Told(letters, on_outcome), timeout_s=timeout_s)
 
-    def put_back(self, letters: Sequence[Taken], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+    def put_back(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         outgoing = []
         for letter in letters:
             delivery: Delivery = letter.raw.delivery
             outgoing.append(Outgoing("", self.queue, as_put_back(delivery), delivery.body))
         self._publisher.send(outgoing, Told(letters, on_outcome), timeout_s=timeout_s)
 
-    def ack(self, letters: Sequence[Taken]) -> Sequence[Taken]:
-        missed: list[Taken] = []
+    def ack(self, letters: Sequence[RunLetter]) -> Sequence[RunLetter]:
+        missed: list[RunLetter] = []
         freed_bytes = 0
         for number, same in groupby(letters, key=_line_number):
             line = self._lines.find(number)
@@ -230,7 +227,7 @@ class RabbitDeadLetters:
         self._lines.flush()
         return missed
 
-    def forget(self, letter: Taken) -> None:
+    def forget(self, letter: RunLetter) -> None:
         copy: Copy = letter.raw
         if copy.delivery.body or copy.properties:
             if (line := self._lines.find(copy.delivery.channel)) is not None:
@@ -243,7 +240,7 @@ class RabbitDeadLetters:
         self._read_on()
         await self._lines.stop()
 
-    def leftovers(self) -> Sequence[Taken]:
+    def leftovers(self) -> Sequence[RunLetter]:
         leftovers = [self._redriver.taken(delivery) for delivery in self._ready if self._is_tired(delivery)]
         self._ready.clear()
         return leftovers
@@ -313,7 +310,7 @@ class RabbitDeadLetters:
         return self._connection
 
     async def _depth(self, connection: Connection) -> Depth:
-        channel = await connection.channel(Deaf())
+        channel = await connection.channel(NoEvents())
         try:
             answer = await channel.call(methods.QueueDeclare(queue=self.queue, passive=True))
         finally:
@@ -388,7 +385,7 @@ async def _refusal(inspection: Inspection, connection: Connection, exchange: str
     return why
 
 
-def _line_number(letter: Taken) -> int:
+def _line_number(letter: RunLetter) -> int:
     """Of the line that it came on; 0: it is not in our hands any more."""
     number: int = letter.raw.delivery.channel
     return number if letter.in_hand else 0

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sized
 
 from pamqp import commands as amqp
 
-from holdfast.engines.rabbitmq.allowance import Allowance
+from holdfast.engines.rabbitmq.allowance import DeliveryBudget
 from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.letter_line import Line
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.consumer_channel import ConsumerChannel
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import BrokerError
 
@@ -37,21 +37,21 @@ class Lines:
         on_arrived: Callable[[list[Delivery]], None],
         on_lost: Callable[[BrokerError], None],
     ) -> None:
-        self.allowance = Allowance()
+        self.allowance = DeliveryBudget()
         self._queue = queue
         self._ready = ready
         self._on_arrived = on_arrived
         self._on_lost = on_lost
         self._connection: Connection | None = None
-        self._current: Line | None = None  # that we consume on
-        self._all: dict[int, Line] = {}
-        self._left: list[Line] = []  # after a loss: nothing of these counts any more
+        self._current: ConsumerChannel | None = None  # that we consume on
+        self._all: dict[int, ConsumerChannel] = {}
+        self._left: list[ConsumerChannel] = []  # after a loss: nothing of these counts any more
         self._count = 0
         self._fresh_count = 0  # with such a prefetch consuming goes on on a fresh line, as soon as it can
         self._fresh_by_s = 0.0
         self._moves_on = True
 
-    def find(self, number: int) -> Line | None:
+    def find(self, number: int) -> ConsumerChannel | None:
         """The line of this number; None when it was lost."""
         return self._all.get(number)
 
@@ -153,10 +153,10 @@ class Lines:
 
     # Inside.
 
-    async def _open(self) -> Line:
+    async def _open(self) -> ConsumerChannel:
         assert self._connection is not None  # noqa: S101  consume() comes first
         self._count += 1
-        line = Line(self._count, on_arrived=self._on_arrived, on_lost=self._on_lost)
+        line = ConsumerChannel(self._count, on_arrived=self._on_arrived, on_lost=self._on_lost)
         line.opened(await self._connection.channel(line))
         self._all[line.number] = line
         return line
@@ -173,7 +173,7 @@ class Lines:
         self._fresh_by_s = asyncio.get_running_loop().time() + FILL_TIMEOUT_S
         return True
 
-    async def _move_on(self, old: Line) -> None:
+    async def _move_on(self, old: ConsumerChannel) -> None:
         """When nothing is on its way on the old channel: it would be returned when its consumer is cancelled, or
         overtaken. Until then acks wait, so that the broker comes to have sent all that it may."""
         if old.unacked_count >= self.allowance.capacity_count:
@@ -185,7 +185,7 @@ class Lines:
         elif asyncio.get_running_loop().time() > self._fresh_by_s:
             self._fresh_count, self._moves_on = 0, False  # somebody else takes letters as well
 
-    async def _add_consumer(self, line: Line, prefetch: int) -> None:
+    async def _add_consumer(self, line: ConsumerChannel, prefetch: int) -> None:
         assert line.channel is not None  # noqa: S101
         self.allowance.capacity_count += prefetch
         line.consumers_count += 1
@@ -193,7 +193,7 @@ class Lines:
         answer = await line.channel.call(methods.Consume(queue=self._queue))
         line.tags.append(str(getattr(answer, "consumer_tag", "")))
 
-    async def _cancel(self, line: Line) -> None:
+    async def _cancel(self, line: ConsumerChannel) -> None:
         """Consume no more. All acks may go then: nothing comes in the place of what they settle."""
         assert line.channel is not None  # noqa: S101
         tags, line.tags = line.tags, []

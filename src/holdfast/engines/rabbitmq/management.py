@@ -33,7 +33,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
 
 
-class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
+class ManagedQueue(msgspec.Struct, frozen=True, kw_only=True):
     """A queue as it was declared, and what policies make of it."""
 
     name: str
@@ -59,7 +59,7 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.effective_policy_definition if isinstance(self.effective_policy_definition, dict) else {}
 
 
-class ExchangeInfo(msgspec.Struct, frozen=True, kw_only=True):
+class ManagedExchange(msgspec.Struct, frozen=True, kw_only=True):
     """An exchange."""
 
     name: str
@@ -72,7 +72,7 @@ class ExchangeInfo(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | None = None
 
 
-class BindingInfo(msgspec.Struct, frozen=True, kw_only=True):
+class ManagedBinding(msgspec.Struct, frozen=True, kw_only=True):
     """A binding; the source "" is the default exchange, which binds every queue by its name."""
 
     source: str
@@ -83,7 +83,7 @@ class BindingInfo(msgspec.Struct, frozen=True, kw_only=True):
     arguments: dict[str, Any] = {}
 
 
-class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True):
+class ManagedPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """A policy."""
 
     name: str
@@ -94,7 +94,7 @@ class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True):
     apply_to: str = msgspec.field(default="all", name="apply-to")
 
 
-class PermissionInfo(msgspec.Struct, frozen=True, kw_only=True):
+class ManagedPermission(msgspec.Struct, frozen=True, kw_only=True):
     """What a user may do in a virtual host: expressions over names; an empty one fits none."""
 
     user: str
@@ -140,31 +140,31 @@ class Management:
         """Which broker this is. Raises BrokerUnreachable, BrokerRefused or NotABroker, as all of these do."""
         return _decode(await self._get("/overview"), Overview, self.address)
 
-    async def queues(self, vhost: str) -> list[QueueInfo]:
+    async def queues(self, vhost: str) -> list[ManagedQueue]:
         """All queues of a virtual host."""
-        return await self._pages(f"/queues/{quote(vhost, safe='')}", QueueInfo)
+        return await self._pages(f"/queues/{quote(vhost, safe='')}", ManagedQueue)
 
-    async def queue(self, vhost: str, name: str) -> QueueInfo:
+    async def queue(self, vhost: str, name: str) -> ManagedQueue:
         """One queue. Raises BrokerRefused with 404 when it is not there."""
         answer = await self._get(f"/queues/{quote(vhost, safe='')}/{quote(name, safe='')}")
-        return _decode(answer, QueueInfo, self.address)
+        return _decode(answer, ManagedQueue, self.address)
 
-    async def exchanges(self, vhost: str) -> list[ExchangeInfo]:
+    async def exchanges(self, vhost: str) -> list[ManagedExchange]:
         """All exchanges of a virtual host, the default one and the broker's own included."""
-        return await self._pages(f"/exchanges/{quote(vhost, safe='')}", ExchangeInfo)
+        return await self._pages(f"/exchanges/{quote(vhost, safe='')}", ManagedExchange)
 
-    async def bindings(self, vhost: str) -> list[BindingInfo]:
+    async def bindings(self, vhost: str) -> list[ManagedBinding]:
         """All bindings of a virtual host, those of the default exchange included."""
-        return _decode(await self._get(f"/bindings/{quote(vhost, safe='')}"), list[BindingInfo], self.address)
+        return _decode(await self._get(f"/bindings/{quote(vhost, safe='')}"), list[ManagedBinding], self.address)
 
-    async def policies(self, vhost: str) -> list[PolicyInfo]:
+    async def policies(self, vhost: str) -> list[ManagedPolicy]:
         """All policies of a virtual host."""
-        return _decode(await self._get(f"/policies/{quote(vhost, safe='')}"), list[PolicyInfo], self.address)
+        return _decode(await self._get(f"/policies/{quote(vhost, safe='')}"), list[ManagedPolicy], self.address)
 
-    async def permission(self, vhost: str, user: str) -> PermissionInfo:
+    async def permission(self, vhost: str, user: str) -> ManagedPermission:
         """What a user may do. Raises BrokerRefused with 401 or 403 for whoever is no administrator, 404 for nothing."""
         answer = await self._get(f"/permissions/{quote(vhost, safe='')}/{quote(user, safe='')}")
-        return _decode(answer, PermissionInfo, self.address)
+        return _decode(answer, ManagedPermission, self.address)
 
     async def alarms(self) -> str | None:
         """Why the broker takes no publishes now (memory, disk); None when it does."""

@@ -11,29 +11,180 @@ alone and is reported as *refused*; the first channel goes on with everything el
 A channel that has published to a quorum queue while that had no leader nacks for ever on RabbitMQ 3.10, also when there
 is a leader again. So a nack makes the publisher go on with a fresh channel soon after; the old one is closed when
 everything on it has been answered.
+
+One channel in confirm mode with its books: what is in flight on it, and what became of it.
+
+What a recovery is told of its publishes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 from types import TracebackType
 from typing import Self
 
-from holdfast.engines.rabbitmq.address import Address
-from holdfast.engines.rabbitmq.backoff import Backoff, Patience
-from holdfast.engines.rabbitmq.channel import Close
-from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.lane import Batch, Lane, Outgoing, Ticket
+from msgspec import Struct
+from pamqp import commands as amqp
+
+from holdfast.engines.rabbitmq.backoff import Backoff, BackoffTimer
+from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
+from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
-from holdfast.engines.rabbitmq.wire.commands import Unsendable
-from holdfast.engines.rabbitmq.wire.confirms import CONFIRMED, Kind, Outcome
-from holdfast.engines.rabbitmq.wire.events import ConnectionClosedByBroker
+from holdfast.engines.rabbitmq.wire.commands import PublishEncoder, Unsendable
+from holdfast.engines.rabbitmq.wire.confirms import CONFIRMED, Confirms, Outcome, OutcomeKind, UnknownTag
+from holdfast.engines.rabbitmq.wire.events import Confirmed, ConnectionClosedByBroker, Event, Returned
 from holdfast.errors import BrokerError, BrokerLost
+from holdfast.ports.recovery import OnOutcome, RunLetter, Verdict
 from holdfast.telemetry.events import emit
+
+
+class Outgoing(Struct, eq=False, gc=False):
+    """A message to publish. `properties` are raw (`wire.properties`); the publisher sets delivery mode 2 in them."""
+
+    exchange: str
+    routing_key: str
+    properties: bytes
+    body: bytes
+
+
+class Ticket(Struct, eq=False, gc=False):
+    """A publish on its way: the message as it is sent, and the batch that waits for it, at which place.
+
+    Not for the garbage collector: a batch holds its tickets by its timer alone, which goes with the last outcome.
+    """
+
+    exchange: str
+    routing_key: str
+    properties: bytes
+    body: bytes
+    batch: PublishBatch
+    place: int
+    size_bytes: int  #: what it counts for in the window
+    done: bool = False
+    sent_count: int = 0
+
+
+class PublishBatch:
+    """The publishes of one call, and their outcomes as they come in."""
+
+    __slots__ = ("missing", "on_done", "outcomes")
+
+    def __init__(self, count: int, on_done: Callable[[], None]) -> None:
+        self.outcomes: list[Outcome | None] = [None] * count
+        self.missing = count
+        self.on_done = on_done
+
+    def settle(self, places: Sequence[int], outcome: Outcome) -> None:
+        """What became of these; the caller is woken by the last."""
+        for place in places:
+            self.outcomes[place] = outcome
+        self.missing -= len(places)
+        if not self.missing:
+            self.on_done()
+
+
+class ConfirmChannel:
+    """`open`, then `send` within the window; `on_outcomes` and `on_lost` are called with what became of it."""
+
+    def __init__(
+        self,
+        *,
+        on_outcomes: Callable[[ConfirmChannel, list[tuple[Ticket, Outcome]]], None],
+        on_lost: Callable[[ConfirmChannel, list[Ticket], BrokerError, Close], None],
+        on_writable: Callable[[], None],
+    ) -> None:
+        self.flying_bytes = 0
+        self._tell = on_outcomes
+        self._tell_lost = on_lost
+        self.on_writable = on_writable
+        self._books: Confirms[Ticket] = Confirms()
+        self._channel: Channel | None = None
+        self._encoder: PublishEncoder | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be sent on."""
+        return self._encoder is not None and self._channel is not None and self._channel.is_open
+
+    @property
+    def flying(self) -> int:
+        """How many publishes are in flight."""
+        return len(self._books)
+
+    async def open(self, connection: Connection) -> None:
+        """Open a channel of the connection and switch confirms on. Raises BrokerError."""
+        self._books = Confirms()
+        self.flying_bytes = 0
+        self._encoder = None
+        self._channel = await connection.channel(self)
+        await self._channel.call(amqp.Confirm.Select())
+        self._encoder = PublishEncoder(self._channel.number, frame_bytes_max=connection.session.frame_bytes_max)
+
+    async def close(self, connection: Connection) -> None:
+        """Close the channel in order. Raises BrokerError."""
+        if self._channel is not None:
+            await connection.close_channel(self._channel)
+
+    def encode(self, ticket: Ticket) -> Sequence[bytes | memoryview]:
+        """Enter a publish into the books and pack it; the caller joins and writes. Raises Unsendable, not entered."""
+        assert self._encoder is not None  # noqa: S101  callers ask is_open first
+        pieces = self._encoder.pieces(ticket.exchange, ticket.routing_key, ticket.properties, ticket.body)
+        self._books.sent(ticket)
+        ticket.sent_count += 1
+        self.flying_bytes += ticket.size_bytes
+        return pieces
+
+    def write(self, data: bytes) -> None:
+        """Send what `encode` packed."""
+        if self._channel is not None:
+            self._channel.write(data)
+
+    def on_events(self, events: list[Event]) -> None:
+        outcomes: list[tuple[Ticket, Outcome]] = []
+        try:
+            for event in events:
+                if isinstance(event, Confirmed):
+                    outcomes += self._books.answered(event.tag, multiple=event.multiple, ack=event.ack)
+                elif isinstance(event, Returned):
+                    self._books.returned(event)
+        except UnknownTag as error:
+            # The broker and we no longer agree on what was sent: nothing of this channel can be believed.
+            if self._channel is not None:
+                self._channel.close(BrokerLost(f"the broker's answers make no sense; {error}"), None)
+        if outcomes:
+            self.flying_bytes -= sum(ticket.size_bytes for ticket, _ in outcomes)
+            self._tell(self, outcomes)
+
+    def on_closed(self, error: BrokerError, close: Close) -> None:
+        self._encoder = None
+        self.flying_bytes = 0
+        self._tell_lost(self, self._books.lost(), error, close)
+
+
+VERDICTS = {kind: Verdict(kind.value) for kind in OutcomeKind}
+
+
+class Told(PublishBatch):
+    """Tells each outcome to the run as soon as it is known."""
+
+    __slots__ = ("_letters", "_on_outcome")
+
+    def __init__(self, letters: Sequence[RunLetter], on_outcome: OnOutcome) -> None:
+        super().__init__(len(letters), lambda: None)
+        self._letters = letters
+        self._on_outcome = on_outcome
+
+    def settle(self, places: Sequence[int], outcome: Outcome) -> None:
+        letters = self._letters
+        self._on_outcome([letters[place] for place in places], VERDICTS[outcome.kind], outcome.code, outcome.text)
+        self.missing -= len(places)
+        if not self.missing:
+            self.on_done()
+
 
 WINDOW_MESSAGES = 8192
 WINDOW_BYTES = 16 * 2**20
@@ -51,7 +202,7 @@ class Publisher:
 
     def __init__(
         self,
-        address: Address,
+        address: BrokerUrl,
         *,
         window_messages: int = WINDOW_MESSAGES,
         window_bytes: int = WINDOW_BYTES,
@@ -64,7 +215,7 @@ class Publisher:
         self._window_bytes = window_bytes
         self._timeout_s = timeout_s
         self._read_pause_s = 0.0
-        self._patience = Patience(backoff or Backoff())
+        self._patience = BackoffTimer(backoff or Backoff())
         self._waiting: deque[Ticket] = deque()
         self._suspects: deque[Ticket] = deque()
         self._alone_only = False  # a publish ended the whole connection: nothing else goes out until it is found
@@ -72,8 +223,8 @@ class Publisher:
         self._connection: Connection | None = None
         self._main = self._lane()
         self._alone = self._lane()
-        self._retiring: set[Lane] = set()  # nothing more is sent on these
-        self._renewals = Patience(RENEWAL)
+        self._retiring: set[ConfirmChannel] = set()  # nothing more is sent on these
+        self._renewals = BackoffTimer(RENEWAL)
         self._renewal: asyncio.TimerHandle | None = None
         self._renewal_due = False
         self._broken = asyncio.Event()
@@ -118,7 +269,7 @@ class Publisher:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        batch = Batch(len(messages), lambda: None if done.done() else done.set_result(None))
+        batch = PublishBatch(len(messages), lambda: None if done.done() else done.set_result(None))
         tickets = self._tickets(messages, batch)
         self._waiting.extend(tickets)
         self._pump()
@@ -131,7 +282,7 @@ class Publisher:
                 self._give_up(tickets, 0.0)
         return [outcome for outcome in batch.outcomes if outcome is not None]
 
-    def send(self, messages: Sequence[Outgoing], batch: Batch, *, timeout_s: float) -> None:
+    def send(self, messages: Sequence[Outgoing], batch: PublishBatch, *, timeout_s: float) -> None:
         """As `publish_all`, without waiting: `batch.settle` is called with each outcome as soon as it is known."""
         if self._keeper is None or self._keeper.done():
             raise BrokerLost("the publisher is closed; nothing was sent")
@@ -168,14 +319,14 @@ class Publisher:
 
     # Sending.
 
-    def _tickets(self, messages: Iterable[Outgoing], batch: Batch) -> list[Ticket]:
+    def _tickets(self, messages: Iterable[Outgoing], batch: PublishBatch) -> list[Ticket]:
         tickets = []
         persistent = properties.persistent
         for place, message in enumerate(messages):
             try:
                 raw = persistent(message.properties)
             except properties.Unreadable as error:
-                outcome = Outcome(Kind.REFUSED, 0, f"properties cannot be read: {error}")
+                outcome = Outcome(OutcomeKind.REFUSED, 0, f"properties cannot be read: {error}")
                 batch.settle([place], self._counted(outcome))
                 continue
             body = message.body
@@ -196,7 +347,7 @@ class Publisher:
         """To find out who ends the connection, all other channels have to be quiet."""
         return self._alone_only and any(lane.flying for lane in (self._main, *self._retiring))
 
-    def _send(self, lane: Lane, queue: deque[Ticket], *, messages_max: int) -> None:
+    def _send(self, lane: ConfirmChannel, queue: deque[Ticket], *, messages_max: int) -> None:
         pieces: list[bytes | memoryview] = []
         refused: list[tuple[Ticket, Outcome]] = []
         count, size = lane.flying, lane.flying_bytes
@@ -211,7 +362,7 @@ class Publisher:
             try:
                 pieces += lane.encode(ticket)
             except Unsendable as error:
-                refused.append((ticket, Outcome(Kind.REFUSED, 0, str(error))))
+                refused.append((ticket, Outcome(OutcomeKind.REFUSED, 0, str(error))))
                 continue
             count += 1
             size += ticket.size_bytes
@@ -226,7 +377,7 @@ class Publisher:
 
     # Answers.
 
-    def _on_outcomes(self, lane: Lane, outcomes: list[tuple[Ticket, Outcome]]) -> None:
+    def _on_outcomes(self, lane: ConfirmChannel, outcomes: list[tuple[Ticket, Outcome]]) -> None:
         confirmed: list[Ticket] = []
         for ticket, outcome in outcomes:
             if outcome is CONFIRMED and not ticket.done:
@@ -243,17 +394,17 @@ class Publisher:
             self._broken.set()
         self._pump()
 
-    def _on_outcome(self, lane: Lane, ticket: Ticket, outcome: Outcome) -> None:
-        if outcome.kind is Kind.NACKED and self._renewal is None and lane not in self._retiring:
+    def _on_outcome(self, lane: ConfirmChannel, ticket: Ticket, outcome: Outcome) -> None:
+        if outcome.kind is OutcomeKind.NACKED and self._renewal is None and lane not in self._retiring:
             self._renew_soon()
         if ticket.done:
             self.counts["answered_too_late"] += 1
-        elif outcome.kind is Kind.UNKNOWN:
+        elif outcome.kind is OutcomeKind.UNKNOWN:
             self._suspects.append(ticket)  # alone, its answer cannot be anybody else's
         else:
             self._settle(ticket, outcome)
 
-    def _on_lost(self, lane: Lane, tickets: list[Ticket], error: BrokerError, close: Close) -> None:
+    def _on_lost(self, lane: ConfirmChannel, tickets: list[Ticket], error: BrokerError, close: Close) -> None:
         """A channel ended. By a publish of ours, or with the connection; in both cases nothing is known of these."""
         if lane is not self._main and lane is not self._alone and not tickets:
             return  # an old one, closed in order
@@ -268,7 +419,7 @@ class Publisher:
         if close is None or not blamed:
             self._waiting.extendleft(reversed(tickets))
         elif guilty and tickets:
-            self._settle(tickets[0], Outcome(Kind.REFUSED, close.code, close.text))
+            self._settle(tickets[0], Outcome(OutcomeKind.REFUSED, close.code, close.text))
         else:
             self._suspects.extend(tickets)
             self._alone_only = self._alone_only or whole
@@ -292,7 +443,7 @@ class Publisher:
             text += f"; {self._trouble}"
         for ticket in tickets:
             if not ticket.done:
-                self._settle(ticket, Outcome(Kind.UNKNOWN, 0, text))
+                self._settle(ticket, Outcome(OutcomeKind.UNKNOWN, 0, text))
         self._waiting = deque(ticket for ticket in self._waiting if not ticket.done)
         self._suspects = deque(ticket for ticket in self._suspects if not ticket.done)
         if not self._suspects:
@@ -300,8 +451,8 @@ class Publisher:
 
     # The connection.
 
-    def _lane(self) -> Lane:
-        return Lane(on_outcomes=self._on_outcomes, on_lost=self._on_lost, on_writable=self._pump)
+    def _lane(self) -> ConfirmChannel:
+        return ConfirmChannel(on_outcomes=self._on_outcomes, on_lost=self._on_lost, on_writable=self._pump)
 
     async def _keep(self) -> None:
         """Repair what broke, until the publisher is closed."""

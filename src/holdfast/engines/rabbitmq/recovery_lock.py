@@ -9,10 +9,9 @@ import asyncio
 import hashlib
 from urllib.parse import quote
 
-from holdfast.engines.rabbitmq.address import Address
-from holdfast.engines.rabbitmq.channel import Close
-from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.connection import Close, Connection
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Event
 from holdfast.errors import BrokerError, BrokerRefused, RecoveryLocked
 from holdfast.telemetry.events import emit
@@ -24,7 +23,7 @@ LOCK_STEP_S = 0.5
 MANAGEMENT_PORTS = {5672: ("http", 15672), 5671: ("https", 15671)}
 
 
-class Deaf:
+class NoEvents:
     """A listener for a channel that only asks."""
 
     def on_events(self, events: list[Event]) -> None:
@@ -43,7 +42,7 @@ async def take_lock(connection: Connection, queue: str, *, patience_s: float) ->
     deadline_s = loop.time() + patience_s
     name = lock_name(queue)
     while True:
-        channel = await connection.channel(Deaf())
+        channel = await connection.channel(NoEvents())
         try:
             await channel.call(methods.QueueDeclare(queue=name, exclusive=True, durable=False))
         except BrokerRefused as error:
@@ -74,7 +73,7 @@ def lock_name(queue: str) -> str:
     return LOCK_PREFIX + hashlib.sha256(queue.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def default_management(address: Address) -> str | None:
+def default_management(address: BrokerUrl) -> str | None:
     """Where the management API is by default; None where the broker itself is not on its default port."""
     host, port = address.hosts[0]
     standard = MANAGEMENT_PORTS.get(port)

@@ -2,6 +2,10 @@
 
 Most letters of a queue died of the same cause in the same second, so what their headers tell is decided once and
 remembered under the bytes that were read for it. Everything that is not changed keeps its bytes.
+
+A letter of the vault as it is published again: its own bytes, its edits, and what a redrive changes.
+
+Most letters of a task died of the same cause, so what is made of a header table is remembered under its bytes.
 """
 
 from __future__ import annotations
@@ -13,16 +17,29 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.core.death import BROKER_HEADERS, FORKING_HEADERS, RETRY_COUNT
+from holdfast.core.death import (
+    BROKER_HEADERS,
+    FORKING_HEADERS,
+    REDRIVE_ID,
+    REDRIVEN_AT,
+    REDRIVEN_COUNT,
+    RETRY_COUNT,
+    HeaderChange,
+    RedriveStamp,
+    redrive_ids,
+    redriven,
+)
 from holdfast.core.death import returns as returns_of
+from holdfast.core.letter import Content, JsonValue
 from holdfast.core.message import Address, Message
-from holdfast.core.redrive import REDRIVE_ID, REDRIVEN_AT, REDRIVEN_COUNT, Redrive, redrive_ids, redriven
 from holdfast.core.routes import Route, RouteTable, find_route
-from holdfast.engines.rabbitmq.digest import COUNTS, digest, hash_of
-from holdfast.engines.rabbitmq.reading import read_message
+from holdfast.engines.rabbitmq.letters import COUNTS, digest, hash_of, read_message
+from holdfast.engines.rabbitmq.publisher import Outgoing
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.events import Delivery
-from holdfast.ports.recovery import Taken
+from holdfast.engines.rabbitmq.wire.table import Value
+from holdfast.ports.custody import Parcel
+from holdfast.ports.recovery import RunLetter
 
 #: Neighbours in a queue died at about the same time, and of the same.
 REMEMBERED_COUNT_MAX = 1_024
@@ -82,7 +99,7 @@ class _Front(Struct, frozen=True):
     end: int
 
 
-class _Known(Struct, frozen=True, kw_only=True):
+class _KnownHeaders(Struct, frozen=True, kw_only=True):
     """What the properties of a letter tell up to the end of its headers, for every letter that has the same.
 
     The id of an earlier redrive is the only thing that differs in tables that are otherwise the same: it is left out of
@@ -113,14 +130,14 @@ class Copy(Struct, eq=False, gc=False):
 class Redriver:
     """`taken(delivery)` for every delivery of one run."""
 
-    def __init__(self, redrive: Redrive, routes: RouteTable, *, now: Callable[[], datetime]) -> None:
+    def __init__(self, redrive: RedriveStamp, routes: RouteTable, *, now: Callable[[], datetime]) -> None:
         self.blocked: Callable[[Address], str] = lambda address: ""  #: why nothing sent there would arrive
         self._redrive = redrive
         self._routes = routes
         self._telling = TELLING | {routes.type_header.encode("utf-8", "surrogateescape")}
         self._now = now
         self._plans: _Remembered[_Plan] = _Remembered()
-        self._known: _Remembered[_Known] = _Remembered()
+        self._known: _Remembered[_KnownHeaders] = _Remembered()
         self._last = _Front(0, 0, 0)  # of the letter before: most letters of a queue are made alike
         self._own = b""  # the entries of a letter alone, up to its id
         self._id_head = _entry(REDRIVE_ID, b"S" + REDRIVE_ID_BYTES.to_bytes(4, "big"))
@@ -131,7 +148,7 @@ class Redriver:
         """A new batch begins: what is redriven in it carries this moment."""
         self._own = _entry(REDRIVEN_AT, table.encode_value(self._now().isoformat())) + self._id_head
 
-    def taken(self, delivery: Delivery) -> Taken:
+    def taken(self, delivery: Delivery) -> RunLetter:
         """Never raises: what cannot be read is kept, with the reason."""
         raw, body, front = delivery.properties, delivery.body, self._last
         known = self._known.get(_key(raw, front))
@@ -153,9 +170,9 @@ class Redriver:
                 copy = properties.splice(copy, drop=plan.dropped_properties)
         returns = (known.returns if delivery.redelivered else 0) if known.counts else None
         size_bytes = len(raw) + len(copy) + len(body)
-        return Taken(Copy(delivery, copy), mark, plan.route, delivery.redelivered, returns, size_bytes)
+        return RunLetter(Copy(delivery, copy), mark, plan.route, delivery.redelivered, returns, size_bytes)
 
-    def _look(self, delivery: Delivery) -> _Known:
+    def _look(self, delivery: Delivery) -> _KnownHeaders:
         """At a letter that is made otherwise than the one before. Raises Unreadable."""
         raw = delivery.properties
         start, end = properties.header_span(raw)
@@ -168,7 +185,7 @@ class Redriver:
         self._last = known.front
         return known
 
-    def _read(self, delivery: Delivery, start: int, front: _Front) -> _Known:
+    def _read(self, delivery: Delivery, start: int, front: _Front) -> _KnownHeaders:
         """What the headers tell; remembered, because most letters of a queue tell the same."""
         raw, end = delivery.properties, front.end
         headers = raw[start:end] or table.EMPTY
@@ -200,7 +217,7 @@ class Redriver:
             front, before, behind = _Front(end, end, end), compared, rest
         kept = b"".join([*(entry for name, entry in entries if name not in plan.dropped), plan.fixed])
         plain = properties.before_headers(raw, start, has_headers=False)
-        known = _Known(
+        known = _KnownHeaders(
             front=front,
             plain=plain,
             compared=(joined := b"".join(before)),
@@ -254,8 +271,8 @@ class Redriver:
         self._plans.put(key, plan, 2 * len(key) + len(fixed))  # twice: the route may name what the headers do
         return plan
 
-    def _unreadable(self, delivery: Delivery, why: str) -> Taken:
-        return Taken(
+    def _unreadable(self, delivery: Delivery, why: str) -> RunLetter:
+        return RunLetter(
             Copy(delivery, delivery.properties),
             digest(delivery.properties, delivery.body),
             Route(address=None, why=why),
@@ -281,3 +298,97 @@ def as_put_back(delivery: Delivery) -> bytes:
 def _entry(name: str, value: bytes) -> bytes:
     raw = name.encode()
     return bytes((len(raw),)) + raw + value
+
+
+REWRITTEN_COUNT_MAX = 4_096
+
+
+class Rewriter:
+    """`outgoing(parcel, at=now)`; `user` is whom the broker knows us as."""
+
+    def __init__(self, user: str) -> None:
+        self._user = user
+        self._known: dict[tuple[str, str, str, bytes], tuple[bytes, bytes]] = {}
+
+    def outgoing(self, parcel: Parcel, *, at: datetime) -> Outgoing:
+        """Raises Unreadable, ValueError or TypeError for what cannot be written."""
+        content = parcel.content
+        raw = content.properties
+        own = _rewritten_entry(REDRIVEN_AT, at.isoformat()) + _rewritten_entry(REDRIVE_ID, parcel.redrive_id)
+        start, end = properties.header_span(raw)
+        if content.put or content.drop or raw[1] & HAS_SENSITIVE:
+            raw = self._edited(parcel, own)
+        else:
+            kept, rest = self._remembered(parcel, raw[start:end] or table.EMPTY)
+            raw = properties.with_headers(raw, start, end, (kept, own, rest))
+        return Outgoing(parcel.address.exchange, parcel.address.routing_key, raw, content.body)
+
+    def _remembered(self, parcel: Parcel, headers: bytes) -> tuple[bytes, bytes]:
+        """The entries that stand before those of this letter alone, and the part that nobody can read behind them."""
+        key = (parcel.run, parcel.by, parcel.queue, headers)
+        known = self._known.get(key)
+        if known is None:
+            change = self._change(parcel)
+            found = table.scan(headers)
+            gone = {name.encode() for name in (*change.drop, *change.put, REDRIVEN_AT, REDRIVE_ID)}
+            kept = [headers[first:last] for name, first, last in found.entries if name not in gone]
+            put = [_rewritten_entry(name, _wire(value)) for name, value in change.put.items()]
+            known = b"".join([*kept, *put]), headers[found.rest :]
+            if len(self._known) >= REWRITTEN_COUNT_MAX:
+                self._known.clear()
+            self._known[key] = known
+        return known
+
+    def _edited(self, parcel: Parcel, own: bytes) -> bytes:
+        change = self._change(parcel)
+        change = replace(change, drop=(*change.drop, REDRIVEN_AT, REDRIVE_ID))
+        raw = apply(parcel.content, change)
+        start, end = properties.header_span(raw)
+        headers = raw[start:end] or table.EMPTY
+        rest = table.scan(headers).rest
+        return properties.with_headers(raw, start, end, (headers[4:rest], own, headers[rest:]))
+
+    def _change(self, parcel: Parcel) -> HeaderChange:
+        decoded = properties.decode(parcel.content.properties)
+        headers = decoded.get("headers")
+        message = Message(
+            body=b"",
+            queue=parcel.queue,
+            expiration=_text(decoded.get("expiration")),
+            user_id=_text(decoded.get("user_id")),
+            headers=headers if isinstance(headers, dict) else {},
+        )
+        redrive = RedriveStamp(
+            run=parcel.run,
+            by=parcel.by,
+            dead_queue=parcel.queue,
+            user=self._user,
+            is_wait_queue=RouteTable().is_wait_queue,
+        )
+        return redriven(message, redrive)
+
+
+def apply(content: Content, change: HeaderChange) -> bytes:
+    """The raw properties of a letter with its edits, then with what a redrive changes."""
+    raw = properties.splice(content.properties, drop=change.drop_properties)
+    edits: dict[str, Value] = {name: _wire(value) for name, value in content.put.items()}
+    raw = properties.splice_headers(raw, put=edits, drop=content.drop)
+    put: dict[str, Value] = {name: _wire(value) for name, value in change.put.items()}
+    return properties.splice_headers(raw, put=put, drop=change.drop)
+
+
+def _wire(value: JsonValue | list[str]) -> Value:
+    if isinstance(value, list):
+        return [_wire(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _wire(one) for name, one in value.items()}
+    return value
+
+
+def _rewritten_entry(name: str, value: Value) -> bytes:
+    raw = name.encode()
+    return bytes((len(raw),)) + raw + table.encode_value(value)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

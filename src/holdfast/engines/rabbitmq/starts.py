@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.engines.rabbitmq.digest import digest
+from holdfast.engines.rabbitmq.letters import digest
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.ports.starts import Starts
 
 
-class StartBook:
+class AttemptLog:
     """`charge` when a message came again, `begin` before its handler runs, `end` when it is settled."""
 
     def __init__(self, starts: Starts, queue: str, *, holds: Callable[[Delivery], bool]) -> None:

@@ -1,19 +1,26 @@
-"""A virtual host of RabbitMQ, to be read, added to and probed. Reading needs the management API; adding is AMQP's."""
+"""A virtual host of RabbitMQ, to be read, added to and probed. Reading needs the management API; adding is AMQP's.
+
+A marked message that is sent along a path and has to arrive. Whatever else is in the queues is given back as it was.
+
+The probe has the type `holdfast.probe` and a header of its own, so that a consumer that meets one can tell.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
+from uuid import uuid4
 
 import httpx2
 from pamqp import base
 from pamqp import commands as amqp
 
-from holdfast.core.topology import (
+from holdfast.core.topology.definitions import is_brokers_own, to_definitions
+from holdfast.core.topology.model import (
     ALTERNATE,
     QUEUE_TYPE,
     Binding,
@@ -25,17 +32,143 @@ from holdfast.core.topology import (
     effective,
     topology,
 )
-from holdfast.core.topology_definitions import is_brokers_own, to_definitions
-from holdfast.engines.rabbitmq.address import Address
-from holdfast.engines.rabbitmq.channel import Channel, Close
-from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.management import BindingInfo, ExchangeInfo, Management, PolicyInfo, QueueInfo
-from holdfast.engines.rabbitmq.newborn import Newborn
-from holdfast.engines.rabbitmq.topology_probe import Prober
-from holdfast.engines.rabbitmq.wire import methods
-from holdfast.engines.rabbitmq.wire.events import Event
+from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
+from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.management import (
+    ManagedBinding,
+    ManagedExchange,
+    ManagedPolicy,
+    ManagedQueue,
+    Management,
+)
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.engines.rabbitmq.wire import session as methods
+from holdfast.engines.rabbitmq.wire.events import Delivery, Event
 from holdfast.errors import BadAddress, BrokerError, BrokerRefused, BrokerUnreachable
-from holdfast.ports.topology import Live, Probe, ProbeResult, QueueState, Thing
+from holdfast.ports.topology import LiveTopology, Probe, ProbeResult, QueueState, Thing
+
+GROWN_S = 1.5
+
+
+class YoungQueues:
+    """`born` for each quorum queue that was made; `grown` returns when the youngest is old enough."""
+
+    def __init__(self) -> None:
+        self._born_at_s: float | None = None
+
+    def born(self) -> None:
+        """A quorum queue was made now."""
+        self._born_at_s = asyncio.get_running_loop().time()
+
+    async def grown(self) -> None:
+        """Wait, where there is something to wait for."""
+        if self._born_at_s is not None:
+            await asyncio.sleep(self._born_at_s + GROWN_S - asyncio.get_running_loop().time())
+            self._born_at_s = None
+
+
+PROBE_TIMEOUT_S = 10.0
+MARK = "x-holdfast-probe"
+TYPE = "holdfast.probe"
+#: So many messages of others are held, at the most, while the probe is looked for behind them.
+HELD_COUNT_MAX = 10_000
+ROOM_COUNT = 100
+LEFT_OVER_MS_MAX = 60_000
+
+
+class Prober:
+    """Sends probes; one publisher for all of them, opened with the first."""
+
+    def __init__(self, address: BrokerUrl, *, timeout_s: float = PROBE_TIMEOUT_S) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        self._publisher: Publisher | None = None
+        self._opening = asyncio.Lock()
+
+    async def close(self) -> None:
+        """End the connection."""
+        if self._publisher is not None:
+            await self._publisher.close()
+
+    async def send(self, probe: Probe, depths: Mapping[str, int]) -> ProbeResult:
+        """Send it and take it out where it has to arrive. `depths` says how many messages are in its queues."""
+        deep = [name for name, depth in depths.items() if depth + ROOM_COUNT > HELD_COUNT_MAX]
+        if deep:
+            reason = f"'{deep[0]}' has {depths[deep[0]]} messages, and a probe is not looked for behind so many"
+            return ProbeResult(name=probe.name, outcome="skipped", reason=reason)
+        if probe.waits_in is not None and depths[probe.waits_in]:
+            reason = f"'{probe.waits_in}' has messages, and a delay cannot be cut short behind others"
+            return ProbeResult(name=probe.name, outcome="skipped", reason=reason)
+        mark = uuid4().hex
+        try:
+            reason = await self.carry(probe, mark, depths)
+        except BrokerError as error:
+            reason = str(error)
+        if not reason:
+            return ProbeResult(name=probe.name, outcome="arrived")
+        return ProbeResult(name=probe.name, outcome="lost", reason=f"{reason} (message id {_message_id(mark)})")
+
+    async def carry(self, probe: Probe, mark: str, depths: Mapping[str, int]) -> str:
+        """Why it did not arrive; empty when it did. Raises BrokerError: then nobody knows."""
+        async with AsyncExitStack() as stack:
+            consumers = {
+                name: await stack.enter_async_context(
+                    Consumer(self._address, name, prefetch=depths.get(name, 0) + ROOM_COUNT, on_loss="raise")
+                )
+                for name in (probe.rejected_in, probe.arrives_in)
+                if name is not None
+            }
+            outcome = await (await self._open()).publish(_message(probe, mark), timeout_s=self._timeout_s)
+            if not outcome.stored:
+                return f"the broker did not take it: {outcome.kind.value} {outcome.text}".strip()
+            if probe.rejected_in is not None:
+                found = await self._find(consumers[probe.rejected_in], mark)
+                if found is None:
+                    return f"it did not arrive in '{probe.rejected_in}' within {self._timeout_s:g} s"
+                consumers[probe.rejected_in].dead_letter([found])
+            found = await self._find(consumers[probe.arrives_in], mark)
+            if found is None:
+                return f"it did not arrive in '{probe.arrives_in}' within {self._timeout_s:g} s"
+            consumers[probe.arrives_in].ack([found])
+        return ""
+
+    async def _find(self, consumer: Consumer, mark: str) -> Delivery | None:
+        """The probe among what comes. The others stay unsettled: closing the consumer gives them back, in order."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    for delivery in await consumer.batch():
+                        if mark.encode() in delivery.properties and _marked(delivery) == mark:
+                            return delivery
+        except TimeoutError:
+            return None
+
+    async def _open(self) -> Publisher:
+        async with self._opening:
+            if self._publisher is None:
+                self._publisher = await Publisher(self._address).__aenter__()
+            return self._publisher
+
+
+def _message(probe: Probe, mark: str) -> Outgoing:
+    values: dict[str, str | dict[str, str]] = {"message_id": _message_id(mark), "type": TYPE, "headers": {MARK: mark}}
+    # In milliseconds. The delay of a wait queue is not what is being proved; elsewhere a probe that comes again, since
+    # a crash of the broker has undone its ack, goes away by itself.
+    values["expiration"] = "1" if probe.expires else str(LEFT_OVER_MS_MAX)
+    body = b"A probe of 'holdfast topology'. It may be deleted."
+    return Outgoing(probe.exchange, probe.key, properties.encode(values), body)
+
+
+def _message_id(mark: str) -> str:
+    return f"holdfast-probe-{mark}"
+
+
+def _marked(delivery: Delivery) -> object:
+    headers = delivery.decoded().get("headers")
+    return headers.get(MARK) if isinstance(headers, dict) else None
+
 
 #: How old the management API's counts may be: a queue tells them every five seconds, and the API collects what was told
 #: every five. A queue that looks empty for longer has been empty since the first look.
@@ -64,7 +197,7 @@ class RabbitTopology:
     """`async with RabbitTopology(url) as broker:`; `management` is its API, by default on the same host."""
 
     def __init__(self, url: str, *, management: str | None = None, counts_age_s_max: float = COUNTS_AGE_S_MAX) -> None:
-        self._address = Address.parse(url)
+        self._address = BrokerUrl.parse(url)
         self._management = DefinitionsClient(
             management or default_management(self._address),
             ca_file=self._address.tls.ca_file if self._address.tls else None,
@@ -74,7 +207,7 @@ class RabbitTopology:
         self._channel: Channel | None = None
         self._turn = asyncio.Lock()
         self._prober = Prober(self._address)
-        self._newborn = Newborn()
+        self._newborn = YoungQueues()
         self._stack = AsyncExitStack()
 
     @property
@@ -108,7 +241,7 @@ class RabbitTopology:
             )
         return Version.parse(overview.rabbitmq_version)
 
-    async def read(self) -> Live:
+    async def read(self) -> LiveTopology:
         """Everything in the virtual host, by the management API."""
         version = await self.version()
         exchanges = await self._management.exchanges(self.vhost)
@@ -124,7 +257,7 @@ class RabbitTopology:
             if each.source and (each.destination_type != "queue" or each.destination in names)
         ]
         known = {policy.name: policy.definition for policy in policies}
-        return Live(
+        return LiveTopology(
             vhost=self.vhost,
             version=version,
             declared=topology(
@@ -230,7 +363,7 @@ class RabbitTopology:
         return reasons
 
 
-def default_management(address: Address) -> str:
+def default_management(address: BrokerUrl) -> str:
     """Where the management API usually is: on the same host, with the same login."""
     scheme, port = MANAGEMENT_PORTS[address.tls is not None]
     host = address.hosts[0][0]
@@ -238,7 +371,7 @@ def default_management(address: Address) -> str:
     return f"{scheme}://{login}@{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _exchange(info: ExchangeInfo, policy: dict[str, Any]) -> Exchange:
+def _exchange(info: ManagedExchange, policy: dict[str, Any]) -> Exchange:
     arguments = dict(info.arguments)
     if ALTERNATE in policy:
         arguments.setdefault(ALTERNATE, policy[ALTERNATE])
@@ -252,7 +385,7 @@ def _exchange(info: ExchangeInfo, policy: dict[str, Any]) -> Exchange:
     )
 
 
-def _queue(info: QueueInfo, policy: dict[str, Any]) -> Queue:
+def _queue(info: ManagedQueue, policy: dict[str, Any]) -> Queue:
     arguments = {key: value for key, value in info.arguments.items() if key != QUEUE_TYPE}
     return Queue(
         name=info.name,
@@ -263,7 +396,7 @@ def _queue(info: QueueInfo, policy: dict[str, Any]) -> Queue:
     )
 
 
-def _binding(info: BindingInfo) -> Binding:
+def _binding(info: ManagedBinding) -> Binding:
     return Binding(
         source=info.source,
         destination=info.destination,
@@ -273,7 +406,7 @@ def _binding(info: BindingInfo) -> Binding:
     )
 
 
-def _policy(info: PolicyInfo) -> Policy:
+def _policy(info: ManagedPolicy) -> Policy:
     return Policy(
         name=info.name,
         pattern=info.pattern,
@@ -283,7 +416,7 @@ def _policy(info: PolicyInfo) -> Policy:
     )
 
 
-def _state(info: QueueInfo) -> QueueState:
+def _state(info: ManagedQueue) -> QueueState:
     counts = [info.messages, info.messages_ready, info.messages_unacknowledged, info.messages_dlx]
     known = [count for count in counts if count is not None]
     return QueueState(

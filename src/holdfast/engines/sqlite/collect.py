@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
-from holdfast.core.collect import Header, Part, Range, SeriesStand, Transaction
+from holdfast.core.collect import Header, Part, Range, SeriesState, Transaction
 from holdfast.core.states import TransactionState
 from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one, open_writer, translated
 from holdfast.engines.sqlite.connection import transaction as one_commit
-from holdfast.engines.sqlite.folder import FolderLock
+from holdfast.engines.sqlite.storage import FolderLock
 from holdfast.errors import CannotStart, HoldfastError, StorageFailed
 from holdfast.ports.clock import Clock
-from holdfast.ports.collect import LeaseLost, LedgerLine, Put
+from holdfast.ports.collect import LeaseLost, LedgerLine, PartsStored
 
 T = TypeVar("T")
 
@@ -150,8 +150,8 @@ class SqliteCollectStore:
 
     # --- index ------------------------------------------------------------------------------------------------
 
-    async def put_parts(self, transaction: str, parts: Sequence[Part], *, fence: int) -> Put:
-        def work(db: apsw.Connection) -> Put:
+    async def put_parts(self, transaction: str, parts: Sequence[Part], *, fence: int) -> PartsStored:
+        def work(db: apsw.Connection) -> PartsStored:
             self._hold(db, transaction, fence)
             winners, counts, sizes = [], Counter[str](), Counter[str]()
             for part in parts:
@@ -168,12 +168,12 @@ class SqliteCollectStore:
                     db.execute(SQL["collect_insert_stray"], (transaction, part.path))
             for name, count in counts.items():
                 db.execute(SQL["collect_add_stored"], (transaction, name, count, sizes[name]))
-            return Put(winners=winners, stand=_stand(db, transaction))
+            return PartsStored(winners=winners, stand=_stand(db, transaction))
 
         return await self._write(work)
 
-    async def put_header(self, transaction: str, header: Header, *, fence: int) -> Mapping[str, SeriesStand]:
-        def work(db: apsw.Connection) -> Mapping[str, SeriesStand]:
+    async def put_header(self, transaction: str, header: Header, *, fence: int) -> Mapping[str, SeriesState]:
+        def work(db: apsw.Connection) -> Mapping[str, SeriesState]:
             self._hold(db, transaction, fence)
             db.execute(SQL["collect_put_header"], (transaction, header.series, header.count, header.series_count))
             return _stand(db, transaction)
@@ -187,7 +187,7 @@ class SqliteCollectStore:
 
         return await self._read(work)
 
-    async def stand(self, transaction: str) -> Mapping[str, SeriesStand]:
+    async def stand(self, transaction: str) -> Mapping[str, SeriesState]:
         return await self._read(lambda db: _stand(db, transaction))
 
     async def count(self, transaction: str) -> Mapping[str, tuple[int, int, int]]:
@@ -278,9 +278,9 @@ def _part(row: tuple[Any, ...]) -> Part:
     return Part(series=row[0], ordinal=row[1], path=row[2], size_bytes=row[3], sha256=row[4])
 
 
-def _stand(db: apsw.Connection, transaction: str) -> dict[str, SeriesStand]:
+def _stand(db: apsw.Connection, transaction: str) -> dict[str, SeriesState]:
     rows = fetch_all(db, "collect_select_series", (transaction,))
     return {
-        row[0]: SeriesStand(series=row[0], count=row[1], series_count=row[2], stored_count=row[3], stored_bytes=row[4])
+        row[0]: SeriesState(series=row[0], count=row[1], series_count=row[2], stored_count=row[3], stored_bytes=row[4])
         for row in rows
     }

@@ -13,8 +13,8 @@ from typing import Any
 
 import apsw
 
-from holdfast.engines.sql_files import migrated_kinds, migrations, statements
 from holdfast.errors import StorageFailed, Unstorable
+from holdfast.ports.database import migrated_kinds, migrations, statements
 from holdfast.proof import crash_point
 
 PACKAGE = "holdfast.engines.sqlite"

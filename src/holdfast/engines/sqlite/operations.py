@@ -2,25 +2,39 @@
 
 Counts of the partitions are changed in memory beside the rows; `shelves.py` writes them in the same transaction, and
 reads them anew after a failure.
+
+Many items in few statements.
+
+Python's lock is let go and taken again for every statement, not for every row: beside a busy event loop each taking is
+a wait, and a row of its own each time made a commit of thousands of items mostly that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import apsw
 
-from holdfast.core.item import ExtendedItem, Item, LeasedItem, NewItem
-from holdfast.core.item_id import SEQUENCE_BITS, SEQUENCE_MAX
-from holdfast.core.lifecycle import REASON_MAX_ATTEMPTS, REASON_REJECTED, is_scheduled, is_used_up
+from holdfast.core.item import (
+    REASON_MAX_ATTEMPTS,
+    REASON_REJECTED,
+    SEQUENCE_BITS,
+    SEQUENCE_MAX,
+    ExtendedItem,
+    Item,
+    LeasedItem,
+    NewItem,
+    is_scheduled,
+    is_used_up,
+)
 from holdfast.core.moments import microseconds, moment, moment_or_none
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one, json_list
-from holdfast.engines.sqlite.counts import NEVER_US, Moments, Partition
-from holdfast.engines.sqlite.deaths import Deaths
-from holdfast.engines.sqlite.inserting import insert_items
-from holdfast.ports.queues import (
+from holdfast.engines.sqlite.lifecycle import Deaths
+from holdfast.engines.sqlite.partition import NEVER_US, Moments, SqlitePartition
+from holdfast.ports.queue_store import (
     Arrive,
     Clear,
     Complete,
@@ -31,39 +45,78 @@ from holdfast.ports.queues import (
     Extend,
     Extended,
     Forget,
+    IdsRefused,
     Import,
     Imported,
-    Lease,
-    Leased,
+    LeasedItems,
+    LeaseItems,
     Operation,
     Produce,
     Produced,
-    Redrive,
-    Redriven,
-    Refused,
     Release,
     Remove,
     Result,
-    Retry,
+    RetryItems,
     Revive,
+    SendBack,
+    SentBack,
 )
+
+if TYPE_CHECKING:
+    from holdfast.core.item import NewItem
+
+
+#: So many rows have a statement of their own, which stays compiled; any number is a sum of few of these.
+ROWS_COUNTS = (500, 200, 100, 50, 20, 10, 5, 2, 1)
+
+
+def insert_items(connection: apsw.Connection, first_row_id: int, items: Sequence[NewItem]) -> None:
+    """Insert items that have no story, under row ids that rise by one."""
+    if len(items) == 1:
+        (one,) = items
+        connection.execute(SQL["insert_item"], (first_row_id, one.kind, one.encoding, one.reference, one.payload))
+        return
+    for item in items:
+        if item.kind or item.encoding or item.reference:
+            _insert_whole(connection, first_row_id, items)
+            return
+    # Payloads alone are one array, bound as one value: a single statement, however many there are.
+    payloads = apsw.carray(tuple([item.payload for item in items]))
+    connection.execute(SQL["insert_bare_items"], (first_row_id, payloads))
+
+
+def _insert_whole(connection: apsw.Connection, first_row_id: int, items: Sequence[NewItem]) -> None:
+    position, left = 0, len(items)
+    for count in ROWS_COUNTS:
+        while left >= count:
+            values: list[int | str | bytes] = [first_row_id + position]
+            for item in items[position : position + count]:
+                values += (item.kind, item.encoding, item.reference, item.payload)
+            connection.execute(_whole(count), values)
+            position += count
+            left -= count
+
+
+@cache
+def _whole(count: int) -> str:
+    return SQL["insert_items"] + ",".join(f"(?1+{n},?,?,?,?)" for n in range(count))
 
 
 class Operations:
     """Carries out operations on one file's connection."""
 
-    def __init__(self, connection: apsw.Connection, partitions: dict[int, Partition], moments: Moments) -> None:
+    def __init__(self, connection: apsw.Connection, partitions: dict[int, SqlitePartition], moments: Moments) -> None:
         self._db = connection
         self._partitions = partitions
         self._moments = moments
         self._deaths = Deaths(connection, moments)
         self._now_us = 0
-        self._verbs: dict[type, Callable[[Any, Partition], Result]] = {
+        self._verbs: dict[type, Callable[[Any, SqlitePartition], Result]] = {
             Produce: self._produce,
-            Lease: self._lease,
+            LeaseItems: self._lease,
             Release: self._release,
             Complete: self._complete,
-            Retry: self._retry,
+            RetryItems: self._retry,
             Extend: self._extend,
             Due: self._due,
             Import: self._import,
@@ -73,7 +126,7 @@ class Operations:
             Remove: self._remove,
             Revive: self._revive,
             Forget: self._forget,
-            Redrive: self._redrive,
+            SendBack: self._redrive,
         }
 
     def carry_out(self, operations: Sequence[Operation], now_us: int) -> list[Result]:
@@ -84,7 +137,7 @@ class Operations:
 
     # --- produce, import, arrive ------------------------------------------------------------------------------
 
-    def _produce(self, operation: Produce, partition: Partition) -> Produced:
+    def _produce(self, operation: Produce, partition: SqlitePartition) -> Produced:
         expire_at = self._now_us + operation.expire_timeout_us
         ids: list[str] = []
         plain: list[NewItem] = []
@@ -100,7 +153,7 @@ class Operations:
             ids.append(self._produce_one(item, partition, expire_at))
         return Produced(ids + self._append(partition, plain, expire_at))
 
-    def _append(self, partition: Partition, items: Sequence[NewItem], expire_at: int) -> list[str]:
+    def _append(self, partition: SqlitePartition, items: Sequence[NewItem], expire_at: int) -> list[str]:
         if not items:
             return []
         row_ids = partition.next_row_ids(self._now_us, len(items))
@@ -113,7 +166,7 @@ class Operations:
         partition.queued += len(items)
         return partition.ids_of(row_ids)
 
-    def _produce_one(self, item: NewItem, partition: Partition, expire_at: int) -> str:
+    def _produce_one(self, item: NewItem, partition: SqlitePartition, expire_at: int) -> str:
         known = self._known(item.dedupe_key)
         if known is not None:
             return known
@@ -134,7 +187,7 @@ class Operations:
         row = fetch_one(self._db, "find_dedupe_key", (dedupe_key,))
         return None if row is None else self._partitions[row[0] >> SEQUENCE_BITS].id_of(row[0])
 
-    def _place(self, partition: Partition, row_id: int, at_us: int, state: tuple[int, int, int]) -> None:
+    def _place(self, partition: SqlitePartition, row_id: int, at_us: int, state: tuple[int, int, int]) -> None:
         """Into the queue, or into the schedule; state is (created_at, expire_at, attempts)."""
         if is_scheduled(at_us, self._now_us):
             self._db.execute(SQL["insert_scheduled"], (row_id, *state, at_us))
@@ -145,7 +198,7 @@ class Operations:
             self._moments.expiry_us = min(self._moments.expiry_us, state[1])
             partition.queued += 1
 
-    def _import(self, operation: Import, partition: Partition) -> Imported:
+    def _import(self, operation: Import, partition: SqlitePartition) -> Imported:
         # One by one: an item of this request may be the one that a later item repeats.
         return Imported(
             [
@@ -158,7 +211,7 @@ class Operations:
     def _is_source_here(self, source_id: str) -> bool:
         return bool(source_id) and fetch_one(self._db, "find_source_id", (source_id,)) is not None
 
-    def _import_one(self, item: ImportedItem, partition: Partition, expire_timeout_us: int) -> Item:
+    def _import_one(self, item: ImportedItem, partition: SqlitePartition, expire_timeout_us: int) -> Item:
         row_id = partition.next_row_id(self._now_us)
         created_at = microseconds(item.created_at) if item.created_at else self._now_us
         expire_at = microseconds(item.expire_deadline) if item.expire_deadline else self._now_us + expire_timeout_us
@@ -198,7 +251,7 @@ class Operations:
             former_key=item.former_key,
         )
 
-    def _arrive(self, operation: Arrive, partition: Partition) -> Counted:
+    def _arrive(self, operation: Arrive, partition: SqlitePartition) -> Counted:
         count = 0
         for corpse in operation.items:
             # A new arrival is remembered; a repeat, whether its copy is still here or completed, is a no-op.
@@ -229,7 +282,7 @@ class Operations:
 
     # --- lease and settle -------------------------------------------------------------------------------------
 
-    def _lease(self, operation: Lease, partition: Partition) -> Leased:
+    def _lease(self, operation: LeaseItems, partition: SqlitePartition) -> LeasedItems:
         rules = operation.mortality
         now_us, until_us = self._now_us, self._now_us + operation.lease_timeout_us
         floor = -1 if rules.immortal else now_us
@@ -237,7 +290,7 @@ class Operations:
         span = (partition.first, partition.last, floor, ceiling, operation.count_max)
         rows = fetch_all(self._db, "select_ready", span)
         if not rows:
-            return Leased(())
+            return LeasedItems(())
         first, last = rows[0][0], rows[-1][0]
         self._db.execute(SQL["lease_ready"], (first, last, floor, ceiling, now_us, until_us))
         self._db.execute(SQL["delete_leased_from_ready"], (first, last, floor, ceiling))
@@ -245,7 +298,7 @@ class Operations:
         partition.queued -= len(rows)
         partition.leased += len(rows)
         deadline, suffix = moment(until_us), partition.suffix
-        return Leased(
+        return LeasedItems(
             [
                 LeasedItem(
                     f"{row_id & SEQUENCE_MAX:014x}{suffix}", attempts, deadline, payload, encoding, kind, reference
@@ -254,7 +307,7 @@ class Operations:
             ]
         )
 
-    def _release(self, operation: Release, partition: Partition) -> Counted:
+    def _release(self, operation: Release, partition: SqlitePartition) -> Counted:
         rows = [row for row in map(partition.row_of, operation.ids) if self._lease_of(row) is not None]
         self._db.executemany(SQL["release_lease"], [(row,) for row in rows])
         self._moments.read(self._db)
@@ -267,7 +320,7 @@ class Operations:
         row: tuple[int, int, int] | None = fetch_one(self._db, "find_lease", (row_id,))
         return row
 
-    def _complete(self, operation: Complete, partition: Partition) -> Result:
+    def _complete(self, operation: Complete, partition: SqlitePartition) -> Result:
         if len(operation.ids) == 1:
             return self._complete_one(operation.ids, partition)
         rows = json_list(partition.rows_of(operation.ids))
@@ -282,7 +335,7 @@ class Operations:
         partition.leased -= len(operation.ids)
         return Counted(len(operation.ids))
 
-    def _complete_one(self, ids: Sequence[str], partition: Partition) -> Result:
+    def _complete_one(self, ids: Sequence[str], partition: SqlitePartition) -> Result:
         row = (partition.row_of(ids[0]),)
         self._db.execute(SQL["delete_lease"], row)
         if not self._db.changes():
@@ -291,7 +344,7 @@ class Operations:
         partition.leased -= 1
         return Counted(1)
 
-    def _refused(self, ids: Sequence[str], partition: Partition) -> Refused:
+    def _refused(self, ids: Sequence[str], partition: SqlitePartition) -> IdsRefused:
         missing: list[str] = []
         unleased: list[str] = []
         for text in ids:
@@ -299,9 +352,9 @@ class Operations:
             if self._lease_of(row_id) is None:
                 known = fetch_one(self._db, "find_ready", (row_id,)) is not None
                 (unleased if known else missing).append(text)
-        return Refused(missing, unleased)
+        return IdsRefused(missing, unleased)
 
-    def _extend(self, operation: Extend, partition: Partition) -> Result:
+    def _extend(self, operation: Extend, partition: SqlitePartition) -> Result:
         rows = [partition.row_of(text) for text in operation.ids]
         if any(self._lease_of(row) is None for row in rows):
             return self._refused(operation.ids, partition)
@@ -310,7 +363,7 @@ class Operations:
         self._moments.due_us = min(self._moments.due_us, until_us)
         return Extended([ExtendedItem(text, moment(until_us)) for text in operation.ids])
 
-    def _retry(self, operation: Retry, partition: Partition) -> Result:
+    def _retry(self, operation: RetryItems, partition: SqlitePartition) -> Result:
         rules = operation.mortality
         rows = [partition.row_of(item.id) for item in operation.items]
         leases = [self._lease_of(row) for row in rows]
@@ -342,24 +395,24 @@ class Operations:
 
     # --- deadlines, deaths, deletions -------------------------------------------------------------------------
 
-    def _due(self, operation: Due, partition: Partition) -> Ended:
+    def _due(self, operation: Due, partition: SqlitePartition) -> Ended:
         return self._deaths.due(operation, partition)
 
-    def _remove(self, operation: Remove, partition: Partition) -> Counted:
+    def _remove(self, operation: Remove, partition: SqlitePartition) -> Counted:
         return self._deaths.remove(operation.ids, partition)
 
-    def _revive(self, operation: Revive, partition: Partition) -> Counted:
+    def _revive(self, operation: Revive, partition: SqlitePartition) -> Counted:
         return self._deaths.revive(operation.ids, partition)
 
-    def _forget(self, operation: Forget, partition: Partition) -> Counted:
+    def _forget(self, operation: Forget, partition: SqlitePartition) -> Counted:
         self._db.executemany(SQL["delete_arrival"], [(source_id,) for source_id in operation.source_ids])
         return Counted(len(operation.source_ids))
 
-    def _redrive(self, operation: Redrive, partition: Partition) -> Redriven:
+    def _redrive(self, operation: SendBack, partition: SqlitePartition) -> SentBack:
         return self._deaths.redrive(operation, partition)
 
-    def _delete(self, operation: Delete, partition: Partition) -> Counted:
+    def _delete(self, operation: Delete, partition: SqlitePartition) -> Counted:
         return self._deaths.delete(operation.ids, partition)
 
-    def _clear(self, operation: Clear, partition: Partition) -> Counted:
+    def _clear(self, operation: Clear, partition: SqlitePartition) -> Counted:
         return self._deaths.clear(operation, partition)

@@ -1,22 +1,230 @@
-"""A folder of SQLite files: `catalog.db`, and one file per queue, opened on use and closed when too many are open."""
+"""A folder of SQLite files: `catalog.db`, and one file per queue, opened on use and closed when too many are open.
+
+The folder of a SQLite storage: made if need be, and locked, so that two processes never write the same files.
+
+The catalog of a folder: which queues there are, and which files belong to them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
-from holdfast.core.queue import QueueRecord
-from holdfast.engines.sqlite.catalog import SqliteCatalog
-from holdfast.engines.sqlite.folder import FolderLock
-from holdfast.engines.sqlite.shelves import SqliteShelves
-from holdfast.errors import CannotStart, HoldfastError
+import apsw
+import msgspec
+
+from holdfast.core.item import QueueRecord
+from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one, open_writer, transaction, translated
+from holdfast.engines.sqlite.queue_store import SqliteQueueStore
+from holdfast.errors import CannotStart, HoldfastError, StorageFailed
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import Abilities
+from holdfast.ports.queue_store import LedgerEntry, RelatedQueues, StorageAbilities
+
+
+class FolderLock:
+    """An OS lock that ends with the process, however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._descriptor: int | None = None
+
+    def take(self) -> None:
+        """Make and lock the folder; raises CannotStart that names the process which holds it."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise CannotStart(
+                f"data folder cannot be used; '{self._folder}': {error.strerror}, choose another folder or mend it"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise CannotStart(
+                f"data folder is in use; '{self._folder}' is locked by process {holder}, stop it, choose another "
+                "folder, or use PostgreSQL to share queues between processes"
+            ) from error
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            os.close(descriptor)
+            raise CannotStart(
+                f"data folder cannot be written; '{self._folder}': {error.strerror}, free some space or mend it"
+            ) from error
+        self._descriptor = descriptor
+
+    def let_go(self) -> None:
+        """Unlock the folder."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(QueueRecord).decode
+
+
+class SqliteCatalog:
+    """`catalog.db`. Its connection is used by one thread at a time."""
+
+    def __init__(self, path: Path, *, clock: Clock, threads: Executor) -> None:
+        self._path = path
+        self._clock = clock
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._db: apsw.Connection | None = None
+        self._version = 0
+        self._made: set[int] = set()
+
+    def open(self) -> list[int]:
+        """Open the file, on the calling thread; returns the generations whose files may be removed."""
+        self._db = open_writer(self._path, kind="catalog", create=not self._path.exists())
+        files = fetch_all(self._db, "catalog_select_files")
+        self._made = {generation for generation, _ in files}
+        return [generation for generation, doomed in files if doomed]
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+
+    async def _do(self, work: Callable[[apsw.Connection], T]) -> T:
+        def run() -> T:
+            return self._locked(work)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, run)
+
+    def _locked(self, work: Callable[[apsw.Connection], T]) -> T:
+        with self._lock, translated(self._path):
+            if self._db is None:
+                raise StorageFailed("storage failed; the catalog is closed")
+            return work(self._db)
+
+    async def queues(self) -> Sequence[QueueRecord]:
+        rows = await self._do(lambda db: fetch_all(db, "catalog_select_queues"))
+        return [_record(row) for row in rows]
+
+    async def version(self) -> int:
+        return self._version
+
+    async def change(
+        self, name: str, *, dead_queue: str, decide: Callable[[RelatedQueues, int], QueueRecord]
+    ) -> QueueRecord:
+        def work(db: apsw.Connection) -> QueueRecord:
+            with transaction(db):
+                record = decide(_neighbours(db, name, dead_queue), self._clock.now_us())
+                text = _encode(record).decode()
+                if record.generation:
+                    db.execute(SQL["catalog_update_queue"], (record.generation, record.dead_queue, text))
+                    return record
+                db.execute(SQL["catalog_insert_queue"], (name, record.dead_queue, text))
+                return msgspec.structs.replace(record, generation=db.last_insert_rowid())
+
+        record = await self._do(work)
+        self._version += 1
+        return record
+
+    async def delete(self, name: str, *, decide: Callable[[RelatedQueues], QueueRecord], count: int) -> QueueRecord:
+        def work(db: apsw.Connection) -> QueueRecord:
+            with transaction(db):
+                record = decide(_neighbours(db, name, ""))
+                db.execute(SQL["catalog_delete_queue"], (record.generation,))
+                db.execute(SQL["catalog_doom_file"], (record.generation,))
+                entry = (self._clock.now_us(), "queue_deleted", name, "queues.delete", count)
+                db.execute(SQL["catalog_insert_ledger"], entry)
+            return record
+
+        record = await self._do(work)
+        self._version += 1
+        return record
+
+    async def keep(self, key: str, value: str) -> str:
+        def work(db: apsw.Connection) -> str:
+            with transaction(db):
+                db.execute(SQL["catalog_keep"], (key, value))
+            return str(fetch_one(db, "catalog_find_kept", (key,))[0])
+
+        return await self._do(work)
+
+    async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
+        rows = await self._do(lambda db: fetch_all(db, "catalog_select_ledger", (after, count_max)))
+        return [
+            LedgerEntry(
+                at_us=row[0],
+                action=row[1],
+                queue_name=row[2],
+                item_id=row[3],
+                reason=row[4],
+                count=row[5],
+                detail=row[6],
+            )
+            for row in rows
+        ]
+
+    # --- files: called from worker threads --------------------------------------------------------------------
+
+    def was_made(self, generation: int) -> bool:
+        """Whether the file of this queue has existed: then a missing one is a loss, not a beginning."""
+        return generation in self._made
+
+    def note_made(self, generation: int) -> None:
+        """The file of this queue exists now."""
+        if generation in self._made:
+            return
+
+        def work(db: apsw.Connection) -> None:
+            with transaction(db):
+                db.execute(SQL["catalog_insert_file"], (generation,))
+
+        self._locked(work)
+        self._made.add(generation)
+
+    def doom(self, generation: int) -> None:
+        """The file of this queue may be removed."""
+
+        def work(db: apsw.Connection) -> None:
+            with transaction(db):
+                db.execute(SQL["catalog_doom_file"], (generation,))
+
+        self._locked(work)
+
+    def forget(self, generation: int) -> None:
+        """The file of this queue has been removed."""
+
+        def work(db: apsw.Connection) -> None:
+            with transaction(db):
+                db.execute(SQL["catalog_forget_file"], (generation,))
+
+        self._locked(work)
+        self._made.discard(generation)
+
+
+def _record(row: tuple[int, str]) -> QueueRecord:
+    generation, text = row
+    return msgspec.structs.replace(_decode(text), generation=generation)
+
+
+def _neighbours(db: apsw.Connection, name: str, dead_queue: str) -> RelatedQueues:
+    current = fetch_one(db, "catalog_find_queue", (name,))
+    dead = fetch_one(db, "catalog_find_queue", (dead_queue,)) if dead_queue else None
+    sources = [row[0] for row in fetch_all(db, "catalog_select_sources", (name,))]
+    return RelatedQueues(_record(current) if current else None, _record(dead) if dead else None, sources)
+
 
 OPEN_FILES_COUNT_MAX = 200
 COMMIT_THREADS_COUNT_MAX = 4
@@ -25,7 +233,7 @@ COMMIT_THREADS_COUNT_MAX = 4
 class SqliteStorage:
     """Queues in a folder that belongs to this process alone."""
 
-    abilities = Abilities(shared=False, moves_in_one_commit=False, inline=True)
+    abilities = StorageAbilities(shared=False, moves_in_one_commit=False, inline=True)
 
     def __init__(self, folder: Path, *, clock: Clock, open_files_max: int = OPEN_FILES_COUNT_MAX) -> None:
         self.clock = clock
@@ -35,7 +243,7 @@ class SqliteStorage:
         self._lock = FolderLock(folder)
         self._catalog = SqliteCatalog(folder / "catalog.db", clock=clock, threads=self.threads)
         self._open_files_max = open_files_max
-        self._open: OrderedDict[SqliteShelves, None] = OrderedDict()
+        self._open: OrderedDict[SqliteQueueStore, None] = OrderedDict()
 
     async def open(self) -> None:
         self._lock.take()
@@ -61,8 +269,8 @@ class SqliteStorage:
     def catalog(self) -> SqliteCatalog:
         return self._catalog
 
-    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> SqliteShelves:
-        return SqliteShelves(self, record, partitions, self._path(record))
+    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> SqliteQueueStore:
+        return SqliteQueueStore(self, record, partitions, self._path(record))
 
     def _path(self, record: QueueRecord) -> Path:
         # The number alone names the file; the rest is for people who look into the folder.
@@ -95,16 +303,16 @@ class SqliteStorage:
         """The file of a queue exists now."""
         self._catalog.note_made(generation)
 
-    def used(self, shelves: SqliteShelves) -> None:
+    def used(self, shelves: SqliteQueueStore) -> None:
         """A file was just used."""
         self._open[shelves] = None
         self._open.move_to_end(shelves)
 
-    def closed(self, shelves: SqliteShelves) -> None:
+    def closed(self, shelves: SqliteQueueStore) -> None:
         """A file was closed."""
         self._open.pop(shelves, None)
 
-    async def make_room(self, shelves: SqliteShelves) -> None:
+    async def make_room(self, shelves: SqliteQueueStore) -> None:
         """A file is about to be used: close those unused for longest while too many are open."""
         self.used(shelves)
         while len(self._open) > self._open_files_max:

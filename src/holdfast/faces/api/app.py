@@ -13,18 +13,17 @@ from starlette.types import ASGIApp
 
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.faces.api.admin.routes import admin_routes
-from holdfast.faces.api.door import NAME_HERE, Door
+from holdfast.faces.api.authenticator import NAME_HERE, Authenticator
 from holdfast.faces.api.openapi import document
-from holdfast.faces.api.results import Opening
+from holdfast.faces.api.results import LazyCollector
 from holdfast.faces.api.results import routes as result_routes
 from holdfast.faces.api.verbs import Verbs, error_body
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
-from holdfast.services.sessions import Sessions
+from holdfast.services.vault.access import Sessions
 from holdfast.telemetry.events import emit
-from holdfast.telemetry.metrics import QueueGauge, Requests, render
-from holdfast.telemetry.vault_metrics import CaptureGauge, render_vault
-from holdfast.wiring_custody import Office
+from holdfast.telemetry.prometheus import CaptureGauge, QueueGauge, Requests, render, render_vault
+from holdfast.wiring import VaultApp
 
 BODY_BYTES_MAX: Mapping[str, int] = {"produce": 5_000_000, "import": 64_000_000, "other": 512_000}
 
@@ -35,14 +34,14 @@ def make_app(
     admin_token_hash: str | None,
     version: str,
     body_bytes_max: Mapping[str, int] = BODY_BYTES_MAX,
-    results: Opening | None = None,
-    office: Office | None = None,
+    results: LazyCollector | None = None,
+    office: VaultApp | None = None,
     name_here: str = NAME_HERE,
 ) -> ASGIApp:
     """The application over a service; without a token's hash it lets everybody on this machine in."""
     manager, requests = service.manager, Requests()
     door = (
-        Door(admin_token_hash, name_here=name_here)
+        Authenticator(admin_token_hash, name_here=name_here)
         if office is None
         else office_door(office, admin_token_hash, name_here)
     )
@@ -83,9 +82,9 @@ def make_app(
     )
 
 
-def office_door(office: Office, admin_token_hash: str | None, name_here: str) -> Door:
+def office_door(office: VaultApp, admin_token_hash: str | None, name_here: str) -> Authenticator:
     """The door of a server with a vault: its tokens, its sessions and its table of roles."""
-    return Door(
+    return Authenticator(
         admin_token_hash,
         tokens=office.tokens,
         sessions=Sessions(clock=office.custody.clock),
@@ -94,7 +93,7 @@ def office_door(office: Office, admin_token_hash: str | None, name_here: str) ->
     )
 
 
-async def letters_page(office: Office) -> str:
+async def letters_page(office: VaultApp) -> str:
     """What the vault tells Prometheus; nothing while it cannot be read, and the rest of the page is served."""
     try:
         tallies = await office.vault.ledger.tallies()
@@ -108,7 +107,7 @@ async def letters_page(office: Office) -> str:
     return render_vault({(one.queue, one.state): one.count for one in tallies}, office.vault.moves, captures)
 
 
-def standing_captures(office: Office) -> list[str]:
+def standing_captures(office: VaultApp) -> list[str]:
     """The captures that stand still, each with its reason."""
     found = [one for one in office.custody.captures() if one.state in ("waiting", "failed")]
     return [f"the capture of {one.queue} stands still: {one.why}" for one in found]

@@ -15,11 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from holdfast.core.collect_views import AbandonResultRequest, StartResultRequest
+from holdfast.core.requests.results import AbandonResultRequest, StartResultRequest
 from holdfast.errors import BadBody, HoldfastError, InternalError, Invalid
-from holdfast.faces.api.door import Door
-from holdfast.services.collect.results import LocalResults, Results
-from holdfast.services.collect.service import PAGE_COUNT_MAX, CollectService
+from holdfast.faces.api.authenticator import Authenticator
+from holdfast.services.collect.service import PAGE_COUNT_MAX, CollectService, LocalResults, Results
 from holdfast.telemetry.events import emit
 
 BODY_BYTES_MAX = 6_000_000
@@ -29,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class Opening:
+class LazyCollector:
     """A collector that is opened once, when somebody needs it. `close` ends it."""
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[CollectService]]) -> None:
@@ -59,7 +58,7 @@ class Opening:
                 await opened.__aexit__(None, None, None)
 
 
-def routes(opening: Opening, *, door: Door) -> list[Route]:
+def routes(opening: LazyCollector, *, door: Authenticator) -> list[Route]:
     """The routes below /v1/results."""
 
     def checked(handle: Callable[[Request, Results], Coroutine[Any, Any, Response]], need: str) -> Handler:

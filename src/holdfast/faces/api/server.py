@@ -20,18 +20,23 @@ from starlette.types import ASGIApp
 
 from holdfast.errors import CannotStart, HoldfastError
 from holdfast.faces.api.app import make_app
-from holdfast.faces.api.door import token_hash
-from holdfast.faces.api.results import Opening
-from holdfast.ports.queues import Catalog
+from holdfast.faces.api.authenticator import token_hash
+from holdfast.faces.api.results import LazyCollector
+from holdfast.ports.queue_store import Catalog
 from holdfast.ports.vault import Ledger
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
-from holdfast.settings import Address, Settings
-from holdfast.telemetry.events import emit
-from holdfast.telemetry.log import set_up_logging
-from holdfast.wiring import has_collector, open_collector, open_service
-from holdfast.wiring_custody import Office, office_at_work, open_office
-from holdfast.wiring_recover import Scheduled
+from holdfast.settings import ListenAddress, Settings
+from holdfast.telemetry.events import emit, set_up_logging
+from holdfast.wiring import (
+    ScheduledRecoveries,
+    VaultApp,
+    has_collector,
+    office_at_work,
+    open_collector,
+    open_office,
+    open_service,
+)
 
 TOKEN_KEY = "admin_token_sha256"  # noqa: S105 - the name under which the hash is kept
 STOP_TIMEOUT_S = 30
@@ -88,7 +93,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
 async def _serve(
     settings: Settings,
     service: QueueService,
-    office: Office,
+    office: VaultApp,
     listener: socket.socket,
     stop: asyncio.Event,
     *,
@@ -125,17 +130,17 @@ async def _serve(
         service.manager.stop()
 
 
-def _recoveries(settings: Settings, service: QueueService, office: Office) -> Scheduled:
+def _recoveries(settings: Settings, service: QueueService, office: VaultApp) -> ScheduledRecoveries:
     @asynccontextmanager
     async def ledger() -> AsyncIterator[Ledger]:
         yield office.vault.ledger
 
     broker = settings.broker.reveal() if settings.broker else None
-    return Scheduled(settings, queues=lambda: Queues(service), broker=broker, ledger=ledger)
+    return ScheduledRecoveries(settings, queues=lambda: Queues(service), broker=broker, ledger=ledger)
 
 
-def _results(settings: Settings, service: QueueService) -> Opening:
-    return Opening(
+def _results(settings: Settings, service: QueueService) -> LazyCollector:
+    return LazyCollector(
         lambda: open_collector(
             settings.storages[0].url,
             blobs=settings.blobs,
@@ -145,7 +150,7 @@ def _results(settings: Settings, service: QueueService) -> Opening:
     )
 
 
-async def _resume(results: Opening, settings: Settings) -> None:
+async def _resume(results: LazyCollector, settings: Settings) -> None:
     """Open the collector now where transactions may be waiting for it."""
     if settings.blobs or has_collector(settings.storages[0].url):
         try:
@@ -187,7 +192,7 @@ async def _serving(app: ASGIApp, listener: socket.socket, settings: Settings) ->
         await serving
 
 
-def _listen(address: Address) -> socket.socket:
+def _listen(address: ListenAddress) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:

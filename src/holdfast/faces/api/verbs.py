@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import msgspec
 
-from holdfast.core.verbs import VERBS, ErrorReply, LeaseReply, LeaseRequest, Request
+from holdfast.core.requests.queue import VERBS, ErrorReply, LeaseReply, LeaseRequest, Request
 from holdfast.errors import BadBody, Forbidden, HoldfastError, InternalError, Invalid, UnknownMethod
-from holdfast.faces.api.door import Door
+from holdfast.faces.api.authenticator import Authenticator
 from holdfast.services.queue.service import QueueService
 from holdfast.telemetry.events import emit
-from holdfast.telemetry.metrics import Requests
+from holdfast.telemetry.prometheus import Requests
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -37,7 +37,7 @@ class Verbs:
     """The verbs of the queue service over HTTP."""
 
     def __init__(
-        self, service: QueueService, *, door: Door, body_bytes_max: Mapping[str, int], requests: Requests
+        self, service: QueueService, *, door: Authenticator, body_bytes_max: Mapping[str, int], requests: Requests
     ) -> None:
         self._service = service
         self._door = door

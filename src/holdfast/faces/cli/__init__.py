@@ -28,7 +28,7 @@ from holdfast.faces.cli import (
     watch,
 )
 from holdfast.faces.cli.app import app
-from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode, report
+from holdfast.faces.cli.context import BadUsage, CommandFailed, ExitCode, report
 from holdfast.faces.cli.help import for_people
 from holdfast.faces.cli.output import forget_stdout
 

@@ -17,9 +17,8 @@ import msgspec
 import typer
 
 from holdfast.errors import Forbidden, HoldfastError, Unauthorized, Unreachable
-from holdfast.faces.cli import checks
-from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
-from holdfast.faces.cli.session import Session
+from holdfast.faces.cli import command as checks
+from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
 
 if TYPE_CHECKING:  # it takes a tenth of a second, which `--help` need not wait for
     import httpx2
@@ -99,7 +98,7 @@ def _error(answer: httpx2.Response) -> HoldfastError:
 
 
 @asynccontextmanager
-async def open_admin(session: Session) -> AsyncIterator[Admin]:
+async def open_admin(session: CommandContext) -> AsyncIterator[Admin]:
     """Custody at --url. Raises CannotStart."""
     import httpx2
 
@@ -115,9 +114,8 @@ async def open_admin(session: Session) -> AsyncIterator[Admin]:
     if scheme in {"amqp", "amqps"}:
         raise BadUsage("letters are kept in a vault; --url names its storage or server, HOLDFAST_BROKER_URL the broker")
     from holdfast.faces.api.app import make_app
-    from holdfast.services.queue.methods import Queues
-    from holdfast.wiring import open_service
-    from holdfast.wiring_custody import open_office
+    from holdfast.services.queue.queues import Queues
+    from holdfast.wiring import open_office, open_service
 
     storages = {storage.name: storage.url for storage in session.settings.storages}
     async with open_service(storages) as service, open_office(session.settings, Queues(service)) as office:
@@ -167,7 +165,7 @@ def filtered(body: Filtered) -> Filtered:
     """Give a command the options of FILTERS; its second parameter gets what was set."""
     session, _filters, *own = inspect.signature(body, eval_str=True).parameters.values()
 
-    async def run(given_session: Session, **given: Any) -> ExitCode | None:
+    async def run(given_session: CommandContext, **given: Any) -> ExitCode | None:
         filters = {name: given.pop(name) for name in FILTERS}
         _check_filters(filters)
         name, _, value = filters["header"].partition("=")

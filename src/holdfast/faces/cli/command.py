@@ -1,24 +1,74 @@
 """How a command is made: an async function whose first parameter is the Session; the shared options come by themselves.
 
 This is the place where the command line enters asyncio, on the loop that the server has too.
+
+Moments as people type them: RFC 3339, or `+10m` from now.
+
+What a command checks before it begins. A mistake in what was typed is bad usage, whatever the command.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 import typer
 import uvloop
 from rich.markup import escape
 
-from holdfast.errors import HoldfastError
-from holdfast.faces.cli.failures import ExitCode, one_line, report
-from holdfast.faces.cli.output import forget_stdout
-from holdfast.faces.cli.session import Session
+from holdfast.core.moments import parse_duration
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode, report
+from holdfast.faces.cli.output import forget_stdout, one_line
+
+
+def parse_moment(text: str, *, option: str) -> datetime:
+    """The moment that was meant; raises BadUsage."""
+    if text.startswith("+"):
+        delay_us = parse_duration(duration(text[1:], option=option), what=option)
+        return datetime.now(UTC) + timedelta(microseconds=delay_us)
+    try:
+        at = msgspec.convert(text, datetime)
+    except msgspec.ValidationError as error:
+        raise BadUsage(f"{option} is invalid; '{text}' is no moment, use 2030-01-31T08:00:00Z or +10m") from error
+    if at.tzinfo is None:
+        raise BadUsage(f"{option} is invalid; '{text}' has no time zone, end it with Z for UTC")
+    return at
+
+
+def duration(text: str, *, option: str) -> str:
+    """The text, when it is a duration; raises BadUsage."""
+    try:
+        parse_duration(text, what=option)
+    except Invalid as error:
+        raise BadUsage(error.message) from error
+    return text
+
+
+def one_of(text: str, allowed: Iterable[str], *, option: str) -> str:
+    """The text, when it is one of these; raises BadUsage, which lists them."""
+    words = list(allowed)
+    if text not in words:
+        raise BadUsage(f"{option} is invalid; '{text}' is none of {', '.join(words)}")
+    return text
+
+
+def read_file(path: Path, *, bytes_max: int) -> bytes:
+    """What a file holds; raises BadUsage when it cannot be read or is too large."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(bytes_max + 1)
+    except OSError as error:
+        raise BadUsage(f"file cannot be read; '{path}': {error.strerror or error}") from error
+    if len(data) > bytes_max:
+        raise BadUsage(f"file is too large; '{path}' has more than {bytes_max} bytes")
+    return data
+
 
 Body = Callable[..., Coroutine[Any, Any, ExitCode | None]]
 B = TypeVar("B", bound=Body)
@@ -74,7 +124,7 @@ def command(
         def run(**given: Any) -> int:
             options = {key: value for key, value in given.items() if key in names}
             arguments = {key: value for key, value in given.items() if key not in names}
-            return run_body(body, Session(**options), arguments)
+            return run_body(body, CommandContext(**options), arguments)
 
         parameters = [parameter.replace(kind=_KEYWORD) for parameter in own] + list(shared)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
@@ -86,7 +136,7 @@ def command(
     return register
 
 
-def run_body(body: Body, session: Session, arguments: dict[str, Any]) -> int:
+def run_body(body: Body, session: CommandContext, arguments: dict[str, Any]) -> int:
     """Run a command to its end; errors of ours are reported here."""
     _say_warnings(as_json=session.as_json)
     try:
@@ -104,7 +154,7 @@ def run_body(body: Body, session: Session, arguments: dict[str, Any]) -> int:
         return report(_first(ours), as_json=session.as_json, server=_server(session))
 
 
-def _server(session: Session) -> str:
+def _server(session: CommandContext) -> str:
     """Where a server of these settings would be; nowhere when they cannot be read."""
     try:
         return session.server

@@ -10,8 +10,8 @@ import typer
 from holdfast.errors import CannotStart
 from holdfast.faces.cli.app import config as app
 from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, Url, command
+from holdfast.faces.cli.context import CommandContext
 from holdfast.faces.cli.output import add_row, table
-from holdfast.faces.cli.session import Session
 from holdfast.settings import check_serving, explain
 
 _SHARED = (
@@ -23,7 +23,7 @@ _SHARED = (
 
 @command(app, "show", example="holdfast config show --explain", shared=_SHARED)
 async def show(
-    session: Session,
+    session: CommandContext,
     explained: Annotated[
         bool, typer.Option("--explain", help="Say where each value came from and what it means.")
     ] = False,

@@ -10,18 +10,16 @@ import typer
 from holdfast.core.ledger import is_anchor
 from holdfast.faces.cli.admin import LIST_COUNT_DEFAULT, open_admin, quoted
 from holdfast.faces.cli.app import app, groups, ledger, tokens
-from holdfast.faces.cli.checks import duration, one_of
-from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
+from holdfast.faces.cli.command import command, duration, one_of
+from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
 from holdfast.faces.cli.output import filled_table, plural
-from holdfast.faces.cli.session import Session
 
 Limit = Annotated[int, typer.Option(help="At most so many.", min=1, max=1_000)]
 
 
 @command(app, "capture", example="holdfast capture orders.dlq\nholdfast capture orders.dlq --continuous")
 async def capture(
-    session: Session,
+    session: CommandContext,
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A dead-letter queue.", show_default=False)],
     limit: Annotated[int, typer.Option(help="At most so many letters.", min=1, max=1_000_000)] = 100_000,
     continuous: Annotated[
@@ -45,7 +43,7 @@ async def capture(
     return ExitCode.PARTLY_DONE if done["failed_imports"] or done["not_acked"] else ExitCode.DONE
 
 
-def _without_broker(session: Session, error: CommandFailed) -> CommandFailed:
+def _without_broker(session: CommandContext, error: CommandFailed) -> CommandFailed:
     """A queue that is unknown may be one of a broker that nobody told us of."""
     is_here = urlsplit(session.settings.storages[0].url).scheme not in {"http", "https"}
     if is_here and session.settings.broker is None and error.message.startswith("queue is unknown"):
@@ -58,7 +56,7 @@ def _without_broker(session: Session, error: CommandFailed) -> CommandFailed:
 
 @command(groups, "list", example="holdfast groups list --status open")
 async def list_groups(
-    session: Session,
+    session: CommandContext,
     status: Annotated[str, typer.Option(help="open, resolved, ignored or regressed.", show_default=False)] = "",
     limit: Limit = LIST_COUNT_DEFAULT,
 ) -> None:
@@ -76,7 +74,7 @@ async def list_groups(
 
 @command(groups, "change", example="holdfast groups change 3f2a9c0d1e4b5a68 --status resolved --note 'fixed in 1.4'")
 async def change_group(
-    session: Session,
+    session: CommandContext,
     key: Annotated[str, typer.Argument(metavar="KEY", help="The key of the group.", show_default=False)],
     status: Annotated[str | None, typer.Option(help="open, resolved or ignored.", show_default=False)] = None,
     note: Annotated[str | None, typer.Option(help="What is known about it.", show_default=False)] = None,
@@ -93,7 +91,7 @@ async def change_group(
 
 @command(tokens, "create", example="holdfast token create ci --role operator --expires-in 720h --queue 'orders.*'")
 async def create_token(
-    session: Session,
+    session: CommandContext,
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it is called.", show_default=False)],
     role: Annotated[str, typer.Option(help="viewer, operator or admin.")] = "viewer",
     expires_in: Annotated[str, typer.Option(help="For how long it is valid; for ever if left out.")] = "",
@@ -110,7 +108,7 @@ async def create_token(
 
 
 @command(tokens, "list", example="holdfast token list")
-async def list_tokens(session: Session) -> None:
+async def list_tokens(session: CommandContext) -> None:
     """List API tokens, without the tokens themselves."""
     async with open_admin(session) as admin:
         found = await admin.get("/admin/tokens")
@@ -122,7 +120,7 @@ async def list_tokens(session: Session) -> None:
 
 @command(tokens, "revoke", example="holdfast token revoke ci")
 async def revoke_token(
-    session: Session, name: Annotated[str, typer.Argument(metavar="NAME", help="Which one.", show_default=False)]
+    session: CommandContext, name: Annotated[str, typer.Argument(metavar="NAME", help="Which one.", show_default=False)]
 ) -> None:
     """Revoke an API token, at once."""
     async with open_admin(session) as admin:
@@ -133,7 +131,7 @@ async def revoke_token(
 
 @command(ledger, "show", example="holdfast ledger show --limit 100")
 async def show_ledger(
-    session: Session,
+    session: CommandContext,
     limit: Limit = LIST_COUNT_DEFAULT,
     cursor: Annotated[str, typer.Option(help="Where the page before ended.", show_default=False)] = "",
 ) -> None:
@@ -150,7 +148,7 @@ async def show_ledger(
 
 
 @command(ledger, "head", example="holdfast ledger head >> somewhere-else.txt")
-async def head(session: Session) -> None:
+async def head(session: CommandContext) -> None:
     """Print the anchor of the chain. Kept elsewhere, it makes a tail that was cut off visible."""
     async with open_admin(session) as admin:
         found = await admin.get("/admin/ledger/head")
@@ -160,7 +158,7 @@ async def head(session: Session) -> None:
 
 @command(ledger, "verify", example="holdfast ledger verify --anchor 1234:9f3c…")
 async def verify(
-    session: Session,
+    session: CommandContext,
     anchor: Annotated[str, typer.Option(help="A head that was noted before.", show_default=False)] = "",
 ) -> ExitCode:
     """Walk the whole chain; exit code 1 names the first row that was changed, removed or inserted."""
@@ -174,7 +172,7 @@ async def verify(
 
 
 @command(app, "balance", example="holdfast balance || echo 'the ledger and the vault differ'")
-async def balance(session: Session) -> ExitCode:
+async def balance(session: CommandContext) -> ExitCode:
     """Count letters by queue and state, from the ledger and from the vault; exit code 1 when they differ."""
     async with open_admin(session) as admin:
         found = await admin.get("/admin/balance")

@@ -9,16 +9,15 @@ import typer
 
 from holdfast.core.checks import BATCH_COUNT_MAX
 from holdfast.core.item import Item
-from holdfast.core.verbs import CodeReply
+from holdfast.core.requests.queue import CodeReply
 from holdfast.errors import Invalid, QueueMissing
 from holdfast.faces.cli.app import items as app
 from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import CommandFailed, ExitCode
+from holdfast.faces.cli.context import CommandContext, CommandFailed, ExitCode
 from holdfast.faces.cli.leases import Ids, in_batches
 from holdfast.faces.cli.output import filled_table, plural, preview
 from holdfast.faces.cli.queues import Name
-from holdfast.faces.cli.session import Session
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 
 PAGE_COUNT_FIRST = 50
 PAGE_COUNT_MIN = 2
@@ -37,7 +36,7 @@ Scheduled = Annotated[bool, typer.Option("--scheduled", help="The scheduled item
     app, "list", example="holdfast queue items list orders --limit 20\nholdfast queue items list orders-dead --json"
 )
 async def list_items(
-    session: Session,
+    session: CommandContext,
     name: Name,
     partition: OnePartition = None,
     scheduled: Scheduled = False,
@@ -74,7 +73,7 @@ def _row(partition: int, item: Item, *, scheduled: bool) -> tuple[object, ...]:
 
 @command(app, "delete", example="holdfast queue items delete orders 0632c2f0b0a4d1-1-0")
 async def delete_items(
-    session: Session,
+    session: CommandContext,
     name: Name,
     ids: Ids,
     partition: Annotated[int, typer.Option(help="The partition that they are in.")] = 0,

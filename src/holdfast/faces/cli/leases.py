@@ -11,17 +11,15 @@ import typer
 
 from holdfast.core.checks import BATCH_COUNT_MAX
 from holdfast.core.item import ExtendedItem, RetryItem
-from holdfast.core.verbs import CodeReply, ExtendReply
+from holdfast.core.requests.queue import CodeReply, ExtendReply
 from holdfast.errors import HoldfastError, NothingToLease
-from holdfast.faces.cli import checks
+from holdfast.faces.cli import command as checks
 from holdfast.faces.cli.app import queue as app
-from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import CommandFailed, partly_done
-from holdfast.faces.cli.moments import parse_moment
+from holdfast.faces.cli.command import command, parse_moment
+from holdfast.faces.cli.context import CommandContext, CommandFailed, partly_done
 from holdfast.faces.cli.output import add_row, filled_table, plural, table
 from holdfast.faces.cli.queues import Name
-from holdfast.faces.cli.session import Session
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 
 ARRIVE_TIMEOUT_S = 2.0
 ARRIVE_POLL_S = 0.02
@@ -32,7 +30,7 @@ Partition = Annotated[int, typer.Option(help="The partition, as 'queue lease' sh
 
 @command(app, "lease", example="holdfast queue lease orders --batch-size 10 --timeout 5s")
 async def lease(
-    session: Session,
+    session: CommandContext,
     name: Name,
     batch_size: Annotated[int, typer.Option(help="At most so many items, 1 to 1000.")] = 1,
     timeout: Annotated[str, typer.Option(help="How long to wait for the first one, 10ms to 15m.")] = "30s",
@@ -67,7 +65,7 @@ def _paused(name: str) -> CommandFailed:
 
 
 @command(app, "complete", example="holdfast queue complete orders 0632c2f0b0a4d1-1-0 --partition 0")
-async def complete(session: Session, name: Name, ids: Ids, partition: Partition = 0) -> None:
+async def complete(session: CommandContext, name: Name, ids: Ids, partition: Partition = 0) -> None:
     """Finish leased items: they are done and leave the queue. All of them, or none."""
     async with session.open() as queues:
 
@@ -86,7 +84,7 @@ async def complete(session: Session, name: Name, ids: Ids, partition: Partition 
     "holdfast queue retry orders 0632c2f0b0a4d1-1-0 --dead --reason 'unknown customer'",
 )
 async def retry(
-    session: Session,
+    session: CommandContext,
     name: Name,
     ids: Ids,
     partition: Partition = 0,
@@ -122,7 +120,7 @@ async def _let_arrive(queues: Queues, name: str) -> None:
 
 @command(app, "extend", example="holdfast queue extend orders 0632c2f0b0a4d1-1-0 --lease-timeout 10m")
 async def extend(
-    session: Session,
+    session: CommandContext,
     name: Name,
     ids: Ids,
     partition: Partition = 0,

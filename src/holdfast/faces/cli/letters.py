@@ -13,11 +13,9 @@ import typer
 
 from holdfast.faces.cli.admin import LIST_COUNT_DEFAULT, Admin, as_selection, filtered, open_admin
 from holdfast.faces.cli.app import letters as app
-from holdfast.faces.cli.checks import read_file
-from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import BadUsage, ExitCode
+from holdfast.faces.cli.command import command, read_file
+from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode
 from holdfast.faces.cli.output import Output, filled_table, plural
-from holdfast.faces.cli.session import Session
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 PAGE_COUNT_MAX = 1_000
@@ -31,14 +29,14 @@ Reason = Annotated[str, typer.Option(help="Why, for the ledger.", show_default=F
 
 @command(app, "list", example="holdfast letters list --queue orders.dlq --state captured --limit 20")
 @filtered
-async def list_letters(session: Session, filters: dict[str, str], limit: Limit = LIST_COUNT_DEFAULT) -> None:
+async def list_letters(session: CommandContext, filters: dict[str, str], limit: Limit = LIST_COUNT_DEFAULT) -> None:
     """List letters, newest first; all of the given conditions must fit."""
     await _list(session, filters, limit)
 
 
 @command(app, "search", example="holdfast letters search 'payment refused'")
 async def search(
-    session: Session,
+    session: CommandContext,
     words: Annotated[str, typer.Argument(metavar="WORDS", help="All of them must be there.", show_default=False)],
     limit: Limit = LIST_COUNT_DEFAULT,
 ) -> None:
@@ -46,7 +44,7 @@ async def search(
     await _list(session, {"text": words}, limit)
 
 
-async def _list(session: Session, filters: dict[str, str], limit: int) -> None:
+async def _list(session: CommandContext, filters: dict[str, str], limit: int) -> None:
     found: list[dict[str, Any]] = []
     async with open_admin(session) as admin:
         cursor = ""
@@ -65,7 +63,7 @@ async def _list(session: Session, filters: dict[str, str], limit: int) -> None:
 
 @command(app, "show", example="holdfast letters show 42\nholdfast letters show 42 --body > body.bin")
 async def show(
-    session: Session,
+    session: CommandContext,
     letter: Id,
     body: Annotated[bool, typer.Option("--body", help="Write the bytes of its body, and nothing else.")] = False,
 ) -> None:
@@ -100,7 +98,7 @@ def _show_letter(out: Output, found: dict[str, Any]) -> None:
 
 @command(app, "edit", example="holdfast letters edit 42 --revision 0 --body-file mended.json --set tenant=7")
 async def edit(
-    session: Session,
+    session: CommandContext,
     letter: Id,
     revision: Annotated[int, typer.Option(help="The newest revision that you have seen; 0 is the original.", min=0)],
     body_file: Annotated[Path | None, typer.Option(help="A file with the new body.", show_default=False)] = None,
@@ -133,7 +131,7 @@ def _header(text: str) -> tuple[str, object]:
 
 
 @command(app, "diff", example="holdfast letters diff 42")
-async def diff(session: Session, letter: Id) -> None:
+async def diff(session: CommandContext, letter: Id) -> None:
     """Show what the newest revision changes against the original."""
     async with open_admin(session) as admin:
         original = await admin.raw(f"/admin/letters/{letter}/body", original=True)
@@ -160,7 +158,7 @@ async def diff(session: Session, letter: Id) -> None:
 
 def _action(word: str, state: str) -> None:
     async def act(
-        session: Session,
+        session: CommandContext,
         filters: dict[str, str],
         count: Annotated[
             int | None, typer.Option(help="How many letters you expect; without it they are only counted.", min=0)
@@ -190,7 +188,7 @@ def _action(word: str, state: str) -> None:
     command(app, word, example=example)(filtered(act))
 
 
-async def _only_counted(session: Session, admin: Admin, filters: dict[str, str], word: str) -> ExitCode:
+async def _only_counted(session: CommandContext, admin: Admin, filters: dict[str, str], word: str) -> ExitCode:
     page = await admin.get("/admin/letters", **filters, limit=1)
     session.out.document({"count": page["count"], "count_is_exact": page["count_is_exact"], "done": False})
     if not page["count"]:
@@ -212,7 +210,7 @@ for _word, _state in ACTIONS.items():
 
 @command(app, "export", example="holdfast letters export --queue orders.dlq > letters.jsonl")
 @filtered
-async def export(session: Session, filters: dict[str, str]) -> None:
+async def export(session: CommandContext, filters: dict[str, str]) -> None:
     """Write letters as JSON Lines, byte for byte: bodies and raw properties are base64."""
     async with open_admin(session) as admin:
         async for line in admin.lines("/admin/export", **filters):

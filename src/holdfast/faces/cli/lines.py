@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.core.checks import BATCH_COUNT_MAX
 from holdfast.errors import HoldfastError, Unreachable
-from holdfast.faces.cli.failures import BadUsage, CommandFailed, partly_done
+from holdfast.faces.cli.context import BadUsage, CommandFailed, partly_done
 from holdfast.faces.cli.output import plural
 from holdfast.faces.cli.progress import Meter
 
@@ -31,7 +31,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 T = TypeVar("T")
 
 
-class Line(NamedTuple):
+class InputLine(NamedTuple):
     """A line without its end; numbers begin with 1."""
 
     number: int
@@ -39,7 +39,7 @@ class Line(NamedTuple):
 
 
 @dataclass
-class Batch(Generic[T]):
+class LineBatch(Generic[T]):
     """Items that go in one request, and the lines that they came from."""
 
     items: list[T] = field(default_factory=list)
@@ -107,7 +107,7 @@ async def counted(chunks: AsyncIterator[bytes], meter: Meter) -> AsyncIterator[b
         meter.advance(len(chunk))
 
 
-async def read_lines(chunks: AsyncIterator[bytes], *, from_line: int = 1) -> AsyncIterator[list[Line]]:
+async def read_lines(chunks: AsyncIterator[bytes], *, from_line: int = 1) -> AsyncIterator[list[InputLine]]:
     """The lines of each chunk, from `from_line` on; the last one need not end with a newline."""
     number = 0
     parts: list[bytes] = []
@@ -121,22 +121,22 @@ async def read_lines(chunks: AsyncIterator[bytes], *, from_line: int = 1) -> Asy
             continue
         *texts, rest = b"".join(parts).split(b"\n")
         parts, size = [rest], len(rest)
-        lines = [Line(number + index, text) for index, text in enumerate(texts, 1)]
+        lines = [InputLine(number + index, text) for index, text in enumerate(texts, 1)]
         number += len(texts)
         yield [line for line in lines if line.number >= from_line]
     if (text := b"".join(parts)) and number + 1 >= from_line:
-        yield [Line(number + 1, text)]
+        yield [InputLine(number + 1, text)]
 
 
 async def batches(
-    lines: AsyncIterator[list[Line]], parse: Callable[[Line], T | None], *, bytes_max: int
-) -> AsyncIterator[Batch[T]]:
+    lines: AsyncIterator[list[InputLine]], parse: Callable[[InputLine], T | None], *, bytes_max: int
+) -> AsyncIterator[LineBatch[T]]:
     """Parsed items in batches of up to a thousand and about `bytes_max`; `parse` answers None for a line to skip.
 
     Raises BadLine after the items before it have been handed out.
     """
     async for chunk in lines:
-        batch: Batch[T] = Batch()
+        batch: LineBatch[T] = LineBatch()
         for line in chunk:
             try:
                 item = parse(line)
@@ -151,7 +151,7 @@ async def batches(
                 len(batch.items) == BATCH_COUNT_MAX or batch.byte_count + 2 * len(line.text) > bytes_max
             ):
                 yield batch
-                batch = Batch()
+                batch = LineBatch()
             batch.items.append(item)
             batch.first = batch.first or line.number
             batch.last = line.number
@@ -161,7 +161,7 @@ async def batches(
 
 
 async def send(
-    source: AsyncIterator[Batch[T]], call: Callable[[Batch[T]], Awaitable[None]], meter: Meter, *, done: str
+    source: AsyncIterator[LineBatch[T]], call: Callable[[LineBatch[T]], Awaitable[None]], meter: Meter, *, done: str
 ) -> int:
     """Send batch after batch; returns how many items. A failure says what was done before it and how to go on."""
     count = 0
@@ -179,11 +179,11 @@ async def send(
     return count
 
 
-def json_parser(kind: type[T]) -> Callable[[Line], T | None]:
+def json_parser(kind: type[T]) -> Callable[[InputLine], T | None]:
     """A parser for lines that are JSON objects of this type; empty lines are skipped."""
     decoder = msgspec.json.Decoder(kind)
 
-    def parse(line: Line) -> T | None:
+    def parse(line: InputLine) -> T | None:
         text = line.text
         if line.number == 1:
             text = text.removeprefix(BYTE_ORDER_MARK)
@@ -192,7 +192,7 @@ def json_parser(kind: type[T]) -> Callable[[Line], T | None]:
     return parse
 
 
-def _stopped(error: HoldfastError, batch: Batch[T], count: int, done: str) -> CommandFailed:
+def _stopped(error: HoldfastError, batch: LineBatch[T], count: int, done: str) -> CommandFailed:
     lines = f"line {batch.first}" if batch.first == batch.last else f"lines {batch.first} to {batch.last}"
     if isinstance(error, Unreachable):
         text = f"no answer for {lines}; {error.message}; {_so_far(count, done)}, {lines} may be {done} or not"

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from holdfast.core.item import NewItem
 from holdfast.faces.cli.app import queue as app
-from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import BadUsage
+from holdfast.faces.cli.command import command, parse_moment
+from holdfast.faces.cli.context import BadUsage, CommandContext
 from holdfast.faces.cli.lines import (
-    Batch,
-    Line,
+    InputLine,
+    LineBatch,
     batches,
     counted,
     json_parser,
@@ -25,14 +25,12 @@ from holdfast.faces.cli.lines import (
     read_lines,
     send,
 )
-from holdfast.faces.cli.moments import parse_moment
 from holdfast.faces.cli.output import plural
 from holdfast.faces.cli.progress import meter
 from holdfast.faces.cli.queues import Name
-from holdfast.faces.cli.session import Session
 
 #: Well below the 5 MB that a server takes by default.
-BATCH_BYTES_MAX = 3_000_000
+PRODUCE_BYTES_MAX = 3_000_000
 
 
 @command(
@@ -44,7 +42,7 @@ BATCH_BYTES_MAX = 3_000_000
     "tail -f app.log | holdfast queue produce log --raw",
 )
 async def produce(
-    session: Session,
+    session: CommandContext,
     name: Name,
     text: Annotated[
         str | None, typer.Argument(help="The payload of one item. Without it, JSON Lines are read.", show_default=False)
@@ -96,7 +94,7 @@ def _check_usage(text: str | None, *, file: Path | None, raw: bool, whole: bool,
         raise BadUsage('--dedupe-key is for one item; say "dedupe_key" in each line')
 
 
-async def _produce_one(session: Session, name: str, item: NewItem) -> int:
+async def _produce_one(session: CommandContext, name: str, item: NewItem) -> int:
     async with session.open() as queues:
         reply = await queues.queue_produce(name, [item])
     session.out.documents(reply.items)
@@ -104,7 +102,7 @@ async def _produce_one(session: Session, name: str, item: NewItem) -> int:
 
 
 async def _produce_lines(
-    session: Session, name: str, common: NewItem, file: Path | None, *, raw: bool, from_line: int
+    session: CommandContext, name: str, common: NewItem, file: Path | None, *, raw: bool, from_line: int
 ) -> int:
     descriptor, size = open_input(file)
     if os.isatty(descriptor):
@@ -112,26 +110,26 @@ async def _produce_lines(
     parse = _raw_parser(common) if raw else _with(common, json_parser(NewItem))
     async with session.open() as queues:
 
-        async def call(batch: Batch[NewItem]) -> None:
+        async def call(batch: LineBatch[NewItem]) -> None:
             reply = await queues.queue_produce(name, batch.items)
             session.out.documents(reply.items)
 
         with meter(f"producing to '{name}'", total=size, quiet=session.as_json) as bar:
             lines = read_lines(counted(read_chunks(descriptor), bar), from_line=from_line)
-            return await send(batches(lines, parse, bytes_max=BATCH_BYTES_MAX), call, bar, done="stored")
+            return await send(batches(lines, parse, bytes_max=PRODUCE_BYTES_MAX), call, bar, done="stored")
 
 
-def _raw_parser(common: NewItem) -> Callable[[Line], NewItem | None]:
+def _raw_parser(common: NewItem) -> Callable[[InputLine], NewItem | None]:
     return lambda line: replace(common, payload=line.text)
 
 
-def _with(common: NewItem, parse: Callable[[Line], NewItem | None]) -> Callable[[Line], NewItem | None]:
+def _with(common: NewItem, parse: Callable[[InputLine], NewItem | None]) -> Callable[[InputLine], NewItem | None]:
     """What a line does not say is taken from the options."""
     given = {key: value for key in ("kind", "encoding", "reference", "enqueue_at") if (value := getattr(common, key))}
     if not given:
         return parse
 
-    def parse_with(line: Line) -> NewItem | None:
+    def parse_with(line: InputLine) -> NewItem | None:
         item = parse(line)
         missing = {} if item is None else {key: value for key, value in given.items() if not getattr(item, key)}
         return replace(item, **missing) if item is not None and missing else item

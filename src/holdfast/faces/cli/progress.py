@@ -1,15 +1,30 @@
-"""A bar on stderr with count and rate, when somebody sits in front of it."""
+"""A bar on stderr with count and rate, when somebody sits in front of it.
+
+What a recovery shows while it runs: the sentences, and on a terminal a bar with rate and time left.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+import msgspec
+import typer
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-from holdfast.faces.cli.output import console, shown
+from holdfast.core.recovery import Summary
+from holdfast.faces.cli.output import console, one_line, shown
 
 
 class Meter:
@@ -60,3 +75,95 @@ def meter(what: str, *, total: int | None, quiet: bool) -> Iterator[Meter]:
     )
     with progress:
         yield _Bar(progress, what, total)
+
+
+Say = Callable[[str], None]
+OnProgress = Callable[[Summary], None]
+PROGRESS_STEP_S = 1.0
+
+
+class ProgressOutput(NamedTuple):
+    """Where a run says what: `urge` is for what is to be seen at once, on stderr."""
+
+    say: Say
+    on_progress: OnProgress
+    urge: Say
+
+
+@contextmanager
+def bar(as_json: bool, limit: int | None = None) -> Iterator[ProgressOutput]:
+    """Sentences go to stdout, as JSON lines to stderr; progress to a bar, or to stderr as JSON lines."""
+    if sys.stderr.isatty() and not as_json:
+        with _terminal(limit) as ways:
+            yield ways
+        return
+    yield ProgressOutput(_say_json if as_json else _say_text, _lines(), _say_json)
+
+
+def progress_of(summary: Summary, limit: int | None) -> tuple[int, int | None]:
+    """How many are done, and of how many (None while nobody knows). What --where leaves out counts toward no limit."""
+    done = summary.recovered + summary.kept + sum(addresses.total() for addresses in summary.planned.values())
+    if limit is None or limit >= summary.found:
+        return done, summary.found or None
+    return min(done - summary.filtered, limit), limit
+
+
+def _say_text(sentence: str) -> None:
+    typer.echo(one_line(sentence))
+
+
+def _say_json(sentence: str) -> None:
+    typer.echo(msgspec.json.encode({"message": sentence}), err=True)
+
+
+def _lines() -> OnProgress:
+    said_s = time.monotonic()
+
+    def on_progress(summary: Summary) -> None:
+        nonlocal said_s
+        if time.monotonic() - said_s < PROGRESS_STEP_S:
+            return
+        said_s = time.monotonic()
+        line = {
+            "event": "recovery.progress",
+            "queue": summary.dead_queue,
+            "found": summary.found,
+            "recovered": summary.recovered,
+            "failed": summary.failed,
+            "skipped": summary.skipped,
+        }
+        typer.echo(msgspec.json.encode(line), err=True)
+
+    return on_progress
+
+
+@contextmanager
+def _terminal(limit: int | None) -> Iterator[ProgressOutput]:
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}", markup=False),
+        TimeRemainingColumn(),
+        console=console(stderr=True),
+    )
+    began_s = time.monotonic()
+    drawn_s = 0.0
+    task = progress.add_task("Recovering", total=None, rate="")
+
+    def on_progress(summary: Summary) -> None:
+        nonlocal drawn_s
+        now_s = time.monotonic()
+        done, total = progress_of(summary, limit)
+        if now_s - drawn_s < 0.1 and (total is None or done < total):
+            return
+        drawn_s = now_s
+        rate = f"{shown(round(summary.recovered / max(0.001, now_s - began_s)))}/s"
+        progress.update(task, completed=done, total=total, rate=rate)
+
+    def say(sentence: str) -> None:
+        progress.console.print(one_line(sentence), markup=False, soft_wrap=True)  # commands in it can be copied
+
+    with progress:
+        yield ProgressOutput(say, on_progress, say)

@@ -10,15 +10,14 @@ from msgspec import UNSET, UnsetType
 from rich.table import Table
 
 from holdfast.core.checks import LIST_COUNT_DEFAULT
-from holdfast.core.queue import QueueInfo
-from holdfast.core.verbs import CodeReply, PartitionStats, StatsReply
-from holdfast.faces.cli import checks
+from holdfast.core.item import QueueInfo
+from holdfast.core.requests.queue import CodeReply, PartitionStats, StatsReply
+from holdfast.faces.cli import command as checks
 from holdfast.faces.cli.app import queue as app
 from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import BadUsage
+from holdfast.faces.cli.context import BadUsage, CommandContext
 from holdfast.faces.cli.output import add_row, filled_table, plural, readable, table
-from holdfast.faces.cli.session import Session
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", show_default=False)]
 
@@ -35,7 +34,7 @@ _RETENTION = "In a dead queue: how long an item is kept before it is deleted; fo
 
 @command(app, "create", example="holdfast queue create orders --max-attempts 5 --dead-queue orders-dead")
 async def create(
-    session: Session,
+    session: CommandContext,
     name: Name,
     lease_timeout: Annotated[str, typer.Option(help=_LEASE)] = "1m",
     expire_timeout: Annotated[str, typer.Option(help=_EXPIRE)] = "24h",
@@ -68,7 +67,7 @@ async def create(
     app, "update", example="holdfast queue update orders --max-attempts 3\nholdfast queue update orders --dead-queue ''"
 )
 async def update(
-    session: Session,
+    session: CommandContext,
     name: Name,
     lease_timeout: Annotated[str | None, typer.Option(help=_LEASE)] = None,
     expire_timeout: Annotated[str | None, typer.Option(help=_EXPIRE)] = None,
@@ -96,7 +95,7 @@ async def update(
 
 
 @command(app, "info", example="holdfast queue info orders")
-async def info(session: Session, name: Name) -> None:
+async def info(session: CommandContext, name: Name) -> None:
     """Show a queue's settings."""
     async with session.open() as queues:
         found = await queues.queues_info(name)
@@ -106,7 +105,7 @@ async def info(session: Session, name: Name) -> None:
 
 @command(app, "list", example="holdfast queue list\nholdfast queue list --json | jq -r .queue_name")
 async def list_queues(
-    session: Session,
+    session: CommandContext,
     pivot: Annotated[str, typer.Option(help="Begin with this name.", show_default=False)] = "",
     limit: Annotated[int, typer.Option(help="At most so many; 0 is all.", min=0)] = 0,
 ) -> None:
@@ -130,7 +129,7 @@ async def list_queues(
 
 @command(app, "delete", example="holdfast queue delete orders --force")
 async def delete(
-    session: Session,
+    session: CommandContext,
     name: Name,
     force: Annotated[bool, typer.Option("--force", help="Delete it with the items that are in it.")] = False,
 ) -> None:
@@ -142,7 +141,7 @@ async def delete(
 
 
 @command(app, "stats", example="holdfast queue stats orders")
-async def stats(session: Session, name: Name) -> None:
+async def stats(session: CommandContext, name: Name) -> None:
     """Count what waits, is leased, scheduled, dying and overdue, by partition."""
     async with session.open() as queues:
         reply = await queues.queue_stats(name)
@@ -157,7 +156,7 @@ async def stats(session: Session, name: Name) -> None:
 
 @command(app, "clear", example="holdfast queue clear orders --queue --scheduled")
 async def clear(
-    session: Session,
+    session: CommandContext,
     name: Name,
     queue: Annotated[bool, typer.Option("--queue", help="Delete the queued items.")] = False,
     scheduled: Annotated[bool, typer.Option("--scheduled", help="Delete the scheduled items.")] = False,
@@ -179,7 +178,7 @@ async def clear(
 
 
 @command(app, "pause", example="holdfast queue pause orders")
-async def pause(session: Session, name: Name) -> None:
+async def pause(session: CommandContext, name: Name) -> None:
     """Take items in and give none out, until resumed; a restart does not change that."""
     async with session.open() as queues:
         await queues.queue_pause(name)
@@ -188,7 +187,7 @@ async def pause(session: Session, name: Name) -> None:
 
 
 @command(app, "resume", example="holdfast queue resume orders")
-async def resume(session: Session, name: Name) -> None:
+async def resume(session: CommandContext, name: Name) -> None:
     """Give items out again."""
     async with session.open() as queues:
         await queues.queue_resume(name)
@@ -224,7 +223,7 @@ def _check_durations(**given: str | None) -> None:
         checks.duration(text or "", option=f"--{name.replace('_', '-')}")
 
 
-def _remark_deletion(session: Session, expire_timeout: str, max_attempts: int) -> None:
+def _remark_deletion(session: CommandContext, expire_timeout: str, max_attempts: int) -> None:
     """Without a dead queue a policy deletes: whoever sets it should know."""
     attempts = f", or leased {max_attempts} times without success" if max_attempts else ""
     session.out.note(

@@ -13,31 +13,29 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from holdfast.core.letter_filter import LetterFilter
+from holdfast.core.death import RedriveStamp
 from holdfast.core.moments import SECOND_US, parse_duration
-from holdfast.core.recovery import Limits, Summary
-from holdfast.core.redrive import Redrive
+from holdfast.core.recovery import RunLimits, Summary
 from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_place, parse_routes
+from holdfast.core.selection import LetterFilter
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.faces.cli import recover_options as options
 from holdfast.faces.cli.app import app
 from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, command
-from holdfast.faces.cli.failures import BadUsage, ExitCode
+from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode
+from holdfast.faces.cli.progress import bar
 from holdfast.faces.cli.recover_ending import finish
 from holdfast.faces.cli.recover_place import find_place
-from holdfast.faces.cli.recover_progress import bar
 from holdfast.faces.cli.recover_report import open_report
 from holdfast.faces.cli.recover_signals import Begin, let_go_at_once, signals
-from holdfast.faces.cli.session import Session
 from holdfast.ports.recovery import DeadLetters
-from holdfast.services.recover.from_backup import BackupRun, publish_backup
-from holdfast.services.recover.notices import Notices
-from holdfast.services.recover.record import Entry, recorded
+from holdfast.services.recover.report import Notices
 from holdfast.services.recover.run import Recovery
-from holdfast.services.recover.service import Order, new_run, recover
+from holdfast.services.recover.service import RecoveryOrder, RunRecord, new_run, recorded, recover
+from holdfast.services.recover.source import BackupRun, publish_backup
 
 if TYPE_CHECKING:
-    from holdfast.wiring_recover import Journals, Keeping
+    from holdfast.wiring import JournalPaths, OpenJournal
 
 TIMEOUTS = ("total", "idle", "empty", "stall", "hold", "stop")
 BROKERS = frozenset(("amqp", "amqps"))
@@ -49,7 +47,7 @@ holdfast recover sqlite:///work orders-dead"""
 
 @command(app, "recover", example=EXAMPLE, shared=(CONFIG_PARAMETER, JSON_PARAMETER))
 async def recover_command(
-    session: Session,
+    session: CommandContext,
     url: options.Url = "",
     dead_queue: options.DeadQueue = "",
     routes: options.Routes = None,
@@ -76,7 +74,7 @@ async def recover_command(
     no_journal: options.NoJournal = False,
     backup: options.Backup = None,
     from_backup: options.FromBackup = None,
-    report: options.Report = None,
+    report: options.ReportOption = None,
     by: options.By = None,
     management: options.Management = None,
 ) -> ExitCode:
@@ -88,7 +86,7 @@ async def recover_command(
     """
     # Everything worth a warning is said by the run itself, in sentences.
     logging.getLogger("holdfast").handlers = [logging.NullHandler()]
-    limits = Limits(
+    limits = RunLimits(
         limit=limit,
         window_count_max=1 if one_at_a_time else window,
         window_bytes_max=window_bytes,
@@ -107,7 +105,7 @@ async def recover_command(
         )
     table = _table(routes, to_source=to_source, to_exchange=to_exchange, through_wait=through_wait, to=to)
     places = None if dry_run or from_backup else _journals(session, url, dead_queue, journal, keeps=not no_journal)
-    order = Order(
+    order = RecoveryOrder(
         dead_queue=dead_queue,
         table=table,
         limits=limits,
@@ -129,32 +127,33 @@ async def recover_command(
 class _Run:
     """One run against a broker."""
 
-    def __init__(self, session: Session, url: str, order: Order, *, by: str | None, management: str | None) -> None:
-        from holdfast.wiring_recover import somebody
+    def __init__(
+        self, session: CommandContext, url: str, order: RecoveryOrder, *, by: str | None, management: str | None
+    ) -> None:
+        from holdfast.wiring import somebody
 
         self._session = session
         self._url = url
         self._order = order
         self._by = by or somebody()
-        self._redrive = Redrive(run=order.run, by=self._by, dead_queue=order.dead_queue)
+        self._redrive = RedriveStamp(run=order.run, by=self._by, dead_queue=order.dead_queue)
         known = session.settings.management
         self._management = management or (known.reveal() if known else None)
 
-    def journal(self, places: Journals | None) -> AbstractContextManager[Keeping]:
+    def journal(self, places: JournalPaths | None) -> AbstractContextManager[OpenJournal]:
         """It ends last: until the summary is said, it has what only this run knows. Raises CannotStart."""
-        from holdfast.wiring_recover import kept_journal
+        from holdfast.wiring import kept_journal
 
         return kept_journal(places, self._url, self._order)
 
     async def recorded(
-        self, notices: Notices, *, kept: Keeping, backup: Path | None, from_backup: Path | None
+        self, notices: Notices, *, kept: OpenJournal, backup: Path | None, from_backup: Path | None
     ) -> Summary:
         """From the queue or from a backup, with a row in the ledger."""
-        from holdfast.wiring import SystemClock
-        from holdfast.wiring_recover import ledger_of, source_of
+        from holdfast.wiring import SystemClock, ledger_of, source_of
 
         name = self._order.dead_queue
-        entry = Entry(run=self._order.run, by=self._by, dead_queue=name, source=source_of(self._url, name))
+        entry = RunRecord(run=self._order.run, by=self._by, dead_queue=name, source=source_of(self._url, name))
 
         async def run() -> Summary:
             with signals(notices) as begin:
@@ -164,7 +163,7 @@ class _Run:
 
         return await recorded(entry, run, ledger=ledger_of(self._session.settings), clock=SystemClock())
 
-    async def recover(self, notices: Notices, begin: Begin, *, kept: Keeping, backup: Path | None) -> Summary:
+    async def recover(self, notices: Notices, begin: Begin, *, kept: OpenJournal, backup: Path | None) -> Summary:
         """From the queue."""
         from holdfast.wiring import SystemClock, open_backup
 
@@ -289,7 +288,7 @@ def _rate(text: str | None) -> float:
     return float(found[1])
 
 
-def _journals(session: Session, url: str, dead_queue: str, file: Path | None, *, keeps: bool) -> Journals:
-    from holdfast.wiring_recover import journals
+def _journals(session: CommandContext, url: str, dead_queue: str, file: Path | None, *, keeps: bool) -> JournalPaths:
+    from holdfast.wiring import journals
 
     return journals(session.settings, url, dead_queue, file=file, keeps=keeps)

@@ -7,18 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from holdfast.core.recovery import Limits, Summary
+from holdfast.core.recovery import RunLimits, Summary
 from holdfast.errors import CannotStart, HoldfastError, Unauthorized, Unreachable
-from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
+from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
+from holdfast.faces.cli.progress import bar
 from holdfast.faces.cli.recover_ending import finish
-from holdfast.faces.cli.recover_progress import bar
 from holdfast.faces.cli.recover_report import open_report
 from holdfast.faces.cli.recover_signals import signals
-from holdfast.faces.cli.session import Session
 from holdfast.services.recover.embedded import EmbeddedRecovery
-from holdfast.services.recover.notices import Notices
-from holdfast.services.recover.record import Entry, recorded
-from holdfast.services.recover.service import new_run
+from holdfast.services.recover.report import Notices
+from holdfast.services.recover.service import RunRecord, new_run, recorded
 
 BROKER_OPTIONS = (
     "--routes", "--to", "--to-exchange", "--through-wait", "--keep-unroutable", "--strict",
@@ -28,11 +26,11 @@ SCHEMES = frozenset(("sqlite", "postgresql", "postgres", "memory", "http", "http
 
 
 async def recover_embedded(
-    session: Session,
+    session: CommandContext,
     url: str,
     dead_queue: str,
     *,
-    limits: Limits,
+    limits: RunLimits,
     dry_run: bool,
     report: Path | None,
     where: Sequence[str] = (),
@@ -41,10 +39,9 @@ async def recover_embedded(
     """Over the queues of a storage, opened in this process, or of a server."""
     if urlsplit(url).scheme not in SCHEMES:
         raise BadUsage("URL is invalid; use amqp://…, sqlite:///FOLDER, postgresql://…, memory:// or http://…")
-    from holdfast.wiring import SystemClock
-    from holdfast.wiring_recover import ledger_of, somebody, source_of
+    from holdfast.wiring import SystemClock, ledger_of, somebody, source_of
 
-    entry = Entry(run=new_run(), by=by or somebody(), dead_queue=dead_queue, source=source_of(url, dead_queue))
+    entry = RunRecord(run=new_run(), by=by or somebody(), dead_queue=dead_queue, source=source_of(url, dead_queue))
     clock = SystemClock()
     with open_report(report) as written:
         with bar(session.as_json, limits.limit) as ways:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.core.recovery import Summary
-from holdfast.core.recovery_text import summary_lines
-from holdfast.faces.cli.failures import CommandFailed, ExitCode
-from holdfast.faces.cli.recover_report import Report
-from holdfast.faces.cli.session import Session
+from holdfast.core.recovery import Summary, summary_lines
+from holdfast.faces.cli.context import CommandContext, CommandFailed, ExitCode
+from holdfast.faces.cli.recover_report import ReportFile
 
 
-def finish(session: Session, summary: Summary, report: Report | None) -> ExitCode:
+def finish(session: CommandContext, summary: Summary, report: ReportFile | None) -> ExitCode:
     """Write and say the summary; returns what it means for a program. A report that fails does not silence it."""
     failed: CommandFailed | None = None
     if report is not None:

@@ -52,7 +52,7 @@ Backup = Annotated[Path | None, typer.Option(metavar="FILE", help="Write each le
 FromBackup = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Publish the letters of a backup; no queue is touched.")
 ]
-Report = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the summary there as JSON.")]
+ReportOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the summary there as JSON.")]
 By = Annotated[str | None, typer.Option(help="Who redrives, for the letters; default: USER@HOST.")]
 Management = Annotated[
     str | None,

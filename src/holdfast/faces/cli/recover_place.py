@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.faces.cli.failures import BadUsage
-from holdfast.faces.cli.session import Session
+from holdfast.faces.cli.context import BadUsage, CommandContext
 
 NAME_BYTES_MAX = 255
 
 
-def find_place(session: Session, url: str, dead_queue: str, *, needs_queue: bool) -> tuple[str, str]:
+def find_place(session: CommandContext, url: str, dead_queue: str, *, needs_queue: bool) -> tuple[str, str]:
     """URL and queue. A URL on the command line is seen by everybody on the machine (`ps`), a variable is not."""
     if not dead_queue and url != "-" and "://" not in url:
         url, dead_queue = "", url  # the queue alone was given

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.recovery import Summary
-from holdfast.faces.cli.failures import CommandFailed
+from holdfast.faces.cli.context import CommandFailed
 
 
-class Report:
+class ReportFile:
     """For its owner alone: the summary has samples of letters. What is there stays until the summary replaces it."""
 
     def __init__(self, path: Path) -> None:
@@ -48,12 +48,12 @@ class Report:
 
 
 @contextmanager
-def open_report(path: Path | None) -> Iterator[Report | None]:
+def open_report(path: Path | None) -> Iterator[ReportFile | None]:
     """None where none was asked for."""
     if path is None:
         yield None
         return
-    report = Report(path)
+    report = ReportFile(path)
     try:
         yield report
     finally:

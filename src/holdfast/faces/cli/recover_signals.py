@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
 from holdfast.errors import HoldfastError
-from holdfast.faces.cli.failures import CommandFailed, ExitCode
+from holdfast.faces.cli.context import CommandFailed, ExitCode
 from holdfast.ports.recovery import DeadLetters
-from holdfast.services.recover.notices import Notices
+from holdfast.services.recover.report import Notices
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: For each goodbye to a broker that may be silent. After that its connection ends without one.
@@ -52,7 +52,7 @@ class Interrupted(CommandFailed):
 def signals(notices: Notices) -> Iterator[Begin]:
     """Around everything from the first connection on. Raises Interrupted at a signal before the run has begun."""
     loop = asyncio.get_running_loop()
-    ears = _Ears(notices, loop)
+    ears = SignalListener(notices, loop)
     # Under nohup the run outlives its terminal.
     numbers = [one for one in NUMBERS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
     for number in numbers:
@@ -79,7 +79,7 @@ async def let_go_at_once(letters: DeadLetters) -> AsyncIterator[None]:
         raise
 
 
-class _Ears:
+class SignalListener:
     """Cancels the task that made it until `close`, or stops the run."""
 
     def __init__(self, notices: Notices, loop: asyncio.AbstractEventLoop) -> None:

@@ -11,18 +11,16 @@ import typer
 
 from holdfast.core.message import Address
 from holdfast.core.moments import format_duration
-from holdfast.core.redrive_task import Target
+from holdfast.core.plan import Target
 from holdfast.core.routes import TYPE_HEADER, parse_routes
 from holdfast.errors import Invalid
 from holdfast.faces.cli.admin import LIST_COUNT_DEFAULT, Admin, as_selection, filtered, open_admin
 from holdfast.faces.cli.app import app
 from holdfast.faces.cli.app import redrive as group
-from holdfast.faces.cli.checks import one_of
-from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import ExitCode
+from holdfast.faces.cli.command import command, one_of
+from holdfast.faces.cli.context import CommandContext, ExitCode
 from holdfast.faces.cli.output import filled_table, plural, readable
 from holdfast.faces.cli.progress import meter
-from holdfast.faces.cli.session import Session
 
 STEP_S = 0.2
 #: For so long a running task may be in nobody's hands: one that has just begun, or goes from one process to another.
@@ -37,7 +35,7 @@ Id = Annotated[int, typer.Argument(metavar="ID", help="The id of the task.", min
 @command(app, "plan", example="holdfast plan --queue orders.dlq --error Timeout --max-per-s 100")
 @filtered
 async def plan(
-    session: Session,
+    session: CommandContext,
     filters: dict[str, str],
     target: Annotated[str, typer.Option(help="queue (it died in), wait, original, address, or type.")] = "queue",
     exchange: Annotated[str, typer.Option(help="With --target address.", show_default=False)] = "",
@@ -77,7 +75,7 @@ async def plan(
     return ExitCode.DONE if made["count"] else ExitCode.FAILED
 
 
-def _show_plan(session: Session, made: dict[str, Any]) -> None:
+def _show_plan(session: CommandContext, made: dict[str, Any]) -> None:
     rows = [[address, count] for address, count in made["targets"].items()]
     session.out.show(filled_table(("to", "#letters"), rows, title=f"{plural(made['count'], 'letter')} can go"))
     for note in made["notes"]:
@@ -114,7 +112,7 @@ def _place(address: Address) -> dict[str, str]:
 
 @command(group, "start", example="holdfast redrive start 5d4d242a… --reason 'fixed in 1.4'")
 async def start(
-    session: Session,
+    session: CommandContext,
     plan_hash: Annotated[str, typer.Argument(metavar="PLAN", help="The hash of a plan.", show_default=False)],
     name: Annotated[str, typer.Option(help="What the task is called.", show_default=False)] = "",
     reason: Annotated[str, typer.Option(help="Why, for the ledger.", show_default=False)] = "",
@@ -128,7 +126,7 @@ async def start(
 
 
 @command(group, "resume", example="holdfast redrive resume 7")
-async def resume(session: Session, number: Id) -> ExitCode:
+async def resume(session: CommandContext, number: Id) -> ExitCode:
     """Go on with a task that was paused or stopped, or whose process is gone, and watch it."""
     async with open_admin(session) as admin:
         task = await admin.post(f"/admin/redrives/{number}/resume")
@@ -141,21 +139,21 @@ async def resume(session: Session, number: Id) -> ExitCode:
 
 
 @command(group, "watch", example="holdfast redrive watch 7")
-async def watch(session: Session, number: Id) -> ExitCode:
+async def watch(session: CommandContext, number: Id) -> ExitCode:
     """Watch a task of a server until it ends."""
     async with open_admin(session) as admin:
         return await _watched(session, admin, await admin.get(f"/admin/redrives/{number}"), pauses=False)
 
 
 @command(group, "pause", example="holdfast redrive pause 7")
-async def pause(session: Session, number: Id) -> None:
+async def pause(session: CommandContext, number: Id) -> None:
     """Pause a task, after the letters that are in flight."""
     async with open_admin(session) as admin:
         _told(session, await admin.post(f"/admin/redrives/{number}/pause"))
 
 
 @command(group, "cancel", example="holdfast redrive cancel 7")
-async def cancel(session: Session, number: Id) -> None:
+async def cancel(session: CommandContext, number: Id) -> None:
     """End a task for good; what was not redriven is captured, also what may have been: its history says so."""
     async with open_admin(session) as admin:
         _told(session, await admin.post(f"/admin/redrives/{number}/cancel"))
@@ -163,7 +161,7 @@ async def cancel(session: Session, number: Id) -> None:
 
 @command(group, "list", example="holdfast redrive list")
 async def list_redrives(
-    session: Session,
+    session: CommandContext,
     limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=1_000)] = LIST_COUNT_DEFAULT,
 ) -> None:
     """List tasks, newest first."""
@@ -179,7 +177,7 @@ async def list_redrives(
     session.out.show(filled_table(columns, rows))
 
 
-async def _watched(session: Session, admin: Admin, task: dict[str, Any], *, pauses: bool = True) -> ExitCode:
+async def _watched(session: CommandContext, admin: Admin, task: dict[str, Any], *, pauses: bool = True) -> ExitCode:
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, interrupted.set)
@@ -209,7 +207,7 @@ async def _watched(session: Session, admin: Admin, task: dict[str, Any], *, paus
     return ExitCode.PARTLY_DONE if task["redriven"] else ExitCode.FAILED
 
 
-def _told(session: Session, task: dict[str, Any]) -> None:
+def _told(session: CommandContext, task: dict[str, Any]) -> None:
     session.out.document(task)
     text = f"redrive {task['id']} is {task['state']}: {task['redriven']} of {task['total']} redriven"
     if task["failed"] or task["skipped"]:

@@ -12,15 +12,12 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from holdfast.core.collect_views import GapView, ResultView, StartResultRequest
+from holdfast.core.requests.results import GapView, ResultView, StartResultRequest
 from holdfast.faces.cli.app import results as app
-from holdfast.faces.cli.checks import read_file
-from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
+from holdfast.faces.cli.command import command, read_file
+from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
 from holdfast.faces.cli.output import add_row, console, filled_table, shown, table
-from holdfast.faces.cli.session import Session
-from holdfast.services.collect.results import ENDS, LocalResults, Results
-from holdfast.services.collect.service import PAGE_COUNT_MAX
+from holdfast.services.collect.service import ENDS, PAGE_COUNT_MAX, LocalResults, Results
 
 LOOK_S = 0.25
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
@@ -43,7 +40,7 @@ Broker = Annotated[
 
 
 @asynccontextmanager
-async def opened(session: Session, blobs: str | None, broker: str | None) -> AsyncIterator[Results]:
+async def opened(session: CommandContext, blobs: str | None, broker: str | None) -> AsyncIterator[Results]:
     """The results that --url names. Without a server the collector runs in this process, and resumes what was left."""
     url = session.settings.storages[0].url
     if url.startswith(("http://", "https://")):
@@ -68,7 +65,7 @@ async def opened(session: Session, blobs: str | None, broker: str | None) -> Asy
     example="holdfast results start --producer reports --notify done --series orders --series lines 'May 2026' --wait",
 )
 async def start(
-    session: Session,
+    session: CommandContext,
     request: Annotated[str, typer.Argument(metavar="TEXT", help="The request's body.", show_default=False)] = "",
     producer: Annotated[str, typer.Option(help="Where the request goes: a queue, or EXCHANGE/KEY.")] = "",
     notify: Annotated[str, typer.Option(help="Where the completion notice goes.", show_default=False)] = "",
@@ -103,7 +100,7 @@ async def start(
     return ExitCode.FAILED if begun.state in {"failed", "abandoned"} else None
 
 
-async def watched(session: Session, results: Results, transaction: str) -> ResultView:
+async def watched(session: CommandContext, results: Results, transaction: str) -> ResultView:
     """Wait for the end; one bar per series on stderr, when somebody sits in front of it."""
     progress = Progress(
         TextColumn("{task.description}", markup=False),
@@ -134,7 +131,7 @@ async def watched(session: Session, results: Results, transaction: str) -> Resul
 
 @command(app, "list", example="holdfast results list")
 async def list_results(
-    session: Session,
+    session: CommandContext,
     after: Annotated[str, typer.Option(help="Begin after this id.", show_default=False)] = "",
     limit: Annotated[int, typer.Option(min=1, max=PAGE_COUNT_MAX, help="How many.")] = PAGE_COUNT_MAX,
     blobs: Blobs = None,
@@ -150,7 +147,7 @@ async def list_results(
 
 @command(app, "show", example="holdfast results show t-1")
 async def show(
-    session: Session,
+    session: CommandContext,
     transaction: Id,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end, with a bar for each series.")] = False,
     blobs: Blobs = None,
@@ -168,7 +165,7 @@ async def show(
 
 
 @command(app, "gaps", example="holdfast results gaps t-1")
-async def gaps(session: Session, transaction: Id, blobs: Blobs = None, broker: Broker = None) -> None:
+async def gaps(session: CommandContext, transaction: Id, blobs: Blobs = None, broker: Broker = None) -> None:
     """Show which ordinals are missing, as ranges."""
     async with opened(session, blobs, broker) as results:
         found = (await results.gaps(transaction)).items
@@ -187,7 +184,7 @@ def missing_text(gap: GapView) -> str:
 
 @command(app, "cat", example="holdfast results cat t-1 orders > orders.bin")
 async def cat(
-    session: Session,
+    session: CommandContext,
     transaction: Id,
     series: Annotated[str, typer.Argument(metavar="SERIES", help="The series.", show_default=False)],
     blobs: Blobs = None,
@@ -209,7 +206,7 @@ async def cat(
 
 @command(app, "abandon", example="holdfast results abandon t-1 --reason 'asked by mistake'")
 async def abandon(
-    session: Session,
+    session: CommandContext,
     transaction: Id,
     reason: Annotated[str, typer.Option(help="Why, for the ledger.")] = "by hand",
     blobs: Blobs = None,

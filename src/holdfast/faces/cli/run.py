@@ -1,4 +1,7 @@
-"""`holdfast run`: the consumers of an app, until a signal."""
+"""`holdfast run`: the consumers of an app, until a signal.
+
+Several processes of one app: starts them, passes signals on, and starts again what was killed.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,64 @@ from holdfast.errors import CannotStart, HoldfastError
 from holdfast.faces.app import App
 from holdfast.faces.cli.app import app as commands
 from holdfast.faces.cli.command import Config, Json
-from holdfast.faces.cli.failures import BadUsage, report
-from holdfast.services.queue.methods import Queues
-from holdfast.services.recover.schedule import Schedule
-from holdfast.settings import Address, Settings, load_settings, parse_address
-from holdfast.telemetry.log import set_up_logging
+from holdfast.faces.cli.context import BadUsage, report
+from holdfast.services.queue.queues import Queues
+from holdfast.services.recover.service import RecoverySchedule
+from holdfast.settings import ListenAddress, Settings, load_settings, parse_address
+from holdfast.telemetry.events import emit, set_up_logging
 
 if TYPE_CHECKING:
-    from holdfast.wiring_recover import Scheduled
+    from holdfast.wiring import ScheduledRecoveries
+
+
+BACKOFF_S_FIRST = 0.5
+BACKOFF_S_MAX = 30.0
+#: A process that lived this long has earned a fresh start.
+STEADY_S = 60.0
+
+
+async def run_processes(arguments: Sequence[Sequence[str]], *, announce: Callable[[str], None]) -> int:
+    """Run `holdfast` with each of these arguments until SIGTERM or SIGINT; returns the worst exit code.
+
+    A process that a signal ended is started again. One that gave up by itself has said why, and ends all of them.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    tasks = [asyncio.create_task(_keep(own, stop, announce)) for own in arguments]
+    codes = await asyncio.gather(*tasks)
+    return max(codes)
+
+
+async def _keep(arguments: Sequence[str], stop: asyncio.Event, announce: Callable[[str], None]) -> int:
+    loop = asyncio.get_running_loop()
+    failures = 0
+    while True:
+        began_s = loop.time()
+        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "holdfast", *arguments)
+        announce(f"process {process.pid} runs")
+        ended = asyncio.create_task(process.wait())
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if stop.is_set():
+            if process.returncode is None:
+                process.terminate()
+            return max(0, await ended)
+        code = await ended
+        if code >= 0:
+            stop.set()
+            return code
+        failures = 1 if loop.time() - began_s > STEADY_S else failures + 1
+        emit("process.killed", pid=str(process.pid), signal=str(-code))
+        try:
+            async with asyncio.timeout(min(BACKOFF_S_MAX, BACKOFF_S_FIRST * 2 ** min(failures - 1, 8))):
+                await stop.wait()
+                return 0
+        except TimeoutError:
+            continue
+
 
 EXAMPLE = """Example:
 
@@ -139,7 +192,7 @@ async def _consume(
     *,
     declare: bool,
     only: Sequence[str],
-    health: Address | None,
+    health: ListenAddress | None,
     announce: Callable[[str], None],
 ) -> int:
     loop = asyncio.get_running_loop()
@@ -156,13 +209,13 @@ async def _consume(
 
     async with AsyncExitStack() as stack:
         if health is not None:
-            from holdfast.faces.health import serving_health
+            from holdfast.faces.app import serving_health
 
             place = await stack.enter_async_context(serving_health(health, lambda: app.health))
             announce(f"Health on http://{place}/health")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
-        recoveries = _recoveries(app, settings).schedule() if settings.recover else Schedule(())
+        recoveries = _recoveries(app, settings).schedule() if settings.recover else RecoverySchedule(())
         try:
             async with app.running(declare=declare, only=only), recoveries.at_work():
                 announce(f"Consuming {', '.join(only or [plan.queue for plan in app.consumers])}")
@@ -172,26 +225,29 @@ async def _consume(
     return 0
 
 
-def _recoveries(app: App, settings: Settings) -> Scheduled:
+def _recoveries(app: App, settings: Settings) -> ScheduledRecoveries:
     """What [recover] of holdfast.toml says, on the app's own queues or broker."""
-    from holdfast.wiring_recover import BROKERS, Scheduled, ledger_of
+    from holdfast.wiring import BROKERS, ScheduledRecoveries, ledger_of
 
     def queues() -> Queues | None:
         return None if is_broker else app.queues
 
     is_broker = urlsplit(app.url).scheme in BROKERS
     broker = settings.broker.reveal() if settings.broker else app.url if is_broker else None
-    return Scheduled(settings, queues=queues, broker=broker, ledger=ledger_of(settings))
+    return ScheduledRecoveries(settings, queues=queues, broker=broker, ledger=ledger_of(settings))
 
 
 def _run_processes(
-    target: str, count: int, health: Address | None, flags: Sequence[str], announce: Callable[[str], None]
+    target: str, count: int, health: ListenAddress | None, flags: Sequence[str], announce: Callable[[str], None]
 ) -> int:
-    from holdfast.faces.cli.run_processes import run_processes
 
     arguments = []
     for number in range(count):
-        port = [] if health is None else ["--health", str(Address(health.host, health.port and health.port + number))]
+        port = (
+            []
+            if health is None
+            else ["--health", str(ListenAddress(health.host, health.port and health.port + number))]
+        )
         # One of them runs the recoveries; the others would only find its lock.
         arguments.append(["run", target, *port, *(("--no-recover",) if number else ()), *flags])
     return asyncio.run(run_processes(arguments, announce=announce))

@@ -11,8 +11,7 @@ import typer
 from holdfast.errors import HoldfastError
 from holdfast.faces.cli.app import app
 from holdfast.faces.cli.command import Config, Json
-from holdfast.faces.cli.failures import report
-from holdfast.faces.cli.session import server_of
+from holdfast.faces.cli.context import report, server_of
 from holdfast.settings import load_settings
 
 EXAMPLE = """Example:

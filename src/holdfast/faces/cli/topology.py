@@ -1,11 +1,14 @@
-"""`holdfast topology plan|apply|check|export|import|draw`: the exchanges, queues and bindings of a RabbitMQ broker."""
+"""`holdfast topology plan|apply|check|export|import|draw`: the exchanges, queues and bindings of a RabbitMQ broker.
+
+How plans, applies and imports of a topology read: as JSON for programs, as lines for people.
+"""
 
 from __future__ import annotations
 
 import inspect
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -15,18 +18,144 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
-from holdfast.core.topology import Version
-from holdfast.core.topology_definitions import from_definitions, to_definitions
-from holdfast.core.topology_draw import mermaid, svg
-from holdfast.core.topology_file import FILE_BYTES_MAX, TopologyFile, parse_file
-from holdfast.core.topology_layouts import design
+from holdfast.core.topology.definitions import from_definitions, to_definitions
+from holdfast.core.topology.diff import Difference, DifferenceKind
+from holdfast.core.topology.layouts import FILE_BYTES_MAX, TopologyFile, design, parse_file
+from holdfast.core.topology.model import Version
+from holdfast.core.topology.rules import Hazard
 from holdfast.faces.cli.app import topology as app
-from holdfast.faces.cli.checks import read_file
-from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, PANEL, command
-from holdfast.faces.cli.failures import BadUsage, CommandFailed, ExitCode
-from holdfast.faces.cli.session import Session
-from holdfast.faces.cli.topology_output import applied_document, imported_document, plan_document, show
-from holdfast.services.topology import Topologies
+from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, PANEL, command, read_file
+from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
+from holdfast.faces.cli.output import Output, plural
+from holdfast.faces.draw import mermaid, svg
+from holdfast.ports.topology import ProbeResult
+from holdfast.services.topology import Applied, ImportReport, Topologies, TopologyPlan
+
+_SIGNS = {DifferenceKind.MISSING: "+", DifferenceKind.DIFFERENT: "!", DifferenceKind.SUPERFLUOUS: "-"}
+NAMES_COUNT_MAX = 3
+
+
+def plan_document(plan: TopologyPlan) -> dict[str, object]:
+    """A plan or a check as JSON."""
+    return {
+        "vhost": plan.vhost,
+        "version": str(plan.version),
+        "clean": plan.is_clean,
+        "differences": _differences(plan.differences),
+        "remarks": [{"name": remark.name, "reason": remark.reason} for remark in plan.remarks],
+        "probes": list(plan.probes),
+    }
+
+
+def applied_document(done: Applied) -> dict[str, object]:
+    """An apply as JSON."""
+    return {
+        "vhost": done.vhost,
+        "version": str(done.version),
+        "done": done.is_done,
+        "created": done.created,
+        "deleted": done.deleted,
+        "kept": done.kept,
+        "remaining": _differences(done.remaining),
+        "probes": list(done.probes),
+        "failure": done.failure,
+    }
+
+
+def imported_document(done: ImportReport) -> dict[str, object]:
+    """An import as JSON."""
+    return {
+        "vhost": done.vhost,
+        "version": str(done.version),
+        "created": done.created,
+        "remaining": _differences(done.remaining),
+        "left_out": done.left_out,
+        "hazards": [{"name": hazard.name, "reason": hazard.reason} for hazard in done.hazards],
+    }
+
+
+def show(out: Output, found: TopologyPlan | Applied | ImportReport) -> None:
+    """The same in lines."""
+    out.say(f"RabbitMQ {found.version}, virtual host '{found.vhost}'")
+    match found:
+        case TopologyPlan():
+            _show_differences(out, found.differences)
+            _show_remarks(out, found.remarks)
+            _show_probes(out, found.probes)
+            if not found.differences:
+                out.say("the broker is as the file says")
+        case Applied():
+            _show_applied(out, found)
+        case ImportReport():
+            for name in found.created:
+                out.say(f"+ {name} was made")
+            _show_differences(out, found.remaining)
+            for section in found.left_out:
+                out.say(f"  left out: {section}")
+            for hazard in found.hazards:
+                out.say(f"! {hazard}")
+            made = plural(len(found.created), "thing")
+            left = "nothing differs" if not found.remaining else plural(len(found.remaining), "difference") + " left"
+            out.say(f"{made} made; read back: {left}")
+
+
+def _show_applied(out: Output, done: Applied) -> None:
+    for name in done.deleted:
+        out.say(f"- {name} was deleted")
+    for name in done.created:
+        out.say(f"+ {name} was made")
+    for name, reason in done.kept.items():
+        out.say(f"! '{name}' was not deleted: {reason}")
+    _show_differences(out, done.remaining)
+    _show_probes(out, done.probes)
+    if done.failure:
+        out.say(f"! {done.failure}; nothing was made after that")
+    if not done.has_changed and done.is_done:
+        out.say("nothing was to be done: the broker is as the file says")
+    else:
+        out.say(f"{plural(len(done.created), 'thing')} made, {plural(len(done.deleted), 'thing')} deleted")
+
+
+def _show_differences(out: Output, differences: Iterable[Difference]) -> None:
+    for difference in differences:
+        out.say(f"{_SIGNS[difference.kind]} {difference}")
+        if difference.way_out:
+            out.say(f"    way out: {difference.way_out}")
+
+
+def _show_remarks(out: Output, remarks: Iterable[Hazard]) -> None:
+    by_reason: dict[str, list[str]] = {}
+    for remark in remarks:
+        by_reason.setdefault(remark.reason, []).append(remark.name)
+    for reason, names in by_reason.items():
+        more = f" and {len(names) - NAMES_COUNT_MAX} more" if len(names) > NAMES_COUNT_MAX else ""
+        out.say(f"  remark: {', '.join(names[:NAMES_COUNT_MAX])}{more}: {reason}")
+
+
+def _show_probes(out: Output, probes: Iterable[ProbeResult]) -> None:
+    arrived = 0
+    for probe in probes:
+        if probe.outcome == "arrived":
+            arrived += 1
+        else:
+            sign = "!" if probe.outcome == "lost" else " "
+            out.say(f"{sign} probe {probe.name}: {probe.outcome}; {probe.reason}")
+    if arrived:
+        out.say(f"{plural(arrived, 'probe')} arrived")
+
+
+def _differences(differences: Iterable[Difference]) -> list[dict[str, object]]:
+    return [
+        {
+            "kind": difference.kind.value,
+            "what": difference.what,
+            "name": difference.name,
+            "aspects": list(difference.aspects),
+            "way_out": difference.way_out,
+        }
+        for difference in differences
+    ]
+
 
 DEFINITIONS_BYTES_MAX = 64_000_000
 VERSION_DEFAULT = "3.10"
@@ -70,7 +199,7 @@ class Format(StrEnum):
 
 
 @command(app, "plan", example="holdfast topology plan topology.toml --url amqp://guest:guest@localhost", shared=SHARED)
-async def plan(session: Session, file: File, management: Management = None) -> None:
+async def plan(session: CommandContext, file: File, management: Management = None) -> None:
     """Show what apply would change, and what cannot be changed with the way out of it. Changes nothing."""
     wanted = _read(file)
     async with _open(session, management) as topologies:
@@ -86,7 +215,7 @@ async def plan(session: Session, file: File, management: Management = None) -> N
     shared=SHARED,
 )
 async def apply(
-    session: Session,
+    session: CommandContext,
     file: File,
     delete: Annotated[
         bool,
@@ -119,7 +248,7 @@ async def apply(
 
 @command(app, "check", example="holdfast topology check topology.toml || echo 'the broker has drifted'", shared=SHARED)
 async def check(
-    session: Session,
+    session: CommandContext,
     file: File,
     probe: Annotated[
         bool, typer.Option("--probe", help="Send a probe through every path as well, busy queues included.")
@@ -143,7 +272,7 @@ async def check(
     shared=SHARED,
 )
 async def export(
-    session: Session,
+    session: CommandContext,
     file: Annotated[
         Path | None,
         typer.Argument(metavar="FILE", help="A topology file; without one, the broker as it is.", show_default=False),
@@ -165,7 +294,7 @@ async def export(
 
 @command(app, "import", example="holdfast topology import definitions.json", shared=SHARED)
 async def import_definitions(
-    session: Session,
+    session: CommandContext,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A definitions.json.", show_default=False)],
     accept_hazards: Annotated[
         bool, typer.Option("--accept-hazards", help="Import also what is known to lose messages; it is named.")
@@ -189,7 +318,7 @@ async def import_definitions(
 
 @command(app, "draw", example="holdfast topology draw topology.toml --format svg > topology.svg", shared=OFFLINE)
 async def draw(
-    session: Session,
+    session: CommandContext,
     file: File,
     form: Annotated[Format, typer.Option("--format", help="mermaid or svg.")] = Format.MERMAID,
     broker_version: BrokerVersion = VERSION_DEFAULT,
@@ -205,7 +334,7 @@ async def draw(
 
 
 @asynccontextmanager
-async def _open(session: Session, management: str | None) -> AsyncIterator[Topologies]:
+async def _open(session: CommandContext, management: str | None) -> AsyncIterator[Topologies]:
     url = session.settings.storages[0].url
     if urlsplit(url).scheme not in ("amqp", "amqps"):
         raise BadUsage("no broker was named; give its address with --url amqp://user:password@host/vhost")

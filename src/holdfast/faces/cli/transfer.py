@@ -14,16 +14,15 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.faces.cli.app import items as app
 from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import CommandFailed
+from holdfast.faces.cli.context import CommandContext, CommandFailed
 from holdfast.faces.cli.items import OnePartition, count_items, pages
-from holdfast.faces.cli.lines import Batch, batches, counted, json_parser, open_input, read_chunks, read_lines, send
+from holdfast.faces.cli.lines import LineBatch, batches, counted, json_parser, open_input, read_chunks, read_lines, send
 from holdfast.faces.cli.output import plural
 from holdfast.faces.cli.progress import meter
 from holdfast.faces.cli.queues import Name
-from holdfast.faces.cli.session import Session
 
 #: Well below the 64 MB that a server takes by default.
 BATCH_BYTES_MAX = 16_000_000
@@ -36,7 +35,7 @@ BATCH_BYTES_MAX = 16_000_000
     "holdfast queue items export orders --scheduled | gzip > orders.jsonl.gz",
 )
 async def export(
-    session: Session,
+    session: CommandContext,
     name: Name,
     output: Annotated[
         Path | None, typer.Option(help="Write to this file instead of stdout.", show_default=False)
@@ -75,7 +74,7 @@ async def export(
     "zcat orders.jsonl.gz | holdfast queue items import orders --once",
 )
 async def import_items(
-    session: Session,
+    session: CommandContext,
     name: Name,
     file: Annotated[Path | None, typer.Option(help="Read from this file instead of stdin.", show_default=False)] = None,
     partition: Annotated[
@@ -95,7 +94,7 @@ async def import_items(
         found = await queues.queues_info(name)
         turns = cycle([p.partition for p in found.partitions] if partition is None else [partition])
 
-        async def call(batch: Batch[ImportedItem]) -> None:
+        async def call(batch: LineBatch[ImportedItem]) -> None:
             nonlocal stored_count
             items = [_once(item) for item in batch.items] if once else batch.items
             stored_count += len(await queues.storage_items_import(name, items, partition=next(turns)))

@@ -13,15 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.core.moments import format_duration, parse_duration
-from holdfast.core.verbs import PartitionStats, StatsReply
+from holdfast.core.requests.queue import PartitionStats, StatsReply
 from holdfast.errors import HoldfastError, QueueMissing
 from holdfast.faces.cli.app import queue as app
 from holdfast.faces.cli.command import command
-from holdfast.faces.cli.failures import one_line
-from holdfast.faces.cli.output import filled_table, readable, shown
+from holdfast.faces.cli.context import CommandContext
+from holdfast.faces.cli.output import filled_table, one_line, readable, shown
 from holdfast.faces.cli.queues import all_queues, counts
-from holdfast.faces.cli.session import Session
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 
 ROWS_COUNT_MAX = 500
 INTERVAL_S = 1.0
@@ -29,7 +28,7 @@ INTERVAL_S = 1.0
 
 @command(app, "watch", example="holdfast queue watch\nholdfast queue watch orders orders-dead --once")
 async def watch(
-    session: Session,
+    session: CommandContext,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="QUEUE…", help="Which queues; all if left out.", show_default=False)
     ] = None,
@@ -52,7 +51,7 @@ async def watch(
 
 
 async def _print_frames(
-    session: Session, frames: _Frames, first: list[StatsReply], *, once: bool, interval_s: float
+    session: CommandContext, frames: _Frames, first: list[StatsReply], *, once: bool, interval_s: float
 ) -> None:
     stats = first
     while True:  # ends by Ctrl-C, or at once

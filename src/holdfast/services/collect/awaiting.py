@@ -1,26 +1,109 @@
-"""State 1: headers and payloads are taken in until the index says that everything is there."""
+"""State 1: headers and payloads are taken in until the index says that everything is there.
+
+Header messages: each is kept in the index before it is acked, and contradictions are parked.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 
 import msgspec
 
-from holdfast.core.collect import DEAD_QUEUE, is_complete, known_set
-from holdfast.services.collect.headers import Headers, park_excess
-from holdfast.services.collect.payloads import Payloads, held_max
-from holdfast.services.collect.reading import gaps_of
-from holdfast.services.collect.work import Work
+from holdfast.core.collect import (
+    DEAD_QUEUE,
+    Header,
+    Part,
+    SeriesState,
+    header_contradiction,
+    is_complete,
+    known_set,
+    read_header,
+)
+from holdfast.ports.broker import Incoming, Intake
+from holdfast.proof import crash_point
+from holdfast.services.collect.payloads import Payloads, ack, held_max, park
+from holdfast.services.collect.reading import gaps_of, read_part
+from holdfast.services.collect.transaction import OwnedTransaction
 from holdfast.telemetry.events import emit
+
+BATCH_COUNT_MAX = 16
+EXCESS_COUNT_MAX = 100
+
+
+class Headers:
+    """Takes the header messages of a transaction until it is stopped."""
+
+    def __init__(self, work: OwnedTransaction, intake: Intake, *, on_change: Callable[[], None]) -> None:
+        self._work = work
+        self._intake = intake
+        self._on_change = on_change
+
+    async def run(self) -> None:
+        """Work until the intake is stopped."""
+        while batch := await self._intake.take(BATCH_COUNT_MAX):
+            for incoming in batch:
+                await self._one(incoming)
+
+    async def _one(self, incoming: Incoming) -> None:
+        work = self._work
+        header = read_header(incoming.message, work.id)
+        if isinstance(header, str):
+            await park(work, self._intake, incoming, header)
+            return
+        stand = await work.patience.until_done(lambda: work.tools.store.stand(work.id))
+        if wrong := header_contradiction(header, work.transaction.series, stand):
+            await park(work, self._intake, incoming, wrong)
+            return
+        crash_point("collect.before_header")
+        work.learn(await work.patience.until_done(lambda: self._put(header)))
+        crash_point("collect.after_header")
+        await park_excess(work, header.series, header.count)
+        await ack(work, self._intake, incoming)
+        self._on_change()
+
+    async def _put(self, header: Header) -> Mapping[str, SeriesState]:
+        return await self._work.tools.store.put_header(self._work.id, header, fence=self._work.fence)
+
+
+async def park_excess(work: OwnedTransaction, series: str, first: int, *, reason: str = "") -> None:
+    """Parts from an ordinal on that cannot belong to the result: into the dead queue first, out of the index then."""
+    store = work.tools.store
+    while True:
+        parts = await work.patience.until_done(
+            lambda: store.parts(work.id, series, first=first, count_max=EXCESS_COUNT_MAX)
+        )
+        if not parts:
+            return
+        for part in parts:
+            await park_part(
+                work, part, reason or f"ordinal is beyond the count; {part.ordinal} of '{series}', which has {first}"
+            )
+        await work.patience.until_done(partial(store.remove, work.id, parts, fence=work.fence))
+
+
+async def park_part(work: OwnedTransaction, part: Part, reason: str) -> None:
+    """Send a stored part to the dead queue as the message that it was."""
+    body = await work.patience.until_done(lambda: read_part(work.tools.blobs, part))
+    attributes = {
+        "transaction-id": work.id,
+        "series": part.series,
+        "ordinal": part.ordinal,
+        "source-queue": work.payload_queue,
+    }
+    await work.patience.until_done(lambda: work.tools.transport.park(body, attributes=attributes, reason=reason))
+    work.parked(reason)
+
 
 GAP_LOOK_S_MAX = 5.0
 HEADERS_COUNT_MAX = 16
 LOOK_S = 1.0
 
 
-async def await_results(work: Work) -> None:
+async def await_results(work: OwnedTransaction) -> None:
     """Return when the result is complete. Raises LeaseLost, QueueMissing, ConsumerLost."""
     tools = work.tools
     work.learn(await work.patience.until_done(lambda: tools.store.stand(work.id)))
@@ -54,7 +137,7 @@ async def await_results(work: Work) -> None:
             raise first_of(group) from group
 
 
-async def change(work: Work, changed: asyncio.Event) -> None:
+async def change(work: OwnedTransaction, changed: asyncio.Event) -> None:
     """Wait for news. Without any the store is asked: answers of two commits may have come in the wrong order."""
     try:
         async with asyncio.timeout(LOOK_S):
@@ -72,7 +155,7 @@ def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-def may_be_complete(work: Work) -> bool:
+def may_be_complete(work: OwnedTransaction) -> bool:
     """Whether the last commit leaves nothing to wait for, as far as its counts can say."""
     known = known_set(work.transaction.series, work.stand)
     if known is None:
@@ -84,7 +167,7 @@ def may_be_complete(work: Work) -> bool:
     return True
 
 
-async def judge(work: Work) -> bool:
+async def judge(work: OwnedTransaction) -> bool:
     """Count the index row by row, take out what does not belong to the result, and say whether it is complete."""
     store = work.tools.store
     counts = await work.patience.until_done(lambda: store.count(work.id))
@@ -105,7 +188,7 @@ async def judge(work: Work) -> bool:
     return exact and is_complete(work.transaction.series, stand)
 
 
-async def park_header(work: Work, series: str, count: int) -> None:
+async def park_header(work: OwnedTransaction, series: str, count: int) -> None:
     """A header of a series that does not belong to the result."""
     attributes = {
         "transaction-id": work.id,
@@ -120,7 +203,7 @@ async def park_header(work: Work, series: str, count: int) -> None:
     work.parked(reason)
 
 
-async def watch_gaps(work: Work) -> None:
+async def watch_gaps(work: OwnedTransaction) -> None:
     """Ask the producer again when nothing came for too long."""
     limit_s = work.tools.limits.gap_after_us / 1_000_000
     while True:
@@ -130,7 +213,7 @@ async def watch_gaps(work: Work) -> None:
             work.progress_s = time.monotonic()
 
 
-async def request_missing(work: Work) -> int:
+async def request_missing(work: OwnedTransaction) -> int:
     """Ask the producer for what is missing; returns how many ranges were asked for."""
     tools = work.tools
     missing = {

@@ -13,13 +13,13 @@ from holdfast.core.checks import TEXT_CHARACTERS_MAX
 from holdfast.core.collect import DEAD_QUEUE
 from holdfast.core.item import NewItem
 from holdfast.core.policy import RetryPolicy
-from holdfast.core.verbs import ImportedItem
+from holdfast.core.requests.queue import ImportedItem
 from holdfast.errors import HoldfastError, Invalid, QueueMissing, TryAgain
 from holdfast.ports.broker import Incoming, Subscription
 from holdfast.ports.clock import Clock
-from holdfast.ports.collect import GroupIntake, Refused
+from holdfast.ports.collect import GroupIntake, MessageRefused
 from holdfast.services.queue.broker import QueueBroker, QueueIntake
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 
 #: Nothing of a transaction may die of its age; whoever gives up is the collector.
 EXPIRE_TIMEOUT = "87600h"
@@ -114,7 +114,7 @@ class QueueTransport:
         except QueueMissing as error:
             raise TryAgain(f"address is gone; {error.message}, create it") from error
         except Invalid as error:
-            raise Refused(f"message is not taken; {error.message}") from error
+            raise MessageRefused(f"message is not taken; {error.message}") from error
 
     async def park(self, body: bytes, *, attributes: Mapping[str, object], reason: str) -> None:
         reference = msgspec.json.encode(dict(attributes)).decode()

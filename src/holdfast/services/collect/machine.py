@@ -11,22 +11,20 @@ import asyncio
 from holdfast.core.collect import DEAD_QUEUE, check_move
 from holdfast.core.states import TransactionState
 from holdfast.errors import ConsumerLost, HoldfastError, QueueMissing
-from holdfast.ports.collect import LeaseLost, Refused
+from holdfast.ports.collect import LeaseLost, MessageRefused
 from holdfast.proof import crash_point
 from holdfast.services.collect.awaiting import await_results
-from holdfast.services.collect.clearing import clear
-from holdfast.services.collect.patience import FOR_NOW
-from holdfast.services.collect.sending import send_completion
-from holdfast.services.collect.work import Work
+from holdfast.services.collect.completion import clear, send_completion
+from holdfast.services.collect.transaction import FOR_NOW, OwnedTransaction
 from holdfast.telemetry.events import emit
 
 REASON_CHARACTERS_MAX = 500
 
 
-class Machine:
+class TransactionRunner:
     """Runs the states of a transaction that is ours."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: OwnedTransaction) -> None:
         self.work = work
 
     async def run(self) -> None:
@@ -42,7 +40,7 @@ class Machine:
                 if not await self._is_ours_still():
                     emit("collect.lost", transaction=self.work.id, error=error.message)
                     return
-            except Refused as error:
+            except MessageRefused as error:
                 await self._fail(error)
             except (*FOR_NOW, QueueMissing, ConsumerLost) as error:
                 failures += 1

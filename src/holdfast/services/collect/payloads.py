@@ -3,27 +3,83 @@
 They go in small groups, several at a time: a group shares its fsyncs, its commit and its ack, and what fails of it goes
 on alone. Memory is bounded by what is taken: at most twice `uploads_max` messages of a transaction are here at a time,
 and fewer when they are large. Whatever fails for now is tried again with the message still held.
+
+Index writes that wait at the same time go into one commit.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
 from holdfast.core.collect import Part, Payload, blob_path, digest, read_payload
-from holdfast.core.outcome import Failure
-from holdfast.core.policy import Park
+from holdfast.core.policy import Failure, Park
 from holdfast.errors import HoldfastError
-from holdfast.ports.blobs import Whole
+from holdfast.ports.blobs import BlobContent
 from holdfast.ports.broker import Incoming, Intake
-from holdfast.ports.collect import GroupIntake
+from holdfast.ports.collect import GroupIntake, Index, PartsStored
 from holdfast.proof import crash_point
-from holdfast.services.collect.patience import FOR_NOW
-from holdfast.services.collect.work import Work
-from holdfast.services.collect.writer import IndexWriter
+from holdfast.services.collect.transaction import FOR_NOW, OwnedTransaction
 from holdfast.telemetry.events import emit
+
+BATCH_COUNT_MAX = 256
+
+
+class _Group:
+    """Parts of one caller, until they are committed."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+        self.future: asyncio.Future[tuple[Sequence[Part], PartsStored]] = asyncio.get_running_loop().create_future()
+
+
+class IndexWriter:
+    """Writes the parts of one transaction. The first waiter commits for all who came in the meantime."""
+
+    def __init__(self, index: Index, transaction: str, *, fence: int) -> None:
+        self._index = index
+        self._transaction = transaction
+        self._fence = fence
+        self._waiting: deque[_Group] = deque()
+        self._busy = asyncio.Lock()
+
+    async def put_all(self, parts: Sequence[Part]) -> tuple[Sequence[Part], PartsStored]:
+        """For each the part that counts for its ordinal, and how everything stands. Raises LeaseLost, StorageFailed."""
+        group = _Group(parts)
+        self._waiting.append(group)
+        async with self._busy:
+            while not group.future.done():
+                await self._commit()
+        return group.future.result()
+
+    async def _commit(self) -> None:
+        groups = [self._waiting.popleft()]
+        count = len(groups[0].parts)
+        while self._waiting and count + len(self._waiting[0].parts) <= BATCH_COUNT_MAX:
+            groups.append(self._waiting.popleft())
+            count += len(groups[-1].parts)
+        batch = [part for group in groups for part in group.parts]
+        try:
+            put = await self._index.put_parts(self._transaction, batch, fence=self._fence)
+        except HoldfastError as error:
+            for group in groups:
+                if not group.future.done():
+                    group.future.set_exception(error)
+                    group.future.exception()  # seen: whoever waits for it raises it, unless he was cancelled
+            return
+        except BaseException:
+            for group in groups:
+                group.future.cancel()
+            raise
+        winners = iter(put.winners)
+        for group in groups:
+            own = [next(winners) for _ in group.parts]
+            if not group.future.done():
+                group.future.set_result((own, put))
+
 
 REASON = "contradiction"
 #: Less is hashed sooner than a thread is woken.
@@ -34,7 +90,7 @@ FIRST_COUNT_MAX = 4
 GROUPS_COUNT = 4
 
 
-class Fresh(Struct, frozen=True):
+class NewPart(Struct, frozen=True):
     """A payload that is not in the index yet."""
 
     incoming: Incoming
@@ -42,7 +98,7 @@ class Fresh(Struct, frozen=True):
     part: Part
 
 
-def held_max(work: Work) -> int:
+def held_max(work: OwnedTransaction) -> int:
     """How many messages may be here: those that are uploaded, and as many that wait for their turn."""
     return 2 * work.tools.limits.uploads_max
 
@@ -54,14 +110,14 @@ async def digests_of(bodies: Sequence[bytes]) -> list[str]:
     return await asyncio.to_thread(lambda: [digest(body) for body in bodies])
 
 
-async def park(work: Work, intake: Intake, incoming: Incoming, reason: str) -> None:
+async def park(work: OwnedTransaction, intake: Intake, incoming: Incoming, reason: str) -> None:
     """Put the offending message into the dead queue, with the reason."""
     failure = Failure(type="Contradiction", message=reason)
     await work.patience.settle(lambda: intake.park(incoming, Park(reason=REASON, failure=failure)))
     work.parked(reason)
 
 
-async def ack(work: Work, intake: Intake, incoming: Incoming) -> None:
+async def ack(work: OwnedTransaction, intake: Intake, incoming: Incoming) -> None:
     """It is stored: the message may go."""
     crash_point("collect.before_ack")
     await work.patience.settle(lambda: intake.ack(incoming))
@@ -71,7 +127,7 @@ async def ack(work: Work, intake: Intake, incoming: Incoming) -> None:
 class Payloads:
     """Takes the payload messages of a transaction until it is stopped."""
 
-    def __init__(self, work: Work, intake: GroupIntake, *, on_change: Callable[[], None]) -> None:
+    def __init__(self, work: OwnedTransaction, intake: GroupIntake, *, on_change: Callable[[], None]) -> None:
         self._work = work
         self._intake = intake
         self._on_change = on_change
@@ -133,14 +189,14 @@ class Payloads:
         if keys:
             known = await work.patience.until_done(lambda: work.tools.store.find_parts(work.id, keys))
         digests = await digests_of([incoming.message.body for incoming in batch])
-        fresh: list[Fresh] = []
+        fresh: list[NewPart] = []
         for incoming, payload, sha256 in zip(batch, read, digests, strict=True):
             if isinstance(payload, str):
                 self._tasks.create_task(self._park(incoming, payload))
                 continue
             existing = known.get((payload.series, payload.ordinal))
             if existing is None and not self._is_beyond(payload):
-                fresh.append(Fresh(incoming, payload, self._part(incoming, payload, sha256)))
+                fresh.append(NewPart(incoming, payload, self._part(incoming, payload, sha256)))
                 continue
             if existing is not None:
                 emit("collect.skipped", ordinal=payload.ordinal, transaction=work.id)
@@ -153,7 +209,7 @@ class Payloads:
         size_bytes = len(incoming.message.body)
         return Part(series=payload.series, ordinal=payload.ordinal, path=path, size_bytes=size_bytes, sha256=sha256)
 
-    async def _store(self, group: Sequence[Fresh], *, failures: int = 0) -> None:
+    async def _store(self, group: Sequence[NewPart], *, failures: int = 0) -> None:
         """Upload, index and ack; one whose upload fails for now is tried again by itself."""
         work = self._work
         async with work.tools.uploads.hold(len(group)):
@@ -176,10 +232,10 @@ class Payloads:
                 self._tasks.create_task(self._judge(fresh.incoming, fresh.payload, winner, fresh.part.sha256))
         await self._ack(won)
 
-    async def _upload(self, group: Sequence[Fresh], failures: int) -> list[Fresh]:
+    async def _upload(self, group: Sequence[NewPart], failures: int) -> list[NewPart]:
         """Those whose bytes are stored now. Raises what no other attempt can cure."""
         wanted = [
-            Whole(path=fresh.part.path, content=fresh.incoming.message.body, sha256=fresh.part.sha256)
+            BlobContent(path=fresh.part.path, content=fresh.incoming.message.body, sha256=fresh.part.sha256)
             for fresh in group
         ]
         stored = []
@@ -193,7 +249,7 @@ class Payloads:
                 raise outcome
         return stored
 
-    async def _again(self, fresh: Fresh, error: HoldfastError, failures: int) -> None:
+    async def _again(self, fresh: NewPart, error: HoldfastError, failures: int) -> None:
         await self._work.patience.wait(error, failures)
         await self._store([fresh], failures=failures)
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from msgspec import Struct
 
-from holdfast.core.collect import Part, Range, SeriesStand, Transaction, digest, known_set, ranges
+from holdfast.core.collect import Part, Range, SeriesState, Transaction, digest, known_set, ranges
 from holdfast.errors import StorageFailed
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.collect import Index
@@ -62,7 +62,7 @@ async def gaps_of(index: Index, transaction: Transaction) -> list[Gaps]:
     known = known_set(transaction.series, stand)
     found = []
     for name in sorted({*stand, *(known or ())}):
-        series = stand.get(name) or SeriesStand(series=name)
+        series = stand.get(name) or SeriesState(series=name)
         stored: Sequence[Range] = ()
         if series.stored_count and not series.is_complete:
             stored = await index.stored(transaction.id, name, count_max=RANGES_COUNT_MAX)

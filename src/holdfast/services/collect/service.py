@@ -2,6 +2,8 @@
 
 Several collectors may share one store: each owns what it works on by a lease with a heartbeat; what a dead one owned
 is taken over when its lease has run out.
+
+The collector as every face uses it: requests in, views out.
 """
 
 from __future__ import annotations
@@ -9,27 +11,29 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from holdfast.core.collect import (
     REQUEST_BYTES_MAX,
     SERIES_COUNT_MAX,
-    SeriesStand,
+    SeriesState,
     Transaction,
     check_move,
     check_name,
     check_series,
 )
 from holdfast.core.moments import format_duration
+from holdfast.core.requests.results import GapsReply, GapView, ResultsReply, ResultView, StartResultRequest, result_view
 from holdfast.core.states import TransactionState
 from holdfast.errors import HoldfastError, Invalid, StorageFailed, TryAgain
 from holdfast.ports.collect import LeaseLost, LedgerLine
 from holdfast.proof import crash_point
 from holdfast.services.collect.awaiting import request_missing
-from holdfast.services.collect.machine import REASON_CHARACTERS_MAX, Machine
+from holdfast.services.collect.machine import REASON_CHARACTERS_MAX, TransactionRunner
 from holdfast.services.collect.reading import Gaps, StoredPart, gaps_of, parts_in_order
-from holdfast.services.collect.work import Tools, Work
+from holdfast.services.collect.transaction import CollectContext, OwnedTransaction
 from holdfast.telemetry.events import emit
 
 PAGE_COUNT_MAX = 1_000
@@ -39,11 +43,11 @@ LOOK_S = 0.5
 class CollectService:
     """The verbs of the collector. Made by the wiring; `running` is its life."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: CollectContext) -> None:
         self._tools = tools
         self._store = tools.store
         self._owner = f"{os.uname().nodename}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._working: dict[str, tuple[Work, asyncio.Task[None]]] = {}
+        self._working: dict[str, tuple[OwnedTransaction, asyncio.Task[None]]] = {}
         self._news = asyncio.Event()
         self._stopping = False
 
@@ -119,7 +123,7 @@ class CollectService:
             raise Invalid(f"limit is invalid; {count_max} is not from 1 to {PAGE_COUNT_MAX}")
         return await self._store.page(after=after, count_max=count_max)
 
-    async def stand(self, transaction: str) -> Sequence[SeriesStand]:
+    async def stand(self, transaction: str) -> Sequence[SeriesState]:
         """How the series of a transaction stand, by name."""
         await self.find(transaction)
         return [series for _, series in sorted((await self._store.stand(transaction)).items())]
@@ -157,7 +161,7 @@ class CollectService:
         found = await self.find(transaction)
         if found.state is not TransactionState.AWAITING:
             raise Invalid(f"transaction is not awaiting; '{transaction}' is {found.state.value}")
-        return await request_missing(Work(self._tools, found))
+        return await request_missing(OwnedTransaction(self._tools, found))
 
     async def abandon(self, transaction: str, *, reason: str = "by hand") -> Transaction:
         """Give it up: whoever works on it is fenced out, then its queues and index rows go. Raises Invalid."""
@@ -200,13 +204,13 @@ class CollectService:
             self._begin(transaction)
 
     def _begin(self, transaction: Transaction) -> None:
-        work = Work(self._tools, transaction, on_move=self._tell)
+        work = OwnedTransaction(self._tools, transaction, on_move=self._tell)
         task = asyncio.create_task(self._run(work), name=f"transaction {transaction.id}")
         self._working[transaction.id] = (work, task)
 
-    async def _run(self, work: Work) -> None:
+    async def _run(self, work: OwnedTransaction) -> None:
         try:
-            await Machine(work).run()
+            await TransactionRunner(work).run()
         finally:
             if (known := self._working.get(work.id)) is not None and known[0] is work:
                 del self._working[work.id]
@@ -279,3 +283,77 @@ class CollectService:
                 await self._news.wait()
         except TimeoutError:
             return
+
+
+ENDS = frozenset(state.value for state in TransactionState if state.is_end)
+
+
+class Results(Protocol):
+    """Results, here or of a server. Every method raises HoldfastError."""
+
+    async def start(self, request: StartResultRequest) -> ResultView:
+        """Ask for a result, or find the one that has this id."""
+
+    async def page(self, *, after: str = "", limit: int = PAGE_COUNT_MAX) -> ResultsReply:
+        """Transactions by id."""
+
+    async def show(self, transaction: str) -> ResultView:
+        """One, with its series."""
+
+    async def gaps(self, transaction: str) -> GapsReply:
+        """What is missing."""
+
+    def stream(self, transaction: str, series: str) -> AsyncGenerator[bytes, None]:
+        """The bytes of a series in order, up to the first gap."""
+
+    async def abandon(self, transaction: str, *, reason: str) -> ResultView:
+        """Give it up."""
+
+
+class LocalResults:
+    """The collector of this process."""
+
+    def __init__(self, service: CollectService) -> None:
+        self._service = service
+
+    async def start(self, request: StartResultRequest) -> ResultView:
+        if request.request and request.utf8:
+            raise Invalid("request is invalid; give 'bytes' or 'utf8', not both")
+        body = request.request or request.utf8.encode()
+        begun = await self._service.start(
+            body,
+            producer=request.producer,
+            notify=request.notify,
+            transaction_id=request.transaction_id or None,
+            series=request.series,
+        )
+        return result_view(begun)
+
+    async def page(self, *, after: str = "", limit: int = PAGE_COUNT_MAX) -> ResultsReply:
+        found = await self._service.page(after=after, count_max=limit)
+        return ResultsReply(items=[result_view(each) for each in found])
+
+    async def show(self, transaction: str) -> ResultView:
+        found = await self._service.find(transaction)
+        return result_view(found, await self._service.stand(transaction))
+
+    async def gaps(self, transaction: str) -> GapsReply:
+        return GapsReply(
+            items=[
+                GapView(
+                    series=gap.series,
+                    count=gap.count,
+                    stored_count=gap.stored_count,
+                    missing=gap.missing,
+                    is_open=gap.is_open,
+                )
+                for gap in await self._service.gaps(transaction)
+            ]
+        )
+
+    async def stream(self, transaction: str, series: str) -> AsyncGenerator[bytes, None]:
+        async for part in self._service.parts(transaction, series):
+            yield part.body
+
+    async def abandon(self, transaction: str, *, reason: str) -> ResultView:
+        return result_view(await self._service.abandon(transaction, reason=reason))

@@ -15,7 +15,7 @@ from holdfast.core.item import LeasedItem, RetryItem
 from holdfast.core.message import Message
 from holdfast.core.moments import SECOND_US, moment, parse_duration
 from holdfast.core.policy import Park, Wait
-from holdfast.core.verbs import LeaseReply
+from holdfast.core.requests.queue import LeaseReply
 from holdfast.errors import (
     BadIds,
     HoldfastError,
@@ -29,7 +29,7 @@ from holdfast.errors import (
 )
 from holdfast.ports.broker import Incoming, Subscription
 from holdfast.ports.clock import Clock
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 from holdfast.telemetry.events import emit
 
 DEAD_SUFFIX = ".dlq"

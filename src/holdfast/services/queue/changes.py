@@ -8,12 +8,12 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.core import checks
+from holdfast.core.item import PartitionPlace, QueueRecord
 from holdfast.core.moments import parse_duration
-from holdfast.core.queue import PartitionPlace, QueueRecord
-from holdfast.core.verbs import CreateQueueRequest, UpdateQueueRequest
+from holdfast.core.requests.queue import CreateQueueRequest, UpdateQueueRequest
 from holdfast.errors import Invalid, QueueMissing
-from holdfast.ports.queues import Neighbours
-from holdfast.services.queue.distribution import spread
+from holdfast.ports.queue_store import RelatedQueues
+from holdfast.services.queue.batch import spread
 
 Places = Callable[[int], list[PartitionPlace]]
 
@@ -27,7 +27,7 @@ def places_by(affinities: Mapping[str, float]) -> Places:
     return places
 
 
-def created(request: CreateQueueRequest, places: Places) -> Callable[[Neighbours, int], QueueRecord]:
+def created(request: CreateQueueRequest, places: Places) -> Callable[[RelatedQueues, int], QueueRecord]:
     """Checks a new queue's settings now, and its neighbours under the lock."""
     checks.queue_name(request.queue_name)
     _check_texts(request.dead_queue, request.reference)
@@ -47,7 +47,7 @@ def created(request: CreateQueueRequest, places: Places) -> Callable[[Neighbours
         partitions=tuple(places(checks.partitions(request.requested_partitions))),
     )
 
-    def decide(neighbours: Neighbours, now_us: int) -> QueueRecord:
+    def decide(neighbours: RelatedQueues, now_us: int) -> QueueRecord:
         if neighbours.current is not None:
             raise Invalid(f"invalid queue; '{record.name}' already exists")
         check_dead_queue(record, neighbours)
@@ -56,13 +56,13 @@ def created(request: CreateQueueRequest, places: Places) -> Callable[[Neighbours
     return decide
 
 
-def updated(request: UpdateQueueRequest, places: Places) -> Callable[[Neighbours, int], QueueRecord]:
+def updated(request: UpdateQueueRequest, places: Places) -> Callable[[RelatedQueues, int], QueueRecord]:
     """What is left out stays as it is; `""` and `0` are said explicitly."""
     checks.queue_name(request.queue_name)
     dead_queue = "" if request.dead_queue is UNSET else request.dead_queue
     _check_texts(dead_queue, "" if request.reference is UNSET else request.reference)
 
-    def decide(neighbours: Neighbours, now_us: int) -> QueueRecord:
+    def decide(neighbours: RelatedQueues, now_us: int) -> QueueRecord:
         current = neighbours.current
         if current is None:
             raise QueueMissing(request.queue_name)
@@ -94,10 +94,10 @@ def _changed(request: UpdateQueueRequest, current: QueueRecord) -> dict[str, int
     return changes
 
 
-def paused(name: str, *, pause: bool) -> Callable[[Neighbours, int], QueueRecord]:
+def paused(name: str, *, pause: bool) -> Callable[[RelatedQueues, int], QueueRecord]:
     """A paused queue takes items in and gives none out."""
 
-    def decide(neighbours: Neighbours, now_us: int) -> QueueRecord:
+    def decide(neighbours: RelatedQueues, now_us: int) -> QueueRecord:
         if neighbours.current is None:
             raise QueueMissing(name)
         return replace(neighbours.current, paused=pause, updated_at_us=max(now_us, neighbours.current.updated_at_us))
@@ -105,10 +105,10 @@ def paused(name: str, *, pause: bool) -> Callable[[Neighbours, int], QueueRecord
     return decide
 
 
-def deleted(name: str, *, force: bool, item_count: int) -> Callable[[Neighbours], QueueRecord]:
+def deleted(name: str, *, force: bool, item_count: int) -> Callable[[RelatedQueues], QueueRecord]:
     """A dead queue in use stays, also by force; one with items goes only by force."""
 
-    def decide(neighbours: Neighbours) -> QueueRecord:
+    def decide(neighbours: RelatedQueues) -> QueueRecord:
         if neighbours.current is None:
             raise QueueMissing(name)
         others = [source for source in neighbours.source_queues if source != name]
@@ -123,7 +123,7 @@ def deleted(name: str, *, force: bool, item_count: int) -> Callable[[Neighbours]
     return decide
 
 
-def check_dead_queue(record: QueueRecord, neighbours: Neighbours) -> None:
+def check_dead_queue(record: QueueRecord, neighbours: RelatedQueues) -> None:
     """A dead queue exists, is another queue, and neither it nor a dead queue has a dead queue of its own."""
     if not record.dead_queue:
         return

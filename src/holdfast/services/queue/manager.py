@@ -2,6 +2,8 @@
 
 The catalog of the first storage is the truth about which queues exist. On a shared storage other servers change it
 too: a hint, and a poll of at most a second behind it, brings their changes here.
+
+Keeping up with other servers on a shared storage: their hints, and a poll behind them that needs no hint.
 """
 
 from __future__ import annotations
@@ -11,17 +13,68 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 
-from holdfast.core.queue import QueueRecord
-from holdfast.core.verbs import LeaseReply
+from holdfast.core.item import QueueRecord
+from holdfast.core.requests.queue import LeaseReply
 from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDown, StorageFailed
 from holdfast.ports.clock import Clock
-from holdfast.ports.queues import Catalog, DeadTarget, Ended, Forget, Mortality, Redriven, Storage
-from holdfast.services.queue.distribution import place_produce
-from holdfast.services.queue.hooks import Activity, Hooks
-from holdfast.services.queue.lane import Lane
-from holdfast.services.queue.logical import LogicalQueue
+from holdfast.ports.queue_store import Catalog, DeathRules, Ended, Forget, MoveTarget, SentBack, Storage
+from holdfast.services.queue.batch import place_produce
+from holdfast.services.queue.logical_queue import Hooks, LogicalQueue
 from holdfast.services.queue.mover import Mover
+from holdfast.services.queue.storage_share import StorageShare
+from holdfast.services.queue.waiting import InFlight
 from holdfast.telemetry.events import emit
+
+POLL_S = 0.5
+
+
+@asynccontextmanager
+async def keep_up(manager: QueueManager) -> AsyncIterator[None]:
+    """While this is open, changes made by other servers arrive here within a second."""
+    if not manager.shared:
+        yield
+        return
+    tasks = [asyncio.create_task(_follow_catalog(manager), name="catalog poll")]
+    tasks += [
+        asyncio.create_task(_follow(manager, storage), name="storage hints")
+        for storage in manager.storages.values()
+        if storage.abilities.shared
+    ]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _follow_catalog(manager: QueueManager) -> None:
+    seen = -1
+    stale = manager.hinted_catalog()
+    while True:
+        try:
+            version = await manager.catalog.version()
+            if version != seen or stale.is_set():
+                stale.clear()
+                await manager.refresh()
+                seen = version
+        except HoldfastError as error:
+            emit("catalog.failed", error=error.message)
+        manager.poll()
+        try:
+            await asyncio.wait_for(stale.wait(), POLL_S)
+        except TimeoutError:
+            continue
+
+
+async def _follow(manager: QueueManager, storage: Storage) -> None:
+    while True:
+        try:
+            await storage.watch(manager.hint)
+        except HoldfastError as error:
+            emit("catalog.failed", error=error.message)
+        await asyncio.sleep(POLL_S)
+
 
 OPEN_AT_ONCE_COUNT_MAX = 16
 ARRIVALS_COUNT_MAX = 10_000
@@ -41,13 +94,13 @@ class QueueManager(Hooks):
         self.clock = clock
         self.catalog: Catalog = next(iter(self.storages.values())).catalog()
         self.lock = asyncio.Lock()
-        self.activity = Activity()
+        self.activity = InFlight()
         self.closing = False
         self._queues: dict[str, LogicalQueue] = {}
         self._movers: dict[str, Mover] = {}
         self._names: list[str] = []
         self._source_queues: dict[str, list[str]] = {}
-        self._mortalities: dict[str, Mortality] = {}
+        self._mortalities: dict[str, DeathRules] = {}
         self._stale = asyncio.Event()
 
     @property
@@ -153,13 +206,13 @@ class QueueManager(Hooks):
                     f"'{place.storage}', name it in the settings"
                 )
 
-    def _lanes(self, record: QueueRecord) -> list[Lane]:
+    def _lanes(self, record: QueueRecord) -> list[StorageShare]:
         self._check_configured(record)
         places: dict[str, list[int]] = {}
         for place in record.partitions:
             places.setdefault(place.storage, []).append(place.partition)
         return [
-            Lane(
+            StorageShare(
                 storage=name,
                 partitions=partitions,
                 shelves=self.storages[name].shelves(record, partitions),
@@ -251,39 +304,39 @@ class QueueManager(Hooks):
 
     # --- what queues tell -------------------------------------------------------------------------------------
 
-    def mortality(self, queue: LogicalQueue) -> Mortality:
+    def mortality(self, queue: LogicalQueue) -> DeathRules:
         """In a dead queue nothing dies by itself; elsewhere the dead go to the emptiest healthy partition."""
         known = self._mortalities.get(queue.record.name)
         if known is not None:
             return known
         record = queue.record
         if self._source_queues.get(record.name):
-            rules = Mortality(max_attempts=record.max_attempts, immortal=True, retention_us=record.dead_retention_us)
+            rules = DeathRules(max_attempts=record.max_attempts, immortal=True, retention_us=record.dead_retention_us)
         else:
-            rules = Mortality(max_attempts=record.max_attempts, target=self._dead_target(record.dead_queue))
+            rules = DeathRules(max_attempts=record.max_attempts, target=self._dead_target(record.dead_queue))
         if rules.target is None:
             if record.dead_queue and not rules.immortal:
                 # Its dead queue is not open here yet: until it is, nothing may die, least of all into nowhere.
-                return Mortality(immortal=True)
+                return DeathRules(immortal=True)
             # Where the dead go depends on how full the dead queue's partitions are; the rest only on settings.
             self._mortalities[record.name] = rules
         return rules
 
-    def source_target(self, source_queue: str) -> DeadTarget:
+    def source_target(self, source_queue: str) -> MoveTarget:
         """Where what died in a queue goes back to; raises QueueMissing."""
         target = self._dead_target(source_queue)
         if target is None:
             raise QueueMissing(source_queue)
         return target
 
-    def _dead_target(self, dead_queue: str) -> DeadTarget | None:
+    def _dead_target(self, dead_queue: str) -> MoveTarget | None:
         target = self._queues.get(dead_queue) if dead_queue else None
         if target is None:
             return None
         lanes = [lane for lane in target.lanes if lane.healthy] or list(target.lanes)
         counts = {partition: count for lane in lanes for partition, count in lane.un_leased().items()}
         partition = place_produce(counts)
-        return DeadTarget(
+        return MoveTarget(
             queue_name=dead_queue,
             generation=target.record.generation,
             partition=partition,
@@ -303,7 +356,7 @@ class QueueManager(Hooks):
         for item, reason in ended.deleted:
             emit(_DELETED_EVENTS.get(reason, "item.rejected"), queue=record.name, item=item)
 
-    def redriven(self, queue: LogicalQueue, target: DeadTarget, redriven: Redriven) -> None:
+    def redriven(self, queue: LogicalQueue, target: MoveTarget, redriven: SentBack) -> None:
         """Carry what is marked, or wake who waits where it is."""
         emit("item.redriven", queue=queue.record.name, source_queue=target.queue_name, count=len(redriven.ids))
         if not redriven.moved:

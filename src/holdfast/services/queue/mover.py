@@ -17,9 +17,9 @@ from itertools import groupby
 
 from holdfast.errors import HoldfastError, QueueMissing, ShuttingDown
 from holdfast.ports.clock import Clock, Timer
-from holdfast.ports.queues import Arrive, Corpse, DeadTarget, Forget, Remove, Revive
+from holdfast.ports.queue_store import Arrive, DyingItem, Forget, MoveTarget, Remove, Revive
 from holdfast.proof import crash_point
-from holdfast.services.queue.logical import LogicalQueue
+from holdfast.services.queue.logical_queue import LogicalQueue
 from holdfast.telemetry.events import emit
 
 CORPSES_COUNT_MAX = 500
@@ -90,7 +90,7 @@ class Mover:
             raise failed
         return len(corpses)
 
-    async def _carry(self, partition: int, target: DeadTarget, corpses: Sequence[Corpse]) -> None:
+    async def _carry(self, partition: int, target: MoveTarget, corpses: Sequence[DyingItem]) -> None:
         ids = [corpse.source_id for corpse in corpses]
         dead_queue = self._find(target.queue_name)
         if dead_queue is None or dead_queue.record.generation != target.generation:
@@ -144,5 +144,5 @@ class Mover:
             await asyncio.wait([self._task])
 
 
-def _target(corpse: Corpse) -> tuple[int, int]:
+def _target(corpse: DyingItem) -> tuple[int, int]:
     return corpse.target.generation, corpse.target.partition

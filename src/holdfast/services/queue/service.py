@@ -9,10 +9,9 @@ from typing import Any, cast
 from msgspec import Struct
 
 from holdfast.core import checks
-from holdfast.core.item import NewItem
+from holdfast.core.item import NewItem, QueueInfo
 from holdfast.core.moments import format_duration, parse_duration
-from holdfast.core.queue import QueueInfo
-from holdfast.core.verbs import (
+from holdfast.core.requests.queue import (
     ClearRequest,
     CodeReply,
     CompleteRequest,
@@ -33,32 +32,32 @@ from holdfast.core.verbs import (
     ProduceRequest,
     QueueNameRequest,
     QueuesReply,
-    RedriveReply,
-    RedriveRequest,
+    RedriveItemsReply,
+    RedriveItemsRequest,
     Request,
     RetryRequest,
     StatsReply,
     UpdateQueueRequest,
 )
 from holdfast.errors import BadIds, Invalid, ShuttingDown, StorageFailed, UnknownMethod
-from holdfast.ports.queues import (
+from holdfast.ports.queue_store import (
     Clear,
     Complete,
     Counted,
     Delete,
     Extend,
     Extended,
+    IdsRefused,
     Import,
     Imported,
     Operation,
-    Redrive,
-    Redriven,
-    Refused,
     Result,
-    Retry,
+    RetryItems,
+    SendBack,
+    SentBack,
 )
 from holdfast.services.queue import changes
-from holdfast.services.queue.logical import LogicalQueue
+from holdfast.services.queue.logical_queue import LogicalQueue
 from holdfast.services.queue.manager import QueueManager
 from holdfast.telemetry.events import emit
 
@@ -147,7 +146,7 @@ class QueueService:
         for item in request.items:
             checks.text_field(item.reason, what="reason")
         items = list({item.id: item for item in request.items}.values())
-        operation = Retry(request.partition, items, self.manager.mortality(queue))
+        operation = RetryItems(request.partition, items, self.manager.mortality(queue))
         await _settled(queue, operation, request.partition, "retried")
         return OK
 
@@ -232,16 +231,16 @@ class QueueService:
             await self.manager.put(await catalog.change(name, dead_queue="", decide=decide))
         return OK
 
-    async def redrive(self, request: RedriveRequest) -> RedriveReply:
+    async def redrive(self, request: RedriveItemsRequest) -> RedriveItemsReply:
         queue = self._queue(request.queue_name)
         queue.lane_of(request.partition)
         checks.ids(request.ids)
         if request.source_queue == request.queue_name:
             raise Invalid(f"source queue is invalid; '{request.queue_name}' cannot be redriven into itself")
         target = self.manager.source_target(request.source_queue)
-        operation = Redrive(request.partition, _unique(request.ids), target)
-        redriven = cast(Redriven, await queue.operate(operation, partition=request.partition))
-        return RedriveReply(list(redriven.ids))
+        operation = SendBack(request.partition, _unique(request.ids), target)
+        redriven = cast(SentBack, await queue.operate(operation, partition=request.partition))
+        return RedriveItemsReply(list(redriven.ids))
 
     async def reload(self, request: QueueNameRequest) -> CodeReply:
         queue = self._queue(request.queue_name)
@@ -386,12 +385,12 @@ async def _settled(
     queue: LogicalQueue, operation: Operation, partition: int, done: str, timeout_us: int = 60_000_000
 ) -> Result:
     result = await queue.operate(operation, partition=partition, settles=True, timeout_us=timeout_us)
-    if isinstance(result, Refused):
+    if isinstance(result, IdsRefused):
         raise _refusal(done, result)
     return result
 
 
-def _refusal(verb: str, refused: Refused) -> BadIds:
+def _refusal(verb: str, refused: IdsRefused) -> BadIds:
     """The error for ids that do not exist or are not leased; names every one of them in its details."""
     ids = [*refused.missing, *refused.unleased]
     if refused.missing:

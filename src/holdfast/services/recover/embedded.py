@@ -12,15 +12,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from holdfast.core.item import Item
-from holdfast.core.letter_filter import LetterFilter
 from holdfast.core.message import Message
-from holdfast.core.recovery import SAMPLE_CHARACTERS_MAX, Limits, Sample, StoppedBy, Summary
+from holdfast.core.recovery import SAMPLE_CHARACTERS_MAX, RunLimits, Sample, StoppedBy, Summary
+from holdfast.core.selection import LetterFilter
 from holdfast.errors import QueueMissing, ShuttingDown, TryAgain, Unreachable
 from holdfast.ports.clock import Clock
-from holdfast.services.queue.methods import Queues
-from holdfast.services.recover.keeping import LEFT_OUT
-from holdfast.services.recover.notices import Notices
-from holdfast.services.recover.quota import Quota
+from holdfast.services.queue.queues import Queues
+from holdfast.services.recover.limits import Quota
+from holdfast.services.recover.report import Notices
+from holdfast.services.recover.run import LEFT_OUT
 
 PAGE_COUNT_FIRST = 16
 PAGE_COUNT_MAX = 1_000
@@ -48,7 +48,7 @@ class EmbeddedRecovery:
         dead_queue: str,
         run: str,
         clock: Clock,
-        limits: Limits | None = None,
+        limits: RunLimits | None = None,
         where: Sequence[str] = (),
         dry_run: bool = False,
         notices: Notices | None = None,
@@ -56,7 +56,7 @@ class EmbeddedRecovery:
         self.summary = Summary(dead_queue=dead_queue, run=run, dry_run=dry_run)
         self._queues = queues
         self._clock = clock
-        self._limits = limits or Limits()
+        self._limits = limits or RunLimits()
         self._where = LetterFilter(where)
         self._quota = Quota(self._limits.limit, filters=bool(self._where))
         self._notices = notices or Notices()

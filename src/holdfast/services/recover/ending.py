@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from holdfast.core.recovery import Limits, Summary, may_return
+from holdfast.core.recovery import RunLimits, Summary, may_return
 from holdfast.errors import BrokerError
-from holdfast.ports.recovery import DeadLetters, Taken, Verdict, address_text
-from holdfast.services.recover.books import Books
-from holdfast.services.recover.watch import unless
+from holdfast.ports.recovery import DeadLetters, RunLetter, Verdict, address_text
+from holdfast.services.recover.letter_table import LetterTable
+from holdfast.services.recover.limits import unless
 
 LAND_STEP_S = 0.1
 STEADY_COUNT = 3
@@ -28,12 +28,12 @@ class Ending:
     def __init__(
         self,
         letters: DeadLetters,
-        books: Books,
+        books: LetterTable,
         summary: Summary,
-        limits: Limits,
+        limits: RunLimits,
         abandoned: asyncio.Event,
         *,
-        unsent: Iterable[Taken] = (),
+        unsent: Iterable[RunLetter] = (),
     ) -> None:
         self._letters = letters
         self._books = books
@@ -41,7 +41,7 @@ class Ending:
         self._limits = limits
         self._abandoned = abandoned
         self._unsent = list(unsent)
-        self._given_up: set[Taken] = set()  # published, perhaps
+        self._given_up: set[RunLetter] = set()  # published, perhaps
 
     async def run(self, delivery_limit: int | None, *, settle: Callable[[], None], room: asyncio.Event) -> None:
         """Leaves the numbers in the summary."""
@@ -120,9 +120,9 @@ class Ending:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = set(tired)
-        stored: list[Taken] = []
+        stored: list[RunLetter] = []
 
-        def on_outcome(letters: Sequence[Taken], verdict: Verdict, code: int, text: str) -> None:
+        def on_outcome(letters: Sequence[RunLetter], verdict: Verdict, code: int, text: str) -> None:
             waiting.difference_update(letters)
             if verdict is Verdict.CONFIRMED:
                 stored.extend(letters)
@@ -141,7 +141,7 @@ class Ending:
     async def _give_back(self) -> None:
         self._summary.returned += await self._letters.give_back()
 
-    def _forget(self, letters: Sequence[Taken]) -> None:
+    def _forget(self, letters: Sequence[RunLetter]) -> None:
         for letter in letters:
             self._books.held.pop(letter, None)
 

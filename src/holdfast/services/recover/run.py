@@ -3,31 +3,320 @@
 Letters that cannot go (no route, refused, returned, left out by a filter) are held unacked and given back once, at the
 end: given back at once, the broker would deliver them again in a loop. A lost connection gives everything back by
 itself; what comes again is recognised by its bytes, so that nothing is counted or published twice that need not be.
+
+Letters that cannot go: counted with their reason, held unacked, and given back at the end of the run.
+
+What became of letters that were published: those that are stored are written down and acked, the others are kept.
+
+Letters on their way out: at the pace that was asked for, into the backup first, and to exchanges that take them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 
-from holdfast.core.letter_filter import LetterFilter
 from holdfast.core.message import Address
-from holdfast.core.recovery import Limits, StoppedBy, Summary, add_planned, may_return
+from holdfast.core.recovery import RunLimits, StoppedBy, Summary, add_planned, may_return
 from holdfast.core.routes import Mode, RouteTable
+from holdfast.core.selection import LetterFilter
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
 from holdfast.ports.clock import Clock
-from holdfast.ports.recovery import Backup, DeadLetters, Findings, Journal, Taken, address_text
+from holdfast.ports.recovery import Backup, DeadLetters, Journal, Preflight, RunLetter, Verdict, address_text
 from holdfast.proof import crash_point
-from holdfast.services.recover.books import Books
 from holdfast.services.recover.ending import Ending
-from holdfast.services.recover.keeping import LEFT_OUT, Keeper
-from holdfast.services.recover.notices import Notices
-from holdfast.services.recover.quota import Quota
-from holdfast.services.recover.sending import Sender
-from holdfast.services.recover.settling import Settler
-from holdfast.services.recover.watch import Watch, unless, wait
-from holdfast.services.recover.window import Window
+from holdfast.services.recover.letter_table import LetterTable
+from holdfast.services.recover.limits import Quota, RunClock, Window, unless, wait
+from holdfast.services.recover.report import Notices, sample
+
+#: How much longer a publish may take than the run: the run's own clocks decide when it is over.
+PUBLISH_SPARE_S = 60.0
+#: Why a letter is kept that a filter left out.
+LEFT_OUT = "left out by --where"
+
+
+class Keeper:
+    """Holds letters. One that could not bear another return goes back by a publish, at once."""
+
+    def __init__(
+        self,
+        letters: DeadLetters,
+        books: LetterTable,
+        summary: Summary,
+        limits: RunLimits,
+        watch: RunClock,
+        notices: Notices,
+    ) -> None:
+        self.delivery_limit: int | None = None
+        self._letters = letters
+        self._books = books
+        self._summary = summary
+        self._limits = limits
+        self._watch = watch
+        self._notices = notices
+
+    def failed(self, letter: RunLetter, why: str) -> None:
+        """Its publish did not succeed, or would not."""
+        self._summary.failed_at(address_text(letter.address))
+        self.keep(letter, why, failed=True)
+
+    def keep(self, letter: RunLetter, why: str, *, failed: bool = False, warn: bool = True) -> None:
+        """It stays in the queue, for this reason."""
+        reason = self._summary.reason(why)
+        reason.count += 1
+        if reason.sample is None:
+            reason.sample = sample(self._letters.read(letter), letter.route.type)
+        if warn:
+            self._notices.kept(self._summary, why, letter.route.type, count=reason.count, failed=failed)
+        self.hold(letter)
+
+    def hold(self, letter: RunLetter, *, is_put_back: bool = False) -> None:
+        """Unacked, without its body. One that was put back already is not put back again before the end: where a queue
+        bears fewer returns than are spared, it would go round and round."""
+        letter.kept = True
+        if not letter.in_hand:
+            return
+        self._books.hold(letter)
+        if may_return(letter.returns or 0, self.delivery_limit):
+            self._letters.forget(letter)
+            return
+        if is_put_back:
+            return
+        # Now, not at the end: until then a lost connection or a kill would return it once more.
+        self._books.fly([letter])
+        timeout_s = self._watch.left_s() + self._limits.stop_timeout_s + PUBLISH_SPARE_S
+        self._letters.put_back([letter], self._on_put_back, timeout_s=timeout_s)
+
+    def _on_put_back(self, letters: Sequence[RunLetter], verdict: Verdict, code: int, text: str) -> None:
+        """They are in the queue a second time, with a count that begins anew: the first ones go."""
+        landed = self._books.land(letters)
+        if verdict is not Verdict.CONFIRMED:
+            return  # they stay held; the end tries again
+        for letter in landed:
+            self._watch.progressed()
+            self._books.release(letter)
+            self._books.was_put_back(letter)
+            self._summary.put_back += 1
+            if not letter.in_hand or self._letters.ack([letter]):
+                # Its delivery was lost before the ack: both are in the queue now, and nobody can tell them apart.
+                self._summary.possible_duplicates += 1
+
+
+def why_not(verdict: Verdict, code: int, text: str) -> str:
+    """Why a publish did not succeed, in words."""
+    if verdict is Verdict.NACKED:
+        return "nacked: the target does not take it (it is full, or has no leader)"
+    return f"{verdict.value}: {code} {text}" if code else f"{verdict.value}: {text}"
+
+
+#: Refusals that concern the exchange, not the letter: the next one would be refused as well.
+EXCHANGE_REFUSALS = frozenset((403, 404))
+REFUSED_COUNT_MAX = 1_000
+TOPIC = "access to topic"
+
+
+class Settler:
+    """`on_outcome` for every publish. `room` is set whenever letters have left the window."""
+
+    def __init__(
+        self,
+        letters: DeadLetters,
+        books: LetterTable,
+        summary: Summary,
+        keeper: Keeper,
+        watch: RunClock,
+        notices: Notices,
+        journal: Journal | None,
+        room: asyncio.Event,
+    ) -> None:
+        self.stored: list[RunLetter] = []  #: confirmed, and not written down yet
+        self.doubtful: set[RunLetter] = set()  #: published by an earlier run, perhaps
+        self.refused: dict[str | Address, str] = {}  #: exchanges, or keys of one, that take nothing, and why
+        self._letters = letters
+        self._books = books
+        self._summary = summary
+        self._keeper = keeper
+        self._watch = watch
+        self._notices = notices
+        self._journal = journal
+        self._room = room
+        self._settle_due = False
+        self._sent_again_count = 0
+
+    def on_outcome(self, letters: Sequence[RunLetter], verdict: Verdict, code: int, text: str) -> None:
+        """Letters that share this outcome."""
+        landed = self._books.land(letters)
+        if verdict is Verdict.CONFIRMED:
+            for letter in landed:
+                letter.stored = True
+            if self.doubtful:
+                self._summary.possible_duplicates += len(self.doubtful.intersection(landed))
+                self.doubtful.difference_update(landed)
+            self.stored += landed
+            self._settle_soon()
+            return
+        for letter in landed:
+            self._not_stored(letter, verdict, code, text)
+
+    def _not_stored(self, letter: RunLetter, verdict: Verdict, code: int, text: str) -> None:
+        address = letter.address or Address()
+        if verdict is Verdict.REFUSED and code in EXCHANGE_REFUSALS and len(self.refused) < REFUSED_COUNT_MAX:
+            # Rights by topic are rights to keys: the other keys of the exchange may be allowed.
+            self.refused[address if TOPIC in text else address.exchange] = why_not(verdict, code, text)
+        self._summary.unknown += verdict is Verdict.UNKNOWN
+        # Of several queues that a letter goes to, one may have taken it though another did not.
+        some_may_have_it = verdict is Verdict.NACKED and len(self._letters.receivers(address)) != 1
+        self._summary.possible_duplicates += verdict is Verdict.UNKNOWN or some_may_have_it
+        self._keeper.failed(letter, why_not(verdict, code, text))
+        self._watch.progressed()
+        self._room.set()
+
+    def why_refused(self, address: Address) -> str:
+        """What the broker said to the last letter that went there; the empty text when it took it."""
+        return self.refused.get(address.exchange) or self.refused.get(address, "")
+
+    def sending(self, letters: Sequence[RunLetter]) -> None:
+        """Before they are published: what is sent for the second time, perhaps, is told by the next run if this one is
+        killed."""
+        if self.doubtful and self._journal is not None:
+            self._journal.doubt(len(self.doubtful.intersection(letters)))
+
+    def _settle_soon(self) -> None:
+        if not self._settle_due:
+            self._settle_due = True
+            asyncio.get_running_loop().call_soon(self.settle)
+
+    def settle(self) -> None:
+        """Write down that these are published, then ack them."""
+        self._settle_due = False
+        stored, self.stored = self.stored, []
+        if not stored:
+            return
+        crash_point("recover.after_confirm")
+        here = [letter for letter in stored if letter.in_hand]
+        if self._journal is not None:
+            crash_point("recover.before_journal")
+            self._journal.doubt(self._letters.sent_again_count - self._sent_again_count)
+            self._sent_again_count = self._letters.sent_again_count
+            self._journal.confirmed([letter.digest for letter in stored])
+            crash_point("recover.after_journal")
+        self.ack_noted(here)
+        crash_point("recover.after_ack")
+        self._watch.progressed()
+        self._room.set()
+
+    def ack_noted(self, letters: Sequence[RunLetter]) -> None:
+        """Noted before it is sent: a note that came later could be missing for an ack that was sent."""
+        if self._journal is not None:
+            self._journal.acking([letter.digest for letter in letters])
+        self.ack(letters)
+
+    def ack(self, letters: Sequence[RunLetter]) -> None:
+        """They are done; those whose delivery was lost will come again."""
+        missed = set(self._letters.ack(letters))
+        for letter in missed:
+            if letter.in_hand:
+                self._books.miss(letter)
+        done = [letter for letter in letters if letter not in missed] if missed else letters
+        self._books.acked(done)
+        summary = self._summary
+        for route, same in groupby(done, key=attrgetter("route")):
+            summary.went(address_text(route.address), len(list(same)))
+        before = summary.recovered
+        summary.recovered += len(done)
+        self._notices.progressed(summary, before)
+
+
+#: Exchanges that letters name are asked for until there are so many.
+EXCHANGES_COUNT_MAX = 1_000
+
+
+class Sender:
+    """`add` letters that may go, then `send` whenever the run comes by: nothing here waits for a pace."""
+
+    def __init__(
+        self,
+        letters: DeadLetters,
+        books: LetterTable,
+        summary: Summary,
+        keeper: Keeper,
+        settler: Settler,
+        watch: RunClock,
+        limits: RunLimits,
+        backup: Backup | None,
+    ) -> None:
+        self.waiting: deque[RunLetter] = deque()  #: in hand, not sent yet
+        self._letters = letters
+        self._books = books
+        self._summary = summary
+        self._keeper = keeper
+        self._settler = settler
+        self._watch = watch
+        self._limits = limits
+        self._backup = backup
+        self._exchanges: set[str] = set()
+
+    async def add(self, letters: Sequence[RunLetter]) -> None:
+        """They go next. Raises BrokerError, with all of them waiting.
+
+        An exchange is asked for before the first publish to it: one that is refused ends the channel, and with it what
+        is known of all others.
+        """
+        self.waiting += letters
+        names = {letter.route.address.exchange for letter in letters if letter.route.address is not None}
+        for name in names - self._exchanges:
+            if len(self._exchanges) >= EXCHANGES_COUNT_MAX:
+                return
+            why = await self._letters.refusal(name)
+            self._exchanges.add(name)
+            if why:
+                self._settler.refused[name] = why
+                self._keep_those_for(name, why)
+
+    async def send(self) -> bool:
+        """What may go now; False when there is no backup of it: then nothing more may be published."""
+        while count := self._watch.due_count(len(self.waiting)):
+            letters = [self.waiting[place] for place in range(count)] if count < len(self.waiting) else [*self.waiting]
+            if self._backup is not None and not await self._save(self._backup, letters):
+                return False
+            self._settler.sending(letters)
+            crash_point("recover.before_publish")
+            for _ in letters:
+                self.waiting.popleft()
+            self._books.fly(letters)
+            # Longer than the run itself: its own clocks decide when it is over.
+            timeout_s = self._watch.left_s() + self._limits.stop_timeout_s + PUBLISH_SPARE_S
+            self._letters.send(letters, self._settler.on_outcome, timeout_s=timeout_s)
+            crash_point("recover.after_publish")
+        return True
+
+    def lose(self) -> None:
+        """The connection is gone: they will be delivered again."""
+        for letter in self.waiting:
+            self._books.miss(letter)
+        self.waiting.clear()
+
+    async def _save(self, backup: Backup, letters: Sequence[RunLetter]) -> bool:
+        try:
+            await backup.write([self._letters.export(letter) for letter in letters])
+        except OSError as error:
+            why = error.strerror or str(error)
+            self._summary.failure = f"the backup cannot be written, so nothing more was published; {why}"
+            return False
+        return True
+
+    def _keep_those_for(self, exchange: str, why: str) -> None:
+        still, self.waiting = self.waiting, deque()
+        for letter in still:
+            if letter.address is not None and letter.address.exchange == exchange:
+                self._keeper.failed(letter, why)
+            else:
+                self.waiting.append(letter)
+
 
 TICK_S = 0.25
 ALARM_STEP_S = 1.0
@@ -47,7 +336,7 @@ class Recovery:
         run: str,
         table: RouteTable,
         clock: Clock,
-        limits: Limits | None = None,
+        limits: RunLimits | None = None,
         journal: Journal | None = None,
         backup: Backup | None = None,
         where: LetterFilter | None = None,
@@ -58,11 +347,11 @@ class Recovery:
         self._letters = letters
         self._table = table
         self._clock = clock
-        self._limits = limits or Limits()
+        self._limits = limits or RunLimits()
         self._journal = journal
         self._where = where or LetterFilter()
         self._notices = notices or Notices()
-        self._books = Books()
+        self._books = LetterTable()
         self._losses_count = 0  # of connections since the last letter came; each may have returned what we know of
         self._room = asyncio.Event()
         self._stop: StoppedBy | None = None
@@ -75,8 +364,8 @@ class Recovery:
         self._is_counted = False  # the queue counts returns: it is a quorum queue
         # Nothing is asked of a letter but its route.
         self._is_plain = not self._where and not dry_run and table.mode is not Mode.EXCHANGE
-        self._findings: Findings | None = None
-        self._watch = Watch(self._limits, asyncio.get_running_loop().time)
+        self._findings: Preflight | None = None
+        self._watch = RunClock(self._limits, asyncio.get_running_loop().time)
         self._keeper = Keeper(letters, self._books, self.summary, self._limits, self._watch, self._notices)
         self._settler = Settler(
             letters, self._books, self.summary, self._keeper, self._watch, self._notices, journal, self._room
@@ -109,7 +398,7 @@ class Recovery:
         self.stop()
         self._abandoned.set()
 
-    async def run(self, findings: Findings) -> Summary:
+    async def run(self, findings: Preflight) -> Summary:
         """Raises RecoveryLocked or another BrokerError when it cannot begin; after that, the summary says all."""
         self._findings = findings
         self._keeper.delivery_limit = findings.delivery_limit
@@ -214,14 +503,14 @@ class Recovery:
                 return StoppedBy.EMPTY
         return None
 
-    async def _admit(self, batch: Sequence[Taken]) -> None:
+    async def _admit(self, batch: Sequence[RunLetter]) -> None:
         crash_point("recover.after_take")
         now_s, books, take = self._watch.now_s(), self._books, self._quota.take
         self._losses_count = 0
         if books.lost_count:
             self._settler.settle()  # those of them that are confirmed only wait for their ack, once they come again
-        going: list[Taken] = []
-        done: list[Taken] = []
+        going: list[RunLetter] = []
+        done: list[RunLetter] = []
         self._window.came(batch)
         self._is_counted = self._is_counted or any(letter.returns is not None for letter in batch)
         for letter in batch:
@@ -259,13 +548,13 @@ class Recovery:
             there = self._letters.untaken_count + (await self._letters.depth()).ready
             self._quota.starts_with(self._quota.seen_count + there)
 
-    def _is_forgotten(self, letter: Taken) -> bool:
+    def _is_forgotten(self, letter: RunLetter) -> bool:
         """Whether it is one that we were done with, as far as anybody can tell: a broker that was lost forgets acks. It
         is published again, and is not recovered until then; of those that are to be taken it is none."""
         may_be = letter.redelivered and self.summary.interruptions and self.summary.recovered
         return bool(may_be and self._books.was_acked(letter))
 
-    def _came_again(self, letter: Taken, now_s: float) -> bool:
+    def _came_again(self, letter: RunLetter, now_s: float) -> bool:
         """A letter that a lost connection took from us is back, and goes on where it was; True: it was not sent yet."""
         letter.at_s = now_s
         if letter.stored:
@@ -278,7 +567,7 @@ class Recovery:
             self._keeper.hold(letter)
         return False
 
-    def _may_go(self, letter: Taken) -> bool:
+    def _may_go(self, letter: RunLetter) -> bool:
         summary, route = self.summary, letter.route
         if self._is_plain and route.address is not None and not route.blocked and not self._settler.refused:
             return True

@@ -8,19 +8,19 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from holdfast.core.ledger import Act
+from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import LOCKED_HEADERS, SENSITIVE_HEADERS, Content, JsonValue, Letter, NewLetter
-from holdfast.core.letter_selection import Selection, check_selection
 from holdfast.core.moments import moment_or_none
-from holdfast.core.redrive_task import PLAN_COUNT_MAX, Leased, Place, Target
-from holdfast.core.roles import Caller
+from holdfast.core.plan import PLAN_COUNT_MAX, LeasedLetter, Place, Target
+from holdfast.core.requests.roles import Caller
+from holdfast.core.selection import Selection, check_selection
 from holdfast.core.states import LetterState
 from holdfast.errors import BrokerError, Conflict, Forbidden, Invalid, NotFound, StorageFailed
 from holdfast.ports.blobs import BlobMissing, Blobs
 from holdfast.ports.clock import Clock
 from holdfast.ports.custody import DeadQueue, Post
 from holdfast.ports.vault import Vault
-from holdfast.services.capture import COUNT_MAX, IDLE_S, Capture, CaptureReport
+from holdfast.services.vault.capture import COUNT_MAX, IDLE_S, Capture, CaptureReport
 from holdfast.telemetry.events import emit
 
 HEADERS_COUNT_MAX = 200
@@ -196,7 +196,7 @@ class Custody:
             raise NotFound(f"letter does not exist; there is no letter {letter.id}")
         return await self._with_body(found)
 
-    async def contents(self, leased: Sequence[Leased]) -> list[Content | BlobMissing]:
+    async def contents(self, leased: Sequence[LeasedLetter]) -> list[Content | BlobMissing]:
         """What is to be published of letters, with their bodies; one whose body is gone does not hold up the others."""
         return [await self._with_body_or_error(one) for one in await self.vault.redrives.contents(leased)]
 
@@ -214,7 +214,7 @@ class Custody:
         body = b"".join([chunk async for chunk in self._blobs.get(content.blob)])
         return Content(body=body, properties=content.properties, put=content.put, drop=content.drop)
 
-    async def act(self, action: str, selection: Selection, *, expected: int, act: Act, caller: Caller) -> int:
+    async def act(self, action: str, selection: Selection, *, expected: int, act: LedgerAct, caller: Caller) -> int:
         """Archive, restore, discard or resolve a selection: exactly as many as the caller saw, or none."""
         source, target = ACTIONS[action]
         if selection == Selection():
@@ -233,7 +233,7 @@ class Custody:
         self,
         number: int,
         caller: Caller,
-        act: Act,
+        act: LedgerAct,
         *,
         revision: int,
         body: bytes | None,

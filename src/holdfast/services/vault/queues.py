@@ -9,15 +9,24 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.core.groups import Fingerprinter, fingerprint
 from holdfast.core.item import Item, LeasedItem, NewItem
-from holdfast.core.letter import ERROR_CHARACTERS_MAX, NAME_CHARACTERS_MAX, DeathStory, Letter, NewLetter, Origin, clip
+from holdfast.core.letter import (
+    ERROR_CHARACTERS_MAX,
+    NAME_CHARACTERS_MAX,
+    DeathStory,
+    Fingerprinter,
+    Letter,
+    NewLetter,
+    Origin,
+    clip,
+    fingerprint,
+)
 from holdfast.core.message import Address
 from holdfast.core.moments import microseconds
-from holdfast.core.redrive_task import Retries, Target
+from holdfast.core.plan import Retries, Target
 from holdfast.errors import BadIds, HoldfastError, Invalid, NothingToLease, QueueMissing
 from holdfast.ports.custody import Caught, DeadQueue, Parcel, Posted, Reach
-from holdfast.services.queue.methods import Queues
+from holdfast.services.queue.queues import Queues
 
 LEASE_COUNT_MAX = 200
 LIST_COUNT_MAX = 1_000

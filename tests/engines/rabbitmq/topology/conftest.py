@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.engines.rabbitmq import newborn
+from holdfast.engines.rabbitmq import declare as newborn
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from holdfast.core.topology_file import TopologyFile, parse_file
+from holdfast.core.topology.layouts import TopologyFile, parse_file
 from holdfast.engines.rabbitmq.topology import COUNTS_AGE_S_MAX, RabbitTopology
 from holdfast.services.topology import Topologies
 from tests.engines.rabbitmq.admin import Admin

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core.topology_diff import Kind
+from holdfast.core.topology.diff import DifferenceKind
 from holdfast.engines.rabbitmq.consumer import Consumer
 from holdfast.engines.rabbitmq.publisher import Publisher
 from holdfast.engines.rabbitmq.topology import RabbitTopology, default_management
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.errors import BadAddress, BrokerRefused, BrokerUnreachable
 from holdfast.services.topology import Topologies
 from tests.engines.rabbitmq.admin import Admin, outgoing
@@ -28,7 +28,7 @@ async def test_an_example_is_applied_read_back_and_proved(every_admin: Admin, na
     wanted = example(name)
     async with topologies(every_admin) as service:
         plan = await service.plan(wanted)
-        assert {difference.kind for difference in plan.differences} == {Kind.MISSING}
+        assert {difference.kind for difference in plan.differences} == {DifferenceKind.MISSING}
         done = await service.apply(wanted)
         assert done.is_done
         assert len(done.created) == len(plan.differences)
@@ -132,9 +132,9 @@ async def test_nothing_is_deleted_unless_it_is_asked_for(admin: Admin) -> None:
         await admin.bind("q.new", "events", "stray")
         plan = await service.plan(wanted)
         assert {(d.kind, d.what) for d in plan.differences} == {
-            (Kind.SUPERFLUOUS, "binding"),
-            (Kind.SUPERFLUOUS, "queue"),
-            (Kind.SUPERFLUOUS, "exchange"),
+            (DifferenceKind.SUPERFLUOUS, "binding"),
+            (DifferenceKind.SUPERFLUOUS, "queue"),
+            (DifferenceKind.SUPERFLUOUS, "exchange"),
         }
         assert not (await service.apply(wanted, probe=False)).deleted
 
@@ -275,7 +275,7 @@ async def test_odd_things_of_others_are_seen_and_left_alone(every_admin: Admin) 
 
 
 def test_the_management_api_is_looked_for_on_the_brokers_host() -> None:
-    from holdfast.engines.rabbitmq.address import Address
+    from holdfast.engines.rabbitmq.url import BrokerUrl
 
-    assert default_management(Address.parse("amqp://u:p%40@h:5/v")) == "http://u:p%40@h:15672"
-    assert default_management(Address.parse("amqps://u:p@[::1]/v")) == "https://u:p@[::1]:15671"
+    assert default_management(BrokerUrl.parse("amqp://u:p%40@h:5/v")) == "http://u:p%40@h:15672"
+    assert default_management(BrokerUrl.parse("amqps://u:p@[::1]/v")) == "https://u:p@[::1]:15671"

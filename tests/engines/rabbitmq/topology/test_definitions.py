@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.core.topology import Binding, Exchange, Policy, Queue, topology
-from holdfast.core.topology_definitions import Definitions, from_definitions
-from holdfast.core.topology_diff import Kind
+from holdfast.core.topology.definitions import Definitions, from_definitions
+from holdfast.core.topology.diff import DifferenceKind
+from holdfast.core.topology.model import Binding, Exchange, Policy, Queue, topology
 from holdfast.errors import BrokerRefused, Invalid
 from tests.engines.rabbitmq.admin import Admin
 from tests.engines.rabbitmq.topology.house import EXAMPLES, broker, example, topologies
@@ -59,7 +59,10 @@ async def test_what_the_broker_ignores_in_silence_is_named(every_admin: Admin) -
     async with topologies(every_admin) as service:
         done = await service.import_definitions(Definitions(topology=wanted))
         assert set(done.created) == {"queue new", "policy p", "binding x → queue q by 'k'"}
-        assert {(d.kind, d.name) for d in done.remaining} == {(Kind.DIFFERENT, "x"), (Kind.DIFFERENT, "q")}
+        assert {(d.kind, d.name) for d in done.remaining} == {
+            (DifferenceKind.DIFFERENT, "x"),
+            (DifferenceKind.DIFFERENT, "q"),
+        }
         assert "x-max-priority is 3, wanted 5" in " ".join(map(str, done.remaining))
         changed = msgspec.structs.replace(wanted.policies[0], priority=4)
         done = await service.import_definitions(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.engines.rabbitmq.address import Address
 from holdfast.engines.rabbitmq.consumer import Consumer
 from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.topology_probe import HELD_COUNT_MAX, Prober
-from holdfast.engines.rabbitmq.wire import methods
+from holdfast.engines.rabbitmq.topology import HELD_COUNT_MAX, Prober
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.ports.topology import Probe
 from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.engines.rabbitmq.topology.house import file, topologies
@@ -66,7 +66,7 @@ async def test_a_path_that_does_not_lead_there_is_found_out(every_admin: Admin) 
     await every_admin.queue("source")  # without a dead-letter exchange: what is rejected is gone
     await every_admin.queue("end")
     await every_admin.exchange("nowhere", "fanout")
-    prober = Prober(Address.parse(every_admin.node.url(every_admin.vhost)), timeout_s=0.5)
+    prober = Prober(BrokerUrl.parse(every_admin.node.url(every_admin.vhost)), timeout_s=0.5)
     try:
         paths = {
             "unbound": (Probe(name="unbound", exchange="nowhere", key="", arrives_in="end"), "returned"),

@@ -15,9 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from holdfast.engines.folder.blobs import CHUNK_BYTES, FolderBlobs, open_folder_blobs
-from holdfast.engines.folder.partial import Partial, remove_leftovers
-from holdfast.engines.folder.threads import in_thread
-from holdfast.engines.folder.tree import Tree
+from holdfast.engines.folder.files import BlobFolder, PartialFile, in_thread, remove_leftovers
 from holdfast.errors import CannotStart, Invalid, StorageFailed
 from holdfast.ports.blobs import BlobExists, BlobMissing, Blobs, BlobStat
 
@@ -242,7 +240,7 @@ async def test_a_store_that_refuses_says_so_and_the_put_can_be_repeated(
     blobs: FolderBlobs, root: Path, call: str
 ) -> None:
     with (
-        patch(f"holdfast.engines.folder.partial.{call}", side_effect=OSError(28, "No space left on device")),
+        patch(f"holdfast.engines.folder.files.{call}", side_effect=OSError(28, "No space left on device")),
         pytest.raises(StorageFailed, match="blob storage failed; putting 'a': No space left on device"),
     ):
         await blobs.put("a", b"x")
@@ -303,7 +301,7 @@ async def test_opening_removes_what_the_dead_left_and_nothing_of_the_living(root
         await blobs.put("a", b"kept")
         (root / ".partial").mkdir()
         (root / ".partial" / "of-the-dead").write_bytes(b"half")
-        living = Partial(tree := Tree(root))
+        living = PartialFile(tree := BlobFolder(root))
         tree.open()
         living.open()
         async with open_folder_blobs(root) as again:

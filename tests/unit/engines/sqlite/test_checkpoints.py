@@ -21,7 +21,7 @@ from holdfast.engines.sqlite.checkpoints import (
     Checkpoints,
 )
 from holdfast.engines.sqlite.connection import open_writer, transaction
-from holdfast.engines.sqlite.counts import Partition
+from holdfast.engines.sqlite.partition import SqlitePartition
 
 PAGE_BYTES = 4096
 
@@ -114,7 +114,7 @@ def test_a_folding_that_comes_too_late_touches_nothing(tmp_path: Path, threads: 
 
 
 def test_ids_in_a_row_are_the_ids_one_by_one() -> None:
-    partition = Partition(7, (3, 0, 0, 0, 0, 0, 1))
+    partition = SqlitePartition(7, (3, 0, 0, 0, 0, 0, 1))
     for sequence, count in ((4090, 1), (4090, 6), (4090, 7), (4095, 9000), (8192, 4096), (1 << 52, 5000)):
         rows = range(partition.first | sequence, (partition.first | sequence) + count)
         assert partition.ids_of(rows) == [partition.id_of(row) for row in rows]

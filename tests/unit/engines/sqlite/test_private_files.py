@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast.engines.sqlite.connection import open_writer
-from holdfast.engines.sqlite.vault import SqliteDatabase
+from holdfast.engines.sqlite.database import SqliteDatabase
 
 
 @pytest.fixture(params=[0o022, 0o000, 0o277])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engines.rabbitmq.starts import StartBook
+from holdfast.engines.rabbitmq.starts import AttemptLog
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.engines.sqlite import starts as module
@@ -87,10 +87,10 @@ def delivery(tag: int, body: bytes = b"twin") -> Delivery:
 
 async def test_of_twins_each_start_is_charged_to_one(tmp_path: Path, clock: FrozenClock) -> None:
     starts = SqliteStarts(tmp_path, clock=clock)
-    gone = StartBook(starts, "q", holds=lambda _: True)
+    gone = AttemptLog(starts, "q", holds=lambda _: True)
     for _ in range(2):
         gone.begin(delivery(1))
-    book = StartBook(starts, "q", holds=lambda found: found.channel == 1)
+    book = AttemptLog(starts, "q", holds=lambda found: found.channel == 1)
     one, two, other = delivery(1), delivery(2), delivery(3, b"other")
     assert [book.charge(each) for each in (one, two, other)] == [2, 0, 0]
     book.begin(one)
@@ -99,13 +99,13 @@ async def test_of_twins_each_start_is_charged_to_one(tmp_path: Path, clock: Froz
     assert book.charge(two) == 3
     book.end(two)
     assert list(starts.left("q", b"")) == []
-    assert StartBook(starts, "q", holds=lambda _: True).charge(one) == 0
+    assert AttemptLog(starts, "q", holds=lambda _: True).charge(one) == 0
     starts.close()
 
 
 async def test_what_is_given_back_is_charged_when_it_comes_again(tmp_path: Path, clock: FrozenClock) -> None:
     starts = SqliteStarts(tmp_path, clock=clock)
-    book = StartBook(starts, "q", holds=lambda _: True)
+    book = AttemptLog(starts, "q", holds=lambda _: True)
     one, again, held = delivery(1), delivery(2), delivery(3, b"held")
     book.begin(one)
     book.leave(one)

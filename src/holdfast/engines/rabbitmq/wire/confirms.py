@@ -20,7 +20,7 @@ from holdfast.engines.rabbitmq.wire.events import Returned
 from holdfast.engines.rabbitmq.wire.properties import canonical
 
 
-class Kind(enum.Enum):
+class OutcomeKind(enum.Enum):
     """What became of one publish."""
 
     CONFIRMED = "confirmed"  #: stored, durably
@@ -34,22 +34,24 @@ class Kind(enum.Enum):
 class Outcome:
     """What became of one publish, and what the broker said about it."""
 
-    kind: Kind
+    kind: OutcomeKind
     code: int = 0
     text: str = ""
 
     @property
     def stored(self) -> bool:
         """The only answer after which a source may be settled."""
-        return self.kind is Kind.CONFIRMED
+        return self.kind is OutcomeKind.CONFIRMED
 
 
-CONFIRMED = Outcome(Kind.CONFIRMED)
-NACKED = Outcome(Kind.NACKED)
-AMBIGUOUS = Outcome(Kind.UNKNOWN, 0, "a publish like it was returned, and the broker's answer does not say which")
+CONFIRMED = Outcome(OutcomeKind.CONFIRMED)
+NACKED = Outcome(OutcomeKind.NACKED)
+AMBIGUOUS = Outcome(
+    OutcomeKind.UNKNOWN, 0, "a publish like it was returned, and the broker's answer does not say which"
+)
 
 
-class Sent(Protocol):
+class SentPublish(Protocol):
     """What a publish looked like on the wire."""
 
     @property
@@ -62,7 +64,7 @@ class Sent(Protocol):
     def body(self) -> bytes: ...
 
 
-T = TypeVar("T", bound=Sent)
+T = TypeVar("T", bound=SentPublish)
 Likeness: TypeAlias = tuple[str, str, bytes, bytes]
 
 
@@ -136,7 +138,7 @@ class Confirms(Generic[T]):
 
     def returned(self, event: Returned) -> None:
         """A return: finds its publish, whose outcome is told with the ack that follows. Raises UnknownTag."""
-        outcome = Outcome(Kind.RETURNED, event.code, event.text)
+        outcome = Outcome(OutcomeKind.RETURNED, event.code, event.text)
         if self._alike is None:
             self._alike = defaultdict(dict)
             for tag, publish in self._open.items():
@@ -203,7 +205,7 @@ class Confirms(Generic[T]):
 
     def _suspects(self, event: Returned) -> list[int]:
         """Whom a return may be about when it fits none exactly: all that have the closest likeness in flight."""
-        tests: tuple[Callable[[Sent], bool], ...] = (
+        tests: tuple[Callable[[SentPublish], bool], ...] = (
             lambda sent: (
                 (sent.exchange, sent.routing_key, sent.body) == (event.exchange, event.routing_key, event.body)
             ),
@@ -231,5 +233,5 @@ class Confirms(Generic[T]):
             self._lowest += 1
 
 
-def _likeness(publish: Sent) -> Likeness:
+def _likeness(publish: SentPublish) -> Likeness:
     return publish.exchange, publish.routing_key, canonical(publish.properties), publish.body

@@ -72,7 +72,7 @@ class _Content:
         self.parts: list[bytes] = []
 
 
-class Reader:
+class FrameReader:
     """Feed it what came from the socket, in pieces of any size; each call answers the events that are complete."""
 
     def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX, body_bytes_max: int = BODY_BYTES_MAX) -> None:

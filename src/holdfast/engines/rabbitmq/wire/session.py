@@ -2,12 +2,18 @@
 
 It answers by itself what has only one answer (start, tune, close) and leaves its bytes in `take()`. It knows no
 socket and no clock: who owns those sends what it gives, and watches heartbeats.
+
+Methods that carry names, without pamqp's opinion on names.
+
+pamqp takes letters, digits and a few signs; the broker takes any UTF-8 of up to 255 bytes, and so a queue that somebody
+made may be called anything.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pamqp import base
 from pamqp import commands as amqp
@@ -22,8 +28,29 @@ from holdfast.engines.rabbitmq.wire.events import (
     Method,
     Opened,
 )
-from holdfast.engines.rabbitmq.wire.frames import FRAME_BYTES_MAX, ProtocolBroken, Reader
+from holdfast.engines.rabbitmq.wire.frames import FRAME_BYTES_MAX, FrameReader, ProtocolBroken
 from holdfast.engines.rabbitmq.wire.table import Value
+
+F = TypeVar("F", bound=base.Frame)
+
+
+def _any_name(kind: type[F]) -> type[F]:
+    # No __slots__ of its own: pamqp reads there what has to be sent.
+    return type(kind.__name__, (kind,), {"validate": lambda self: None})
+
+
+ExchangeDeclare = _any_name(amqp.Exchange.Declare)
+ExchangeDelete = _any_name(amqp.Exchange.Delete)
+ExchangeBind = _any_name(amqp.Exchange.Bind)
+ExchangeUnbind = _any_name(amqp.Exchange.Unbind)
+QueueDeclare = _any_name(amqp.Queue.Declare)
+QueueDelete = _any_name(amqp.Queue.Delete)
+QueueBind = _any_name(amqp.Queue.Bind)
+QueueUnbind = _any_name(amqp.Queue.Unbind)
+QueuePurge = _any_name(amqp.Queue.Purge)
+Consume = _any_name(amqp.Basic.Consume)
+Get = _any_name(amqp.Basic.Get)
+
 
 CHANNEL_MAX = 2047
 #: RabbitMQ 4.1 and later refuse a smaller frame size.
@@ -68,7 +95,7 @@ class HandshakeFailed(Exception):
     """The broker does not offer what we need; nothing was sent that it could have used."""
 
 
-class Session:
+class AmqpSession:
     """`start()`, then `feed()` what comes and send what `take()` gives."""
 
     def __init__(self, login: Login) -> None:
@@ -79,7 +106,7 @@ class Session:
         self.channel_max = login.channel_max
         self.blocked: str | None = None
         self._login = login
-        self._reader = Reader()
+        self._reader = FrameReader()
         self._replies: list[bytes] = []
         self._channels: set[int] = set()
         self._next_channel = 1

@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response, StreamingResponse
 
-from holdfast.core.letter_selection import decode_cursor, encode_cursor
-from holdfast.core.roles import Role
-from holdfast.faces.api.admin.desk import Desk, Endpoint
+from holdfast.core.requests.roles import Role
+from holdfast.core.selection import decode_cursor, encode_cursor
+from holdfast.faces.api.admin.desk import AdminContext, Endpoint
 from holdfast.faces.api.admin.views import (
     ActionReply,
     HeadReply,
@@ -21,8 +21,8 @@ from holdfast.faces.api.admin.views import (
     TokenRequest,
     TokenView,
 )
-from holdfast.services.ledger import BalanceRow, Verified
 from holdfast.services.vault.custody import check_all_queues
+from holdfast.services.vault.ledgers import BalanceRow, Verified
 
 EVENTS_STEP_S = 1.0
 EVENTS_COUNT_MAX = 3_600
@@ -37,7 +37,7 @@ class VerifyQuery(Struct, frozen=True, kw_only=True):
     anchor: str = ""
 
 
-async def ledger(desk: Desk) -> LedgerReply:
+async def ledger(desk: AdminContext) -> LedgerReply:
     query = desk.query(PageQuery)
     check_all_queues(desk.caller)
     after = decode_cursor("ledger", query.cursor) if query.cursor else 0
@@ -45,19 +45,19 @@ async def ledger(desk: Desk) -> LedgerReply:
     return LedgerReply(rows=rows, next=encode_cursor("ledger", rows[-1].number) if len(rows) == query.limit else "")
 
 
-async def head(desk: Desk) -> HeadReply:
+async def head(desk: AdminContext) -> HeadReply:
     return HeadReply(await desk.office.ledgers.head())
 
 
-async def verify(desk: Desk) -> Verified:
+async def verify(desk: AdminContext) -> Verified:
     return await desk.office.ledgers.verify(anchor=desk.query(VerifyQuery).anchor)
 
 
-async def balance(desk: Desk) -> list[BalanceRow]:
+async def balance(desk: AdminContext) -> list[BalanceRow]:
     return [row for row in await desk.office.ledgers.balance() if desk.caller.may_touch(row.queue)]
 
 
-async def tokens(desk: Desk) -> list[TokenView]:
+async def tokens(desk: AdminContext) -> list[TokenView]:
     check_all_queues(desk.caller)
     return [
         TokenView(
@@ -73,7 +73,7 @@ async def tokens(desk: Desk) -> list[TokenView]:
     ]
 
 
-async def create_token(desk: Desk) -> TokenReply:
+async def create_token(desk: AdminContext) -> TokenReply:
     wanted = desk.body(TokenRequest)
     check_all_queues(desk.caller)
     secret = await desk.office.tokens.create(
@@ -86,19 +86,19 @@ async def create_token(desk: Desk) -> TokenReply:
     return TokenReply(secret)
 
 
-async def revoke_token(desk: Desk) -> ActionReply:
+async def revoke_token(desk: AdminContext) -> ActionReply:
     check_all_queues(desk.caller)
     name = desk.text("name").replace("\x00", "")
     await desk.office.tokens.revoke(name, desk.act(detail=f"token '{name[:200]}'"))
     return ActionReply(1)
 
 
-async def events(desk: Desk) -> Response:
+async def events(desk: AdminContext) -> Response:
     check_all_queues(desk.caller)
     return StreamingResponse(_stream(desk), media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
-async def _stream(desk: Desk) -> AsyncGenerator[bytes, None]:
+async def _stream(desk: AdminContext) -> AsyncGenerator[bytes, None]:
     """Arrivals (the tallies) and progress (the newest tasks), whenever they have changed; ends after an hour."""
     last: dict[str, bytes] = {}
     for _ in range(EVENTS_COUNT_MAX):

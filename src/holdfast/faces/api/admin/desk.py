@@ -9,22 +9,22 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.core.ledger import Act
-from holdfast.core.letter_selection import ID_MAX
-from holdfast.core.roles import Caller
+from holdfast.core.ledger import LedgerAct
+from holdfast.core.requests.roles import Caller
+from holdfast.core.selection import ID_MAX
 from holdfast.errors import BadBody, Invalid, NotFound
-from holdfast.faces.api.door import Door
-from holdfast.wiring_custody import Office
+from holdfast.faces.api.authenticator import Authenticator
+from holdfast.wiring import VaultApp
 
 T = TypeVar("T")
 QUERY_BYTES_MAX = 16_000
 
 
-class Desk:
+class AdminContext:
     """What a handler is given."""
 
     def __init__(
-        self, request: Request, office: Office, door: Door, caller: Caller, *, action: str, body: bytes
+        self, request: Request, office: VaultApp, door: Authenticator, caller: Caller, *, action: str, body: bytes
     ) -> None:
         self.request = request
         self.door = door
@@ -39,9 +39,11 @@ class Desk:
     def now_us(self) -> int:
         return self.custody.clock.now_us()
 
-    def act(self, reason: str = "", detail: str = "") -> Act:
+    def act(self, reason: str = "", detail: str = "") -> LedgerAct:
         """Who does what, for the ledger."""
-        return Act(actor=self.caller.name, action=self.action, origin=self.caller.origin, reason=reason, detail=detail)
+        return LedgerAct(
+            actor=self.caller.name, action=self.action, origin=self.caller.origin, reason=reason, detail=detail
+        )
 
     def body(self, kind: type[T]) -> T:
         """The body as a struct. Raises BadBody or Invalid."""
@@ -84,7 +86,7 @@ class Desk:
         return str(self.request.path_params[name])
 
 
-Handler = Callable[[Desk], Awaitable[msgspec.Struct | list[Any] | Response]]
+Handler = Callable[[AdminContext], Awaitable[msgspec.Struct | list[Any] | Response]]
 
 
 class Endpoint(NamedTuple):

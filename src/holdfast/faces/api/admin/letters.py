@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response, StreamingResponse
 
-from holdfast.core.letter_selection import Selection, check_selection, decode_cursor, encode_cursor
+from holdfast.core.selection import Selection, check_selection, decode_cursor, encode_cursor
 from holdfast.errors import Invalid
-from holdfast.faces.api.admin.desk import Desk, Endpoint, Handler
+from holdfast.faces.api.admin.desk import AdminContext, Endpoint, Handler
 from holdfast.faces.api.admin.views import (
     ActionReply,
     ActionRequest,
@@ -39,7 +39,7 @@ class BodyQuery(Struct, frozen=True, kw_only=True):
     original: bool = False
 
 
-async def search(desk: Desk) -> LettersReply:
+async def search(desk: AdminContext) -> LettersReply:
     page_fields = PageQuery.__struct_fields__
     selection = desk.query(Filter, also=page_fields).selection(desk.now_us)
     query = desk.query(PageQuery, also=Filter.__struct_fields__)
@@ -56,11 +56,11 @@ async def search(desk: Desk) -> LettersReply:
     )
 
 
-async def show(desk: Desk) -> LetterView:
+async def show(desk: AdminContext) -> LetterView:
     return LetterView.of(await desk.custody.letter(desk.number(), desk.caller))
 
 
-async def body(desk: Desk) -> Response:
+async def body(desk: AdminContext) -> Response:
     query = desk.query(BodyQuery)
     letter = await desk.custody.letter(desk.number(), desk.caller)
     content = await desk.custody.content(letter, revision=0 if query.original else query.revision)
@@ -69,7 +69,7 @@ async def body(desk: Desk) -> Response:
     return Response(content.body, media_type="application/octet-stream", headers=headers)
 
 
-async def revisions(desk: Desk) -> list[RevisionView]:
+async def revisions(desk: AdminContext) -> list[RevisionView]:
     letter = await desk.custody.letter(desk.number(), desk.caller)
     return [
         RevisionView(
@@ -85,7 +85,7 @@ async def revisions(desk: Desk) -> list[RevisionView]:
     ]
 
 
-async def edit(desk: Desk) -> EditReply:
+async def edit(desk: AdminContext) -> EditReply:
     wanted = desk.body(EditRequest)
     letter = await desk.custody.letter(desk.number(), desk.caller)
     changed, put, drop = wanted.body, wanted.put, wanted.drop
@@ -106,13 +106,13 @@ async def edit(desk: Desk) -> EditReply:
     return EditReply(number)
 
 
-async def history(desk: Desk) -> HistoryReply:
+async def history(desk: AdminContext) -> HistoryReply:
     letter = await desk.custody.letter(desk.number(), desk.caller)
     return HistoryReply(await desk.vault.ledger.of_letter(letter.id, count_max=HISTORY_COUNT_MAX))
 
 
 def _action(word: str) -> Handler:
-    async def act(desk: Desk) -> ActionReply:
+    async def act(desk: AdminContext) -> ActionReply:
         wanted = desk.body(ActionRequest)
         selection = wanted.selection.selection(desk.now_us)
         count = await desk.custody.act(
@@ -123,14 +123,14 @@ def _action(word: str) -> Handler:
     return act
 
 
-async def export(desk: Desk) -> Response:
+async def export(desk: AdminContext) -> Response:
     selection = desk.query(Filter).selection(desk.now_us)
     check_selection(selection)
     check_queue(desk.caller, selection.queue)
     return StreamingResponse(_lines(desk, selection), media_type="application/jsonl")
 
 
-async def _lines(desk: Desk, selection: Selection) -> AsyncIterator[bytes]:
+async def _lines(desk: AdminContext, selection: Selection) -> AsyncIterator[bytes]:
     before = 0
     while True:
         page = await desk.vault.letters.find(selection, before=before, count_max=EXPORT_PAGE_COUNT)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from holdfast.core.ledger import expand
-from holdfast.core.letter_selection import Selection, decode_cursor, encode_cursor
-from holdfast.core.redrive_task import Plan, RedriveState, Wish
+from holdfast.core.plan import Plan, PlanOptions, RedriveState
+from holdfast.core.selection import Selection, decode_cursor, encode_cursor
 from holdfast.core.states import LetterState
 from holdfast.errors import HoldfastError
-from holdfast.faces.api.admin.desk import Desk, Endpoint
+from holdfast.faces.api.admin.desk import AdminContext, Endpoint
 from holdfast.faces.api.admin.views import (
     CaptureRequest,
     FailedReply,
@@ -22,10 +22,10 @@ from holdfast.faces.api.admin.views import (
     MessagesReply,
     MessageView,
     PageQuery,
-    RedriveReply,
-    RedriveRequest,
+    RedriveQueueReply,
+    RedriveQueueRequest,
 )
-from holdfast.services.capture import CaptureReport
+from holdfast.services.vault.capture import CaptureReport
 from holdfast.services.vault.custody import QueueView, check_all_queues, check_queue
 
 REDRIVE_TIMEOUT_S = 60.0
@@ -42,11 +42,11 @@ class MessagesQuery(Struct, frozen=True, kw_only=True):
     live: bool = False
 
 
-async def queues(desk: Desk) -> list[QueueView]:
+async def queues(desk: AdminContext) -> list[QueueView]:
     return await desk.custody.dead_queues(desk.caller)
 
 
-async def messages(desk: Desk) -> MessagesReply:
+async def messages(desk: AdminContext) -> MessagesReply:
     queue, query = desk.text("queue"), desk.query(MessagesQuery)
     check_queue(desk.caller, queue)
     selection = Selection(queue=queue, state=LetterState.CAPTURED)
@@ -61,9 +61,9 @@ async def messages(desk: Desk) -> MessagesReply:
     return MessagesReply(source="live", messages=views, cost=cost, waiting=waiting)
 
 
-async def redrive(desk: Desk) -> RedriveReply:
+async def redrive(desk: AdminContext) -> RedriveQueueReply:
     """Into the vault, then out of it: committed, then acked; confirmed, then settled."""
-    queue, limit = desk.text("queue"), desk.body(RedriveRequest).limit
+    queue, limit = desk.text("queue"), desk.body(RedriveQueueRequest).limit
     await desk.custody.known(queue, desk.caller)
     plan = await _oldest_that_can_go(desk, queue, limit)
     if (plan.count if plan else 0) < limit and not desk.custody.is_capturing(queue):
@@ -71,10 +71,10 @@ async def redrive(desk: Desk) -> RedriveReply:
         await desk.custody.capture(queue, desk.caller, count_max=count, idle_s=CAPTURE_IDLE_S)
         plan = await _oldest_that_can_go(desk, queue, limit)
     if plan is None:
-        return RedriveReply(redriven=0, kept=0, possible_duplicates=0, reasons={})
+        return RedriveQueueReply(redriven=0, kept=0, possible_duplicates=0, reasons={})
     reasons, left_out_count = Counter({one.why: one.count for one in plan.reasons}), plan.left_out_count
     if not plan.count:
-        return RedriveReply(redriven=0, kept=left_out_count, possible_duplicates=0, reasons=dict(reasons))
+        return RedriveQueueReply(redriven=0, kept=left_out_count, possible_duplicates=0, reasons=dict(reasons))
     if plan.count > limit:
         plan = await _planned(desk, queue, expand(plan.ids)[:limit])
     act = desk.act(reason="re-drive")
@@ -88,7 +88,7 @@ async def redrive(desk: Desk) -> RedriveReply:
         await asyncio.sleep(REDRIVE_STEP_S)
     if task.failed:
         reasons["the broker did not take it"] += task.failed
-    return RedriveReply(
+    return RedriveQueueReply(
         redriven=task.redriven,
         kept=left_out_count + task.total - task.redriven,
         possible_duplicates=max(task.possible_duplicates, task.unknown),
@@ -96,7 +96,7 @@ async def redrive(desk: Desk) -> RedriveReply:
     )
 
 
-async def _oldest_that_can_go(desk: Desk, queue: str, limit: int) -> Plan | None:
+async def _oldest_that_can_go(desk: AdminContext, queue: str, limit: int) -> Plan | None:
     """What cannot go is passed over, or it would be in the way of all others for ever. None when there is no letter."""
     selection = Selection(queue=queue, state=LetterState.CAPTURED)
     count = limit
@@ -110,15 +110,15 @@ async def _oldest_that_can_go(desk: Desk, queue: str, limit: int) -> Plan | None
         count = min(count * 10, PASSED_OVER_MAX)
 
 
-async def _planned(desk: Desk, queue: str, ids: Sequence[int]) -> Plan:
-    return await desk.office.planner.plan(Wish(selection=Selection(ids=tuple(ids), queue=queue)), desk.caller)
+async def _planned(desk: AdminContext, queue: str, ids: Sequence[int]) -> Plan:
+    return await desk.office.planner.plan(PlanOptions(selection=Selection(ids=tuple(ids), queue=queue)), desk.caller)
 
 
-async def captures(desk: Desk) -> list[CaptureReport]:
+async def captures(desk: AdminContext) -> list[CaptureReport]:
     return [one for one in desk.custody.captures() if desk.caller.may_touch(one.queue)]
 
 
-async def start_capture(desk: Desk) -> CaptureReport:
+async def start_capture(desk: AdminContext) -> CaptureReport:
     wanted = desk.body(CaptureRequest)
     if wanted.continuous:
         return await desk.custody.start_capture(wanted.queue, desk.caller)
@@ -128,7 +128,7 @@ async def start_capture(desk: Desk) -> CaptureReport:
         raise
 
 
-async def failed(desk: Desk) -> FailedReply:
+async def failed(desk: AdminContext) -> FailedReply:
     query = desk.query(PageQuery)
     check_all_queues(desk.caller)
     after = decode_cursor("failed", query.cursor) if query.cursor else 0
@@ -156,9 +156,9 @@ ENDPOINTS = (
         "POST",
         "/admin/dlq/queues/{queue}/re-drive",
         redrive,
-        RedriveReply,
+        RedriveQueueReply,
         "Send letters of a queue back to where they died",
-        request=RedriveRequest,
+        request=RedriveQueueRequest,
         is_change=True,
     ),
     Endpoint("captures.list", "GET", "/admin/captures", captures, list[CaptureReport], "Captures of this server"),

@@ -6,11 +6,11 @@ from typing import Literal
 
 from msgspec import Struct
 
-from holdfast.core.groups import Group, GroupStatus
-from holdfast.core.letter_selection import ID_MAX, PAGE_COUNT_DEFAULT, decode_cursor, encode_cursor
-from holdfast.core.redrive_task import Plan, Redrive
+from holdfast.core.letter import Group, GroupStatus
+from holdfast.core.plan import Plan, RedriveTask
+from holdfast.core.selection import ID_MAX, PAGE_COUNT_DEFAULT, decode_cursor, encode_cursor
 from holdfast.errors import NotFound
-from holdfast.faces.api.admin.desk import Desk, Endpoint, Handler
+from holdfast.faces.api.admin.desk import AdminContext, Endpoint, Handler
 from holdfast.faces.api.admin.views import (
     GroupChange,
     GroupsReply,
@@ -33,7 +33,7 @@ class GroupsQuery(Struct, frozen=True, kw_only=True):
     cursor: Text = ""
 
 
-async def groups(desk: Desk) -> GroupsReply:
+async def groups(desk: AdminContext) -> GroupsReply:
     query = desk.query(GroupsQuery)
     check_all_queues(desk.caller)
     after = decode_cursor("groups", query.cursor) if query.cursor else ID_MAX
@@ -43,7 +43,7 @@ async def groups(desk: Desk) -> GroupsReply:
     return GroupsReply(groups=[_view(group) for _, group in found], next=more)
 
 
-async def change_group(desk: Desk) -> GroupView:
+async def change_group(desk: AdminContext) -> GroupView:
     wanted = desk.body(GroupChange)
     check_all_queues(desk.caller)
     status = GroupStatus(wanted.status) if wanted.status else None
@@ -68,15 +68,15 @@ def _view(group: Group) -> GroupView:
     )
 
 
-async def make_plan(desk: Desk) -> Plan:
+async def make_plan(desk: AdminContext) -> Plan:
     return await desk.office.planner.plan(desk.body(PlanRequest).wish(desk.now_us), desk.caller)
 
 
-async def show_plan(desk: Desk) -> Plan:
+async def show_plan(desk: AdminContext) -> Plan:
     return await desk.office.planner.find(desk.text("hash").replace("\x00", ""), desk.caller)
 
 
-async def start(desk: Desk) -> Redrive:
+async def start(desk: AdminContext) -> RedriveTask:
     wanted = desk.body(StartRequest)
     redrive, _ = await desk.office.planner.execute(
         wanted.plan.replace("\x00", ""),
@@ -89,7 +89,7 @@ async def start(desk: Desk) -> Redrive:
     return redrive
 
 
-async def redrives(desk: Desk) -> RedrivesReply:
+async def redrives(desk: AdminContext) -> RedrivesReply:
     query = desk.query(PageQuery)
     check_all_queues(desk.caller)
     before = decode_cursor("redrives", query.cursor) if query.cursor else ID_MAX
@@ -99,7 +99,7 @@ async def redrives(desk: Desk) -> RedrivesReply:
     )
 
 
-async def show(desk: Desk) -> Redrive:
+async def show(desk: AdminContext) -> RedriveTask:
     redrive = await desk.office.redrives.find(desk.number())
     if redrive.wish.selection.queue:
         check_queue(desk.caller, redrive.wish.selection.queue)
@@ -109,7 +109,7 @@ async def show(desk: Desk) -> Redrive:
 
 
 def _change(word: str) -> Handler:
-    async def change(desk: Desk) -> Redrive:
+    async def change(desk: AdminContext) -> RedriveTask:
         redrive = await show(desk)
         return await desk.office.redrives.change(redrive.id, word, desk.act(detail=f"redrive {redrive.id}"))
 
@@ -154,19 +154,19 @@ ENDPOINTS = (
         "POST",
         "/admin/redrives",
         start,
-        Redrive,
+        RedriveTask,
         "Execute a plan, exactly",
         request=StartRequest,
         is_change=True,
     ),
-    Endpoint("redrives.show", "GET", "/admin/redrives/{id}", show, Redrive, "One task and its progress"),
+    Endpoint("redrives.show", "GET", "/admin/redrives/{id}", show, RedriveTask, "One task and its progress"),
     *(
         Endpoint(
             f"redrives.{word}",
             "POST",
             f"/admin/redrives/{{id}}/{word}",
             _change(word),
-            Redrive,
+            RedriveTask,
             f"{word.capitalize()} a task",
             is_change=True,
         )

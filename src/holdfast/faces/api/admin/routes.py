@@ -11,9 +11,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.core.ledger import Act
+from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import NAME_CHARACTERS_MAX, clip
-from holdfast.core.roles import Caller
+from holdfast.core.requests.roles import Caller
 from holdfast.errors import (
     BadBody,
     BrokerError,
@@ -26,11 +26,11 @@ from holdfast.errors import (
     TryAgain,
 )
 from holdfast.faces.api.admin import books, letters, queues, redrives, session
-from holdfast.faces.api.admin.desk import Desk, Endpoint
+from holdfast.faces.api.admin.desk import AdminContext, Endpoint
 from holdfast.faces.api.admin.views import Problem
-from holdfast.faces.api.door import Door
+from holdfast.faces.api.authenticator import Authenticator
 from holdfast.telemetry.events import emit
-from holdfast.wiring_custody import Office
+from holdfast.wiring import VaultApp
 
 BODY_BYTES_MAX = 96 * 1024 * 1024
 PROBLEM = "application/problem+json"
@@ -61,7 +61,7 @@ class _Any(Convertor[str]):
 register_url_convertor("any", _Any())
 
 
-def admin_routes(office: Office, door: Door) -> list[Route]:
+def admin_routes(office: VaultApp, door: Authenticator) -> list[Route]:
     """The routes of all endpoints; one path takes all of its methods."""
     paths: dict[str, dict[str, Endpoint]] = {}
     for endpoint in ENDPOINTS:
@@ -79,7 +79,9 @@ def _matching(path: str) -> str:
     return path.replace("{queue}", "{queue:any}").replace("{name}", "{name:any}").replace("{key}", "{key:any}")
 
 
-def _answering(office: Office, door: Door, methods: dict[str, Endpoint]) -> Callable[[Request], Awaitable[Response]]:
+def _answering(
+    office: VaultApp, door: Authenticator, methods: dict[str, Endpoint]
+) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         try:
             return await _answered(office, door, methods, request)
@@ -94,7 +96,7 @@ def _answering(office: Office, door: Door, methods: dict[str, Endpoint]) -> Call
     return answer
 
 
-async def _answered(office: Office, door: Door, methods: dict[str, Endpoint], request: Request) -> Response:
+async def _answered(office: VaultApp, door: Authenticator, methods: dict[str, Endpoint], request: Request) -> Response:
     caller = door.caller(request.scope)
     endpoint = methods.get("GET" if request.method == "HEAD" else request.method)
     if endpoint is None:
@@ -109,7 +111,7 @@ async def _answered(office: Office, door: Door, methods: dict[str, Endpoint], re
         need = office.needs[endpoint.name]
         if caller.role < need:
             raise Forbidden(f"forbidden; '{endpoint.name}' needs the role {need.word}, you are {caller.role.word}")
-        desk = Desk(request, office, door, caller, action=endpoint.name, body=await _body(request))
+        desk = AdminContext(request, office, door, caller, action=endpoint.name, body=await _body(request))
         reply = await endpoint.handler(desk)
     except Forbidden as error:
         if endpoint.is_change:
@@ -120,9 +122,11 @@ async def _answered(office: Office, door: Door, methods: dict[str, Endpoint], re
     return Response(_encode(reply), media_type="application/json")
 
 
-async def _note_denied(office: Office, caller: Caller, endpoint: Endpoint, request: Request, error: Forbidden) -> None:
+async def _note_denied(
+    office: VaultApp, caller: Caller, endpoint: Endpoint, request: Request, error: Forbidden
+) -> None:
     """Who was refused what, and of which letter or queue, as far as the path says."""
-    act = Act(actor=caller.name, action=endpoint.name, origin=caller.origin, detail=error.message)
+    act = LedgerAct(actor=caller.name, action=endpoint.name, origin=caller.origin, detail=error.message)
     names = request.path_params
     letter = names.get("id", "") if endpoint.path.startswith("/admin/letters/") else ""
     await office.vault.ledger.append(

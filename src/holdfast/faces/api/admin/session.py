@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from holdfast.core.moments import moment
 from holdfast.errors import Conflict, NotFound
-from holdfast.faces.api.admin.desk import Desk, Endpoint
+from holdfast.faces.api.admin.desk import AdminContext, Endpoint
 from holdfast.faces.api.admin.views import ActionReply
-from holdfast.faces.api.door import COOKIE, cookie_of
-from holdfast.services.sessions import SESSION_S, Session
+from holdfast.faces.api.authenticator import COOKIE, cookie_of
+from holdfast.services.vault.access import SESSION_S, WebSession
 
 _encode = msgspec.json.Encoder().encode
 
@@ -28,7 +28,7 @@ class SessionReply(Struct, frozen=True, kw_only=True):
     expires_at: datetime
 
 
-async def open_session(desk: Desk) -> Response:
+async def open_session(desk: AdminContext) -> Response:
     token = desk.door.token_of(desk.request.scope)
     sessions = desk.door.sessions
     if not token or sessions is None:
@@ -40,7 +40,7 @@ async def open_session(desk: Desk) -> Response:
     )
 
 
-async def show_session(desk: Desk) -> SessionReply:
+async def show_session(desk: AdminContext) -> SessionReply:
     sessions = desk.door.sessions
     session = sessions.find(cookie_of(desk.request.scope)) if sessions else None
     if session is None:
@@ -48,7 +48,7 @@ async def show_session(desk: Desk) -> SessionReply:
     return _reply(desk, session)
 
 
-async def close_session(desk: Desk) -> Response:
+async def close_session(desk: AdminContext) -> Response:
     sessions = desk.door.sessions
     closed = sessions is not None and sessions.close(cookie_of(desk.request.scope))
     if closed:
@@ -56,7 +56,7 @@ async def close_session(desk: Desk) -> Response:
     return Response(_encode(ActionReply(int(closed))), media_type="application/json", headers=_set_cookie(desk, "", 0))
 
 
-def _reply(desk: Desk, session: Session) -> SessionReply:
+def _reply(desk: AdminContext, session: WebSession) -> SessionReply:
     caller = desk.caller
     return SessionReply(
         name=caller.name,
@@ -67,7 +67,7 @@ def _reply(desk: Desk, session: Session) -> SessionReply:
     )
 
 
-def _set_cookie(desk: Desk, secret: str, age_s: int) -> dict[str, str]:
+def _set_cookie(desk: AdminContext, secret: str, age_s: int) -> dict[str, str]:
     """Never for a script to read, never sent along from another site, and over https alone where there is https."""
     secure = "; Secure" if desk.request.url.scheme == "https" else ""
     cookie = f"{COOKIE}={secret}; Path=/; Max-Age={age_s}; HttpOnly; SameSite=Strict{secure}"

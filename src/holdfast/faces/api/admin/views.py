@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from holdfast.core.groups import GroupStatus
 from holdfast.core.ledger import LedgerRow
-from holdfast.core.letter import Letter, NewLetter
-from holdfast.core.letter_selection import ID_MAX, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX, TEXT_CHARACTERS_MAX, Selection
+from holdfast.core.letter import GroupStatus, Letter, NewLetter
 from holdfast.core.moments import microseconds, moment, moment_or_none, parse_duration
-from holdfast.core.redrive_task import Canary, Redrive, Target, Wish
+from holdfast.core.plan import Canary, PlanOptions, RedriveTask, Target
+from holdfast.core.selection import ID_MAX, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX, TEXT_CHARACTERS_MAX, Selection
 from holdfast.core.states import LetterState
 
 Id = Annotated[int, Meta(ge=1, le=ID_MAX)]
@@ -175,13 +174,13 @@ class MessagesReply(Struct, frozen=True, kw_only=True):
     waiting: int | None
 
 
-class RedriveRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RedriveQueueRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many letters of a queue to send back."""
 
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 10
 
 
-class RedriveReply(Struct, frozen=True, kw_only=True):
+class RedriveQueueReply(Struct, frozen=True, kw_only=True):
     """What became of them. Kept ones are in the vault."""
 
     redriven: int
@@ -271,9 +270,9 @@ class PlanRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     force: bool = False
     canary: Canary | None = None
 
-    def wish(self, now_us: int) -> Wish:
+    def wish(self, now_us: int) -> PlanOptions:
         """The same for the planner."""
-        return Wish(
+        return PlanOptions(
             selection=self.selection.selection(now_us),
             target=self.target,
             max_per_s=self.max_per_s,
@@ -295,7 +294,7 @@ class StartRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class RedrivesReply(Struct, frozen=True, kw_only=True):
     """A page of tasks."""
 
-    redrives: list[Redrive]
+    redrives: list[RedriveTask]
     next: str = ""
 
 

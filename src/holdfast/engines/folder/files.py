@@ -1,0 +1,438 @@
+"""Several blobs in one go: each step is taken for all of them before the next, so that they share what a step costs.
+
+The fsyncs of the files go at the same time, one fsync of a directory makes all names in it durable, and whoever waits
+for all of it changes threads once. Everything here blocks and is called in a thread.
+
+A blob that is being written: a temporary file, locked while its writer lives, linked to its name at the end.
+
+The temporaries of a store lie together in one directory of it, on the same file system, so that what a crash
+left behind is found without walking the store. A writer holds a lock on its file, and the lock goes with the
+process, however it ends. So a file that can be locked by somebody else is a leftover, even when several
+processes share the folder. Everything here blocks and is called in a thread.
+
+A blob that is being written and has no name yet: if its writer dies, the kernel forgets it and nothing is left.
+
+Where the file system cannot do that, `Partial` stands in. Everything here blocks and is called in a thread.
+
+The folder underneath: directories reached without following links, made so that a crash cannot undo them.
+
+Everything here blocks and is called in a thread. Directories are never removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from holdfast.proof import crash_point
+
+P = ParamSpec("P")
+
+
+T = TypeVar("T")
+
+
+#: Threads that mostly wait for the disk: more than processors, and not those that others wait for.
+THREADS_COUNT_MAX = 32
+_threads = ThreadPoolExecutor(THREADS_COUNT_MAX, thread_name_prefix="folder")
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Like asyncio.to_thread, but a cancellation goes out only after the thread is done.
+
+    A thread cannot be stopped. If the caller went on at once, it would close a descriptor under the thread,
+    and the thread's next write could go to whichever file got that number.
+    """
+    running = asyncio.get_running_loop().run_in_executor(_threads, partial(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError:
+                continue  # the first one is raised below
+        if not running.cancelled():
+            running.exception()  # seen: the cancellation is what the caller gets
+        raise
+
+
+PARTIAL = (".partial",)
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class PartialFile:
+    """Open, write, `publish` or not, and `close` in any case."""
+
+    def __init__(self, tree: BlobFolder) -> None:
+        self.size_bytes = 0
+        self._tree = tree
+        self._name = ""
+        self._file = -1
+        self._digest = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def open(self) -> None:
+        """Make the temporary file. Raises OSError."""
+        with self._tree.directory(PARTIAL, create=True) as folder:
+            while True:
+                self._name = uuid.uuid4().hex
+                self._file = os.open(self._name, CREATE, mode=0o600, dir_fd=folder)
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+                if os.fstat(self._file).st_nlink > 0:
+                    return
+                # Somebody who opened the store took it for a leftover before it was locked.
+                os.close(self._file)
+
+    def write(self, data: bytes) -> None:
+        """Append. Raises OSError; then the file is only good for closing."""
+        self._digest.update(data)
+        self.size_bytes += len(data)
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+
+    def publish(self, segments: tuple[str, ...]) -> None:
+        """Give it its name, durably. Raises FileExistsError when the name is taken; then nothing changed.
+
+        A link never replaces what is there, unlike a rename. The bytes are on the disk before the name is, so
+        that whoever sees the name finds all of them, after a power cut too.
+        """
+        crash_point("blobs.after_write")
+        os.fsync(self._file)
+        crash_point("blobs.after_fsync")
+        with (
+            self._tree.directory(PARTIAL) as source,
+            self._tree.directory(segments[:-1], create=True) as target,
+        ):
+            os.link(self._name, segments[-1], src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+            crash_point("blobs.after_rename")
+            self._tree.sync(segments[:-1], target)
+
+    def close(self) -> None:
+        """Remove the temporary name; a published blob keeps its own. May be called when `open` failed."""
+        if self._file < 0:
+            return
+        try:
+            with suppress(FileNotFoundError), self._tree.directory(PARTIAL) as folder:
+                os.unlink(self._name, dir_fd=folder)
+        finally:
+            os.close(self._file)
+            self._file = -1
+
+
+def remove_leftovers(tree: BlobFolder) -> int:
+    """Remove the temporaries whose writers are gone; returns how many. Raises OSError."""
+    removed = 0
+    for name, _ in tree.entries(PARTIAL)[1]:
+        with suppress(FileNotFoundError, BlockingIOError), tree.directory(PARTIAL) as folder:
+            file = os.open(name, LOOK, dir_fd=folder)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(name, dir_fd=folder)
+                removed += 1
+            finally:
+                os.close(file)
+    return removed
+
+
+#: What a system says that has no files without a name, or no way to give them one.
+CANNOT = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.EPERM, errno.EXDEV})
+
+
+class UnnamedFile:
+    """Open, write, sync, link or not, and `close` in any case. The name is durable when its directory is synced."""
+
+    def __init__(self) -> None:
+        self._file = -1
+
+    def open(self, folder: int) -> bool:
+        """Make the file in a directory; false where that cannot be done. Raises OSError."""
+        try:
+            self._file = os.open(".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        except OSError as error:
+            if error.errno in CANNOT:
+                return False
+            raise
+        return True
+
+    def write(self, data: bytes) -> None:
+        """Append. Raises OSError; then the file is only good for closing."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+
+    def sync(self) -> None:
+        """Put the bytes on the disk. Raises OSError."""
+        crash_point("blobs.after_write")
+        os.fsync(self._file)
+        crash_point("blobs.after_fsync")
+
+    def link(self, name: str, folder: int) -> bool:
+        """Give it its name; false where that cannot be done. Raises FileExistsError when the name is taken."""
+        try:
+            os.link(f"/proc/self/fd/{self._file}", name, dst_dir_fd=folder, follow_symlinks=True)
+        except OSError as error:
+            if error.errno in CANNOT:
+                return False
+            raise
+        crash_point("blobs.after_rename")
+        return True
+
+    def close(self) -> None:
+        """Without a name by now, it is gone. May be called when `open` failed."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+DURABLE_COUNT_MAX = 10_000
+HELD_COUNT_MAX = 64
+
+
+class _Sync:
+    """The fsyncs of one directory: who has asked, and up to whom it is done."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+        self.asked = 0
+        self.done = 0
+
+
+class BlobFolder:
+    """A root directory, held open. Paths are walked from it one segment at a time, never through a link."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root.absolute()
+        self._root = -1
+        self._durable: set[tuple[str, ...]] = set()
+        self._lock = threading.Lock()
+        self._syncs: dict[tuple[str, ...], _Sync] = {}
+        self._held: dict[tuple[str, ...], int] = {}
+
+    def open(self) -> None:
+        """Make the root where it is missing, and hold on to it. Raises OSError."""
+        for folder in [*reversed(self._path.parents), self._path]:
+            if not folder.exists():
+                folder.mkdir(mode=0o700, exist_ok=True)
+                fsync_folder(folder.parent)
+        # Whoever made it may have died before the fsync; but its parent need not be ours to open.
+        with suppress(PermissionError):
+            fsync_folder(self._path.parent)
+        self._root = os.open(self._path, DIRECTORY)
+
+    def close(self) -> None:
+        """Let go of the root. May be called when `open` failed, and more than once."""
+        while self._held:
+            os.close(self._held.popitem()[1])
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+
+    def held(self, segments: tuple[str, ...]) -> int | None:
+        """A descriptor of a directory that is made if it is missing, kept open until `close`: for who comes often.
+
+        None when too many are kept. Raises what `directory` raises.
+        """
+        known = self._held.get(segments)
+        if known is not None or len(self._held) >= HELD_COUNT_MAX:
+            return known
+        with self.directory(segments, create=True) as found, self._lock:
+            if segments not in self._held:
+                self._held[segments] = os.dup(found)
+            return self._held[segments]
+
+    @contextmanager
+    def directory(self, segments: Sequence[str], *, create: bool = False) -> Iterator[int]:
+        """A descriptor. Raises FileNotFoundError, and NotADirectoryError for a link or a file on the way."""
+        current = os.dup(self._root)
+        try:
+            for depth, segment in enumerate(segments, start=1):
+                if create:
+                    self._make(current, tuple(segments[:depth]))
+                below = os.open(segment, DIRECTORY | os.O_NOFOLLOW, dir_fd=current)
+                os.close(current)
+                current = below
+            yield current
+        finally:
+            os.close(current)
+
+    def sync(self, segments: Sequence[str], descriptor: int) -> None:
+        """Put what was linked into a directory on the disk. Those who ask at the same time share one fsync."""
+        with self._lock:
+            sync = self._syncs.setdefault(tuple(segments), _Sync())
+            sync.users += 1
+            sync.asked += 1
+            ticket = sync.asked
+        try:
+            with sync.lock:
+                if sync.done < ticket:
+                    upto = sync.asked  # everybody up to here has linked before this fsync begins
+                    os.fsync(descriptor)
+                    sync.done = upto
+        finally:
+            with self._lock:
+                sync.users -= 1
+                if not sync.users:
+                    self._syncs.pop(tuple(segments), None)
+
+    def entries(self, segments: Sequence[str]) -> tuple[list[str], list[tuple[str, int]]]:
+        """The directories, and the files with their sizes; links and other things are left out."""
+        directories: list[str] = []
+        files: list[tuple[str, int]] = []
+        try:
+            with self.directory(segments) as current, os.scandir(current) as found:
+                for entry in found:
+                    with suppress(FileNotFoundError):  # deleted meanwhile
+                        status = entry.stat(follow_symlinks=False)
+                        if stat.S_ISDIR(status.st_mode):
+                            directories.append(entry.name)
+                        elif stat.S_ISREG(status.st_mode):
+                            files.append((entry.name, status.st_size))
+        except (FileNotFoundError, NotADirectoryError):
+            return [], []
+        return directories, files
+
+    def _make(self, parent: int, segments: tuple[str, ...]) -> None:
+        """Make the directory if it is missing, and see once per process that its entry is on the disk.
+
+        That it exists is not enough: whoever made it may have died before the fsync.
+        """
+        if segments in self._durable:
+            return  # directories are never removed
+        with suppress(FileExistsError):
+            os.mkdir(segments[-1], mode=0o700, dir_fd=parent)
+        os.fsync(parent)
+        with self._lock:
+            if len(self._durable) >= DURABLE_COUNT_MAX:
+                self._durable.clear()
+            self._durable.add(segments)
+
+
+def is_file(name: str, folder: int) -> bool:
+    """Whether the entry is a plain file; a link to one is not. Raises FileNotFoundError."""
+    return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+
+
+def fsync_folder(path: Path) -> None:
+    descriptor = os.open(path, DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+#: Threads that do nothing but fsync. Those who wait for them are others, so that nobody waits for himself.
+_syncs = ThreadPoolExecutor(THREADS_COUNT_MAX, thread_name_prefix="fsync")
+
+
+class BlobWrite:
+    """One blob on its way: it is done, or has its error; or neither, where there are no files without a name."""
+
+    def __init__(self, tree: BlobFolder, segments: tuple[str, ...], content: bytes) -> None:
+        self.segments = segments
+        self.error: OSError | None = None
+        self.is_done = False
+        self.folder = -1
+        self._content = content
+        self._tree = tree
+        self._own = -1
+        self._file = UnnamedFile()
+        self._is_going = True
+
+    def write(self) -> None:
+        """Make the file and fill it."""
+        folder = self._tree.held(self.segments[:-1])
+        if folder is None:
+            with self._tree.directory(self.segments[:-1], create=True) as found:
+                folder = self._own = os.dup(found)
+        self.folder = folder
+        self._is_going = self._file.open(folder)
+        if self._is_going:
+            self._file.write(self._content)
+
+    def sync(self) -> None:
+        """Put its bytes on the disk, before its name is: whoever sees the name finds all of them."""
+        self._file.sync()
+
+    def link(self) -> None:
+        """Give it its name."""
+        self._is_going = self._file.link(self.segments[-1], self.folder)
+
+    @property
+    def is_going(self) -> bool:
+        """Whether the next step is to be taken."""
+        return self._is_going and self.error is None
+
+    def attempt(self, step: Callable[[], None]) -> None:
+        """One step, unless an earlier one was the last."""
+        if self.is_going:
+            try:
+                step()
+            except OSError as error:
+                self.error = error
+
+    def close(self) -> None:
+        """Let go of everything; without a name by now, it is gone."""
+        self._file.close()
+        if self._own >= 0:
+            os.close(self._own)
+            self._own = -1
+
+
+def put_together(tree: BlobFolder, blobs: Sequence[tuple[tuple[str, ...], bytes]]) -> list[BlobWrite]:
+    """Put each under its path, durably. What goes wrong with one is its own."""
+    entries = [BlobWrite(tree, segments, content) for segments, content in blobs]
+    try:
+        for entry in entries:
+            entry.attempt(entry.write)
+        _sync_files([entry for entry in entries if entry.is_going])
+        for entry in entries:
+            entry.attempt(entry.link)
+        _sync_folders(tree, [entry for entry in entries if entry.is_going])
+    finally:
+        for entry in entries:
+            entry.close()
+    return entries
+
+
+def _sync_files(written: Sequence[BlobWrite]) -> None:
+    """All at the same time: where an fsync takes long, several take hardly longer than one."""
+    others = [_syncs.submit(entry.attempt, entry.sync) for entry in written[1:]]
+    for entry in written[:1]:
+        entry.attempt(entry.sync)
+    for other in others:
+        other.result()
+
+
+def _sync_folders(tree: BlobFolder, linked: Sequence[BlobWrite]) -> None:
+    by_folder: dict[tuple[str, ...], list[BlobWrite]] = {}
+    for entry in linked:
+        by_folder.setdefault(entry.segments[:-1], []).append(entry)
+    for segments, entries in by_folder.items():
+        try:
+            tree.sync(segments, entries[0].folder)
+        except OSError as error:
+            for entry in entries:
+                entry.error = error
+            continue
+        for entry in entries:
+            entry.is_done = True

@@ -1,1 +1,0 @@
-SELECT value FROM holdfast.kept WHERE key = $1::text

@@ -1,1 +1,0 @@
-SELECT generation, record FROM holdfast.queues WHERE name = $1::text AND record <> ''

@@ -1,1 +1,0 @@
-UPDATE holdfast.catalog SET version = version + 1

@@ -1,1 +1,0 @@
-SELECT generation, record FROM holdfast.queues WHERE record <> '' ORDER BY name

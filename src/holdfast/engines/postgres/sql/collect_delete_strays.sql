@@ -1,1 +1,0 @@
-DELETE FROM holdfast.collect_strays WHERE transaction_id = $1::text

@@ -1,1 +1,0 @@
-SELECT path FROM holdfast.collect_strays WHERE transaction_id = $1::text

@@ -1,1 +1,0 @@
-DELETE FROM holdfast.items WHERE id = ANY ($1::bigint[])

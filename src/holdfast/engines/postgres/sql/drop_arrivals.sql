@@ -1,1 +1,0 @@
-DELETE FROM holdfast.arrivals WHERE queue = $1::bigint

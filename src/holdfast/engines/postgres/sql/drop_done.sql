@@ -1,1 +1,0 @@
-DELETE FROM holdfast.dropped WHERE generation = $1::bigint

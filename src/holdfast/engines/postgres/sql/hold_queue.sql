@@ -1,1 +1,0 @@
-SELECT holdfast.hold_queue($1::bigint, $2::bigint)

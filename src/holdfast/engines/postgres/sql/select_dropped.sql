@@ -1,1 +1,0 @@
-SELECT generation FROM holdfast.dropped LIMIT 100

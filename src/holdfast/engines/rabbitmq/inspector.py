@@ -1,0 +1,497 @@
+"""What a plan wants to know of RabbitMQ before a letter is sent: whether an address routes, which queues get a copy,
+and how long a letter that fails there takes to be dead again.
+
+AMQP tells whether queues and exchanges are there; bindings and delays only the management API can say.
+
+What takes the delivery limit of a dead-letter queue away, for people: a sentence, and a command to be copied.
+
+What the user may do that a recovery needs, asked before the first letter is taken.
+
+The management API shows the rights of every user, but to administrators only. AMQP answers by refusing: a binding that
+does not exist can be removed by whoever may write to its exchange, and an unroutable message comes back to whoever may
+write to the default exchange; neither changes anything. Whether the queue may be read is seen when it is consumed.
+
+What is looked at before a recovery takes its first letter: broker, alarms, limits, and whether targets route.
+
+AMQP tells whether queues and exchanges are there. What they are bound to, their type and their limits only the
+management API can say; without it the delivery limit is assumed from the broker's version, on the safe side.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pamqp import base
+
+from holdfast.core.message import Address as Destination
+from holdfast.core.plan import Retries
+from holdfast.core.routes import Mode, RouteTable
+from holdfast.core.topology.model import DEAD_EXCHANGE, DEAD_KEY, TTL, Version, effective
+from holdfast.engines.rabbitmq.bindings import Bindings
+from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.management import ManagedPermission, ManagedQueue, Management
+from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.recovery_lock import ACCESS_REFUSED, NoEvents, lock_name
+from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.wire import properties
+from holdfast.engines.rabbitmq.wire import session as methods
+from holdfast.engines.rabbitmq.wire.confirms import OutcomeKind
+from holdfast.errors import BrokerRefused, HoldfastError
+from holdfast.ports.custody import Reach
+from holdfast.ports.recovery import Depth, Permission, Preflight
+
+#: Where nobody could say which policy the queue has: above those that people usually make.
+PRIORITY_UNSEEN = 100
+
+
+def cure(queue: str, vhost: str, version: Version, info: ManagedQueue | None, priority: int) -> str:
+    """In lines; a command has the last one to itself."""
+    if version < Version(4, 0):
+        return "a queue without x-delivery-limit, or a policy without delivery-limit"
+    own = info.arguments.get("x-delivery-limit") if info else None
+    if isinstance(own, int) and own >= 0:
+        return f"a queue that is declared without x-delivery-limit {own}, which no policy takes away"
+    definition = {"delivery-limit": -1}
+    if info is None:
+        replaced = " (a queue has one policy: a policy of lower priority that the queue has is no longer in force)"
+    elif info.policy:
+        # Whatever else it sets for this queue would be gone with it.
+        definition = {**info.effective_policy, **definition}
+        replaced = f" (a queue has one policy: this one is in place of '{info.policy}', whose settings it keeps)"
+    else:
+        replaced = ""
+    words = ["rabbitmqctl", "set_policy", "-p", vhost, "--priority", str(priority), "--apply-to", "queues"]
+    words += [f"no-limit.{queue}", f"^{re.escape(queue)}$", json.dumps(definition)]
+    return f"a policy{replaced}:\n{shlex.join(words)}"
+
+
+async def priority_above(management: Management, info: ManagedQueue | None) -> int:
+    """Of a policy that is in force instead of the one that the queue has."""
+    if info is None or not info.policy:
+        return 0
+    try:
+        policies = await management.policies(info.vhost)
+    except HoldfastError:
+        return PRIORITY_UNSEEN
+    return next((one.priority + 1 for one in policies if one.name == info.policy), PRIORITY_UNSEEN)
+
+
+#: What the default exchange is called where rights are given.
+DEFAULT_EXCHANGE = "amq.default"
+#: One that every broker has, to ask about others with.
+SOURCES = ("amq.direct", "amq.fanout")
+TIMEOUT_S = 5.0
+
+
+async def find_rights(
+    connection: Connection,
+    publisher: Publisher,
+    queue: str,
+    table: RouteTable,
+    found: Preflight,
+    management: str | None,
+) -> list[Permission]:
+    """Of the user of this connection: to read the queue (if any), to take its lock, to write to every exchange."""
+    login = connection.address.login
+    shown = None
+    if management is not None and found.has_management and login.mechanism == "PLAIN":
+        shown = await _shown(management, login.vhost, login.user)
+    rights = []
+    if queue:
+        lock = lock_name(queue)
+        rights = [
+            Permission(verb="read", what=f"queue '{queue}'", given=_given(shown, "read", queue)),
+            Permission(verb="configure", what=f"its lock '{lock}'", given=_given(shown, "configure", lock)),
+        ]
+    for exchange in _exchanges(table, found):
+        if any(text.startswith(not_there(exchange)) for text in found.missing):
+            continue  # a binding to what is not there can be removed by everybody
+        given = _given(shown, "write", exchange or DEFAULT_EXCHANGE)
+        if given is None:
+            given = await (may_write(connection, exchange) if exchange else _may_write_by_default(publisher))
+        rights.append(
+            Permission(verb="write", what=f"exchange '{exchange}'" if exchange else "the default exchange", given=given)
+        )
+    return rights
+
+
+def _exchanges(table: RouteTable, found: Preflight) -> Iterable[str]:
+    names = dict.fromkeys(address.exchange for address in table.fixed_addresses())
+    if table.mode is Mode.SOURCE or found.delivery_limit is not None:
+        names[""] = None  # also for what goes back by a publish
+    return names
+
+
+async def _shown(management: str, vhost: str, user: str) -> ManagedPermission | None:
+    """None where nobody tells us: we are no administrator, or another service decides."""
+    try:
+        async with Management(management, timeout_s=TIMEOUT_S) as api:
+            return await api.permission(vhost, user)
+    except HoldfastError:
+        return None
+
+
+def _given(shown: ManagedPermission | None, verb: str, name: str) -> bool | None:
+    if shown is None:
+        return None
+    pattern: str = getattr(shown, verb)
+    try:
+        return bool(pattern) and re.search(pattern, name) is not None
+    except re.error:
+        return None  # the broker's expressions know more than ours
+
+
+async def may_write(connection: Connection, exchange: str) -> bool | None:
+    """Asked by removing a binding that cannot be there. The right to write is looked at before that to read."""
+    source = SOURCES[exchange == SOURCES[0]]
+    channel = await connection.channel(NoEvents())
+    try:
+        await channel.call(methods.ExchangeUnbind(destination=exchange, source=source, routing_key=uuid.uuid4().hex))
+    except BrokerRefused as error:
+        if error.reply_code != ACCESS_REFUSED:
+            return None
+        return f"exchange '{exchange}'" not in error.message
+    await connection.close_channel(channel)
+    return True
+
+
+async def _may_write_by_default(publisher: Publisher) -> bool | None:
+    nowhere = Outgoing("", f"holdfast.nowhere.{uuid.uuid4().hex}", properties.encode({}), b"")
+    outcome = await publisher.publish(nowhere, timeout_s=TIMEOUT_S)
+    if outcome.kind is OutcomeKind.RETURNED:
+        return True
+    return False if outcome.kind is OutcomeKind.REFUSED and outcome.code == ACCESS_REFUSED else None
+
+
+NOT_FOUND = 404
+#: Since 4.0 every quorum queue has it unless told otherwise.
+DELIVERY_LIMIT_DEFAULT = 20
+MANAGEMENT_TIMEOUT_S = 5.0
+
+
+class Inspection:
+    """`run` once, on the connection that will consume."""
+
+    def __init__(self, connection: Connection, queue: str, management: str | None) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._management = management
+        self._seen: Bindings | None = None
+        self._info: ManagedQueue | None = None
+        self._priority = PRIORITY_UNSEEN
+
+    def receivers(self, address: Destination) -> list[str]:
+        """The queues that a message with this address reaches; none when nobody could say."""
+        if not address.exchange:
+            return [address.routing_key]
+        reached = self._seen.reached(address.exchange, address.routing_key) if self._seen else None
+        return sorted(reached or ())
+
+    def blocked(self, address: Destination) -> str:
+        """Why nothing that is sent there gets to where it is meant for; empty when it does, or nobody could say."""
+        exchange, key = address.exchange, address.routing_key
+        where = f"exchange '{exchange}', key '{key}'"
+        if self._queue and self._queue in self.receivers(address):
+            return f"cyclic: {where}: leads into the dead-letter queue itself"
+        if self._seen is None or not exchange or not (other := self._seen.only_alternate(exchange, key)):
+            return ""
+        return f"unroutable: {where}: only the alternate exchange '{other}' takes it"
+
+    async def alarm(self) -> str:
+        """Why the broker takes no publishes; empty when it does, or the management API does not say."""
+        if self._management is None or self._seen is None:
+            return ""
+        try:
+            async with Management(self._management, timeout_s=MANAGEMENT_TIMEOUT_S) as management:
+                alarm = await management.alarms()
+        except HoldfastError:
+            return ""
+        return f"the broker takes no publishes: {alarm}" if alarm else ""
+
+    async def refusal(self, connection: Connection, exchange: str) -> str:
+        """Why every publish to this exchange would be refused; empty when it would not, or nobody can say."""
+        self._connection = connection  # that of the start may be lost
+        try:
+            await self._ask(methods.ExchangeDeclare(exchange=exchange, passive=True))
+        except BrokerRefused as error:
+            return f"refused: {error.message}" if error.reply_code == NOT_FOUND else ""
+        return ""
+
+    async def run(self, table: RouteTable) -> Preflight:
+        """Raises BrokerRefused when the queue is not there or may not be read. Without a queue: of the targets."""
+        session = self._connection.session
+        answer = await self._ask(methods.QueueDeclare(queue=self._queue, passive=True)) if self._queue else None
+        product = str(session.server_properties.get("product") or "broker")
+        found = Preflight(
+            broker=f"{product} {session.version}",
+            depth=Depth(
+                ready=int(getattr(answer, "message_count", 0) or 0),
+                consumers=int(getattr(answer, "consumer_count", 0) or 0),
+            ),
+        )
+        version = _version(session.version)
+        if self._queue:
+            found.delivery_limit = DELIVERY_LIMIT_DEFAULT if version >= Version(4, 0) else None
+            found.limit_is_assumed = True
+        self._seen = world = await self._world(found)
+        if self._info is not None and world is not None:
+            _limits(found, self._info, version)
+        if found.delivery_limit is not None:
+            info = self._info if world is not None else None
+            found.cure = cure(self._queue, self._connection.address.login.vhost, version, info, self._priority)
+        may_be_quorum = found.queue_type in ("quorum", "")
+        found.gives_back_at_tail = may_be_quorum and version < Version(4, 0) and not found.delivery_limit
+        for destination in table.fixed_addresses():
+            await self._check(destination, world, found)
+        if table.mode is Mode.EXCHANGE and world is None:
+            found.warnings.append("which other queues get a copy cannot be said without the management API")
+        named = sorted({f"'{one.exchange}'" for one in table.fixed_addresses() if one.exchange})
+        if world is None and (named or table.mode not in (Mode.SOURCE, Mode.PLACE)):
+            found.warnings.append(
+                f"whether the keys of {', '.join(named) or 'exchanges'} reach a queue, or an alternate exchange only, "
+                "cannot be known without the management API"
+            )
+        return found
+
+    async def _check(self, destination: Destination, world: Bindings | None, found: Preflight) -> None:
+        key, exchange = destination.routing_key, destination.exchange
+        if not exchange:
+            if key == self._queue:
+                found.cycles.append(f"queue '{key}' is the dead-letter queue itself")
+            elif not await self._there(methods.QueueDeclare(queue=key, passive=True), found):
+                found.missing.append(f"queue '{key}' does not exist")
+            return
+        if not await self._there(methods.ExchangeDeclare(exchange=exchange, passive=True), found):
+            found.missing.append(f"{not_there(exchange)} (route with key '{key}')")
+            return
+        if world is None:
+            return
+        reached = world.reached(exchange, key)
+        if reached is None:
+            found.warnings.append(f"whether exchange '{exchange}' routes '{key}' depends on headers, not checked")
+            return
+        if not reached:
+            found.missing.append(f"exchange '{exchange}' routes key '{key}' to no queue")
+        elif other := world.only_alternate(exchange, key):
+            found.missing.append(
+                f"exchange '{exchange}' routes key '{key}' to no queue: only the alternate exchange '{other}' takes it"
+            )
+        elif self._queue in reached:
+            found.cycles.append(f"exchange '{exchange}' routes key '{key}' into '{self._queue}' itself")
+        found.copies = {**found.copies, str(destination): sorted(reached)}
+
+    async def _there(self, passive: base.Frame, found: Preflight) -> bool:
+        try:
+            await self._ask(passive)
+        except BrokerRefused as error:
+            if error.reply_code == NOT_FOUND:
+                return False
+            found.warnings.append(f"a target could not be checked; {error.message}")
+        return True
+
+    async def _ask(self, method: base.Frame) -> base.Frame:
+        """On a channel of its own: every refusal closes one."""
+        channel = await self._connection.channel(NoEvents())
+        answer = await channel.call(method)
+        await self._connection.close_channel(channel)
+        return answer
+
+    async def _world(self, found: Preflight) -> Bindings | None:
+        if self._management is None:
+            return None
+        vhost = self._connection.address.login.vhost
+        try:
+            async with Management(self._management, timeout_s=MANAGEMENT_TIMEOUT_S) as management:
+                overview = await management.overview()
+                ours = str(self._connection.session.server_properties.get("cluster_name") or "")
+                if overview.cluster_name != ours:
+                    found.warnings.append(
+                        f"the management API at {management.address} is that of another broker "
+                        f"('{overview.cluster_name}', not '{ours}'); not used"
+                    )
+                    return None
+                found.alarm = await management.alarms() or ""
+                self._info = await management.queue(vhost, self._queue) if self._queue else None
+                self._priority = await priority_above(management, self._info)
+                world = Bindings(await management.exchanges(vhost), await management.bindings(vhost))
+        except HoldfastError as error:
+            found.warnings.append(f"the management API could not be asked, checks are fewer; {error.message}")
+            return None
+        found.has_management = True
+        return world
+
+
+def not_there(exchange: str) -> str:
+    """How the findings say that an exchange is missing."""
+    return f"exchange '{exchange}' does not exist"
+
+
+def _limits(found: Preflight, info: ManagedQueue, version: Version) -> None:
+    found.queue_type = info.type
+    found.limit_is_assumed = False
+    if info.type != "quorum":
+        found.delivery_limit = None
+        return
+    given = [info.arguments.get("x-delivery-limit"), info.effective_policy.get("delivery-limit")]
+    finite = [limit for limit in given if isinstance(limit, int) and limit >= 0]
+    unlimited = any(limit == -1 for limit in given)
+    if finite:
+        found.delivery_limit = min(finite)
+    elif version >= Version(4, 0) and not unlimited:
+        found.delivery_limit = DELIVERY_LIMIT_DEFAULT
+    else:
+        found.delivery_limit = None
+        if unlimited and version < Version(4, 0):
+            found.delivery_limit = 0
+            found.warnings.append(f"queue '{info.name}' has x-delivery-limit -1, which this version takes for zero")
+
+
+def _version(text: str) -> Version:
+    try:
+        return Version.parse(text)
+    except HoldfastError:
+        return Version(3, 0)
+
+
+LOOK_TIMEOUT_S = 10.0
+MS_PER_S = 1_000
+WAITS_IN_A_ROW_MAX = 10
+
+
+class _World:
+    """Queues with what holds for them, and their bindings."""
+
+    def __init__(self, queues: dict[str, dict[str, Any]], bindings: Bindings) -> None:
+        self.queues = queues
+        self._bindings = bindings
+
+    def reached(self, address: Destination) -> set[str] | None:
+        """Queues that get it; None where headers decide."""
+        if not address.exchange:
+            return {address.routing_key} & self.queues.keys()
+        return self._bindings.reached(address.exchange, address.routing_key)
+
+    def only_alternate(self, address: Destination) -> str:
+        """The alternate exchange that takes it because no binding does; empty when one does."""
+        return self._bindings.only_alternate(address.exchange, address.routing_key) if address.exchange else ""
+
+    def dead_from(self, queue: str) -> set[str] | None:
+        """Where its dead letters go, when the queue says with which key."""
+        exchange, key = self.queues[queue].get(DEAD_EXCHANGE), self.queues[queue].get(DEAD_KEY)
+        if not isinstance(exchange, str):
+            return None
+        return self.reached(Destination(exchange=exchange, routing_key=key if isinstance(key, str) else ""))
+
+    def delay_s(self, queue: str) -> float | None:
+        """How long a message sits in it before it goes on; None when it is no wait queue."""
+        ttl = self.queues[queue].get(TTL)
+        return ttl / MS_PER_S if isinstance(ttl, int) and self.dead_from(queue) else None
+
+    def waits_of(self, queue: str) -> list[float]:
+        """The delays of the wait queues that lead back into it, the shortest first."""
+        found = [
+            delay_s
+            for name in self.queues
+            if name != queue and (delay_s := self.delay_s(name)) is not None and queue in (self.dead_from(name) or ())
+        ]
+        return sorted(found)
+
+
+class Outlook:
+    """`look` and `ladder_s` on connections of their own."""
+
+    def __init__(self, address: BrokerUrl, management: str | None, retries: Retries) -> None:
+        self._address = address
+        self._management = management
+        self._retries = retries
+
+    async def look(self, addresses: Sequence[Destination]) -> dict[Destination, Reach]:
+        """Where each address leads now."""
+        found: dict[Destination, Reach] = {}
+        async with await Connection.open(self._address.named("holdfast custody")) as connection:
+            world, trouble = await self._world(connection) if any(one.exchange for one in addresses) else (None, "")
+            for address in dict.fromkeys(addresses):
+                found[address] = await _looked(connection, address, world, trouble)
+        return found
+
+    async def ladder_s(self, addresses: Sequence[Destination]) -> float | None:
+        """The longest of all; None when nothing tells of one of them."""
+        async with await Connection.open(self._address.named("holdfast custody")) as connection:
+            world, _ = await self._world(connection)
+        if world is None:
+            return self._retries.ladder_s()
+        ladders = [self._of_address(world, address) for address in dict.fromkeys(addresses)]
+        known = [ladder for ladder in ladders if ladder is not None]
+        return max(known) if known and len(known) == len(ladders) else None
+
+    def _of_address(self, world: _World, address: Destination) -> float | None:
+        queues = world.reached(address)
+        ladders = [self._of_queue(world, queue) for queue in queues or ()]
+        known = [ladder for ladder in ladders if ladder is not None]
+        return max(known) if known and len(known) == len(ladders) else self._retries.ladder_s()
+
+    def _of_queue(self, world: _World, queue: str, waits: int = 0) -> float | None:
+        if queue not in world.queues or waits > WAITS_IN_A_ROW_MAX:
+            return self._retries.ladder_s()
+        delay_s = world.delay_s(queue)
+        if delay_s is not None:  # a wait queue: it sits there first
+            further = [self._of_queue(world, name, waits + 1) for name in world.dead_from(queue) or ()]
+            known = [ladder for ladder in further if ladder is not None]
+            return delay_s + max(known) if known and len(known) == len(further) else None
+        if steps := world.waits_of(queue):
+            return self._retries.ladder_s(steps)
+        # What is rejected is dead at once, where the broker does it and there is no wait queue.
+        dead = world.dead_from(queue)
+        return self._retries.ladder_s() if self._retries.delays_s or not dead else 0.0
+
+    async def _world(self, connection: Connection) -> tuple[_World | None, str]:
+        """What the management API shows, or why it shows nothing."""
+        if self._management is None:
+            return None, "there is no management API in the settings"
+        vhost = self._address.login.vhost
+        try:
+            async with Management(self._management, timeout_s=LOOK_TIMEOUT_S) as api:
+                ours = str(connection.session.server_properties.get("cluster_name") or "")
+                if (await api.overview()).cluster_name != ours:
+                    return None, f"the management API at {api.address} is that of another broker"
+                bindings = Bindings(await api.exchanges(vhost), await api.bindings(vhost))
+                queues = await api.queues(vhost)
+        except HoldfastError as error:
+            return None, f"the management API could not be asked; {error.message}"
+        return _World({one.name: effective(one.arguments, one.effective_policy) for one in queues}, bindings), ""
+
+
+async def _looked(connection: Connection, address: Destination, world: _World | None, trouble: str) -> Reach:
+    exchange, key = address.exchange, address.routing_key
+    if not exchange:
+        why = await _refusal(connection, methods.QueueDeclare(queue=key, passive=True))
+        return Reach(why=why, queues=() if why else (key,))
+    if why := await _refusal(connection, methods.ExchangeDeclare(exchange=exchange, passive=True)):
+        return Reach(why=why, queues=())
+    if world is None:
+        seen = "is seen only when letters are published, and what an alternate exchange takes not even then"
+        return Reach(note=f"whether {address} routes {seen}: {trouble}")
+    reached = world.reached(address)
+    if reached is None:
+        return Reach(note=f"whether {address} routes depends on headers and was not checked")
+    nowhere = f"exchange '{exchange}' routes key '{key}' to no queue"
+    if other := world.only_alternate(address):
+        # It would be confirmed, and lie where nobody looks for it.
+        return Reach(why=f"{nowhere}: only the alternate exchange '{other}' takes it", queues=())
+    return Reach(why="" if reached else nowhere, queues=tuple(sorted(reached)))
+
+
+async def _refusal(connection: Connection, method: base.Frame) -> str:
+    """On a channel of its own: every refusal closes one."""
+    channel = await connection.channel(NoEvents())
+    try:
+        await channel.call(method)
+    except BrokerRefused as error:
+        return error.message
+    await connection.close_channel(channel)
+    return ""

@@ -1,1 +1,0 @@
-UPDATE letters SET acked = :acked WHERE id IN_IDS

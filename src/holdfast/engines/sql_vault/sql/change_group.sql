@@ -1,1 +1,0 @@
-UPDATE failure_groups SET status = :status, note = :note WHERE key = :key

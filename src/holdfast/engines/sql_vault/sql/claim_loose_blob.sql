@@ -1,1 +1,0 @@
-DELETE FROM loose_blobs WHERE blob = :blob AND doomed = 0 RETURNING blob

@@ -1,1 +1,0 @@
-SELECT status, count(*) FROM redrive_letters WHERE redrive = :redrive GROUP BY status

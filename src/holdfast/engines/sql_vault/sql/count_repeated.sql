@@ -1,1 +1,0 @@
-SELECT count(*) FROM redrive_letters WHERE redrive = :redrive AND repeated = 1

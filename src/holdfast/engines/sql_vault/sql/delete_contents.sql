@@ -1,1 +1,0 @@
-DELETE FROM contents WHERE letter IN_IDS

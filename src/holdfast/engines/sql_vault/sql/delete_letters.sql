@@ -1,1 +1,0 @@
-DELETE FROM letters WHERE id IN_IDS

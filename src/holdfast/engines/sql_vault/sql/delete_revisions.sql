@@ -1,1 +1,0 @@
-DELETE FROM revisions WHERE letter IN_IDS

@@ -1,1 +1,0 @@
-SELECT value FROM counters WHERE name = :name

@@ -1,1 +1,0 @@
-SELECT state, holder, held_until FROM redrives WHERE id = :redrive

@@ -1,1 +1,0 @@
-SELECT state FROM redrives WHERE id = :redrive

@@ -1,2 +1,0 @@
-INSERT INTO contents (letter, properties, blob, headers, shown, error_stack, body)
-VALUES (:id, :properties, :blob, :headers, :shown, :error_stack, :body)

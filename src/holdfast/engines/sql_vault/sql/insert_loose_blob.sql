@@ -1,1 +1,0 @@
-INSERT INTO loose_blobs (blob, due_at) VALUES (:blob, :due_at)

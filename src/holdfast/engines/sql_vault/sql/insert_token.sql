@@ -1,1 +1,0 @@
-INSERT INTO tokens (name, document) VALUES (:name, :document) ON CONFLICT (name) DO NOTHING RETURNING name

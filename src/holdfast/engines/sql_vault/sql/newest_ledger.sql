@@ -1,1 +1,0 @@
-SELECT number, mac FROM ledger ORDER BY number DESC LIMIT 1

@@ -1,1 +1,0 @@
-SELECT DISTINCT blob FROM contents WHERE letter IN_IDS AND blob <> ''

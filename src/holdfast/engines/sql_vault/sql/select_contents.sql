@@ -1,1 +1,0 @@
-SELECT letter, body, properties, blob FROM contents WHERE letter IN_IDS

@@ -1,1 +1,0 @@
-SELECT queue, state, count FROM tallies WHERE state = 'deleted' AND count <> 0

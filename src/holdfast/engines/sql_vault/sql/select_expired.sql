@@ -1,1 +1,0 @@
-SELECT id FROM letters WHERE state = :state AND changed_at < :before ORDER BY id LIMIT :count_max

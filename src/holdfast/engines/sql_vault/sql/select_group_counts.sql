@@ -1,1 +1,0 @@
-SELECT grp, count(*) FROM letters WHERE id IN_IDS GROUP BY grp

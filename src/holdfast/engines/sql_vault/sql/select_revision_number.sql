@@ -1,1 +1,0 @@
-SELECT revision, state, queue FROM letters WHERE id = :letter

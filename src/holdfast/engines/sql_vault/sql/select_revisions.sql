@@ -1,1 +1,0 @@
-SELECT number, body, headers, dropped, at, actor, note FROM revisions WHERE letter = :letter ORDER BY number

@@ -1,1 +1,0 @@
-SELECT id, queue, state FROM letters WHERE id IN_IDS ORDER BY id

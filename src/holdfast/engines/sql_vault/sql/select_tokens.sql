@@ -1,1 +1,0 @@
-SELECT document, revoked_at FROM tokens ORDER BY name

@@ -1,1 +1,0 @@
-UPDATE redrives SET holder = :holder, held_until = :until WHERE id = :redrive

@@ -1,1 +1,0 @@
-UPDATE redrives SET state = :state, why = :why WHERE id = :redrive

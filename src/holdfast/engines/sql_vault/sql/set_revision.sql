@@ -1,1 +1,0 @@
-UPDATE letters SET revision = :number, changed_at = :now WHERE id = :letter

@@ -1,1 +1,0 @@
-UPDATE failure_groups SET count = count - :count WHERE key = :key

@@ -1,1 +1,0 @@
-INSERT INTO files (generation, doomed) VALUES (?, 1) ON CONFLICT DO UPDATE SET doomed = 1

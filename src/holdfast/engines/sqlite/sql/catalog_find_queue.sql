@@ -1,1 +1,0 @@
-SELECT generation, record FROM queues WHERE name = ?

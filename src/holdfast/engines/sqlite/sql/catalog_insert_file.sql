@@ -1,1 +1,0 @@
-INSERT INTO files (generation) VALUES (?) ON CONFLICT DO NOTHING

@@ -1,1 +1,0 @@
-INSERT INTO queues (name, dead_queue, record) VALUES (?, ?, ?)

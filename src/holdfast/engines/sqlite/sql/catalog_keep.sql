@@ -1,1 +1,0 @@
-INSERT INTO kept (key, value) VALUES (?, ?) ON CONFLICT DO NOTHING

@@ -1,1 +1,0 @@
-SELECT generation, doomed FROM files

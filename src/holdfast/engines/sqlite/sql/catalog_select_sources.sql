@@ -1,1 +1,0 @@
-SELECT name FROM queues WHERE dead_queue = ? AND dead_queue <> '' ORDER BY name

@@ -1,1 +1,0 @@
-UPDATE queues SET dead_queue = ?2, record = ?3 WHERE generation = ?1

@@ -1,2 +1,0 @@
-SELECT series, count(*), sum(size_bytes), max(ordinal) FROM parts
-WHERE transaction_id = ?1 GROUP BY series

@@ -1,1 +1,0 @@
-DELETE FROM series WHERE transaction_id = ?1

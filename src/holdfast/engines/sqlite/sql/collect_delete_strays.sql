@@ -1,1 +1,0 @@
-DELETE FROM strays WHERE transaction_id = ?1

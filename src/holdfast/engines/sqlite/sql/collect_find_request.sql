@@ -1,1 +1,0 @@
-SELECT request FROM transactions WHERE id = ?1

@@ -1,1 +1,0 @@
-INSERT INTO ledger (at, transaction_id, action, reason, detail) VALUES (?1, ?2, ?3, ?4, ?5)

@@ -1,1 +1,0 @@
-INSERT INTO strays (transaction_id, path) VALUES (?1, ?2) ON CONFLICT DO NOTHING

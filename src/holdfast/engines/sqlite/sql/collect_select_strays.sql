@@ -1,1 +1,0 @@
-SELECT path FROM strays WHERE transaction_id = ?1

@@ -1,1 +1,0 @@
-DELETE FROM arrivals WHERE source_id = ?

@@ -1,1 +1,0 @@
-DELETE FROM dying WHERE id = ?

@@ -1,1 +1,0 @@
-DELETE FROM ready WHERE id BETWEEN ?1 AND ?2 AND expire_at > ?3 AND attempts < ?4

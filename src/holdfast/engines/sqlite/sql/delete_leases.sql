@@ -1,1 +1,0 @@
-DELETE FROM leases WHERE id IN (SELECT value FROM json_each(?))

@@ -1,1 +1,0 @@
-DELETE FROM scheduled WHERE id = ?

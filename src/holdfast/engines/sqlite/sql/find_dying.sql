@@ -1,1 +1,0 @@
-SELECT created_at, expire_at, attempts FROM dying WHERE id = ?

@@ -1,1 +1,0 @@
-INSERT INTO arrivals (source_id, source_queue) VALUES (?, ?) ON CONFLICT DO NOTHING

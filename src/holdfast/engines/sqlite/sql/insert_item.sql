@@ -1,1 +1,0 @@
-INSERT INTO items (id, kind, encoding, reference, payload) VALUES (?, ?, ?, ?, ?)

@@ -1,1 +1,0 @@
-INSERT INTO ledger (at, action, item_id, reason, count, detail) VALUES (?, ?, ?, ?, ?, ?)

@@ -1,1 +1,0 @@
-INSERT INTO partitions (partition) VALUES (?) ON CONFLICT DO NOTHING

@@ -1,1 +1,0 @@
-INSERT INTO ready (id, created_at, expire_at, attempts) VALUES (?, ?, ?, ?)

@@ -1,1 +1,0 @@
-INSERT INTO scheduled (id, created_at, expire_at, attempts, enqueue_at) VALUES (?, ?, ?, ?, ?)

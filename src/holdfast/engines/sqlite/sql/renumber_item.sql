@@ -1,1 +1,0 @@
-UPDATE items SET id = ?2 WHERE id = ?1

@@ -1,1 +1,0 @@
-SELECT source_id FROM arrivals WHERE source_queue = ? LIMIT ?

@@ -1,1 +1,0 @@
-SELECT partition, queued, leased, scheduled, dying, last_sequence, exact FROM partitions

@@ -1,1 +1,0 @@
-SELECT id FROM scheduled WHERE id BETWEEN ?1 AND ?2 ORDER BY id LIMIT ?3

@@ -1,1 +1,0 @@
-SELECT number FROM starts WHERE queue = ? AND key = ? ORDER BY number

@@ -1,1 +1,0 @@
-INSERT INTO starts (queue, key, begun_at) VALUES (?, ?, ?) RETURNING number

@@ -1,0 +1,206 @@
+"""What every command starts with: the queues that --url names, in process or behind a server, and where to print.
+
+What went wrong, for the reader of the command line: one line with what to do next, or one JSON object.
+
+Nobody sees a stack trace for a mistake of theirs, a server that is gone, or a file that is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import typer
+
+from holdfast.errors import BadUrl, BrokerUnreachable, CannotStart, HoldfastError, Unauthorized, Unreachable
+from holdfast.faces.cli.output import Output, one_line
+from holdfast.services.queue.queues import Queues
+from holdfast.settings import ListenAddress, Settings, load_settings
+
+#: What the service calls a field is an option here.
+OPTIONS = {"say sensitive = true": "say --sensitive", ", use force": ", use --force"}
+
+
+class ExitCode(IntEnum):
+    """How a command ended. 141 is what the shell shows for a reader that went away."""
+
+    DONE = 0
+    FAILED = 1
+    BAD_USAGE = 2
+    PARTLY_DONE = 3
+    INTERRUPTED = 130
+    READER_GONE = 141
+
+
+class CommandFailed(HoldfastError):
+    """The command cannot go on: a file, a line, an argument."""
+
+    code = 400
+    code_text = "Bad Request"
+
+    def __init__(
+        self, message: str, *, details: dict[str, object] | None = None, exit_code: ExitCode = ExitCode.FAILED
+    ) -> None:
+        super().__init__(message)
+        self.details = details or {}
+        self.exit_code = exit_code
+
+
+class BadUsage(CommandFailed):
+    """The arguments do not go together."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, exit_code=ExitCode.BAD_USAGE)
+
+
+def partly_done(message: str, cause: HoldfastError, *, done_count: int, **details: object) -> CommandFailed:
+    """The error for a command that stopped on its way: partly done if anything was done before."""
+    failed = CommandFailed(
+        message,
+        details={"done_count": done_count, **details},
+        exit_code=ExitCode.PARTLY_DONE if done_count else ExitCode.FAILED,
+    )
+    failed.code, failed.code_text = cause.code, cause.code_text
+    return failed
+
+
+def report(error: HoldfastError, *, as_json: bool, server: str = "") -> ExitCode:
+    """Say it on stderr; returns how the command ended."""
+    message = error.message + advice(error, server=server)
+    for name, option in OPTIONS.items():
+        message = message.replace(name, option)
+    details: dict[str, object] = {"ids": list(error.ids)} if error.ids else {}
+    if isinstance(error, CommandFailed):
+        details = error.details
+    if as_json:
+        line = msgspec.json.encode(
+            {"code": error.code, "code_text": error.code_text, "message": message, "details": details}
+        ).decode()
+    else:
+        line = f"error: {one_line(message)}"
+        if len(error.ids) > 1:
+            line += f" (and {len(error.ids) - 1} more: {one_line(', '.join(error.ids[1:6]))})"
+    typer.echo(line, err=True)
+    if isinstance(error, CommandFailed):
+        return error.exit_code
+    return ExitCode.BAD_USAGE if isinstance(error, BadUrl) else ExitCode.FAILED
+
+
+def advice(error: HoldfastError, *, server: str) -> str:
+    """What to do next, where the text itself does not say it."""
+    match error:
+        case Unauthorized():
+            return ", give it with --token-file or in HOLDFAST_TOKEN"
+        case BrokerUnreachable() if "cannot be reached" in error.message:
+            return "; check that it runs, and its host and port"
+        case Unreachable() if "cannot be reached" in error.message:
+            return "; start it with 'holdfast serve', or give another --url"
+        case CannotStart() if error.message.startswith("data folder is in use"):
+            where = f"--url {server}" if server else "give its address with --url http://HOST:PORT"
+            return f"; if that process is a Holdfast server, talk to it: {where}"
+    return ""
+
+
+TOKEN_BYTES_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class CommandContext:
+    """The options that all commands share."""
+
+    url: str | None = None
+    token_file: Path | None = None
+    ca_file: Path | None = None
+    config: Path | None = None
+    as_json: bool = False
+    out: Output = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "out", Output(as_json=self.as_json))
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Everything that was set, without the rules for serving."""
+        return load_settings({"url": self.url}, file=self.config, serving=False)
+
+    @property
+    def server(self) -> str:
+        """Where a server of these settings would be."""
+        return server_of(self.settings)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Queues]:
+        """The queues. Raises CannotStart when a storage cannot be opened."""
+        url = self.settings.storages[0].url
+        if urlsplit(url).scheme in {"http", "https"}:
+            from holdfast.faces.client import Client
+
+            async with Client(url, self.token(url), tls=self.tls()) as client:
+                yield client
+        else:
+            from holdfast.wiring import open_service
+
+            storages = self.settings.storages
+            async with open_service(
+                {storage.name: storage.url for storage in storages},
+                affinities={storage.name: storage.affinity for storage in storages},
+                open_files_max=self.settings.open_files_max,
+            ) as service:
+                yield Queues(service)
+
+    def token(self, url: str) -> str:
+        """The token for a server: --token-file, HOLDFAST_TOKEN, HOLDFAST_ADMIN_TOKEN, or the local data folder's.
+
+        The last is given to a server on this machine alone: another one must not learn it.
+        """
+        if self.token_file is not None:
+            return _read_token(self.token_file)
+        if token := os.environ.get("HOLDFAST_TOKEN"):
+            return _checked(token, "HOLDFAST_TOKEN")
+        if self.settings.admin_token is not None:
+            return _checked(self.settings.admin_token.reveal(), "HOLDFAST_ADMIN_TOKEN")
+        local = self.settings.admin_token_file
+        is_here = ListenAddress(urlsplit(url).hostname or "", 0).is_loopback
+        return _read_token(local) if is_here and os.access(local, os.R_OK) else ""
+
+    def tls(self) -> ssl.SSLContext | None:
+        """What --ca-file says about an https server's certificate. Raises CannotStart."""
+        if self.ca_file is None:
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise CannotStart(
+                f"CA file cannot be used; '{self.ca_file}': {error.strerror or error}, give a PEM file"
+            ) from error
+
+
+def server_of(settings: Settings) -> str:
+    """The address of a server with these settings; none when it takes a free port."""
+    if not settings.address.port:
+        return ""
+    return f"{'https' if settings.tls_cert else 'http'}://{settings.address}"
+
+
+def _read_token(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            token = file.read(TOKEN_BYTES_MAX).decode("utf-8", "replace").strip()
+    except OSError as error:
+        raise CannotStart(f"token cannot be read; '{path}': {error.strerror}, check --token-file") from error
+    return _checked(token, f"'{path}'")
+
+
+def _checked(token: str, source: str) -> str:
+    """A token goes into a header: one line of plain characters."""
+    if not token or not token.isascii() or not token.isprintable():
+        raise CannotStart(f"token is invalid; {source} is not one line of plain characters, check where it came from")
+    return token

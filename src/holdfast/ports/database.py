@@ -1,0 +1,95 @@
+"""What the vault needs of a database: statements in one transaction, run off the event loop.
+
+The vault's tables and statements are the same in every SQL engine; where the engines differ (lists of ids, words in
+texts, values in JSON) the `Dialect` says how. There is one writer at a time: the ledger is a chain.
+
+SQL lives in files, one per subject, each statement under its name; migrations are numbered. This reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any, Protocol, TypeVar
+
+
+def statements(package: str) -> dict[str, str]:
+    """Every statement of a package's `sql/*.sql`, by name: a file has those of one subject, each under `-- name:`."""
+    found: dict[str, str] = {}
+    for entry in (files(package) / "sql").iterdir():
+        if entry.name.endswith(".sql"):
+            for part in entry.read_text("utf-8").split("-- name: ")[1:]:
+                name, _, text = part.partition("\n")
+                found[name.strip()] = text.strip()
+    return found
+
+
+def migrated_kinds(package: str) -> list[str]:
+    """The kinds of files or schemas that an engine's package has migrations for."""
+    return sorted(entry.name for entry in (files(package) / "migrations").iterdir() if entry.is_dir())
+
+
+def migrations(package: str, *, kind: str) -> dict[int, str]:
+    """Every `migrations/<kind>/NNNN.sql` of an engine's package, by number, in order."""
+    folder = files(package) / "migrations" / kind
+    found = {
+        int(entry.name.removesuffix(".sql")): entry.read_text("utf-8")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".sql")
+    }
+    return dict(sorted(found.items()))
+
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+Values = Mapping[str, Any]
+
+
+class Dialect(Protocol):
+    """Where SQL engines differ."""
+
+    in_ids: str  #: a condition on the column before it: it is one of `:ids`
+    text_from: str  #: the letters `l` with their words
+    text_matches: str  #: a condition: the words match `:words`
+    text_key: str  #: the id of a letter among them
+    insert_text: str  #: stores the searched `:text` of the letter `:id`
+    delete_text: str
+    header_equals: str  #: a condition: the header `:header` is `:header_value`; of the contents `c`
+    header_exists: str
+
+    def ids(self, ids: Sequence[int]) -> object:
+        """The value of `:ids`."""
+
+    def words(self, words: Sequence[str]) -> str:
+        """The value of `:words`: all of them must be there."""
+
+
+class Tx(Protocol):
+    """A transaction that is under way."""
+
+    dialect: Dialect
+    moved: list[Any]  #: the letters that changed their state in it
+
+    def rows(self, sql: str, **values: Any) -> list[Row]:
+        """Run a statement and take all of its rows."""
+
+    def many(self, sql: str, values: Sequence[Values]) -> None:
+        """Run a statement once for each set of values."""
+
+
+class Database(Protocol):
+    """One database."""
+
+    dialect: Dialect
+
+    def open(self) -> None:
+        """Bring it to today's schema. Raises CannotStart or StorageFailed."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+    async def write(self, work: Callable[[Tx], T]) -> T:
+        """One transaction, alone: all of it or nothing. Raises StorageFailed."""
+
+    async def read(self, work: Callable[[Tx], T]) -> T:
+        """Read what is committed. Raises StorageFailed."""

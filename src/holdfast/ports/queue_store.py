@@ -1,0 +1,426 @@
+"""What the queue service needs of a store.
+
+A **storage** (a folder of SQLite files, a PostgreSQL database, memory) has a **catalog** of queues, and for every
+queue **shelves**: its partitions in that storage. A shelf takes one batch of operations and makes *one commit* of it:
+either every operation of the batch took effect and its result is returned, or StorageFailed is raised and the service
+acknowledges none. A request that is wrong (an id that is not leased) is a result, `IdsRefused`, not an exception: it
+changes nothing and leaves its neighbours alone.
+
+Stores read their own clock, so that several processes on one database agree about deadlines. Ids come from the store.
+
+Moves of an item from one queue to another: a death takes it to its dead queue, a redrive takes it back.
+
+Three commits: the source marks it with its target (`SendBack`, or whatever lets it die), the target inserts it
+(`Arrive`), the source removes it (`Remove`); then the target forgets that it came (`Forget`). A crash anywhere resumes
+at the mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+from msgspec import Struct
+
+from holdfast.core.item import ExtendedItem, Item, LeasedItem, NewItem, QueueRecord, RetryItem
+from holdfast.core.requests.queue import ImportedItem
+
+
+class MoveTarget(Struct, frozen=True, kw_only=True):
+    """Where an item goes: one partition, chosen when it is marked and never changed."""
+
+    queue_name: str
+    generation: int
+    partition: int
+    storage: str
+    expire_timeout_us: int
+
+
+class DyingItem(Struct, frozen=True, kw_only=True):
+    """An item marked as dying: what its target stores. `source_id` is its old id. Without a reason for its death it is
+    on its way back: then it begins anew, with no story but its `source_id`."""
+
+    source_id: str
+    source_queue: str
+    target: MoveTarget
+    kind: str
+    encoding: str
+    reference: str
+    payload: bytes
+    death_reason: str
+    death_attempts: int
+    died_at_us: int
+    former_key: str = ""
+
+    @property
+    def is_redrive(self) -> bool:
+        return not self.death_reason
+
+
+class SendBack(Struct, frozen=True):
+    """First commit of a redrive: mark those of the ids that are queued here, un-leased, and died in the queue that is
+    the target. All others are left alone. Where both queues are in one database it is the whole redrive."""
+
+    partition: int
+    ids: Sequence[str]
+    target: MoveTarget
+
+
+class SentBack(Struct, frozen=True):
+    """Which of them are on their way, or, if `moved`, there."""
+
+    ids: Sequence[str]
+    moved: bool = False
+
+
+class Arrive(Struct, frozen=True):
+    """Second commit of a move: insert what is neither here by `source_id` nor remembered as arrived."""
+
+    partition: int
+    items: Sequence[DyingItem]
+    expire_timeout_us: int
+
+
+class Remove(Struct, frozen=True):
+    """Third commit of a move: the marked items have arrived, remove them."""
+
+    partition: int
+    ids: Sequence[str]
+
+
+class Revive(Struct, frozen=True):
+    """The target of these moves is gone for good: back to the tail, to live or to die again by today's rules."""
+
+    partition: int
+    ids: Sequence[str]
+
+
+class Forget(Struct, frozen=True):
+    """The third commit of these moves is known: their arrivals need no memory any more."""
+
+    partition: int
+    source_ids: Sequence[str]
+
+
+class StorageAbilities(Struct, frozen=True, kw_only=True):
+    """What differs between storages, declared."""
+
+    shared: bool  # other processes may change the same queues: poll, and expect a queue to be gone
+    moves_in_one_commit: bool  # a death whose target is in the same storage needs no second commit
+    inline: bool  # a commit is so short that a lone request is served without a thread
+
+
+class DeathRules(Struct, frozen=True, kw_only=True):
+    """By which rules items of a queue die. In a dead queue (`immortal`) nothing dies by itself."""
+
+    max_attempts: int = 0
+    immortal: bool = False
+    target: MoveTarget | None = None
+    retention_us: int = 0
+
+
+# --- operations -------------------------------------------------------------------------------------------------
+
+
+class Produce(Struct, frozen=True):
+    """Append items, or schedule those whose `enqueue_at` is 100 ms ahead or more."""
+
+    partition: int
+    items: Sequence[NewItem]
+    expire_timeout_us: int
+
+
+class LeaseItems(Struct, frozen=True):
+    """Hand out up to `count_max` items in FIFO order until now + `lease_timeout_us`; attempts rise by one."""
+
+    partition: int
+    count_max: int
+    lease_timeout_us: int
+    mortality: DeathRules
+
+
+class Release(Struct, frozen=True):
+    """Undo leases that nobody was told of: same id, same place, the attempt does not count."""
+
+    partition: int
+    ids: Sequence[str]
+
+
+class Complete(Struct, frozen=True):
+    """Remove leased items: all or none."""
+
+    partition: int
+    ids: Sequence[str]
+
+
+class RetryItems(Struct, frozen=True):
+    """Give leased items back: to the tail, to the schedule, or to death: all or none."""
+
+    partition: int
+    items: Sequence[RetryItem]
+    mortality: DeathRules
+
+
+class Extend(Struct, frozen=True):
+    """Let leases run until now + `lease_timeout_us`: all or none."""
+
+    partition: int
+    ids: Sequence[str]
+    lease_timeout_us: int
+
+
+class Due(Struct, frozen=True):
+    """Carry out at most `count_max` of each kind of deadline that has passed: leases that ran out, schedules,
+    expiries, items at or over the attempts limit, retention."""
+
+    partition: int
+    count_max: int
+    mortality: DeathRules
+
+
+class Import(Struct, frozen=True):
+    """Append items with their story; one whose `source_id` is there already is left out."""
+
+    partition: int
+    items: Sequence[ImportedItem]
+    expire_timeout_us: int
+
+
+class Delete(Struct, frozen=True):
+    """Delete items by id, leased ones too; unknown ids are skipped. One ledger row each."""
+
+    partition: int
+    ids: Sequence[str]
+
+
+class Clear(Struct, frozen=True):
+    """Delete at most `count_max` items: queued, scheduled, leased. One ledger row with the count."""
+
+    partition: int
+    queued: bool
+    scheduled: bool
+    leased: bool
+    count_max: int
+
+
+Operation: TypeAlias = (
+    Produce
+    | LeaseItems
+    | Release
+    | Complete
+    | RetryItems
+    | Extend
+    | Due
+    | Import
+    | Delete
+    | Clear
+    | Arrive
+    | Remove
+    | Revive
+    | Forget
+    | SendBack
+)
+
+
+# --- results ----------------------------------------------------------------------------------------------------
+
+
+class IdsRefused(Struct, frozen=True):
+    """The operation changed nothing: these ids do not exist here, those are not leased."""
+
+    missing: Sequence[str]
+    unleased: Sequence[str]
+
+
+class Produced(Struct, frozen=True):
+    ids: Sequence[str]
+
+
+class LeasedItems(Struct, frozen=True):
+    items: Sequence[LeasedItem]
+
+
+class Extended(Struct, frozen=True):
+    items: Sequence[ExtendedItem]
+
+
+class Ended(Struct, frozen=True):
+    """What became of items: how many went back, were marked as dying or moved, and which were deleted (id, why)."""
+
+    requeued: int = 0
+    enqueued: int = 0
+    dying: int = 0
+    moved: int = 0
+    deleted: Sequence[tuple[str, str]] = ()
+    more: bool = False
+
+
+class Imported(Struct, frozen=True):
+    items: Sequence[Item]
+
+
+class Counted(Struct, frozen=True):
+    count: int
+    more: bool = False
+
+
+Result: TypeAlias = IdsRefused | Produced | LeasedItems | Extended | Ended | Imported | Counted | SentBack
+
+
+class PartitionState(Struct, frozen=True):
+    """How a partition stands after a commit. Moments are the store's; 0 means there is none.
+
+    `next_due_us` is the nearest lease or schedule, `next_expiry_us` the nearest expiry of a queued item,
+    `oldest_death_us` when the oldest queued dead letter died.
+    """
+
+    queued: int = 0
+    leased: int = 0
+    scheduled: int = 0
+    dying: int = 0
+    next_due_us: int = 0
+    next_expiry_us: int = 0
+    oldest_death_us: int = 0
+
+    def due_us(self, mortality: DeathRules) -> int:
+        """The nearest moment at which something is to be done by these rules; 0 if there is none."""
+        other_us = 0
+        if not mortality.immortal:
+            other_us = self.next_expiry_us
+        elif mortality.retention_us and self.oldest_death_us:
+            other_us = self.oldest_death_us + mortality.retention_us
+        if self.next_due_us and other_us:
+            return min(self.next_due_us, other_us)
+        return self.next_due_us or other_us
+
+
+class Committed(Struct, frozen=True):
+    """A batch that took effect: one result per operation, the partitions it touched, the store's clock, and how long
+    the store worked on it once it had begun."""
+
+    results: Sequence[Result]
+    shapes: Mapping[int, PartitionState]
+    now_us: int
+    took_us: int = 0
+
+
+class Tally(Struct, frozen=True, kw_only=True):
+    """Counts of one partition, read from the store itself."""
+
+    partition: int
+    queued: int = 0
+    leased: int = 0
+    scheduled: int = 0
+    dying: int = 0
+    overdue: int = 0
+    average_age_us: int = 0
+    average_leased_age_us: int = 0
+
+
+class LedgerEntry(Struct, frozen=True, kw_only=True):
+    """One row of the ledger: what was done to which item, why, and how many."""
+
+    at_us: int
+    action: str
+    queue_name: str
+    item_id: str = ""
+    reason: str = ""
+    count: int = 1
+    detail: str = ""
+
+
+class QueueStore(Protocol):
+    """A queue's partitions in one storage. The service calls `commit` one batch at a time."""
+
+    async def commit(self, operations: Sequence[Operation], *, inline: bool = False) -> Committed:
+        """One transaction. Raises StorageFailed (the outcome may be unknown; acknowledge nothing, then `load`)
+        or QueueMissing (deleted or made anew; nothing was written). `inline` allows it on the calling thread."""
+
+    def can_commit_inline(self) -> bool:
+        """Whether `commit` with `inline` would now return without ever suspending its caller."""
+
+    async def load(self) -> Committed:
+        """Read how every partition stands; makes what does not exist yet. Raises like `commit`."""
+
+    async def corpses(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
+        """Items marked as dying, oldest first."""
+
+    async def arrivals(self, *, source_queue: str, count_max: int) -> Sequence[str]:
+        """Source ids remembered as arrived from that queue."""
+
+    async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
+        """Queued and leased items, or scheduled ones, by id from the pivot on."""
+
+    async def tally(self, partition: int, *, mortality: DeathRules) -> Tally:
+        """Counts and averages, read from the store."""
+
+    async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
+        """Rows of this queue's ledger in this storage, oldest first."""
+
+    async def close(self) -> None:
+        """Let go of files and connections; the next call opens them again."""
+
+
+class RelatedQueues(Struct, frozen=True):
+    """What a change of a queue has to know of others, read under the catalog's lock."""
+
+    current: QueueRecord | None
+    dead_queue: QueueRecord | None  # the queue that the change names as its dead queue
+    source_queues: Sequence[str]  # queues whose dead queue this one is
+    item_count: int | None = None  # how many items it holds, where the catalog can know that under its lock
+
+
+class Catalog(Protocol):
+    """The queues of an installation. Changes are decided under a lock, so that two servers cannot both be right."""
+
+    async def queues(self) -> Sequence[QueueRecord]:
+        """Every queue."""
+
+    async def version(self) -> int:
+        """Rises with every change, by whomever."""
+
+    async def change(
+        self,
+        name: str,
+        *,
+        dead_queue: str,
+        decide: Callable[[RelatedQueues, int], QueueRecord],
+    ) -> QueueRecord:
+        """Insert or update what `decide(neighbours, now_us)` returns. A record with generation 0 is new and gets one.
+
+        Whatever `decide` raises is raised, and nothing changed.
+        """
+
+    async def delete(self, name: str, *, decide: Callable[[RelatedQueues], QueueRecord], count: int) -> QueueRecord:
+        """Delete the queue that `decide` returns, with its items, and write that into the ledger."""
+
+    async def keep(self, key: str, value: str) -> str:
+        """Remember a value under a key if there is none yet; returns the one that holds."""
+
+    async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
+        """Rows of the catalog's own ledger, oldest first."""
+
+
+class Storage(Protocol):
+    """One place that holds queues."""
+
+    abilities: StorageAbilities
+
+    async def open(self) -> None:
+        """Open and check the schema version. Raises CannotStart with what to do."""
+
+    async def close(self) -> None:
+        """Close everything."""
+
+    def catalog(self) -> Catalog:
+        """The catalog of this storage; an installation uses that of its first."""
+
+    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> QueueStore:
+        """The shelves of a queue; nothing is opened yet."""
+
+    async def drop(self, record: QueueRecord) -> None:
+        """Remove what is left of a deleted queue; harmless when it is gone."""
+
+    async def watch(self, hint: Callable[[str], None]) -> None:
+        """Call `hint(queue_name)` when another process may have changed a queue, until cancelled.
+        Only a hint: the service polls too. A storage that is not shared returns at once."""

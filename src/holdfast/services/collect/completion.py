@@ -1,0 +1,207 @@
+"""After the end: queues are drained and deleted, stray blobs removed; of a failed transaction the index as well.
+
+Draining loses nothing: a leftover is a known duplicate, or it is parked. A queue is deleted only when it is empty.
+
+State 2: the manifest is written, and the notice that names it is published with confirm.
+
+Both are made from the index alone, which no longer changes, so that a second try after a crash makes the same bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+
+import msgspec
+
+from holdfast.core.collect import (
+    Header,
+    Payload,
+    digest,
+    header_contradiction,
+    known_set,
+    manifest_path,
+    read_header,
+    read_payload,
+)
+from holdfast.core.states import TransactionState
+from holdfast.errors import QueueMissing, TryAgain
+from holdfast.ports.broker import Incoming, Intake
+from holdfast.proof import crash_point
+from holdfast.services.collect.payloads import park
+from holdfast.services.collect.transaction import OwnedTransaction
+
+PAGE_COUNT_MAX = 1_000
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+async def manifest_lines(work: OwnedTransaction) -> AsyncIterator[bytes]:
+    """JSON Lines: first the transaction, then one line per part, by series and ordinal."""
+    stand = await work.tools.store.stand(work.id)
+    names = sorted(known_set(work.transaction.series, stand) or ())
+    counts = {name: stand[name].count for name in names}
+    yield _encode({"transaction-id": work.id, "series": counts}) + b"\n"
+    for name in names:
+        first = 0
+        while page := await work.tools.store.parts(work.id, name, first=first, count_max=PAGE_COUNT_MAX):
+            yield b"".join(_encode(part) + b"\n" for part in page)
+            first = page[-1].ordinal + 1
+
+
+async def send_completion(work: OwnedTransaction) -> None:
+    """Write the manifest and publish the notice."""
+    manifest = await work.patience.until_done(lambda: put_manifest(work))
+    if not work.transaction.notify:
+        return
+    body = await work.patience.until_done(lambda: notice(work, manifest))
+    attributes = {"transaction-id": work.id, "kind": "completed"}
+    crash_point("collect.before_notice")
+    await work.patience.until_done(
+        lambda: work.tools.transport.send(work.transaction.notify, body, message_id=work.id, attributes=attributes)
+    )
+    crash_point("collect.after_notice")
+
+
+async def put_manifest(work: OwnedTransaction) -> dict[str, object]:
+    """Two passes: its path holds its digest."""
+    sha256, size_bytes = hashlib.sha256(), 0
+    async for lines in manifest_lines(work):
+        sha256.update(lines)
+        size_bytes += len(lines)
+    path = manifest_path(work.id, sha256.hexdigest())
+    crash_point("collect.before_manifest")
+    await work.tools.blobs.put(path, manifest_lines(work))
+    crash_point("collect.after_manifest")
+    return {"path": path, "sha256": sha256.hexdigest(), "size_bytes": size_bytes}
+
+
+async def notice(work: OwnedTransaction, manifest: dict[str, object]) -> bytes:
+    """Counts, bytes and the manifest; the parts themselves only while they are few."""
+    counts = await work.tools.store.count(work.id)
+    stand = await work.tools.store.stand(work.id)
+    series = {
+        name: {"count": stand[name].count, "bytes": counts.get(name, (0, 0, 0))[1]}
+        for name in sorted(known_set(work.transaction.series, stand) or ())
+    }
+    told: dict[str, object] = {
+        "transaction-id": work.id,
+        "state": "completed",
+        "series": series,
+        "parts_count": sum(count for count, _, _ in counts.values()),
+        "total_bytes": sum(size for _, size, _ in counts.values()),
+        "manifest": manifest,
+    }
+    limit = work.tools.limits.inline_bytes_max
+    if int(str(manifest["size_bytes"])) < limit:
+        text = b"".join([lines async for lines in manifest_lines(work)])
+        told["parts"] = [msgspec.Raw(line) for line in text.splitlines()[1:]]
+    return _encode(told)
+
+
+DRAIN_IDLE_S = 0.05
+DELETE_TRIES_MAX = 40
+FORGET_COUNT_MAX = 1_000
+
+
+async def clear(work: OwnedTransaction) -> None:
+    """Everything that follows an end. May be repeated from the beginning after a crash."""
+    tools = work.tools
+    for queue in (work.header_queue, work.payload_queue):
+        await delete_queue(work, queue)
+    await remove_strays(work)
+    if work.transaction.state is not TransactionState.COMPLETED:
+        if not tools.limits.keep_blobs:
+            await remove_blobs(work)
+        while await work.patience.until_done(
+            lambda: tools.store.forget(work.id, fence=work.fence, count_max=FORGET_COUNT_MAX)
+        ):
+            pass
+    crash_point("collect.before_clean")
+    await work.patience.until_done(lambda: tools.store.set_clean(work.id, fence=work.fence))
+    crash_point("collect.after_clean")
+
+
+async def delete_queue(work: OwnedTransaction, queue: str) -> None:
+    """Drain and delete, until a delete finds nothing left. Raises TryAgain when that never happens."""
+    for failures in range(DELETE_TRIES_MAX):
+        try:
+            await drain(work, queue)
+        except QueueMissing:
+            return
+        crash_point("collect.before_queue_delete")
+        if await work.patience.until_done(lambda: work.tools.transport.delete(queue)):
+            crash_point("collect.after_queue_delete")
+            return
+        await asyncio.sleep(min(1.0, work.tools.limits.backoff_s_first * 2 ** min(failures, 10)))
+    raise TryAgain(f"queue is still not empty; '{queue}' of transaction '{work.id}', messages keep coming")
+
+
+async def drain(work: OwnedTransaction, queue: str) -> None:
+    """Settle what is in the queue now."""
+    limits = work.tools.limits
+    opening = work.tools.transport.open(queue, count_max=limits.uploads_max, bytes_max=limits.uploads_bytes_max)
+    async with opening as intake:
+        while True:
+            try:
+                async with asyncio.timeout(DRAIN_IDLE_S):
+                    batch: Sequence[Incoming] = await intake.take(limits.uploads_max)
+            except TimeoutError:
+                return
+            for incoming in batch:
+                await settle(work, intake, incoming, queue)
+
+
+async def settle(work: OwnedTransaction, intake: Intake, incoming: Incoming, queue: str) -> None:
+    """A leftover: acked when the index has it, parked when not."""
+    why = await (judge_header if queue == work.header_queue else judge_payload)(work, incoming)
+    if why:
+        await park(work, intake, incoming, why)
+    else:
+        await work.patience.settle(lambda: intake.ack(incoming))
+
+
+async def judge_payload(work: OwnedTransaction, incoming: Incoming) -> str:
+    """Why a payload is not a duplicate; the empty text when it is."""
+    payload = read_payload(incoming.message, work.id)
+    if not isinstance(payload, Payload):
+        return payload
+    key = (payload.series, payload.ordinal)
+    known = (await work.patience.until_done(lambda: work.tools.store.find_parts(work.id, [key]))).get(key)
+    if known is not None and known.sha256 == digest(incoming.message.body):
+        return ""
+    return f"payload came after the end; the transaction is {work.transaction.state.value} and does not have it"
+
+
+async def judge_header(work: OwnedTransaction, incoming: Incoming) -> str:
+    """Why a header is not a duplicate; the empty text when it is."""
+    header = read_header(incoming.message, work.id)
+    if not isinstance(header, Header):
+        return header
+    stand = await work.patience.until_done(lambda: work.tools.store.stand(work.id))
+    if wrong := header_contradiction(header, work.transaction.series, stand):
+        return wrong
+    if header.series in stand and stand[header.series].count == header.count:
+        return ""
+    return f"header came after the end; the transaction is {work.transaction.state.value} and does not have it"
+
+
+async def remove_strays(work: OwnedTransaction) -> None:
+    """Blobs that lost against others, unless the index names them after all."""
+    store = work.tools.store
+    for path in await work.patience.until_done(lambda: store.strays(work.id)):
+        _, series, name = path.split("/")
+        key = (series, int(name.partition("-")[0]))
+        known = (await work.patience.until_done(partial(store.find_parts, work.id, [key]))).get(key)
+        if known is None or known.path != path:
+            await work.patience.until_done(partial(work.tools.blobs.delete, path))
+
+
+async def remove_blobs(work: OwnedTransaction) -> None:
+    """Everything under the transaction's name."""
+    blobs = work.tools.blobs
+    found = [stat.path async for stat in blobs.find(f"{work.id}/")]
+    for path in found:
+        await work.patience.until_done(partial(blobs.delete, path))

@@ -1,0 +1,168 @@
+"""What everybody who works on one transaction shares.
+
+How much the collector does at a time, and how long it waits.
+
+Doing a thing until it works: what fails for now is tried again, with growing waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from msgspec import Struct
+
+from holdfast.core.collect import SeriesState, Transaction, queue_names
+from holdfast.core.moments import SECOND_US
+from holdfast.errors import BrokerError, Invalid, NotOurs, ShuttingDown, TryAgain, Unreachable
+from holdfast.ports.blobs import Blobs
+from holdfast.ports.collect import CollectStore, Transport
+from holdfast.telemetry.events import emit
+
+
+class CollectLimits(Struct, frozen=True, kw_only=True):
+    """Every number with its unit. Uploads are counted over the whole collector, messages held per transaction."""
+
+    uploads_max: int = 16
+    uploads_bytes_max: int = 64 * 2**20
+    transactions_max: int = 64  #: worked on at a time
+    lease_us: int = 30 * SECOND_US  #: how long a dead owner's transactions stay his
+    abandon_after_us: int = 24 * 3600 * SECOND_US
+    abandon_check_us: int = 60 * SECOND_US
+    gap_after_us: int = 300 * SECOND_US
+    keep_blobs: bool = False  #: of a transaction that failed or was abandoned
+    backoff_s_first: float = 0.05
+    backoff_s_max: float = 5.0
+    inline_bytes_max: int = 256 * 2**10
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if name != "keep_blobs" and getattr(self, name) <= 0:
+                raise Invalid(f"{name} is invalid; it must be more than nothing")
+
+
+T = TypeVar("T")
+
+#: What another attempt may cure.
+FOR_NOW = (TryAgain, Unreachable, BrokerError, ShuttingDown)
+
+
+class Retrier:
+    """The waits of one transaction."""
+
+    def __init__(self, transaction: str, limits: CollectLimits) -> None:
+        self._transaction = transaction
+        self._limits = limits
+
+    async def until_done(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Repeat while it fails for now; everything else is raised."""
+        failures = 0
+        while True:
+            try:
+                return await work()
+            except FOR_NOW as error:
+                failures += 1
+                await self.wait(error, failures)
+
+    async def wait(self, error: Exception, failures: int) -> None:
+        """Say what is wrong and wait, the longer the more often it was."""
+        emit("collect.waits", transaction=self._transaction, error=str(error))
+        await asyncio.sleep(min(self._limits.backoff_s_max, self._limits.backoff_s_first * 2 ** min(failures, 16)))
+
+    async def settle(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Settle a message; false when it is the broker's again and comes a second time."""
+        try:
+            await self.until_done(work)
+        except NotOurs:
+            return False
+        return True
+
+
+class UploadSlots:
+    """So many at a time, taken several at once; whoever came first is served first."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def hold(self, count: int) -> AsyncIterator[None]:
+        """Hold so many until the end of the block; at most as many as there are."""
+        if self._waiting or self._free < count:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((count, turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._give(count)  # it was our turn already
+                self._serve()
+                raise
+        else:
+            self._free -= count
+        try:
+            yield
+        finally:
+            self._give(count)
+
+    def _give(self, count: int) -> None:
+        self._free += count
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting:
+            count, turn = self._waiting[0]
+            if turn.done():
+                self._waiting.popleft()  # cancelled
+                continue
+            if count > self._free:
+                return
+            self._waiting.popleft()
+            self._free -= count
+            turn.set_result(None)
+
+
+class CollectContext:
+    """The collector's means; `uploads` is shared by all its transactions."""
+
+    def __init__(self, store: CollectStore, transport: Transport, blobs: Blobs, *, limits: CollectLimits) -> None:
+        self.store = store
+        self.transport = transport
+        self.blobs = blobs
+        self.limits = limits
+        self.uploads = UploadSlots(limits.uploads_max)
+
+
+class OwnedTransaction:
+    """One transaction that is ours, under one fence."""
+
+    def __init__(
+        self, tools: CollectContext, transaction: Transaction, *, on_move: Callable[[], None] = lambda: None
+    ) -> None:
+        self.on_move = on_move
+        self.tools = tools
+        self.transaction = transaction
+        self.id = transaction.id
+        self.fence = transaction.fence
+        self.header_queue, self.payload_queue = queue_names(transaction.id)
+        self.patience = Retrier(transaction.id, tools.limits)
+        self.stand: Mapping[str, SeriesState] = {}
+        self.progress_s = time.monotonic()
+
+    def learn(self, stand: Mapping[str, SeriesState]) -> None:
+        """How the series stand as of a commit. Commits are answered in order, so the last one is the newest."""
+        self.stand = stand
+        self.progress_s = time.monotonic()
+
+    def count_of(self, series: str) -> int | None:
+        """How many ordinals a series has, as far as is known."""
+        known = self.stand.get(series)
+        return None if known is None else known.count
+
+    def parked(self, reason: str) -> None:
+        """A message was parked."""
+        emit("collect.parked", transaction=self.id, reason=reason)

@@ -1,0 +1,376 @@
+"""The Python face of the verbs, the same in process (`holdfast.open`) and over HTTP (`holdfast.Client`).
+
+The consumer loop: lease, keep the lease alive while it is worked on, settle.
+
+A lease that is not settled is extended until `extend_for_s` has passed, then it runs out by itself and its items go to
+somebody else. Nothing is completed that the handler did not complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Protocol, TypeVar, cast
+
+from msgspec import UNSET, Struct, UnsetType
+
+from holdfast.core.item import Item, LeasedItem, NewItem, QueueInfo, RetryItem
+from holdfast.core.moments import SECOND_US, parse_duration
+from holdfast.core.requests.queue import (
+    ClearRequest,
+    CompleteRequest,
+    CreateQueueRequest,
+    DeleteItemsRequest,
+    DeleteQueueRequest,
+    ExtendReply,
+    ExtendRequest,
+    ImportedItem,
+    ImportItemsRequest,
+    ItemsReply,
+    LeaseReply,
+    LeaseRequest,
+    ListItemsRequest,
+    ListRequest,
+    ProduceReply,
+    ProduceRequest,
+    QueueNameRequest,
+    QueuesReply,
+    RedriveItemsReply,
+    RedriveItemsRequest,
+    Request,
+    RetryRequest,
+    StatsReply,
+    UpdateQueueRequest,
+)
+from holdfast.errors import BadIds, HoldfastError, NothingToLease, ShuttingDown, TryAgain, Unreachable
+from holdfast.telemetry.events import emit
+
+BACKOFF_S_FIRST = 0.1
+BACKOFF_S_MAX = 10.0
+
+
+class Lease(AbstractAsyncContextManager["Lease"]):
+    """Items that are ours for a while. `async with lease:` completes them, or gives them back on an error."""
+
+    def __init__(self, queues: Queues, queue_name: str, partition: int, items: Sequence[LeasedItem]) -> None:
+        self.queue_name = queue_name
+        self.partition = partition
+        self.items = tuple(items)
+        self._queues = queues
+        self._open = {item.id: item for item in items}
+
+    @property
+    def open_items(self) -> list[LeasedItem]:
+        """Items that are not settled yet."""
+        return list(self._open.values())
+
+    async def complete(self, items: Sequence[LeasedItem] | None = None) -> list[str]:
+        """Finish items, or all that are open. Ids whose lease was lost are left out, and returned."""
+        ids = self._ids(items)
+        lost: list[str] = []
+        while ids:
+            try:
+                await self._queues.queue_complete(self.queue_name, ids, partition=self.partition)
+            except BadIds as error:
+                # Their lease ran out: somebody else has them or will. The rest is completed at once.
+                lost.extend(error.ids)
+                for item_id in error.ids:
+                    self._open.pop(item_id, None)
+                ids = [item_id for item_id in ids if item_id not in set(error.ids)]
+                continue
+            for item_id in ids:
+                self._open.pop(item_id, None)
+            break
+        return lost
+
+    async def retry(self, items: Sequence[RetryItem | LeasedItem] | None = None) -> None:
+        """Give items back, or all that are open; raises BadIds when the lease of one was lost."""
+        chosen = self.open_items if items is None else items
+        retried = [item if isinstance(item, RetryItem) else RetryItem(id=item.id) for item in chosen]
+        if retried:
+            await self._queues.queue_retry(self.queue_name, retried, partition=self.partition)
+            for item in retried:
+                self._open.pop(item.id, None)
+
+    def _ids(self, items: Sequence[LeasedItem] | None) -> list[str]:
+        return list(self._open) if items is None else [item.id for item in items]
+
+    async def extend(self) -> None:
+        """Let the open items run longer; those whose lease was lost are dropped from it."""
+        ids = list(self._open)
+        if not ids:
+            return
+        try:
+            await self._queues.queue_extend(self.queue_name, ids, partition=self.partition)
+        except BadIds as error:
+            for item_id in error.ids:
+                self._open.pop(item_id, None)
+            await self.extend()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.complete()
+        elif isinstance(error, Exception):
+            await self.retry()
+
+
+async def consume(queues: Queues, queue_name: str, *, batch: int, extend_for_s: float) -> AsyncIterator[Lease]:
+    """Yield leases without end; an empty queue or a failing server is waited for."""
+    info = await queues.queues_info(queue_name)
+    lease_s = parse_duration(info.lease_timeout, what="lease timeout") / SECOND_US
+    keepers: set[asyncio.Task[None]] = set()
+    failures = 0
+    try:
+        while True:
+            try:
+                reply = await queues.queue_lease(queue_name, batch_size=batch)
+            except NothingToLease:
+                continue
+            except (TryAgain, Unreachable, ShuttingDown) as error:
+                if isinstance(error, ShuttingDown) and not queues.outlives_its_server:
+                    raise
+                failures += 1
+                emit("consumer.waits", queue=queue_name, error=error.message)
+                await asyncio.sleep(min(BACKOFF_S_MAX, BACKOFF_S_FIRST * 2 ** min(failures, 16)))
+                continue
+            failures = 0
+            lease = Lease(queues, queue_name, reply.partition, reply.items)
+            keeper = asyncio.create_task(_keep(lease, lease_s / 3, extend_for_s))
+            keepers.add(keeper)
+            keeper.add_done_callback(keepers.discard)
+            yield lease
+    finally:
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+
+
+async def _keep(lease: Lease, every_s: float, for_s: float) -> None:
+    ends_at = asyncio.get_running_loop().time() + for_s
+    while lease.open_items and asyncio.get_running_loop().time() < ends_at:
+        await asyncio.sleep(every_s)
+        try:
+            await lease.extend()
+        except HoldfastError as error:
+            emit("consumer.waits", queue=lease.queue_name, error=error.message)
+
+
+REQUEST_TIMEOUT = "30s"
+
+T = TypeVar("T", bound=Struct)
+
+
+class VerbCaller(Protocol):
+    """Carries out a verb, here or far away."""
+
+    async def call(self, verb: str, request: Request) -> Struct:
+        """Raises HoldfastError with the texts of the contract."""
+
+
+class Queues:
+    """The verbs as methods. Errors are HoldfastError; `Invalid` is the caller's mistake, `TryAgain` may be repeated."""
+
+    #: Whether a consumer goes on when the queues are shut down: in process that is the end, a server comes back.
+    outlives_its_server = False
+
+    def __init__(self, caller: VerbCaller) -> None:
+        self._caller = caller
+        # Unique per process and per object, so that two consumers never seem to be one.
+        self._client_id = f"{os.getpid()}-{secrets.token_hex(6)}"
+        self._leases = 0
+
+    async def _call(self, verb: str, request: Request, reply: type[T]) -> T:
+        return cast(T, await self._caller.call(verb, request))
+
+    # --- items ------------------------------------------------------------------------------------------------
+
+    async def queue_produce(
+        self, queue_name: str, items: Sequence[NewItem | bytes | str], *, request_timeout: str = REQUEST_TIMEOUT
+    ) -> ProduceReply:
+        """Store items; when this returns they are committed."""
+        request = ProduceRequest(
+            queue_name=queue_name, request_timeout=request_timeout, items=[_new_item(item) for item in items]
+        )
+        return await self._call("queue.produce", request, ProduceReply)
+
+    async def queue_lease(
+        self,
+        queue_name: str,
+        *,
+        batch_size: int = 1,
+        request_timeout: str = REQUEST_TIMEOUT,
+        client_id: str | None = None,
+    ) -> LeaseReply:
+        """Wait for items; raises NothingToLease when the time is up."""
+        if client_id is None:
+            self._leases += 1
+            client_id = f"{self._client_id}-{self._leases}"
+        request = LeaseRequest(
+            queue_name=queue_name, client_id=client_id, batch_size=batch_size, request_timeout=request_timeout
+        )
+        return await self._call("queue.lease", request, LeaseReply)
+
+    async def queue_complete(
+        self, queue_name: str, ids: Sequence[str], *, partition: int = 0, request_timeout: str = REQUEST_TIMEOUT
+    ) -> None:
+        """Finish leased items: all, or none with BadIds that names each bad id."""
+        request = CompleteRequest(
+            queue_name=queue_name, partition=partition, request_timeout=request_timeout, ids=list(ids)
+        )
+        await self._call("queue.complete", request, Struct)
+
+    async def queue_retry(self, queue_name: str, items: Sequence[RetryItem | str], *, partition: int = 0) -> None:
+        """Give leased items back: at once, at `retry_at`, or to the dead queue."""
+        retried = [RetryItem(id=item) if isinstance(item, str) else item for item in items]
+        request = RetryRequest(queue_name=queue_name, partition=partition, items=retried)
+        await self._call("queue.retry", request, Struct)
+
+    async def queue_extend(
+        self, queue_name: str, ids: Sequence[str], *, partition: int = 0, lease_timeout: str = ""
+    ) -> ExtendReply:
+        """Let leases run for another `lease_timeout` from now, or for the queue's own."""
+        request = ExtendRequest(queue_name=queue_name, partition=partition, ids=list(ids), lease_timeout=lease_timeout)
+        return await self._call("queue.extend", request, ExtendReply)
+
+    def consume(self, queue_name: str, *, batch: int = 1, extend_for_s: float = 3600.0) -> AsyncIterator[Lease]:
+        """Lease after lease, without end. Each is kept alive until it is settled, for at most `extend_for_s`."""
+        return consume(self, queue_name, batch=batch, extend_for_s=extend_for_s)
+
+    # --- one queue --------------------------------------------------------------------------------------------
+
+    async def queue_stats(self, queue_name: str) -> StatsReply:
+        """What waits, is leased, scheduled, dying and overdue, by partition."""
+        return await self._call("queue.stats", QueueNameRequest(queue_name=queue_name), StatsReply)
+
+    async def queue_clear(
+        self, queue_name: str, *, queue: bool = False, scheduled: bool = False, destructive: bool = False
+    ) -> None:
+        """Delete queued items, scheduled ones, and with `destructive` leased ones too."""
+        request = ClearRequest(queue_name=queue_name, queue=queue, scheduled=scheduled, destructive=destructive)
+        await self._call("queue.clear", request, Struct)
+
+    async def queue_pause(self, queue_name: str) -> None:
+        """Take items in and give none out, across restarts."""
+        await self._call("queue.pause", QueueNameRequest(queue_name=queue_name), Struct)
+
+    async def queue_resume(self, queue_name: str) -> None:
+        """Give items out again."""
+        await self._call("queue.resume", QueueNameRequest(queue_name=queue_name), Struct)
+
+    async def queue_redrive(
+        self, queue_name: str, ids: Sequence[str], *, source_queue: str, partition: int = 0
+    ) -> list[str]:
+        """Move items back to the queue that they died in; returns those that go. Left alone is what is leased, is not
+        there, or died elsewhere. Raises QueueMissing when a queue is gone."""
+        request = RedriveItemsRequest(
+            queue_name=queue_name, partition=partition, source_queue=source_queue, ids=list(ids)
+        )
+        return (await self._call("queue.redrive", request, RedriveItemsReply)).ids
+
+    async def queue_reload(self, queue_name: str) -> None:
+        """Read the queue's state from its store again."""
+        await self._call("queue.reload", QueueNameRequest(queue_name=queue_name), Struct)
+
+    # --- queues -----------------------------------------------------------------------------------------------
+
+    async def queues_create(
+        self,
+        queue_name: str,
+        *,
+        lease_timeout: str = "1m",
+        expire_timeout: str = "24h",
+        max_attempts: int = 0,
+        dead_queue: str = "",
+        reference: str = "",
+        requested_partitions: int = 1,
+        dead_retention: str = "",
+    ) -> None:
+        """Make a queue."""
+        request = CreateQueueRequest(
+            queue_name=queue_name,
+            lease_timeout=lease_timeout,
+            expire_timeout=expire_timeout,
+            max_attempts=max_attempts,
+            dead_queue=dead_queue,
+            reference=reference,
+            requested_partitions=requested_partitions,
+            dead_retention=dead_retention,
+        )
+        await self._call("queues.create", request, Struct)
+
+    async def queues_update(
+        self,
+        queue_name: str,
+        *,
+        lease_timeout: str | UnsetType = UNSET,
+        expire_timeout: str | UnsetType = UNSET,
+        max_attempts: int | UnsetType = UNSET,
+        dead_queue: str | UnsetType = UNSET,
+        reference: str | UnsetType = UNSET,
+        requested_partitions: int | UnsetType = UNSET,
+        dead_retention: str | UnsetType = UNSET,
+    ) -> None:
+        """Change a queue; what is left out stays as it is."""
+        request = UpdateQueueRequest(
+            queue_name=queue_name,
+            lease_timeout=lease_timeout,
+            expire_timeout=expire_timeout,
+            max_attempts=max_attempts,
+            dead_queue=dead_queue,
+            reference=reference,
+            requested_partitions=requested_partitions,
+            dead_retention=dead_retention,
+        )
+        await self._call("queues.update", request, Struct)
+
+    async def queues_list(self, *, pivot: str = "", limit: int = 0) -> list[QueueInfo]:
+        """Queues by name, from the pivot on."""
+        return (await self._call("queues.list", ListRequest(pivot=pivot, limit=limit), QueuesReply)).items
+
+    async def queues_info(self, queue_name: str) -> QueueInfo:
+        """One queue."""
+        return await self._call("queues.info", QueueNameRequest(queue_name=queue_name), QueueInfo)
+
+    async def queues_delete(self, queue_name: str, *, force: bool = False) -> None:
+        """Delete a queue; with items in it only by force."""
+        await self._call("queues.delete", DeleteQueueRequest(queue_name=queue_name, force=force), Struct)
+
+    # --- storage ----------------------------------------------------------------------------------------------
+
+    async def storage_items_list(
+        self, queue_name: str, *, partition: int = 0, pivot: str = "", limit: int = 0
+    ) -> list[Item]:
+        """Queued and leased items by id, from the pivot on."""
+        request = ListItemsRequest(queue_name=queue_name, partition=partition, pivot=pivot, limit=limit)
+        return (await self._call("storage/items.list", request, ItemsReply)).items
+
+    async def storage_scheduled_list(
+        self, queue_name: str, *, partition: int = 0, pivot: str = "", limit: int = 0
+    ) -> list[Item]:
+        """Scheduled items by id, from the pivot on."""
+        request = ListItemsRequest(queue_name=queue_name, partition=partition, pivot=pivot, limit=limit)
+        return (await self._call("storage/scheduled.list", request, ItemsReply)).items
+
+    async def storage_items_import(
+        self, queue_name: str, items: Sequence[ImportedItem], *, partition: int = 0
+    ) -> list[Item]:
+        """Store items with their story; returns those that were stored, with their new ids."""
+        request = ImportItemsRequest(queue_name=queue_name, partition=partition, items=list(items))
+        return (await self._call("storage/items.import", request, ItemsReply)).items
+
+    async def storage_items_delete(self, queue_name: str, ids: Sequence[str], *, partition: int = 0) -> None:
+        """Delete items by id, leased ones too; unknown ids are skipped."""
+        request = DeleteItemsRequest(queue_name=queue_name, partition=partition, ids=list(ids))
+        await self._call("storage/items.delete", request, Struct)
+
+
+def _new_item(item: NewItem | bytes | str) -> NewItem:
+    if isinstance(item, NewItem):
+        return item
+    return NewItem(payload=item) if isinstance(item, bytes) else NewItem(payload=item.encode())

@@ -1,0 +1,148 @@
+"""API tokens: made, shown once, kept as a hash, told apart by role, expiry and queues.
+
+Sessions of browsers: opened with a token, known by a cookie, ended by hand, by time, or when the token is revoked.
+
+They are in this process alone: after a restart whoever had one opens another. A change by cookie needs the session's
+CSRF token in a header as well, which no other page can read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Sequence
+from datetime import datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.core.ledger import LedgerAct
+from holdfast.core.letter import NAME_CHARACTERS_MAX
+from holdfast.core.moments import moment
+from holdfast.core.requests.roles import Caller, Role, Token
+from holdfast.errors import Conflict, Invalid, NotFound
+from holdfast.ports.clock import Clock
+from holdfast.ports.vault import Vault
+
+SESSION_S = 12 * 3600
+SESSIONS_COUNT_MAX = 1_000
+
+
+class WebSession(Struct, frozen=True, kw_only=True):
+    """One browser. `token` is the hash of the token that opened it: what that may not do, the session may not."""
+
+    token: str
+    csrf: str
+    expires_at_us: int
+
+
+class Sessions:
+    """All sessions of this process; the oldest ends when there are too many."""
+
+    def __init__(self, *, clock: Clock) -> None:
+        self._clock = clock
+        self._by_hash: dict[str, WebSession] = {}
+
+    def open(self, token: str) -> tuple[str, WebSession]:
+        """A new session: its secret, told this once, and what is kept of it."""
+        now_us = self._clock.now_us()
+        self._by_hash = {key: one for key, one in self._by_hash.items() if one.expires_at_us > now_us}
+        while len(self._by_hash) >= SESSIONS_COUNT_MAX:
+            del self._by_hash[next(iter(self._by_hash))]
+        secret = secrets.token_urlsafe(32)
+        session = WebSession(token=token, csrf=secrets.token_urlsafe(32), expires_at_us=now_us + SESSION_S * 1_000_000)
+        self._by_hash[_hash(secret)] = session
+        return secret, session
+
+    def find(self, secret: str) -> WebSession | None:
+        """The session of a cookie; none when it is unknown or past its time."""
+        session = self._by_hash.get(_hash(secret))
+        return session if session is not None and session.expires_at_us > self._clock.now_us() else None
+
+    def close(self, secret: str) -> bool:
+        """End one; false when there was none."""
+        return self._by_hash.pop(_hash(secret), None) is not None
+
+    def __len__(self) -> int:
+        return len(self._by_hash)
+
+
+def is_csrf(session: WebSession, given: str) -> bool:
+    """Whether a request with this header comes from the session's own page."""
+    return hmac.compare_digest(session.csrf.encode(), given.encode("utf-8", "replace"))
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
+
+
+PREFIX = "hft_"
+PATTERNS_COUNT_MAX = 100
+
+
+class TokenService:
+    """All tokens, in memory for every request and in the vault for ever."""
+
+    def __init__(self, vault: Vault, *, clock: Clock) -> None:
+        self._vault = vault
+        self._clock = clock
+        self._by_hash: dict[str, Token] = {}
+
+    async def load(self) -> None:
+        """Read them (again): another server may have changed them."""
+        self._by_hash = {token.hash: token for token in await self._vault.tokens.all()}
+
+    def caller(self, token: bytes) -> Caller | None:
+        """Whose token this is; None for one that is unknown, revoked or past its time."""
+        return self.caller_by_hash(hashlib.sha256(token).hexdigest())
+
+    def caller_by_hash(self, digest: str) -> Caller | None:
+        """The same, for who knows the hash alone: a session."""
+        found = self._by_hash.get(digest)
+        if found is None or not hmac.compare_digest(found.hash, digest) or found.revoked_at is not None:
+            return None
+        if found.expires_at is not None and found.expires_at <= moment(self._clock.now_us()):
+            return None
+        return Caller(name=f"token:{found.name}", role=found.role, queues=found.queues)
+
+    async def create(
+        self,
+        name: str,
+        role: Role,
+        act: LedgerAct,
+        *,
+        expires_at: datetime | None = None,
+        queues: Sequence[str] = (),
+    ) -> str:
+        """A new token, told this once. Raises Invalid, or Conflict when the name is taken."""
+        if not name or len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
+            raise Invalid("token name is invalid; use 1 to 512 printable characters")
+        if len(queues) > PATTERNS_COUNT_MAX or any(not one or len(one) > NAME_CHARACTERS_MAX for one in queues):
+            raise Invalid(f"token queues are invalid; at most {PATTERNS_COUNT_MAX} patterns of 1 to 512 characters")
+        secret = PREFIX + secrets.token_urlsafe(32)
+        token = Token(
+            name=name,
+            role=role,
+            hash=hashlib.sha256(secret.encode()).hexdigest(),
+            made_at=moment(self._clock.now_us()),
+            made_by=act.actor,
+            expires_at=expires_at,
+            queues=tuple(queues),
+        )
+        if not await self._vault.tokens.put(token, act):
+            raise Conflict(f"token name is taken; there is or was a token '{name}', use another name")
+        self._by_hash[token.hash] = token
+        return secret
+
+    async def all(self) -> list[Token]:
+        """All of them, without their hashes."""
+        await self.load()
+        return [replace(token, hash="") for token in self._by_hash.values()]
+
+    async def revoke(self, name: str, act: LedgerAct) -> None:
+        """It is never let in again, from now on. Raises NotFound."""
+        done = await self._vault.tokens.revoke(name, act)
+        await self.load()
+        if not done:
+            raise NotFound(f"token does not exist; no valid token is named '{name}'")

@@ -1,0 +1,364 @@
+"""Capture: a dead-letter queue is emptied into the vault. Put, commit, note that the ack is about to go, then ack.
+
+One commit for many letters. A crash before the note leaves un-acked rows, and each redelivered letter uses one up;
+anything else is a new letter, whatever its message id. The note comes before the ack, not after: a row whose ack went
+out unnoted would be taken for an equal twin that was never stored, and that twin would be lost. So a crash between note
+and ack makes duplicates instead. What the vault cannot take goes to its list of failed imports, with its body, and is
+acked: it never comes round again.
+
+A fingerprint function of the user's own: loaded once, at the start, and never trusted with a letter's safety.
+
+It gets the message type and the story of the death, and answers with a `Fingerprint`. One that fails or answers
+something else does not hold up a capture: the letter is grouped by the built-in function, and the failure is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import random
+import sys
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.core.ledger import LedgerAct
+from holdfast.core.letter import (
+    BLOB_BYTES_MIN,
+    NAME_CHARACTERS_MAX,
+    TITLE_CHARACTERS_MAX,
+    DeathStory,
+    Fingerprint,
+    Fingerprinter,
+    NewLetter,
+    clip,
+    fingerprint,
+)
+from holdfast.errors import (
+    BrokerError,
+    CannotStart,
+    HoldfastError,
+    NotFound,
+    QueueMissing,
+    StorageFailed,
+    TryAgain,
+    Unstorable,
+)
+from holdfast.ports.blobs import Blobs
+from holdfast.ports.clock import Clock
+from holdfast.ports.custody import Caught, Post, Source
+from holdfast.ports.vault import Stored, Vault
+from holdfast.proof import crash_point
+from holdfast.telemetry.events import emit
+
+
+def load_fingerprint(target: str | None) -> Fingerprinter:
+    """The function that MODULE:FUNCTION names, made safe; without one the built-in. Raises CannotStart."""
+    if target is None:
+        return fingerprint
+    module_name, colon, name = target.partition(":")
+    if not colon or not module_name or not name:
+        raise CannotStart(f"fingerprint is invalid; '{target}' is not MODULE:FUNCTION")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise CannotStart(
+            f"fingerprint cannot be loaded; importing '{module_name}': {type(error).__name__}: {error}"
+        ) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        what = "is not there" if found is None else f"is a {type(found).__name__}, not a function"
+        raise CannotStart(f"fingerprint cannot be loaded; '{name}' in '{module_name}' {what}")
+    _try_out(found, target)
+    return _guarded(found, target)
+
+
+def _try_out(function: Fingerprinter, target: str) -> None:
+    """With a death that nobody can object to: a function of another shape is told at the start, not at each letter."""
+    try:
+        answer: object = function("type", DeathStory(queue="queue", reason="rejected"))
+    except Exception as error:
+        raise CannotStart(f"fingerprint cannot be used; {target} raised {type(error).__name__}: {error}") from error
+    if not _is_good(answer):
+        raise CannotStart(f"fingerprint cannot be used; {target} answered {answer!r}, not a Fingerprint with a key")
+
+
+def _guarded(function: Fingerprinter, target: str) -> Fingerprinter:
+    def grouped(message_type: str, death: DeathStory) -> Fingerprint:
+        try:
+            found = function(message_type, death)
+            if _is_good(found):
+                return Fingerprint(clip(found.key, NAME_CHARACTERS_MAX), clip(found.title, TITLE_CHARACTERS_MAX))
+            error: object = f"it answered a {type(found).__name__}"
+        except Exception as bug:  # noqa: BLE001 - whatever it does, the letter is captured
+            error = f"{type(bug).__name__}: {bug}"
+        emit("fingerprint.failed", function=target, error=error)
+        return fingerprint(message_type, death)
+
+    return grouped
+
+
+def _is_good(answer: object) -> bool:
+    if not isinstance(answer, Fingerprint):
+        return False
+    texts: tuple[object, ...] = (answer.key, answer.title)  # whatever somebody put there
+    return all(isinstance(text, str) for text in texts) and bool(answer.key.strip())
+
+
+BATCH_COUNT_MAX = 1_000
+BATCH_BYTES_MAX = 16 * 1024 * 1024
+IDLE_S = 1.0
+TRIES_MAX = 8
+WAIT_S_FIRST = 0.1
+WAIT_S_MAX = 10.0
+#: What ran for so long is no longer the failure that it followed: the wait begins small again.
+STEADY_S = 10.0
+COUNT_MAX = 10_000_000
+#: Up to so many are taken before the first is acked.
+HELD_COUNT_MAX = 1_000
+HELD_BYTES_MAX = 64 * 1024 * 1024
+#: A blob that no letter has claimed for so long is deleted.
+CLAIM_S = 24 * 3600.0
+
+
+class CaptureReport(Struct, kw_only=True):
+    """What a capture did. `waiting` is one that stands still until its broker or the vault is back."""
+
+    queue: str
+    captured: int = 0
+    matched: int = 0
+    failed_imports: int = 0
+    #: Stored, and the ack could not be written: they come again and are recognised.
+    not_acked: int = 0
+    #: From the death of the letter that was captured last to its capture.
+    lag_s: float = 0.0
+    state: str = "running"
+    why: str = ""
+
+
+class Capture:
+    """One dead-letter queue. `run` ends when nothing came for `idle_s`, or goes on until it is stopped."""
+
+    def __init__(
+        self,
+        vault: Vault,
+        find: Callable[[], Awaitable[Post]],
+        queue: str,
+        *,
+        actor: str,
+        clock: Clock,
+        blobs: Blobs | None = None,
+    ) -> None:
+        """`find` answers which broker has the queue; it raises NotFound or BrokerError when none says so now."""
+        self._clock = clock
+        self._vault = vault
+        self._find = find
+        self._blobs = blobs
+        self._stopped = asyncio.Event()
+        self._waits = False
+        self._act = LedgerAct(actor=actor, action="capture", origin="capture")
+        self.report = CaptureReport(queue=queue)
+        self._source: Source | None = None
+
+    def look(self) -> CaptureReport:
+        """The report as of now: a source that has lost its broker takes up again by itself, and says nothing."""
+        if self._source is not None:
+            self.report.why = self._source.trouble
+            self.report.state = "waiting" if self.report.why else "running"
+        return self.report
+
+    def stop(self) -> None:
+        """End after the batch that is in hand."""
+        self._stopped.set()
+
+    async def run(
+        self, *, count_max: int = COUNT_MAX, idle_s: float = IDLE_S, continuous: bool = False
+    ) -> CaptureReport:
+        """Raises NotFound or BrokerError when the queue cannot be consumed, StorageFailed when the vault stays away."""
+        try:
+            post = await self._find()
+            async with post.source(self.report.queue, capacity_count=count_max) as source:
+                self._source, self.report.state, self.report.why = source, "running", ""
+                self._goes_on()
+                if count_max <= HELD_COUNT_MAX and not continuous:
+                    await self._exactly(source, count_max, idle_s)
+                else:
+                    await self._as_they_come(source, count_max, idle_s, continuous=continuous)
+        except BaseException as error:
+            self.report.state = "failed"
+            self.report.why = error.message if isinstance(error, HoldfastError) else type(error).__name__
+            raise
+        finally:
+            self._source = None
+        self.report.state = "done"
+        return self.report
+
+    async def _exactly(self, source: Source, count_max: int, idle_s: float) -> None:
+        """Take no more than so many: a letter that is delivered and given back comes nearer to its delivery limit."""
+        held: list[Caught] = []
+        size = 0
+        while len(held) < count_max and size < HELD_BYTES_MAX and not self._stopped.is_set():
+            caught = await source.take(count_max=count_max - len(held), timeout_s=idle_s)
+            if not caught:
+                break
+            held += caught
+            size += sum(len(one.body) for one in caught)
+        await source.stop()  # before the first ack, which would make room for more
+        await self._all_in(source, held)
+
+    async def _as_they_come(self, source: Source, count_max: int, idle_s: float, *, continuous: bool) -> None:
+        """The next ones are read while the last ones are stored: one waits for the broker, the other for the disk."""
+        left = count_max
+        storing: asyncio.Task[None] | None = None
+        try:
+            while left > 0 and not self._stopped.is_set():
+                caught = await source.take(count_max=min(left, BATCH_COUNT_MAX), timeout_s=idle_s)
+                if storing is not None:
+                    last, storing = storing, None
+                    await last
+                if not caught and not continuous:
+                    break
+                storing = asyncio.create_task(self._all_in(source, caught), name=f"storing {self.report.queue}")
+                left -= 0 if continuous else len(caught)
+        finally:
+            if storing is not None:
+                await storing
+
+    async def _all_in(self, source: Source, caught: Sequence[Caught]) -> None:
+        for batch in _in_batches(caught):
+            await self._take_in(source, batch)
+
+    async def keep_on(self) -> None:
+        """Capture until stopped. What is away (queue, broker, vault) is waited for; that is told once, not each try."""
+        loop = asyncio.get_running_loop()
+        wait_s = WAIT_S_FIRST
+        while not self._stopped.is_set():
+            since_s = loop.time()
+            try:
+                await self.run(continuous=True)
+                return
+            except (BrokerError, NotFound, QueueMissing, TryAgain) as error:
+                self._stands_still(error)
+            if loop.time() - since_s >= STEADY_S:
+                wait_s = WAIT_S_FIRST
+            # Spread, so that many captures do not ask a broker that is back in the same moment.
+            await self._rest(wait_s * (0.5 + random.random() / 2))  # noqa: S311  nobody gains by guessing it
+            wait_s = min(wait_s * 2, WAIT_S_MAX)
+
+    def _stands_still(self, error: HoldfastError) -> None:
+        self.report.state = "waiting"
+        if not self._waits:
+            self._waits = True
+            emit("capture.failed", queue=self.report.queue, error=error)
+
+    def _goes_on(self) -> None:
+        if self._waits:
+            self._waits = False
+            emit("capture.resumed", queue=self.report.queue)
+
+    async def _rest(self, wait_s: float) -> None:
+        """Until the next try, or until we are stopped."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._stopped.wait()
+        except TimeoutError:
+            pass
+
+    async def _take_in(self, source: Source, caught: Sequence[Caught]) -> None:
+        good = [(one, letter) for one in caught if (letter := one.letter) is not None]
+        bad = [(one, one.failure) for one in caught if one.letter is None]
+        crash_point("capture.before_put")
+        stored = await self._stored([letter for _, letter in good]) if good else []
+        if stored is None:
+            stored, refused = await self._one_by_one([letter for _, letter in good])
+            bad += [(one, why) for (one, _), why in zip(good, refused, strict=True) if why]
+            good = [pair for pair, why in zip(good, refused, strict=True) if not why]
+        for one, why in bad:
+            await self._vault.letters.put_failed(
+                self.report.queue, body=one.body, properties=one.properties, reason=why, act=self._act
+            )
+            self.report.failed_imports += 1
+        fresh = [place.letter for place in stored if not place.matched]
+        if fresh:
+            await self._vault.letters.acking(fresh)
+        crash_point("capture.before_ack")
+        written = await source.ack([one for one, _ in good])
+        await source.ack([one for one, _ in bad])
+        crash_point("capture.after_ack")
+        unsent = [place.letter for place, is_written in zip(stored, written, strict=True) if not is_written]
+        if unsent:
+            await self._vault.letters.acking(unsent, sent=False)
+        self.report.matched += len(stored) - len(fresh)
+        self._note_lag([letter for _, letter in good])
+        self.report.captured += len(fresh)
+        self.report.not_acked += len(unsent)
+
+    def _note_lag(self, letters: Sequence[NewLetter]) -> None:
+        died_at_us = next((letter.death.last_at_us for letter in reversed(letters) if letter.death.last_at_us), 0)
+        if died_at_us:
+            self.report.lag_s = max(0.0, self._clock.now_us() - died_at_us) / 1_000_000
+
+    async def _stored(self, letters: Sequence[NewLetter]) -> list[Stored] | None:
+        """None when the vault will never take this batch: then one of them is the reason."""
+        wait_s = WAIT_S_FIRST
+        for attempt in range(TRIES_MAX):
+            try:
+                return await self._vault.letters.put(await self._lightened(letters), self._act)
+            except Unstorable:
+                return None
+            except StorageFailed as error:
+                if attempt == TRIES_MAX - 1:
+                    raise
+                emit("capture.failed", queue=self.report.queue, error=error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, WAIT_S_MAX)
+        return None
+
+    async def _one_by_one(self, letters: Sequence[NewLetter]) -> tuple[list[Stored], list[str]]:
+        stored: list[Stored] = []
+        refused: list[str] = []
+        for letter in letters:
+            try:
+                stored += await self._vault.letters.put(await self._lightened([letter]), self._act)
+                refused.append("")
+            except Unstorable as error:
+                refused.append(error.message)
+        return stored, refused
+
+    async def _lightened(self, letters: Sequence[NewLetter]) -> Sequence[NewLetter]:
+        """Large bodies go to the blob store, each under a name of its own: who deletes a letter may delete its blob.
+
+        Announced first, so that a crash leaves none that nobody knows of."""
+        if self._blobs is None or all(len(letter.body) <= BLOB_BYTES_MIN for letter in letters):
+            return letters
+        names = {place: _blob_name() for place, one in enumerate(letters) if len(one.body) > BLOB_BYTES_MIN}
+        await self._vault.loose.announce(list(names.values()), for_s=CLAIM_S)
+        for place, name in names.items():
+            await self._blobs.put(name, letters[place].body)
+        return [
+            replace(one, blob=names[place], body_bytes=len(one.body)) if place in names else one
+            for place, one in enumerate(letters)
+        ]
+
+
+def _blob_name() -> str:
+    name = uuid.uuid4().hex
+    return f"letters/{name[:2]}/{name}"
+
+
+def _in_batches(caught: Sequence[Caught]) -> list[list[Caught]]:
+    batches: list[list[Caught]] = [[]]
+    size = 0
+    for one in caught:
+        if batches[-1] and size + len(one.body) > BATCH_BYTES_MAX:
+            batches.append([])
+            size = 0
+        batches[-1].append(one)
+        size += len(one.body)
+    return [batch for batch in batches if batch]

@@ -1,0 +1,109 @@
+"""The ledger for people: is the chain whole, what is its head, and do the books agree with the vault."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from msgspec import Struct
+
+from holdfast.core.ledger import FIRST, ChainBreak, LedgerRow, is_anchor, verify
+from holdfast.errors import Invalid
+from holdfast.ports.vault import Vault
+
+PAGE_COUNT = 5_000
+
+
+class Verified(Struct, frozen=True, kw_only=True):
+    """What a look at the whole chain found."""
+
+    rows: int
+    head: str
+    broken_at: int = 0
+    why: str = ""
+
+
+class BalanceRow(Struct, frozen=True, kw_only=True):
+    """Letters of one queue by state: as the ledger tells it, and as the vault counts them."""
+
+    queue: str
+    captured_ever: int
+    ledger: dict[str, int]
+    vault: dict[str, int]
+
+    @property
+    def agrees(self) -> bool:
+        return self.ledger == self.vault and self.captured_ever == sum(self.vault.values())
+
+
+class LedgerService:
+    """Reads the ledger; what is written to it is written with the change that it tells of."""
+
+    def __init__(self, vault: Vault, *, key: bytes) -> None:
+        self._vault = vault
+        self._key = key
+
+    async def verify(self, *, anchor: str = "") -> Verified:
+        """Walk the whole chain. `anchor` is a head that was noted before: it must still be in it.
+
+        Raises Invalid for a text that is no head: that is a slip of the pen, not a chain that was tampered with.
+        """
+        if anchor and not is_anchor(anchor):
+            raise Invalid("anchor is invalid; it is not NUMBER:HASH as the head is")
+        previous, number, anchored = FIRST, 0, not anchor
+        while rows := await self._vault.ledger.rows(after=number, count_max=PAGE_COUNT):
+            if (found := verify(self._key, rows, previous=previous, number=number)) is not None:
+                return _broken(number, previous, found)
+            previous, number = rows[-1].mac, rows[-1].number
+            anchored = anchored or any(head_of(row) == anchor for row in rows)
+        if not anchored:
+            return _broken(
+                number, previous, ChainBreak(number + 1, "the anchor is not in the chain: its tail was cut off")
+            )
+        return Verified(rows=number, head=f"{number}:{previous.hex()}")
+
+    async def head(self) -> str:
+        """The anchor: noted elsewhere, it makes a tail that was cut off visible."""
+        newest = await self._vault.ledger.newest()
+        return head_of(newest) if newest else f"0:{FIRST.hex()}"
+
+    async def balance(self) -> list[BalanceRow]:
+        """For each queue, captured ever is the sum over all states, from two sides; both as of one moment, so that
+        letters which arrive meanwhile make no difference."""
+        newest, tallies = await self._vault.ledger.counted()
+        counted: dict[str, dict[str, int]] = {}
+        for tally in tallies:
+            counted.setdefault(tally.queue, {})[tally.state] = tally.count
+        told: dict[str, Counter[str]] = {}
+        ever: Counter[str] = Counter()
+        number = 0
+        while number < newest and (rows := await self._vault.ledger.rows(after=number, count_max=PAGE_COUNT)):
+            number = rows[-1].number
+            for row in rows:
+                if row.number <= newest and row.to_state:
+                    _tell(row, told.setdefault(row.queue, Counter()), ever)
+        return [
+            BalanceRow(
+                queue=queue,
+                captured_ever=ever[queue],
+                ledger={state: count for state, count in sorted(told.get(queue, Counter()).items()) if count},
+                vault=dict(sorted(counted.get(queue, {}).items())),
+            )
+            for queue in sorted({*told, *counted})
+        ]
+
+
+def _tell(row: LedgerRow, counts: Counter[str], ever: Counter[str]) -> None:
+    counts[row.to_state] += row.count
+    if row.from_state:
+        counts[row.from_state] -= row.count
+    else:
+        ever[row.queue] += row.count
+
+
+def head_of(row: LedgerRow) -> str:
+    """A row's number and hash, as they are noted elsewhere."""
+    return f"{row.number}:{row.mac.hex()}"
+
+
+def _broken(rows: int, previous: bytes, found: ChainBreak) -> Verified:
+    return Verified(rows=rows, head=f"{rows}:{previous.hex()}", broken_at=found.number, why=found.why)

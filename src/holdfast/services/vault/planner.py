@@ -1,0 +1,404 @@
+"""Plan, then execute: a plan freezes which letters go where; executing does exactly that, or says what has changed.
+
+How many letters may go next: by the rate, and by what the canary has seen come back so far.
+
+A canary watches the dead-letter queues where its letters would come back. `auto` is as long as a letter that fails
+every attempt takes until it is there, and a little more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core.ledger import LedgerAct, expand, ranges
+from holdfast.core.letter import Letter
+from holdfast.core.message import Address
+from holdfast.core.moments import SECOND_US, format_duration, moment, parse_duration
+from holdfast.core.plan import (
+    NAME_CHARACTERS_MAX,
+    PLAN_COUNT_MAX,
+    REASON_CHARACTERS_MAX,
+    UNROUTED_SHOWN_MAX,
+    LeftOut,
+    Plan,
+    PlanOptions,
+    RedriveState,
+    RedriveTask,
+    Unrouted,
+    check_wish,
+    plan_hash,
+)
+from holdfast.core.requests.roles import Caller
+from holdfast.core.selection import Selection
+from holdfast.core.states import LetterState
+from holdfast.errors import Conflict, Invalid, NotFound
+from holdfast.ports.custody import Post, Reach
+from holdfast.services.vault.custody import Custody, check_queue, check_target
+
+BATCH_COUNT_MAX = 1_000
+#: A limited rate goes out in so many portions a second, not all at once.
+PORTIONS_PER_S = 10
+CANARY_STEP_S = 0.5
+AUTO_S = 90.0
+#: What `auto` adds to the retry ladder of the target.
+MARGIN_S = 30.0
+
+
+class CanarySent(Protocol):
+    """A letter that would be sent."""
+
+    @property
+    def queue(self) -> str: ...
+    @property
+    def source_queue(self) -> str: ...
+    @property
+    def address(self) -> Address: ...
+    @property
+    def post(self) -> Post: ...
+
+
+async def canary_wait(
+    custody: Custody, wish: PlanOptions, going: Sequence[CanarySent], reached: Mapping[Address, Reach]
+) -> str:
+    """How long the canary of a plan watches; "" without one. Raises Conflict when it would see nothing."""
+    if wish.canary is None or not going:
+        return ""
+    ways = {(one.queue, one.source_queue, one.address) for one in going}
+    dead: dict[str, list[str]] = {}
+    for post in {one.post for one in going}:
+        for found in await post.queues():
+            dead.setdefault(found.source_queue, []).append(found.queue)
+    for queue, source, address in sorted(ways, key=str):
+        # Sent into the wait queue or by an exchange, it is tried in the queue that it died in, as far as we know.
+        targets = (address.routing_key,) if not address.exchange else reached.get(address, Reach()).queues or (source,)
+        returns = {one for target in targets for one in ([queue] if target == source else dead.get(target, []))}
+        _check_watched(custody, returns or {queue}, known=bool(returns) or bool(address.exchange), target=str(address))
+    if wish.canary.wait != "auto":
+        return wish.canary.wait
+    longest = MARGIN_S
+    for post in {one.post for one in going}:
+        ladder_s = await post.ladder_s(list({one.address: None for one in going if one.post is post}))
+        if ladder_s is None:
+            raise Conflict(
+                "canary cannot tell how long to watch; nothing says after which delays consumers of the target try "
+                'again, give the duration ("wait": "90s"), or set retry_delay and retry_attempts'
+            )
+        longest = max(longest, ladder_s + MARGIN_S)
+    return format_duration(round(longest) * SECOND_US)
+
+
+def _check_watched(custody: Custody, queues: set[str], *, known: bool, target: str) -> None:
+    if not known:
+        raise Conflict(f"canary is blind; nothing says where letters that die in '{target}' come back")
+    for queue in sorted(queues):
+        if not custody.is_capturing(queue):
+            raise Conflict(
+                f"canary is blind; nothing captures '{queue}', where letters would come back, start its capture"
+            )
+
+
+def canary_note(wish: PlanOptions, wait: str) -> list[str]:
+    """What the canary of a plan will do, for people."""
+    canary = wish.canary
+    if canary is None or not wait:
+        return []
+    part = f"{canary.stop_above:.0%}"
+    return [f"a canary sends {canary.first} first, watches for {wait}, and stops when more than {part} come back"]
+
+
+class Canaries:
+    """Watches what was sent so far."""
+
+    def __init__(self, custody: Custody, redrive: RedriveTask, *, is_closing: Callable[[], bool]) -> None:
+        self._custody = custody
+        self._redrive = redrive
+        self._is_closing = is_closing
+
+    async def watched(self) -> str | None:
+        """Watch for as long as the canary says. "" when more may go, else why not; None when the task is to end."""
+        canary = self._redrive.wish.canary
+        if canary is None:
+            return ""
+        is_old = canary.wait == "auto"  # a task that was begun before `auto` was put into seconds by its plan
+        wait_s = AUTO_S if is_old else parse_duration(canary.wait, what="canary wait") / 1_000_000
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while True:
+            now = await self._custody.vault.redrives.find(self._redrive.id)
+            if now is None or now.state is not RedriveState.RUNNING or self._is_closing():
+                return None
+            if now.redriven and now.came_back / now.redriven > canary.stop_above:
+                return f"{now.came_back} of {now.redriven} letters came back, the canary allows {canary.stop_above:.0%}"
+            if loop.time() >= deadline:
+                return ""
+            await asyncio.sleep(min(CANARY_STEP_S, max(0.01, deadline - loop.time())))
+
+
+class Pace:
+    """How many letters may go next."""
+
+    def __init__(self, redrive: RedriveTask) -> None:
+        self._rate = redrive.wish.max_per_s
+        self._canary = redrive.wish.canary
+        self._allowed = self._canary.first if self._canary else 0
+        self.sent = redrive.redriven + redrive.failed
+        while self._canary and self.sent > self._allowed:  # it goes on after a restart: as wide as it was
+            self.widen()
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the canary has to be asked first."""
+        return self._canary is not None and self.sent >= self._allowed
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the next batch can be leased while this one is on its way."""
+        return self._canary is None and not self._rate
+
+    @property
+    def next_count(self) -> int:
+        """The size of the next batch."""
+        count = min(BATCH_COUNT_MAX, max(1, self._rate // PORTIONS_PER_S)) if self._rate else BATCH_COUNT_MAX
+        return min(count, self._allowed - self.sent) if self._canary else count
+
+    def pause_s(self, count: int, took_s: float) -> float:
+        """How long to rest after a batch that took so long."""
+        return max(0.0, count / self._rate - took_s) if self._rate else 0.0
+
+    def widen(self) -> None:
+        """More may go."""
+        if self._canary:
+            self._allowed = max(self._allowed + 1, round(self._allowed * self._canary.widen))
+
+
+PAGE_COUNT = 1_000
+#: What a redrive without a rate limit is taken to reach, for the estimate.
+RATE_PER_S_ASSUMED = 2_000
+SEPARATOR = "\x1f"
+
+
+class PlannedLetter(NamedTuple):
+    """A letter that can go."""
+
+    letter: int
+    revision: int
+    queue: str
+    source_queue: str
+    address: Address
+    post: Post
+
+
+class _Sorted(NamedTuple):
+    going: list[PlannedLetter]
+    left_out: list[Unrouted]
+    redriven_before: int
+
+
+class Planner:
+    """Makes plans and starts their tasks."""
+
+    def __init__(self, custody: Custody) -> None:
+        self._custody = custody
+
+    async def plan(self, wish: PlanOptions, caller: Caller) -> Plan:
+        """Look at every letter and every target; nothing is changed but that the plan is kept."""
+        wish = msgspec.json.decode(msgspec.json.encode(wish), type=PlanOptions)  # 2 and 2.0 are one wish, and one hash
+        check_wish(wish)
+        check_queue(caller, wish.selection.queue)
+        check_target(caller, wish.target)
+        if wish.selection == Selection():
+            raise Invalid("plan is invalid; the selection is empty, name ids, a group or a filter")
+        pages = self._pages(wish.selection)
+        going, left_out, before = await self._sorted(wish, pages)
+        going.reverse()  # pages come newest first
+        reached = await self._reached(going)
+        going, unreached = _parted(going, reached)
+        wait = await canary_wait(self._custody, wish, going, reached)
+        left_out = [*left_out[::-1], *unreached]
+        plan = Plan(
+            hash=_hash(wish, going),
+            wish=wish,
+            ids=ranges([one.letter for one in going]),
+            count=len(going),
+            targets=dict(Counter(str(one.address) for one in going)),
+            left_out=tuple(left_out[:UNROUTED_SHOWN_MAX]),
+            left_out_count=len(left_out),
+            reasons=_reasons(left_out),
+            redriven_before=before,
+            estimated_s=round(len(going) / (wish.max_per_s or RATE_PER_S_ASSUMED), 3),
+            notes=(*_notes(going, reached), *canary_note(wish, wait)),
+            made_at=moment(self._custody.clock.now_us()),
+            made_by=caller.name,
+            copies={str(to): list(reach.queues) for to, reach in reached.items() if to.exchange and reach.queues},
+            canary_wait=wait,
+        )
+        await self._custody.vault.redrives.keep_plan(plan)
+        return plan
+
+    async def _reached(self, going: Sequence[PlannedLetter]) -> dict[Address, Reach]:
+        found: dict[Address, Reach] = {}
+        for post in self._custody.posts:
+            addresses = {one.address: None for one in going if one.post is post}
+            if addresses:
+                found |= await post.look(list(addresses))
+        return found
+
+    async def _sorted(self, wish: PlanOptions, pages: AsyncIterator[Sequence[Letter]]) -> _Sorted:
+        """Page by page, so that not all letters are in memory with their headers."""
+        going: list[PlannedLetter] = []
+        left_out: list[Unrouted] = []
+        before = 0
+        async for letters in pages:
+            for letter in letters:
+                before += letter.redriven_count > 0
+                found = self._placed(wish, letter)
+                if isinstance(found, Unrouted):
+                    left_out.append(found)
+                else:
+                    going.append(found)
+        return _Sorted(going, left_out, before)
+
+    def _placed(self, wish: PlanOptions, letter: Letter) -> PlannedLetter | Unrouted:
+        if letter.state is not LetterState.CAPTURED:
+            return Unrouted(letter.id, f"it is {letter.state.value}")
+        if letter.redriven_count >= wish.redrives_max and not wish.force:
+            why = f"it was redriven {letter.redriven_count} times, which is the limit; force it if you mean it"
+            return Unrouted(letter.id, why)
+        post = next((post for post in self._custody.posts if post.origin == letter.origin), None)
+        address, why = post.route(letter, wish.target) if post else (None, "its broker is not configured here")
+        if post is None or address is None:
+            return Unrouted(letter.id, why)
+        return PlannedLetter(letter.id, letter.revision, letter.queue, letter.death.queue, address, post)
+
+    async def _pages(self, selection: Selection) -> AsyncIterator[Sequence[Letter]]:
+        count = before = 0
+        while True:
+            page = await self._custody.vault.letters.find(selection, before=before, count_max=PAGE_COUNT)
+            count += len(page.letters)
+            if count > PLAN_COUNT_MAX:
+                raise Invalid(f"plan is too large; more than {PLAN_COUNT_MAX} letters fit, narrow the selection")
+            yield page.letters
+            if not page.after:
+                return
+            before = page.after
+
+    async def _frozen(self, plan: Plan) -> AsyncIterator[Sequence[Letter]]:
+        """The letters of a plan as they are now; what arrived since then is none of its business."""
+        ids = expand(plan.ids)
+        for start in range(0, len(ids), PAGE_COUNT):
+            async for page in self._pages(Selection(ids=tuple(ids[start : start + PAGE_COUNT]))):
+                yield page[::-1]
+
+    async def find(self, found: str, caller: Caller) -> Plan:
+        """Raises NotFound."""
+        plan = await self._custody.vault.redrives.plan(found)
+        if plan is None:
+            raise NotFound(f"plan does not exist; there is no plan {found[:64]}")
+        check_queue(caller, plan.wish.selection.queue)
+        return plan
+
+    async def execute(
+        self, found: str, caller: Caller, act: LedgerAct, *, name: str = "", operation: str = ""
+    ) -> tuple[RedriveTask, bool]:
+        """Start the task of a plan; the same operation id gives the same task. Raises Conflict for a changed world."""
+        if len(name) > NAME_CHARACTERS_MAX or len(act.reason) > REASON_CHARACTERS_MAX:
+            raise Invalid(f"redrive is invalid; a name has {NAME_CHARACTERS_MAX} characters at the most")
+        plan = await self.find(found, caller)
+        check_target(caller, plan.wish.target)
+        running = await self._same(operation, plan)
+        if running is not None:
+            return running, False
+        if not plan.count:
+            raise Conflict("plan is empty; no letter of it can be redriven, see left_out")
+        going = await self._still_going(plan)
+        wish = plan.wish
+        if wish.canary is not None and plan.canary_wait:
+            wish = replace(wish, canary=replace(wish.canary, wait=plan.canary_wait))
+        letters = [(one.letter, pack(one.address)) for one in going]
+        return await self._custody.vault.redrives.start(
+            plan=plan, letters=letters, wish=wish, name=name, operation=operation, act=act
+        )
+
+    async def _still_going(self, plan: Plan) -> list[PlannedLetter]:
+        """The plan's letters, if all of them can still go as planned. Raises Conflict."""
+        going, left_out, _ = await self._sorted(plan.wish, self._frozen(plan))
+        if _hash(plan.wish, going) != plan.hash:
+            example = f", for example letter {left_out[0].letter}: {left_out[0].why}" if left_out else ""
+            raise Conflict(
+                f"letters have changed; of {plan.count} letters of the plan {len(going)} can still go{example}; "
+                "nothing was done, plan again"
+            )
+        reached = await self._reached(going)
+        _, unreached = _parted(going, reached)
+        if unreached:
+            raise Conflict(
+                f"targets have changed; {len(unreached)} of {plan.count} letters have no way any more, for example "
+                f"letter {unreached[0].letter}: {unreached[0].why}; nothing was done, plan again"
+            )
+        await canary_wait(self._custody, plan.wish, going, reached)
+        return going
+
+    async def _same(self, operation: str, plan: Plan) -> RedriveTask | None:
+        """The task that this operation id has started. Raises Conflict when it was for another plan."""
+        found = await self._custody.vault.redrives.by_operation(operation) if operation else None
+        if found is not None and found.plan != plan.hash:
+            raise Conflict(f"operation id is taken; it started redrive {found.id} of another plan, use a new one")
+        return found
+
+
+def _parted(
+    going: Sequence[PlannedLetter], reached: dict[Address, Reach]
+) -> tuple[list[PlannedLetter], list[Unrouted]]:
+    """Those that would arrive, and those that would not, or would arrive in their own dead-letter queue."""
+    arriving: list[PlannedLetter] = []
+    left_out: list[Unrouted] = []
+    for one in going:
+        reach = reached.get(one.address, Reach())
+        if reach.why:
+            left_out.append(Unrouted(one.letter, f"{one.address} does not route"))
+        elif one.queue in (reach.queues or ()):
+            left_out.append(Unrouted(one.letter, f"{one.address} leads back to the dead-letter queue"))
+        else:
+            arriving.append(one)
+    return arriving, left_out
+
+
+def _reasons(left_out: Sequence[Unrouted]) -> tuple[LeftOut, ...]:
+    counts = Counter(one.why for one in left_out)
+    samples = {one.why: one.letter for one in reversed(left_out)}
+    return tuple(LeftOut(why, count, samples[why]) for why, count in counts.most_common())
+
+
+def _notes(going: Iterable[PlannedLetter], reached: dict[Address, Reach]) -> list[str]:
+    sources: dict[Address, set[str]] = {}
+    for one in going:
+        sources.setdefault(one.address, set()).add(one.source_queue)
+    notes = [f"{to} does not route: {reach.why}" for to, reach in reached.items() if reach.why]
+    notes += [reach.note for reach in reached.values() if reach.note]
+    for to, ours in sources.items():
+        queues = reached.get(to, Reach()).queues or ()
+        others = [queue for queue in queues if queue not in ours]
+        if to.exchange and others and len(queues) > 1:
+            notes.append(f"{to} also gives a copy to {', '.join(others)}")
+    return notes
+
+
+def _hash(wish: PlanOptions, going: Sequence[PlannedLetter]) -> str:
+    return plan_hash(wish, [(one.letter, one.revision, pack(one.address)) for one in going])
+
+
+def pack(address: Address) -> str:
+    """An address in one text, for the task's table."""
+    return f"{address.exchange}{SEPARATOR}{address.routing_key}"
+
+
+def unpack(text: str) -> Address:
+    """The address again."""
+    exchange, _, key = text.partition(SEPARATOR)
+    return Address(exchange=exchange, routing_key=key)

@@ -1,0 +1,378 @@
+"""Redrive out of the vault: tasks that survive their process and go on in another, and what operators say to them.
+
+One task at work: lease, publish with confirm, settle. While a batch is on its way, the one before is settled and the
+next one is leased and read.
+
+What is confirmed is settled, what is known not to be stored goes back to *captured*, and what is unknown stays and is
+repeated under the same id. An outcome is kept until the vault has it: a vault that is away for a moment makes no copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+from msgspec import Struct
+
+from holdfast.core.ledger import LedgerAct
+from holdfast.core.moments import moment
+from holdfast.core.plan import LeasedLetter, RedriveState, RedriveTask, Settled
+from holdfast.errors import BrokerError, Conflict, HoldfastError, NotFound, TryAgain
+from holdfast.ports.blobs import BlobMissing
+from holdfast.ports.custody import Parcel, Post, Posted
+from holdfast.proof import crash_point
+from holdfast.services.vault.custody import Custody
+from holdfast.services.vault.planner import Canaries, Pace, unpack
+from holdfast.telemetry.events import emit
+
+#: What is read into memory and published together.
+CHUNK_COUNT_MAX = 500
+CHUNK_BYTES_MAX = 8 * 1024 * 1024
+CHUNKS_AT_ONCE = 2
+LEASE_S = 120.0
+WAIT_S_FIRST = 0.2
+WAIT_S_MAX = 10.0
+FRUITLESS_ROUNDS_MAX = 100
+
+
+class _Batch(Struct, frozen=True):
+    """Letters that are ours until a moment."""
+
+    leased: Sequence[LeasedLetter]
+    until: datetime
+
+
+class _Outcome(Struct, frozen=True):
+    """What became of a batch, and is not settled yet."""
+
+    settled: Sequence[Settled]
+    until: datetime
+
+
+class Redriving:
+    """`await Redriving(custody, redrive, ...).run()`."""
+
+    def __init__(self, custody: Custody, redrive: RedriveTask, *, is_closing: Callable[[], bool]) -> None:
+        self._custody = custody
+        self._redrive = redrive
+        self._is_closing = is_closing
+        self._act = LedgerAct(
+            actor=redrive.started_by, action="redrive", reason=redrive.reason, detail=f"redrive {redrive.id}"
+        )
+        self._pace = Pace(redrive)
+        self._canaries = Canaries(custody, redrive, is_closing=is_closing)
+        self._ahead: _Batch | None = None
+        self._outcomes: list[_Outcome] = []
+
+    async def run(self) -> str:
+        """Until it is done, paused, cancelled, or this server stops; returns why it has to be stopped, if it has."""
+        wait_s, fruitless = WAIT_S_FIRST, 0
+        while self._ahead or not self._is_closing():
+            try:
+                went_well = await self._step()
+                if went_well is None:
+                    return ""
+            except _Stopped as stopped:
+                return stopped.why
+            except (BrokerError, TryAgain) as error:
+                emit("redrive.waits", redrive=self._redrive.id, error=error)
+                went_well = False
+            if went_well:
+                wait_s, fruitless = WAIT_S_FIRST, 0
+                continue
+            fruitless += 1
+            if fruitless > FRUITLESS_ROUNDS_MAX:
+                return "the outcome of some letters stays unknown, resume it later"
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, WAIT_S_MAX)
+        await self._settle()
+        return ""
+
+    async def _step(self) -> bool | None:
+        """One batch; None when the task is over, false when the outcome of some is unknown or none could be had."""
+        if self._pace.is_used_up:
+            await self._settle()
+            why = await self._canaries.watched()
+            if why is None:
+                return None
+            if why:
+                raise _Stopped(why)
+            self._pace.widen()
+        if self._ahead is None:
+            await self._settle()
+        batch, self._ahead = self._ahead or await self._lease(), None
+        if batch is None:
+            return None if await self._is_over() else False
+        began_s = asyncio.get_running_loop().time()
+        flight = asyncio.create_task(self._published(batch.leased))
+        try:
+            await self._settle()
+            if self._pace.runs_ahead:
+                self._ahead = await self._lease()
+        finally:
+            settled = await flight
+            crash_point("redrive.after_confirm")
+            self._outcomes.append(_Outcome(settled, batch.until))
+            self._pace.sent += sum(one.kind != "unknown" for one in settled)
+        if pause_s := self._pace.pause_s(len(settled), asyncio.get_running_loop().time() - began_s):
+            await self._settle()
+            await asyncio.sleep(pause_s)
+        return all(one.kind != "unknown" for one in settled)
+
+    async def _lease(self) -> _Batch | None:
+        until = moment(self._custody.clock.now_us()) + timedelta(seconds=LEASE_S)
+        leased = await self._custody.vault.redrives.lease(
+            self._redrive.id, count_max=self._pace.next_count, until=until, act=self._act
+        )
+        return _Batch(leased, until) if leased else None
+
+    async def _settle(self) -> None:
+        while self._outcomes:
+            one = self._outcomes[0]
+            await self._custody.vault.redrives.settle(self._redrive.id, one.settled, self._act, until=one.until)
+            self._outcomes.pop(0)
+
+    async def _published(self, leased: Sequence[LeasedLetter]) -> list[Settled]:
+        """All of them; a few chunks are read and published at a time, so that large bodies do not fill the memory."""
+        slots = asyncio.Semaphore(CHUNKS_AT_ONCE)
+
+        async def publish(chunk: Sequence[LeasedLetter]) -> list[Settled]:
+            async with slots:
+                try:
+                    return await self._chunk(chunk)
+                except (BrokerError, TryAgain) as error:
+                    # Not one of them is settled by this, whatever became of it.
+                    emit("redrive.waits", redrive=self._redrive.id, error=error)
+                    return [Settled(one.letter, "unknown", error.message) for one in chunk]
+
+        done = await asyncio.gather(*(publish(chunk) for chunk in _chunks(leased)))
+        return [one for chunk in done for one in chunk]
+
+    async def _chunk(self, leased: Sequence[LeasedLetter]) -> list[Settled]:
+        settled: list[Settled] = []
+        by_post: dict[Post, list[Parcel]] = {}
+        contents = await self._custody.contents(leased)
+        for one, content in zip(leased, contents, strict=True):
+            if isinstance(content, BlobMissing):
+                settled.append(Settled(one.letter, "failed", f"its body is gone; {content}"))
+                continue
+            post = next((post for post in self._custody.posts if post.origin == one.origin), None)
+            if post is None:
+                settled.append(Settled(one.letter, "failed", "its broker is not configured here"))
+                continue
+            parcel = Parcel(
+                letter=one.letter,
+                queue=one.queue,
+                content=content,
+                address=unpack(one.address),
+                redrive_id=one.redrive_id,
+                run=f"task-{self._redrive.id}",
+                by=self._redrive.started_by,
+            )
+            by_post.setdefault(post, []).append(parcel)
+        for post, parcels in by_post.items():
+            crash_point("redrive.before_publish")
+            outcomes = await post.publish(parcels)
+            settled += [_settled(one.letter, outcome) for one, outcome in zip(parcels, outcomes, strict=True)]
+        return settled
+
+    async def _is_over(self) -> bool:
+        redrive = await self._custody.vault.redrives.find(self._redrive.id)
+        if redrive is None or redrive.state is not RedriveState.RUNNING:
+            return True
+        if redrive.redriven + redrive.failed + redrive.skipped < redrive.total:
+            return False
+        act = LedgerAct(actor=redrive.started_by, action="redrives.done")
+        done, running = RedriveState.DONE, RedriveState.RUNNING
+        await self._custody.vault.redrives.set_state(redrive.id, done, sources=[running], act=act)
+        emit("redrive.ended", redrive=redrive.id, state="done", redriven=redrive.redriven, failed=redrive.failed)
+        return True
+
+
+class _Stopped(Exception):
+    """The canary says no."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+def _chunks(leased: Sequence[LeasedLetter]) -> list[list[LeasedLetter]]:
+    chunks: list[list[LeasedLetter]] = [[]]
+    size = 0
+    for one in leased:
+        if chunks[-1] and (len(chunks[-1]) >= CHUNK_COUNT_MAX or size + one.body_bytes > CHUNK_BYTES_MAX):
+            chunks.append([])
+            size = 0
+        chunks[-1].append(one)
+        size += one.body_bytes
+    return chunks
+
+
+def _settled(letter: int, outcome: Posted) -> Settled:
+    if outcome.kind == "stored":
+        return Settled(letter, "redriven")
+    return Settled(letter, "failed" if outcome.kind == "failed" else "unknown", outcome.why)
+
+
+LIST_COUNT_MAX = 1_000
+#: Who runs a task says so again and again; who was silent for so long is taken for dead.
+HOLD_S = 15.0
+BEAT_S = 3.0
+WAIT_FOR_HOLD_S = 1.0
+RELEASE_COUNT_MAX = 2_000
+
+
+class RedriveRunner:
+    """Runs tasks, each in a task of its own, and hears what operators say to them."""
+
+    def __init__(self, custody: Custody) -> None:
+        self._custody = custody
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._closing = False
+        self._name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._lost: set[int] = set()  #: another runs them by now
+
+    async def resume_all(self) -> None:
+        """Go on with every task that was running when its process ended."""
+        before = 2**62
+        while tasks := await self._custody.vault.redrives.page(before=before, count_max=LIST_COUNT_MAX):
+            for redrive in tasks:
+                if redrive.state is RedriveState.RUNNING:
+                    self.begin(redrive)
+            before = tasks[-1].id
+
+    def begin(self, redrive: RedriveTask) -> None:
+        """Work on a task, unless that happens already."""
+        if redrive.id not in self._running and redrive.state is RedriveState.RUNNING:
+            task = asyncio.create_task(self._keep_on(redrive.id), name=f"redrive {redrive.id}")
+            self._running[redrive.id] = task
+            task.add_done_callback(lambda _: self._running.pop(redrive.id, None))
+
+    async def find(self, number: int) -> RedriveTask:
+        """Raises NotFound."""
+        found = await self._custody.vault.redrives.find(number)
+        if found is None:
+            raise NotFound(f"redrive does not exist; there is no redrive {number}")
+        return found
+
+    async def change(self, number: int, word: str, act: LedgerAct) -> RedriveTask:
+        """`pause`, `resume` or `cancel`. Raises Conflict when that cannot be done to it now."""
+        state, sources = {
+            "pause": (RedriveState.PAUSED, [RedriveState.RUNNING]),
+            "resume": (RedriveState.RUNNING, [RedriveState.PAUSED, RedriveState.STOPPED]),
+            "cancel": (RedriveState.CANCELLED, [RedriveState.RUNNING, RedriveState.PAUSED, RedriveState.STOPPED]),
+        }[word]
+        redrive = await self.find(number)
+        if word == "cancel" and redrive.state is RedriveState.CANCELLED:
+            await self.release()  # leases may have run out since
+            return await self.find(number)
+        if word == "resume" and redrive.state is RedriveState.RUNNING:
+            self._check_takeover(redrive)
+            sources = [*sources, RedriveState.RUNNING]
+        if not await self._custody.vault.redrives.set_state(number, state, sources=sources, act=act):
+            raise Conflict(f"redrive cannot {word}; redrive {number} is {redrive.state.value}")
+        if number in self._running and state is not RedriveState.RUNNING:
+            await asyncio.wait([self._running[number]], timeout=LEASE_S)
+        if state is RedriveState.CANCELLED:
+            await self.release()
+        changed = await self.find(number)
+        self.begin(changed)
+        return changed
+
+    async def release(self) -> None:
+        """Letters of cancelled tasks that nobody has in hand any more are an operator's again, with a note."""
+        act = LedgerAct(actor=self._custody.actor, action="redrives.release")
+        while await self._custody.vault.redrives.release(count_max=RELEASE_COUNT_MAX, act=act) == RELEASE_COUNT_MAX:
+            pass
+
+    def _check_takeover(self, redrive: RedriveTask) -> None:
+        """A running task is taken over only from nobody. Raises Conflict."""
+        if redrive.id in self._running:
+            raise Conflict(f"redrive cannot resume; redrive {redrive.id} is running")
+        if redrive.held_until is not None:
+            left_s = (redrive.held_until - moment(self._custody.clock.now_us())).total_seconds()
+            raise Conflict(
+                f"redrive cannot resume; redrive {redrive.id} is running in the process {redrive.held_by}; if that one "
+                f"is gone, try again in {max(1, round(left_s + 0.5))} s"
+            )
+
+    async def close(self) -> None:
+        """End after the batch that is in flight; tasks go on when the server is back."""
+        self._closing = True
+        if self._running:
+            await asyncio.wait(list(self._running.values()), timeout=LEASE_S)
+
+    async def _keep_on(self, number: int) -> None:
+        """Run a task as the only one who does: its letters are leased one by one, its rate and canary are not."""
+        self._lost.discard(number)
+        if not await self._held(number):
+            return
+        beating = asyncio.create_task(self._beat(number), name=f"hold on redrive {number}")
+        try:
+            await self._persist(number)
+        finally:
+            beating.cancel()
+            await asyncio.wait([beating])
+            with suppress(HoldfastError):  # it runs out by itself
+                await self._custody.vault.redrives.let_go(number, self._name)
+
+    async def _held(self, number: int) -> bool:
+        """Wait until nobody else runs it; false when there is nothing to run any more."""
+        while not self._closing:
+            with suppress(BrokerError, TryAgain):
+                if await self._hold(number):
+                    return True
+                if (await self.find(number)).state is not RedriveState.RUNNING:
+                    return False
+            await asyncio.sleep(WAIT_FOR_HOLD_S)
+        return False
+
+    async def _beat(self, number: int) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            with suppress(HoldfastError):
+                if not await self._hold(number):
+                    self._lost.add(number)
+                    return
+
+    async def _hold(self, number: int) -> bool:
+        until = moment(self._custody.clock.now_us()) + timedelta(seconds=HOLD_S)
+        return await self._custody.vault.redrives.hold(number, self._name, until=until)
+
+    async def _persist(self, number: int) -> None:
+        """Run a task, whatever the vault or the broker do meanwhile. A bug stops it, and says so."""
+        wait_s = WAIT_S_FIRST
+        while not self._is_over(number):
+            try:
+                await self.run(number)
+                return
+            except (BrokerError, TryAgain) as error:
+                emit("redrive.waits", redrive=number, error=error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, WAIT_S_MAX)
+            except Exception as bug:  # noqa: BLE001 - it is told, and the task stops
+                emit("server.bug", method=f"redrive {number}", error=repr(bug), traceback=bug)
+                await self._stop(number, "it met a bug, the server's log has the details")
+                return
+
+    async def run(self, number: int) -> None:
+        """Until it is done, paused, cancelled, or this server stops."""
+        redrive = await self.find(number)
+        why = await Redriving(self._custody, redrive, is_closing=lambda: self._is_over(number)).run()
+        if why:
+            await self._stop(number, why)
+
+    def _is_over(self, number: int) -> bool:
+        return self._closing or number in self._lost
+
+    async def _stop(self, number: int, why: str) -> None:
+        act = LedgerAct(actor=self._custody.actor, action="redrives.stopped", detail=why)
+        await self._custody.vault.redrives.set_state(
+            number, RedriveState.STOPPED, sources=[RedriveState.RUNNING], act=act
+        )

@@ -1,0 +1,97 @@
+"""A backup of letters as JSON Lines: byte-exact, on disk before the letter is published, and read again from there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from holdfast.errors import CannotStart, Invalid
+from holdfast.ports.recovery import Exported
+
+LINE_BYTES_MAX = 512 * 2**20
+
+_encoder = msgspec.json.Encoder()
+
+
+class FileBackup:
+    """Appends. Raises CannotStart when the file cannot be opened, OSError when it cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._is_new = not path.exists()
+        try:
+            self._file: BinaryIO = open(path, "a+b", opener=_private)  # noqa: SIM115 - open until `close`
+            if self._is_new:
+                with suppress(PermissionError):  # a folder need not be ours to read
+                    fsync_folder(path.parent)
+        except OSError as error:
+            raise CannotStart(f"backup cannot be written; '{path}': {error.strerror or error}") from error
+        self.held_bytes = os.fstat(self._file.fileno()).st_size  #: before the first letter of this run
+        if self.held_bytes and os.pread(self._file.fileno(), 1, self.held_bytes - 1) != b"\n":
+            self._file.close()
+            raise CannotStart(
+                f"backup cannot be added to; '{path}' ends in the middle of a letter, as after a run that was killed: "
+                "that letter was not published and is in its queue. Give another file"
+            )
+
+    async def write(self, letters: Sequence[Exported]) -> None:
+        """Returns when they are on disk."""
+        await asyncio.to_thread(self._write, letters)
+
+    def close(self) -> None:
+        """No more. A run that wrote nothing, such as a dry run, leaves no empty file behind."""
+        if not self._file.closed and self._is_new and self._is_empty():
+            self.path.unlink(missing_ok=True)
+        with suppress(OSError):  # what could not be written was told then; the file would tell it again
+            self._file.close()
+
+    def _is_empty(self) -> bool:
+        """Whether what is at the path now is our file, and nobody has written to it."""
+        ours = os.fstat(self._file.fileno())
+        try:
+            return ours.st_size == 0 and os.path.samestat(ours, self.path.stat())
+        except OSError:
+            return False
+
+    def _write(self, letters: Sequence[Exported]) -> None:
+        self._file.write(_encoder.encode_lines(letters))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _private(path: str, flags: int) -> int:
+    """It holds bodies: for its owner alone."""
+    return os.open(path, flags, 0o600)
+
+
+def read_backup(path: Path) -> Iterator[Exported]:
+    """The letters of a backup, one by one. Raises Invalid with the line that cannot be read, CannotStart."""
+    decoder = msgspec.json.Decoder(Exported)
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(LINE_BYTES_MAX):
+                number += 1
+                if not line.strip():
+                    continue
+                try:
+                    yield decoder.decode(line)
+                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                    raise Invalid(f"backup is damaged; '{path}' line {number}: {error}") from error
+    except OSError as error:
+        raise CannotStart(f"backup cannot be read; '{path}': {error.strerror or error}") from error
+
+
+def fsync_folder(path: Path) -> None:
+    """Make the names in a folder last through a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

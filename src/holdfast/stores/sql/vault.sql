@@ -1,0 +1,259 @@
+-- name: ack_letters
+UPDATE letters SET acked = :acked WHERE id IN_IDS
+
+-- name: add_redriven_count
+UPDATE letters SET redriven_count = redriven_count + 1 WHERE id IN_IDS
+
+-- name: add_tally
+INSERT INTO tallies (queue, state, count) VALUES (:queue, :state, :count)
+ON CONFLICT (queue, state) DO UPDATE SET count = tallies.count + excluded.count
+
+-- name: change_group
+UPDATE failure_groups SET status = :status, note = :note WHERE key = :key
+
+-- name: claim_loose_blob
+DELETE FROM loose_blobs WHERE blob = :blob AND doomed = 0 RETURNING blob
+
+-- name: count_came_back
+SELECT count(*) FROM letters l CROSS JOIN redrive_letters r
+WHERE l.state = 'came_back' AND r.letter = l.id AND r.redrive = :redrive
+
+-- name: count_redrive_letters
+SELECT status, count(*) FROM redrive_letters WHERE redrive = :redrive GROUP BY status
+
+-- name: count_repeated
+SELECT count(*) FROM redrive_letters WHERE redrive = :redrive AND repeated = 1
+
+-- name: count_tallies
+SELECT queue, state, count(*) FROM letters GROUP BY queue, state ORDER BY queue, state
+
+-- name: delete_contents
+DELETE FROM contents WHERE letter IN_IDS
+
+-- name: delete_letters
+DELETE FROM letters WHERE id IN_IDS
+
+-- name: delete_loose_blob
+DELETE FROM loose_blobs WHERE blob = :blob AND doomed = 1
+
+-- name: delete_revisions
+DELETE FROM revisions WHERE letter IN_IDS
+
+-- name: doom_loose_blobs
+UPDATE loose_blobs SET doomed = 1
+WHERE blob IN (SELECT blob FROM loose_blobs WHERE due_at <= :now ORDER BY due_at LIMIT :count_max)
+RETURNING blob
+
+-- name: find_came_from
+SELECT r.letter, l.queue, l.state, l.redriven_count FROM redrive_letters r JOIN letters l ON l.id = r.letter
+WHERE r.redrive_id = :redrive_id
+
+-- name: find_counter
+SELECT value FROM counters WHERE name = :name
+
+-- name: find_group
+SELECT sample, key, title, count, first_at, last_at, status, note FROM failure_groups WHERE key = :key
+
+-- name: find_plan
+SELECT document FROM plans WHERE hash = :hash
+
+-- name: find_redrive_by_operation
+SELECT id FROM redrives WHERE operation = :operation
+
+-- name: find_redrive_hold
+SELECT state, holder, held_until FROM redrives WHERE id = :redrive
+
+-- name: find_redrive_state
+SELECT state FROM redrives WHERE id = :redrive
+
+-- name: find_unacked
+SELECT id FROM letters WHERE queue = :queue AND digest = :digest AND acked = 0 ORDER BY id LIMIT 1
+
+-- name: free_blob
+INSERT INTO loose_blobs (blob, due_at)
+SELECT :blob, :due_at WHERE NOT EXISTS (SELECT 1 FROM contents WHERE blob = :blob)
+ON CONFLICT (blob) DO NOTHING
+
+-- name: insert_content
+INSERT INTO contents (letter, properties, blob, headers, shown, error_stack, body)
+VALUES (:id, :properties, :blob, :headers, :shown, :error_stack, :body)
+
+-- name: insert_failed_import
+INSERT INTO failed_imports (id, queue, reason, at, properties, body)
+VALUES (:id, :queue, :reason, :now, :properties, :body)
+
+-- name: insert_ledger
+INSERT INTO ledger (number, at, actor, action, origin, outcome, queue, from_state, to_state, count, letters, reason,
+    detail, mac, first_letter, last_letter)
+VALUES (:number, :at, :actor, :action, :origin, :outcome, :queue, :from_state, :to_state, :count, :letters, :reason,
+    :detail, :mac, :first_letter, :last_letter)
+
+-- name: insert_letter
+INSERT INTO letters (id, queue, origin, state, message_id, type, exchange, routing_key, source_queue, reason,
+    death_count, first_died_at, died_at, error_type, error_message, grp, redrive_id, redriven_count, captured_at,
+    changed_at, body_bytes, digest, came_from)
+VALUES (:id, :queue, :origin, 'captured', :message_id, :type, :exchange, :routing_key, :source_queue, :reason,
+    :death_count, :first_died_at, :died_at, :error_type, :error_message, :grp, :redrive_id, :redriven_count, :now,
+    :now, :body_bytes, :digest, :came_from)
+
+-- name: insert_loose_blob
+INSERT INTO loose_blobs (blob, due_at) VALUES (:blob, :due_at)
+
+-- name: insert_redrive
+INSERT INTO redrives (id, operation, state, name, reason, plan, wish, total, started_at, started_by, why)
+VALUES (:id, :operation, 'running', :name, :reason, :plan, :wish, :total, :now, :actor, '')
+
+-- name: insert_redrive_letter
+INSERT INTO redrive_letters (redrive, letter, redrive_id, address, status)
+VALUES (:redrive, :letter, :redrive_id, :address, 'waiting')
+
+-- name: insert_revision
+INSERT INTO revisions (letter, number, headers, dropped, at, actor, note, body)
+VALUES (:letter, :number, :headers, :dropped, :now, :actor, :note, :body)
+
+-- name: insert_token
+INSERT INTO tokens (name, document) VALUES (:name, :document) ON CONFLICT (name) DO NOTHING RETURNING name
+
+-- name: newest_ledger
+SELECT number, mac FROM ledger ORDER BY number DESC LIMIT 1
+
+-- name: put_group
+INSERT INTO failure_groups (key, title, count, first_at, last_at, sample, status, note)
+VALUES (:key, :title, :count, :now, :now, :sample, 'open', '')
+ON CONFLICT (key) DO UPDATE SET count = failure_groups.count + excluded.count, last_at = excluded.last_at,
+    sample = excluded.sample,
+    status = CASE WHEN failure_groups.status = 'resolved' THEN 'regressed' ELSE failure_groups.status END
+
+-- name: put_plan
+INSERT INTO plans (hash, document, at) VALUES (:hash, :document, :now)
+ON CONFLICT (hash) DO UPDATE SET document = excluded.document, at = excluded.at
+
+-- name: revoke_token
+UPDATE tokens SET revoked_at = :now WHERE name = :name AND revoked_at = 0 RETURNING name
+
+-- name: select_blobs
+SELECT DISTINCT blob FROM contents WHERE letter IN_IDS AND blob <> ''
+
+-- name: select_contents
+SELECT letter, body, properties, blob FROM contents WHERE letter IN_IDS
+
+-- name: select_deleted_tallies
+SELECT queue, state, count FROM tallies WHERE state = 'deleted' AND count <> 0
+
+-- name: select_expired
+SELECT id FROM letters WHERE state = :state AND changed_at < :before ORDER BY id LIMIT :count_max
+
+-- name: select_failed_imports
+SELECT id, queue, reason, body, properties, at FROM failed_imports
+WHERE id > :after ORDER BY id LIMIT :count_max
+
+-- name: select_group_counts
+SELECT grp, count(*) FROM letters WHERE id IN_IDS GROUP BY grp
+
+-- name: select_groups
+SELECT sample, key, title, count, first_at, last_at, status, note FROM failure_groups
+WHERE sample < :before AND (:status = '' OR status = :status) ORDER BY sample DESC LIMIT :count_max
+
+-- name: select_held_elsewhere
+SELECT letter FROM redrive_letters WHERE letter IN_IDS AND redrive <> :redrive AND status IN ('leased', 'unknown')
+
+-- name: select_last_ledger
+SELECT number, at, actor, action, origin, outcome, queue, from_state, to_state, count, letters, reason, detail, mac
+FROM ledger ORDER BY number DESC LIMIT 1
+
+-- name: select_ledger
+SELECT number, at, actor, action, origin, outcome, queue, from_state, to_state, count, letters, reason, detail, mac
+FROM ledger WHERE number > :after ORDER BY number LIMIT :count_max
+
+-- name: select_ledger_of_letter
+SELECT number, at, actor, action, origin, outcome, queue, from_state, to_state, count, letters, reason, detail, mac
+FROM ledger WHERE first_letter > 0 AND first_letter <= :letter AND last_letter >= :letter ORDER BY number LIMIT :count_max
+
+-- name: select_letter
+SELECT l.id, l.queue, l.origin, l.state, l.message_id, l.type, l.exchange, l.routing_key, l.source_queue, l.reason,
+    l.death_count, l.first_died_at, l.died_at, l.error_type, l.error_message, l.grp, l.redrive_id, l.redriven_count,
+    l.revision, l.acked, l.captured_at, l.changed_at, l.body_bytes, l.digest, l.came_from,
+    c.headers, c.shown, c.error_stack
+FROM letters l JOIN contents c ON c.letter = l.id
+
+-- name: select_redrive
+SELECT id, name, reason, plan, state, wish, total, operation, started_at, started_by, why, holder, held_until
+FROM redrives
+
+-- name: select_resolved_due
+SELECT id FROM letters WHERE state = 'redriven' AND changed_at < :before ORDER BY changed_at LIMIT :count_max
+
+-- name: select_revision_number
+SELECT revision, state, queue FROM letters WHERE id = :letter
+
+-- name: select_revisions
+SELECT number, body, headers, dropped, at, actor, note FROM revisions WHERE letter = :letter ORDER BY number
+
+-- name: select_states
+SELECT id, queue, state FROM letters WHERE id IN_IDS ORDER BY id
+
+-- name: select_tallies
+SELECT queue, state, count FROM tallies WHERE count <> 0 ORDER BY queue, state
+
+-- name: select_to_lease
+SELECT r.letter, r.redrive_id, r.address, r.status, l.state, l.body_bytes, l.queue, l.origin, l.revision
+FROM (
+    SELECT * FROM (
+        SELECT letter, redrive_id, address, status FROM redrive_letters
+        WHERE redrive = :redrive AND status = 'waiting' ORDER BY letter LIMIT :count_max) fresh
+    UNION ALL
+    SELECT * FROM (
+        SELECT letter, redrive_id, address, status FROM redrive_letters
+        WHERE redrive = :redrive AND status IN ('leased', 'unknown') AND lease_until <= :now
+        ORDER BY letter LIMIT :count_max) again
+) r LEFT JOIN letters l ON l.id = r.letter
+ORDER BY r.letter LIMIT :count_max
+
+-- name: select_to_release
+SELECT r.letter, l.queue, l.state, r.status, r.redrive
+FROM redrives t JOIN redrive_letters r ON r.redrive = t.id LEFT JOIN letters l ON l.id = r.letter
+WHERE t.state = 'cancelled' AND r.status IN ('leased', 'unknown') AND r.lease_until <= :now
+ORDER BY r.redrive, r.letter LIMIT :count_max
+
+-- name: select_to_settle
+SELECT r.letter, l.queue, l.state, r.status, r.lease_until
+FROM redrive_letters r LEFT JOIN letters l ON l.id = r.letter
+WHERE r.redrive = :redrive AND r.letter IN_IDS ORDER BY r.letter
+
+-- name: select_tokens
+SELECT document, revoked_at FROM tokens ORDER BY name
+
+-- name: set_counter
+INSERT INTO counters (name, value) VALUES (:name, :value)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value
+
+-- name: set_lease
+UPDATE redrive_letters
+SET repeated = CASE
+        WHEN status = 'waiting' AND NOT EXISTS (
+            SELECT 1 FROM redrive_letters other
+            WHERE other.letter = redrive_letters.letter AND other.status = 'released')
+        THEN repeated ELSE 1 END,
+    status = 'leased', lease_until = :until
+WHERE redrive = :redrive AND letter IN_IDS
+
+-- name: set_redrive_hold
+UPDATE redrives SET holder = :holder, held_until = :until WHERE id = :redrive
+
+-- name: set_redrive_state
+UPDATE redrives SET state = :state, why = :why WHERE id = :redrive
+
+-- name: set_redrive_status
+UPDATE redrive_letters SET status = :status, why = :why, lease_until = 0 WHERE redrive = :redrive AND letter IN_IDS
+
+-- name: set_redriven
+UPDATE letters SET state = 'redriven', changed_at = :now, redriven_count = redriven_count + 1 WHERE id IN_IDS
+
+-- name: set_revision
+UPDATE letters SET revision = :number, changed_at = :now WHERE id = :letter
+
+-- name: set_state
+UPDATE letters SET state = :state, changed_at = :now WHERE id IN_IDS
+
+-- name: shrink_group
+UPDATE failure_groups SET count = count - :count WHERE key = :key
