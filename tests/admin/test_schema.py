@@ -25,8 +25,9 @@ from holdfast.faces.api.admin.routes import ENDPOINTS
 from holdfast.faces.api.openapi import document
 from holdfast.proof.process import python_argv
 from tests.admin.house import open_house
-from tests.faults.serving import TOKEN, free_port
+from tests.faults.serving import TOKEN
 from tests.support.eventually import eventually
+from tests.support.ports import free_port
 
 EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "12"))
 DOCUMENT = schemathesis.openapi.from_dict(json.loads(document("0")))
@@ -49,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield f"http://{address}"
         finally:
             process.terminate()
-            _, log = process.communicate(timeout=30)
+            _, log = process.communicate(timeout=60)
     assert b"server.bug" not in log, log
 
 
@@ -66,7 +67,7 @@ async def _ready(address: str) -> None:
             except httpx2.HTTPError:
                 return False
 
-    await eventually(answers, timeout_s=30)
+    await eventually(answers)
 
 
 @pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if one.name not in LEFT_OUT], ids=lambda one: one.name)

@@ -32,7 +32,7 @@ def on_a_terminal(command: Command, *arguments: str) -> tuple[int, str]:
             pass  # the last one who had the terminal has gone
         finally:
             os.close(ours)
-        return process.wait(timeout=30), seen.decode()
+        return process.wait(timeout=60), seen.decode()
 
 
 @pytest.mark.parametrize("verb", ["start", "show"])

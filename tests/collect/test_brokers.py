@@ -56,7 +56,7 @@ async def test_the_broker_pushes_as_many_as_their_size_allows(
         async with transport.open("sized", count_max=32, bytes_max=4 * PART_BYTES) as intake:
             held = list(await intake.take(32))
             while len(held) < held_max:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     held += await intake.take(32)
             assert len(held) == held_max
             with pytest.raises(TimeoutError):
@@ -67,7 +67,7 @@ async def test_the_broker_pushes_as_many_as_their_size_allows(
                 assert await intake.ack_all(held) == []
                 if seen == count:
                     break
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     held = list(await intake.take(32))
                 seen += len(held)
             assert seen == count, "acked ones make room for all the others"
@@ -96,11 +96,11 @@ async def test_quorum_queues_on_a_cluster_whose_leader_is_killed_in_the_middle(
         async def has_begun() -> bool:
             return [each.stored_count for each in await collector.progress(name)] >= [20]
 
-        await eventually(is_awaiting, timeout_s=30)
+        await eventually(is_awaiting)
         payloads = f"transaction-{name}-payload"
-        await eventually(lambda: len(rabbitmq_cluster.members_of(vhost, payloads)) == 3, timeout_s=30)
+        await eventually(lambda: len(rabbitmq_cluster.members_of(vhost, payloads)) == 3)
         await publish(publisher, name, {"a": range(count // 2)})
-        await eventually(has_begun, timeout_s=30)
+        await eventually(has_begun)
         await asyncio.to_thread(rabbitmq_cluster.leader_of(vhost, payloads).kill)
         await publish(publisher, name, {"a": range(count // 2, count)}, a=count)
         assert (await collector.wait(name, timeout_s=90)).state is TransactionState.COMPLETED

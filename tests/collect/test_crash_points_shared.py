@@ -27,7 +27,7 @@ async def test_a_killed_collector_is_taken_over(
     async with producing(admin):
         crash = {"HOLDFAST_CRASH_AT": f"{point}:{passes_of(point)}"}
         async with child_process(argv, env={**env, **crash}, cwd=ROOT) as child:
-            assert await child.wait(timeout_s=40) == -9, child.stderr.tail
+            assert await child.wait(timeout_s=60) == -9, child.stderr.tail
         await play(env)
     await check_place(place, admin, transaction=transaction)
     total = sum(SHAPE.values())

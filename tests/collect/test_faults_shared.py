@@ -68,9 +68,9 @@ async def test_an_owner_that_falls_asleep_is_taken_over_and_changes_nothing_when
         sleeper.stop()
         async with child_process(argv, env=env, cwd=ROOT) as other:
             await publish(publisher, TRANSACTION, {"rows": range(12, 30), "lines": range(7)}, rows=30, lines=7, none=0)
-            assert await other.wait(timeout_s=40) == 0, other.stderr.tail
+            assert await other.wait(timeout_s=60) == 0, other.stderr.tail
         sleeper.resume()
-        assert await sleeper.wait(timeout_s=40) == 0, sleeper.stderr.tail
+        assert await sleeper.wait(timeout_s=60) == 0, sleeper.stderr.tail
     await check_place(place, admin)
     assert rows_of(postgres_url, TRANSACTION) == sum(SHAPE.values())
 
@@ -108,20 +108,20 @@ async def test_broker_database_and_blob_store_break_in_the_middle_and_nothing_is
 
             await eventually(is_awaiting)
             sending = asyncio.create_task(publish(publisher, "f", {"a": range(100)}))
-            await eventually(partial(has, 30), timeout_s=30)
+            await eventually(partial(has, 30))
             await asyncio.to_thread(node.kill)
             await asyncio.to_thread(node.start)
             await sending
-            await eventually(partial(has, 100), timeout_s=60)
+            await eventually(partial(has, 100))
             await asyncio.to_thread(cluster.stop)
             await publish(publisher, "f", {"a": range(100, 200)})
-            await eventually(partial(waits_for, "storage failed"), timeout_s=60)
+            await eventually(partial(waits_for, "storage failed"))
             await asyncio.to_thread(cluster.start)
-            await eventually(partial(has, 200), timeout_s=60)
+            await eventually(partial(has, 200))
             await asyncio.to_thread(bucket.stop)
             try:
                 await publish(publisher, "f", {"a": range(200, count)}, a=count)
-                await eventually(partial(waits_for, "blob storage failed"), timeout_s=60)
+                await eventually(partial(waits_for, "blob storage failed"))
             finally:
                 await asyncio.to_thread(bucket.start)
             assert (await collector.wait("f", timeout_s=90)).state is TransactionState.COMPLETED

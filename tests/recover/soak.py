@@ -222,7 +222,7 @@ async def _begun(admin: Admin, process: subprocess.Popen[bytes]) -> None:
     async def has_begun() -> bool:
         return process.poll() is not None or await admin.count("collection.scan") > before
 
-    await eventually(has_begun, timeout_s=60.0)
+    await eventually(has_begun)
 
 
 async def _arrived(admin: Admin, count: int) -> None:
@@ -231,7 +231,7 @@ async def _arrived(admin: Admin, count: int) -> None:
     async def is_under_way() -> bool:
         return await admin.count("collection.scan") >= count
 
-    await eventually(is_under_way, timeout_s=60.0)
+    await eventually(is_under_way)
 
 
 async def _all_there(world: World, count: int) -> None:

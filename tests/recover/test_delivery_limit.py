@@ -79,7 +79,7 @@ async def test_run_as_it_is_printed_it_takes_the_limit_away(limited: World) -> N
     assert not info(world, "imageviewer-dlq").get("policy"), "the dot is no wildcard"
     async with Consumer(world.admin.address(), world.dlq, prefetch=5) as consumer:
         for _ in range(RETURNS):
-            came = await consumer.batch(count_max=1, timeout_s=10.0)
+            came = await consumer.batch(count_max=1, timeout_s=60.0)
             consumer.give_back(came)
     await eventually(lambda: is_accepted(world), timeout_s=SHOWN_S)
     await world.check()

@@ -29,7 +29,7 @@ async def _arrived(admin: Admin, count: int) -> None:
     async def there() -> bool:
         return await admin.count("collection.scan") >= count
 
-    await eventually(there, timeout_s=30.0)
+    await eventually(there)
 
 
 def _through(world: World, proxy: Proxy, *more: str) -> subprocess.Popen[bytes]:

@@ -38,7 +38,7 @@ async def test_whoever_is_cut_off_whenever_letters_are_on_their_way_ends_before_
             lost_ack = proxy.cut_when("up", lambda data: ACK in data)
             process = world.command().start(*given, "--rate", "5/s")
             ended = asyncio.create_task(asyncio.to_thread(process.communicate, timeout=60.0))
-            await asyncio.wait_for(lost_ack.fired.wait(), 30.0)
+            await asyncio.wait_for(lost_ack.fired.wait(), 60.0)
             while not ended.done():
                 trip = proxy.cut_when("down", lambda data: DELIVER in data and not ended.done())
                 fired = asyncio.create_task(trip.fired.wait())
@@ -59,7 +59,7 @@ async def test_a_letter_whose_ack_was_lost_is_counted_by_whoever_publishes_it_ag
         given = _arguments(world, proxy)
         proxy.cut_when("up", lambda data: ACK in data)
         process = world.command().start(*given, "--one-at-a-time", "--rate", "0.02/s")
-        await asyncio.wait_for(asyncio.to_thread(_wait_until_it_says, process, b"Connected again"), 30.0)
+        await asyncio.wait_for(asyncio.to_thread(_wait_until_it_says, process, b"Connected again"), 60.0)
         process.send_signal(signal.SIGINT)
         out, err = await asyncio.to_thread(process.communicate, timeout=60.0)
         told = json.loads(out.splitlines()[-1])

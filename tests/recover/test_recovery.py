@@ -353,7 +353,7 @@ async def test_a_signal_stops_cleanly(any_world: World) -> None:
     with world.start("--rate", "500/s") as process:
         await eventually(lambda: _some(world))
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=60)
     assert process.returncode == 3
     told = json.loads(out.splitlines()[-1])
     assert told["stopped_by"] == "signal"
@@ -375,7 +375,7 @@ async def test_a_queue_that_is_deleted_in_the_middle(world: World) -> None:
     with world.start("--rate", "500/s", "--window", "500", "--stall-timeout", "1s") as process:
         await eventually(lambda: _some(world))
         await world.admin.delete(world.dlq)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "no queue" in json.loads(out.splitlines()[-1])["failure"]
 
@@ -386,7 +386,7 @@ async def test_a_queue_that_is_deleted_when_all_of_its_letters_are_in_hand(world
     with world.start("--rate", "500/s") as process:
         await eventually(lambda: _are_half_done(world))  # all were taken long ago
         await world.admin.delete(world.dlq)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=60)
     assert process.returncode == 3
     told = json.loads(out.splitlines()[-1])
     assert (told["recovered"], told["remaining"], told["stopped_by"]) == (1_000, None, "all_taken")
@@ -404,7 +404,7 @@ async def test_two_recoveries_at_once(any_world: World) -> None:
         assert second.code == 1
         assert "another recovery" in second.stderr
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
     assert process.returncode == 3
     await world.check()
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.rabbitmq
 COUNT = 20
 CONSUME, CONSUME_BYTES_MAX = bytes((0, 60, 0, 20)), 60
 #: Whoever does not end waits for ever.
-ENDS_S = 12.0
+ENDS_S = 60.0
 
 
 class Unanswered(OneMoreFound):

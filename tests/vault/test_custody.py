@@ -53,7 +53,7 @@ async def finished(office: VaultApp, wish: PlanOptions) -> RedriveTask:
     async def is_over() -> bool:
         return (await office.redrives.find(redrive.id)).state is not RedriveState.RUNNING
 
-    await eventually(is_over, timeout_s=20)
+    await eventually(is_over)
     return await office.redrives.find(redrive.id)
 
 

@@ -127,7 +127,7 @@ async def test_two_clicks_at_once_make_one_task_and_send_each_letter_once(admin:
             found = [await office.redrives.find(redrive.id) for redrive in (one, third)]
             return all(redrive.state is RedriveState.DONE for redrive in found)
 
-        await eventually(are_done, timeout_s=20)
+        await eventually(are_done)
         found = [await office.redrives.find(redrive.id) for redrive in (one, third)]
         assert sum(redrive.redriven for redrive in found) == 20
         assert sum(redrive.skipped for redrive in found) == 20

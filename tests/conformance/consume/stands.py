@@ -96,7 +96,7 @@ class RabbitStand:
         held: list[Delivery] = []
         if count:
             async with Consumer(self.admin.address(), f"{queue}.dlq", prefetch=count) as consumer:
-                while len(held) < count and (batch := await consumer.batch(timeout_s=5)):
+                while len(held) < count and (batch := await consumer.batch(timeout_s=60.0)):
                     held += batch
 
             async def given_back() -> bool:

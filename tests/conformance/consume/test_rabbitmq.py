@@ -186,7 +186,7 @@ async def lose(stand: RabbitStand) -> None:
     """What a process that dies does: it has the message, and its connection ends."""
     consumer = Consumer(stand.admin.address(), QUEUE, prefetch=1)
     async with consumer:
-        assert len(await consumer.batch(timeout_s=5)) == 1
+        assert len(await consumer.batch(timeout_s=60.0)) == 1
         assert consumer._connection is not None
         consumer._stopping = True
         consumer._connection._abort()
@@ -241,7 +241,7 @@ async def test_a_kill_between_publish_and_ack_loses_nothing(rabbit: RabbitStand,
             parked = {letter.body for letter in await rabbit.letters()}
             return set(done_in(done)) | parked == set(BODIES) and await rabbit.left() == 0
 
-        await eventually(is_settled, timeout_s=20)
+        await eventually(is_settled)
         parked = [letter.body for letter in await rabbit.letters()]
     assert set(parked) == set(BODIES) - WORKING
     assert len(parked) <= len(set(parked)) + 2, "what was published and not acked is there twice"
@@ -262,7 +262,7 @@ async def test_a_connection_that_is_lost_is_taken_up_again(rabbit: RabbitStand) 
         intake = app._workers[0]._intake
         intake._consumer._connection._abort()  # type: ignore[union-attr]
         # It comes again, is put aside once because nobody can say how often it came, and runs a second time.
-        await eventually(lambda: begun == [1, 2], timeout_s=20)
+        await eventually(lambda: begun == [1, 2])
         go_on.set()
 
         async def is_done() -> bool:

@@ -146,7 +146,7 @@ async def test_a_broken_way_to_the_wait_queue_of_a_quorum_queue_loses_nothing(st
         async def all_parked() -> bool:
             return len(await stand.letters()) == 5
 
-        await eventually(all_parked, timeout_s=30)
+        await eventually(all_parked)
     assert len(seen) == 10
 
 
@@ -168,4 +168,4 @@ async def test_a_quorum_queue_that_was_just_declared_outlives_a_kill_of_its_brok
         async with Admin.open(node, "v", keep=True) as admin:
             for name in FAMILY:
                 # A count of zero is what a quorum queue says while it has no leader.
-                assert await eventually(partial(admin.count, name), timeout_s=20)
+                assert await eventually(partial(admin.count, name))

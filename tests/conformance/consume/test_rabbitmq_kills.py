@@ -32,7 +32,7 @@ async def settled(stand: RabbitStand, done: Path) -> None:
         parked.update(letter.body for letter in await stand.letters())
         return set(done_in(done)) | parked == set(BODIES) and await stand.left() == 0
 
-    await eventually(is_settled, timeout_s=30)
+    await eventually(is_settled)
     assert parked >= set(BODIES) - WORKING
     assert set(done_in(done)) <= WORKING
 

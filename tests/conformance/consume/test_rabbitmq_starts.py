@@ -88,7 +88,7 @@ async def test_a_connection_that_is_lost_charges_only_what_was_begun(rabbit: Rab
         assert rows(store) == 1
         app._workers[0]._intake._consumer._connection._abort()  # type: ignore[union-attr]
         go_on.set()
-        await eventually(lambda: begun == [(b"a", 1), (b"a", 2), (b"b", 1)], timeout_s=20)
+        await eventually(lambda: begun == [(b"a", 1), (b"a", 2), (b"b", 1)])
 
         async def is_done() -> bool:
             return await rabbit.left() == 0

@@ -105,7 +105,7 @@ class Admin:
         taken: list[Delivery] = []
         async with Consumer(self.address(), queue, prefetch=max(1, min(count, 4000))) as consumer:
             while len(taken) < count:
-                batch = await consumer.batch(count_max=count - len(taken), timeout_s=10.0)
+                batch = await consumer.batch(count_max=count - len(taken), timeout_s=60.0)
                 assert batch, f"{len(taken)} of {count} messages came"
                 consumer.ack(batch)
                 taken += batch

@@ -112,7 +112,7 @@ async def test_a_cut_at_any_frame_loses_nothing(
         trip = proxies[who].cut_when(way, seen(kind), deliver=deliver)
         # What is only said when a connection is made is cut while it is made again.
         await proxies[who].cut()
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(60):
             await move(consumer, publisher, set())
             assert trip.fired.is_set()
     # What is settled in vain comes again: a cut may leave copies in `from` as well, never a gap in both.

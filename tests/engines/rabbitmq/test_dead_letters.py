@@ -27,7 +27,7 @@ QUEUE = "dead"
 LETTER_BYTES = 300_000
 WINDOW_BYTES = 1_000_000
 COUNT = 20
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 @asynccontextmanager

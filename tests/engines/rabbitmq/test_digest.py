@@ -43,7 +43,7 @@ async def test_redelivered_letters_have_the_digest_that_they_had(every_admin: Ad
 async def _all(consumer: Consumer) -> list[Delivery]:
     found: list[Delivery] = []
     while len(found) < 4:
-        batch = await consumer.batch(timeout_s=10.0)
+        batch = await consumer.batch(timeout_s=60.0)
         assert batch
         found += batch
     return found

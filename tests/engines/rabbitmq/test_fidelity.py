@@ -61,7 +61,7 @@ async def test_every_type_passes_through_a_move_byte_for_byte(every_admin: Admin
             bare.publish("from", raw, b"body")
         async with Consumer(every_admin.address(), "from") as consumer, Publisher(every_admin.address()) as publisher:
             for _ in RAW_LISTS:
-                (delivery,) = await consumer.batch(count_max=1, timeout_s=10.0)
+                (delivery,) = await consumer.batch(count_max=1, timeout_s=60.0)
                 moved = Outgoing("", "to", delivery.properties, delivery.body)
                 assert (await publisher.publish(moved)).stored
                 consumer.ack([delivery])
@@ -104,7 +104,7 @@ async def test_the_smallest_frame_size_works_both_ways(admin: Admin) -> None:
     body = b"q" * 50_000
     async with Publisher(address) as publisher, Consumer(address, "q") as consumer:
         assert (await publisher.publish(Outgoing("", "q", properties.NONE, body))).stored
-        (delivery,) = await consumer.batch(timeout_s=10.0)
+        (delivery,) = await consumer.batch(timeout_s=60.0)
         assert delivery.body == body
 
 
@@ -123,5 +123,5 @@ async def test_a_queue_of_any_name_can_be_consumed(admin: Admin) -> None:
     await admin.queue(name)
     async with Publisher(admin.address()) as publisher, Consumer(admin.address(), name) as consumer:
         assert (await publisher.publish(Outgoing("", name, properties.NONE, b"x"))).stored
-        (delivery,) = await consumer.batch(timeout_s=10.0)
+        (delivery,) = await consumer.batch(timeout_s=60.0)
         assert delivery.routing_key == name

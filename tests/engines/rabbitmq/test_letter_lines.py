@@ -17,7 +17,7 @@ from tests.engines.rabbitmq.admin import Admin, outgoing
 
 pytestmark = pytest.mark.rabbitmq
 
-CAME_TIMEOUT_S = 10.0
+CAME_TIMEOUT_S = 60.0
 
 
 class Run:

@@ -9,7 +9,8 @@ from holdfast.engines.rabbitmq.management import ManagedBinding, Management
 from holdfast.errors import BadAddress, BrokerError, BrokerRefused, BrokerUnreachable, NotABroker
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import Node, free_ports
+from tests.support.ports import free_ports
+from tests.support.rabbitmq import Node
 
 pytestmark = pytest.mark.rabbitmq
 

@@ -89,9 +89,9 @@ async def test_a_lock_that_a_lost_connection_has_not_let_go_yet_is_waited_for(ad
         refused = asyncio.Event()
         proxy.cut_when("down", partial(_notes, b"RESOURCE_LOCKED", refused))
         waiting = asyncio.create_task(letters.reopen(capacity_count=10))
-        await asyncio.wait_for(refused.wait(), 20.0)
+        await asyncio.wait_for(refused.wait(), 60.0)
         await lost.close()
-        await asyncio.wait_for(waiting, 20.0)
+        await asyncio.wait_for(waiting, 60.0)
         assert (await letters.depth()).consumers == 1
 
 
@@ -107,7 +107,7 @@ async def test_whoever_waits_for_the_lock_can_be_stopped(admin: Admin) -> None:
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert time.monotonic() - began_s < 5.0
+        assert time.monotonic() - began_s < 30.0
         await letters.stop()
         assert await letters.give_back() == 0
         assert (await letters.depth()).consumers == 0
