@@ -17,8 +17,9 @@ from pathlib import Path
 
 from bench.move import Deaf, count_in
 from bench.rounds import Target, report, run
+from holdfast.core.message import Outgoing
 from holdfast.engines.rabbitmq.connection import Connection
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
@@ -78,10 +79,10 @@ class Bench:
                 channel = await connection.channel(Deaf())
                 await channel.call(methods.QueueDeclare(queue=queue, durable=True))
         raw, body = properties.encode({"message_id": "m", "type": "t"}), os.urandom(512)
-        async with Publisher(address) as publisher:
+        async with RabbitPublisher(address) as publisher:
             for start in range(0, self.count, 5000):
                 size = min(5000, self.count - start)
-                outcomes = await publisher.publish_all([Outgoing("", queue, raw, body)] * size)
+                outcomes = await publisher.publish([Outgoing("", queue, raw, body) for _ in range(size)])
                 assert all(outcome.stored for outcome in outcomes)
 
 

@@ -23,8 +23,9 @@ from pamqp import commands as amqp
 
 from bench.movers import EXCHANGE
 from bench.rounds import Target, report, run
+from holdfast.core.message import Outgoing
 from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
@@ -135,10 +136,10 @@ class Bench:
                 await channel.call(methods.QueueDeclare(queue=queue, durable=True, arguments=arguments))
                 await channel.call(methods.QueueBind(queue=queue, exchange=EXCHANGE, routing_key=queue))
         body = os.urandom(512)
-        async with Publisher(address) as publisher:
+        async with RabbitPublisher(address) as publisher:
             for start in range(0, pair.count, 5000):
                 numbers = range(start, min(start + 5000, pair.count))
-                outcomes = await publisher.publish_all([Outgoing("", pair.full, letter(n), body) for n in numbers])
+                outcomes = await publisher.publish([Outgoing("", pair.full, letter(n), body) for n in numbers])
                 assert all(outcome.stored for outcome in outcomes)
 
     def settle(self) -> None:

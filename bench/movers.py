@@ -44,20 +44,21 @@ def _peak_mb() -> float:
 
 
 async def _holdfast(url: str, source: str, target: str, count: int) -> str:
-    from holdfast.engines.rabbitmq.consumer import Consumer
-    from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+    from holdfast.core.message import Outgoing
+    from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+    from holdfast.engines.rabbitmq.publisher import RabbitPublisher
     from holdfast.engines.rabbitmq.url import BrokerUrl
 
     address = BrokerUrl.parse(url)
     moved = 0
     clock = Clock()
-    async with Publisher(address) as publisher, Consumer(address, source) as consumer:
+    async with RabbitPublisher(address) as publisher, RabbitConsumer(address, source) as consumer:
 
         async def work() -> None:
             nonlocal moved
             while moved < count:
                 batch = await consumer.batch(count_max=BATCH, timeout_s=1.0)
-                outcomes = await publisher.publish_all(
+                outcomes = await publisher.publish(
                     [Outgoing(EXCHANGE, target, one.properties, one.body) for one in batch]
                 )
                 done = [one for one, outcome in zip(batch, outcomes, strict=True) if outcome.stored]

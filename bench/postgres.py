@@ -45,17 +45,17 @@ BARE_LEASE = (
 BARE_COMPLETE = "DELETE FROM bare WHERE id = ANY (%s)"
 
 
-async def cycle(shelves: QueueStore, *, joined: int = 1) -> int:
+async def cycle(store: QueueStore, *, joined: int = 1) -> int:
     """Three commits; returns how many items went all the way. `joined` consumers are served by the same commits."""
-    await shelves.commit([Produce(0, ITEMS * joined, HOUR_US)])
-    leased = (await shelves.commit([LeaseItems(0, BATCH * joined, LEASE_US, RULES)])).results[0]
+    await store.commit([Produce(0, ITEMS * joined, HOUR_US)])
+    leased = (await store.commit([LeaseItems(0, BATCH * joined, LEASE_US, RULES)])).results[0]
     assert isinstance(leased, LeasedItems)
     ids = [item.id for item in leased.items]
-    await shelves.commit([Complete(0, ids[at : at + BATCH]) for at in range(0, len(ids), BATCH)])
+    await store.commit([Complete(0, ids[at : at + BATCH]) for at in range(0, len(ids), BATCH)])
     return len(ids)
 
 
-async def rate(shelves: QueueStore, *, seconds: float, workers: int = 1, joined: int = 1) -> float:
+async def rate(store: QueueStore, *, seconds: float, workers: int = 1, joined: int = 1) -> float:
     """Items a second with so many at once."""
     began_s = time.perf_counter()
     done = 0
@@ -63,7 +63,7 @@ async def rate(shelves: QueueStore, *, seconds: float, workers: int = 1, joined:
     async def work() -> None:
         nonlocal done
         while time.perf_counter() - began_s < seconds:
-            count = await cycle(shelves, joined=joined)
+            count = await cycle(store, joined=joined)
             done += count
 
     await asyncio.gather(*(work() for _ in range(workers)))
@@ -90,9 +90,9 @@ async def open_queue(storage: PostgresStorage) -> QueueStore:
         name="bench", lease_timeout_us=LEASE_US, expire_timeout_us=HOUR_US, partitions=(PartitionPlace(0, "bench"),)
     )
     record = await storage.catalog().change("bench", dead_queue="", decide=lambda _, now: record)
-    shelves = storage.shelves(record, [0])
-    await shelves.load()
-    return shelves
+    store = storage.queue_store(record, [0])
+    await store.load()
+    return store
 
 
 def main(*, rounds: int, quick: bool) -> bool:
@@ -101,13 +101,13 @@ def main(*, rounds: int, quick: bool) -> bool:
     with running_cluster() as cluster, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         url = cluster.create_database("bench")
         storage = PostgresStorage(url, name="bench")
-        shelves = runner.run(open_queue(storage))
+        store = runner.run(open_queue(storage))
         with psycopg.connect(url, autocommit=True) as connection:
             for statement in BARE:
                 connection.execute(statement.encode())
 
             def measured(**options: int) -> Callable[[], float]:
-                return lambda: runner.run(rate(shelves, seconds=seconds, **options))
+                return lambda: runner.run(rate(store, seconds=seconds, **options))
 
             rates = run(
                 "postgres",

@@ -22,7 +22,7 @@ from holdfast.core.letter import DeathStory, NewLetter, fingerprint
 from holdfast.core.selection import ID_MAX, Selection
 from holdfast.core.states import LetterState
 from holdfast.engines.sqlite.database import SqliteDatabase
-from holdfast.stores.vault import SqlVault
+from holdfast.stores.vault import Vault
 from holdfast.wiring import SystemClock
 
 BATCH = 1_000
@@ -64,7 +64,7 @@ def letter(number: int) -> NewLetter:
     )
 
 
-async def fill(vault: SqlVault, count: int) -> float:
+async def fill(vault: Vault, count: int) -> float:
     """Put as many letters as are missing; letters a second, the time of making them left out."""
     have = (await vault.letters.count(Selection())).count
     took = 0.0
@@ -89,7 +89,8 @@ async def median_ms(ask: Callable[[int], Awaitable[object]]) -> float:
 
 async def measure(folder: Path, count: int) -> dict[str, object]:
     """Fill and ask."""
-    vault = SqlVault(SqliteDatabase(folder / "vault.db"), key=b"bench", clock=SystemClock())
+    clock = SystemClock()
+    vault = Vault(SqliteDatabase(folder / "vault.db", kind="vault", clock=clock), key=b"bench", clock=clock)
     await vault.open()
     try:
         rate = await fill(vault, count)

@@ -1,26 +1,39 @@
 """Every error that Holdfast raises on purpose, in one tree.
 
-HoldfastError
-├── Invalid            400  the request cannot be carried out as it stands
-│   ├── QueueMissing        no such queue, or it was deleted or made anew
-│   ├── BadIds              ids that do not exist or are not leased
-│   ├── NotFound       404  no such letter, plan, redrive or dead-letter queue
-│   └── Conflict       409  what the caller saw is no longer so; nothing was done
-├── Unauthorized       401
-├── Forbidden          403
-├── ShuttingDown       453  this server is stopping; another one may serve
-├── TryAgain           454  nothing changed; the same request may succeed later
-│   ├── NothingToLease      the long poll ran out
-│   └── StorageFailed       the store refused; nothing was acknowledged
-│       └── Unstorable      and will always refuse this: it is too large, or has no form there
-├── BadBody            455  not UTF-8 JSON, or not an object
-├── InternalError      500  a bug of ours
-├── UnknownMethod      501
-├── Unreachable             a client could not reach its server
-├── NotOurs                 a message that is no longer ours to settle: it comes again
-├── BrokerError        502  RabbitMQ said no, could not be reached, or is no RabbitMQ; see the end of this file
-└── CannotStart             settings, folder lock, schema version: said at start-up
-    └── BadUrl              a URL that names no storage, vault or place for blobs, wherever it is tried
+HoldfastError               500
+├── Invalid                 400  the request cannot be carried out as it stands
+│   ├── QueueMissing             no such queue, or it was deleted or made anew
+│   ├── BadIds                   ids that do not exist or are not leased
+│   ├── NotFound            404  no such letter, plan, redrive or dead-letter queue
+│   ├── Conflict            409  what the caller saw is no longer so; nothing was done
+│   ├── BlobExists               something else is stored under this path
+│   └── BlobMissing              nothing is stored under this path
+├── Unauthorized            401
+├── Forbidden               403
+├── ShuttingDown            453  this server is stopping; another one may serve
+├── TryAgain                454  nothing changed; the same request may succeed later
+│   ├── NothingToLease           the long poll ran out
+│   └── StorageFailed            the store refused; nothing was acknowledged
+│       └── Unstorable           and will always refuse this: it is too large, or has no form there
+├── BadBody                 455  not UTF-8 JSON, or not an object
+├── InternalError           500  a bug of ours
+├── UnknownMethod           501
+├── Unreachable             454  a client could not reach its server
+├── NotOurs                      a message that is no longer ours to settle: it comes again
+├── LeaseLost                    a transaction that is no longer ours: nothing was written
+├── MessageRefused               a message that will never be taken as it is; it was not stored
+├── CannotStart             400  settings, folder lock, schema version: said at start-up
+│   └── BadUrl                   a URL that names no storage, vault or place for blobs, wherever it is tried
+├── BrokerError             502  RabbitMQ said no, could not be reached, or is no RabbitMQ
+│   ├── BadAddress          400  the address cannot be used as it stands
+│   ├── BrokerUnreachable   454  also an Unreachable: nothing was sent
+│   │   └── BrokerLost           the connection ended; what was in flight is unknown
+│   ├── NotABroker               something answered, but not AMQP 0-9-1
+│   ├── TlsRefused               a certificate was not accepted
+│   ├── BrokerRefused            login, virtual host, permission, a missing queue or exchange
+│   ├── ConsumerLost             consuming ended and could not be taken up again
+│   └── RecoveryLocked      409  another recovery of the same queue is running
+└── RecoveryRefused         400  a recovery that could not be safe: nothing was taken
 
 A text is `constant part; details`, so that a program can match the part before the semicolon.
 """
@@ -73,6 +86,14 @@ class Conflict(Invalid):
 
     code = 409
     code_text = "Conflict"
+
+
+class BlobExists(Invalid):
+    """Something else is stored under this path; it was not touched."""
+
+
+class BlobMissing(Invalid):
+    """Nothing is stored under this path."""
 
 
 class Unauthorized(HoldfastError):
@@ -151,6 +172,14 @@ class Unreachable(HoldfastError):
 
 class NotOurs(HoldfastError):
     """The message is the broker's again (its lease ran out, its channel ended): it comes a second time."""
+
+
+class LeaseLost(HoldfastError):
+    """The transaction has another owner, another state, or is gone: nothing was written, and we have to let go."""
+
+
+class MessageRefused(HoldfastError):
+    """The other side will never take this message as it is (too large, unreadable); it was not stored."""
 
 
 class CannotStart(HoldfastError):

@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -36,23 +35,23 @@ from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.sqlite.database import SqliteDatabase
 from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
+from holdfast.engines.system import SystemClock as SystemClock  # noqa: PLC0414  for the faces
 from holdfast.errors import BadUrl, CannotStart, HoldfastError, Invalid, QueueMissing
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.broker import Broker
-from holdfast.ports.clock import Clock, Timer
-from holdfast.ports.collect import CollectStore, Transport
+from holdfast.ports.clock import Clock
+from holdfast.ports.collect import Transport
 from holdfast.ports.custody import Post
 from holdfast.ports.database import Database
 from holdfast.ports.queue_store import Storage
 from holdfast.ports.recovery import DeadLetters, Journal, RunEnd
 from holdfast.ports.starts import Starts
-from holdfast.ports.vault import Ledger, Vault
 from holdfast.services.collect.embedded import QueueTransport
 from holdfast.services.collect.service import CollectService
 from holdfast.services.collect.transaction import CollectContext, CollectLimits
 from holdfast.services.queue.broker import QueueBroker
 from holdfast.services.queue.changes import places_by
-from holdfast.services.queue.manager import QueueManager, keep_up
+from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.services.recover.embedded import EmbeddedRecovery
@@ -77,7 +76,9 @@ from holdfast.services.vault.redrive_tasks import RedriveRunner
 from holdfast.services.vault.upkeep import Retention, Successes
 from holdfast.settings import RecoverSettings, Settings, load_settings
 from holdfast.settings.values import masked
-from holdfast.stores.vault import SqlVault
+from holdfast.stores.collect import CollectStore
+from holdfast.stores.ledger import Ledger
+from holdfast.stores.vault import Vault
 from holdfast.telemetry.events import emit
 
 if TYPE_CHECKING:
@@ -92,19 +93,6 @@ if TYPE_CHECKING:
 
 #: Where a SQLite storage keeps what the collector knows.
 COLLECT_FOLDER = "collect"
-
-
-class SystemClock:
-    """The machine's clock. `HOLDFAST_CLOCK_OFFSET_S` shifts it, to prove that two servers' clocks may differ."""
-
-    def __init__(self) -> None:
-        self._offset_us = int(float(os.environ.get("HOLDFAST_CLOCK_OFFSET_S", "0")) * 1_000_000)
-
-    def now_us(self) -> int:
-        return time.time_ns() // 1000 + self._offset_us
-
-    def call_later(self, delay_us: int, callback: Callable[[], None]) -> Timer:
-        return asyncio.get_running_loop().call_later(max(0, delay_us) / 1_000_000, callback)
 
 
 def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int) -> Storage:
@@ -149,7 +137,7 @@ async def open_service(
         await manager.close()
         raise
     service = QueueService(manager, places=places_by(affinities or dict.fromkeys(storages, 1.0)))
-    async with keep_up(manager):
+    async with manager.keep_up():
         try:
             yield service
         finally:
@@ -214,17 +202,14 @@ def open_collect_store(url: str, *, clock: Clock) -> CollectStore:
     """State and index of collected results: in the folder of a SQLite storage, in PostgreSQL, or in memory."""
     parts = urlsplit(url)
     if parts.scheme == "sqlite" and not parts.netloc and parts.path.strip("/"):
-        from holdfast.engines.sqlite.collect import SqliteCollectStore
-
-        return SqliteCollectStore(Path(unquote(parts.path[1:])) / COLLECT_FOLDER, clock=clock)
+        path = Path(unquote(parts.path[1:])) / COLLECT_FOLDER / "collect.db"
+        return CollectStore(SqliteDatabase(path, kind="collect", clock=clock))
     if parts.scheme in {"postgresql", "postgres"}:
-        from holdfast.engines.postgres.collect import PostgresCollectStore
+        from holdfast.engines.postgres.database import PostgresDatabase
 
-        return PostgresCollectStore(url)
+        return CollectStore(PostgresDatabase(url, kind="collect", serial=False))
     if parts.scheme == "memory":
-        from holdfast.engines.memory.collect import MemoryCollectStore
-
-        return MemoryCollectStore(clock=clock)
+        return CollectStore(SqliteDatabase(None, kind="collect", clock=clock))
     raise BadUrl(f"collector URL is invalid; '{masked(url)}' is not sqlite:///FOLDER, postgresql://… or memory://")
 
 
@@ -401,10 +386,10 @@ async def open_office(
     time_source = clock or SystemClock()
     url = settings.vault.reveal() if settings.vault else settings.storages[0].url
     async with AsyncExitStack() as stack:
-        database, beside = _database(url)
+        database, beside = _database(url, time_source)
         grouped = load_fingerprint(settings.fingerprint)
         key = await _chain_key(settings, url, time_source)
-        vault = SqlVault(database, key=key, clock=time_source)
+        vault = Vault(database, key=key, clock=time_source)
         await _open(vault)
         stack.push_async_callback(vault.close)
         await _check_key(vault, key)
@@ -433,9 +418,9 @@ async def open_ledger(settings: Settings, url: str, *, clock: Clock) -> AsyncIte
 @asynccontextmanager
 async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIterator[Vault]:
     """The vault at a URL, without brokers. Raises CannotStart."""
-    database, _ = _database(url)
+    database, _ = _database(url, clock)
     key = await _chain_key(settings, url, clock)
-    vault = SqlVault(database, key=key, clock=clock)
+    vault = Vault(database, key=key, clock=clock)
     await _open(vault)
     try:
         await _check_key(vault, key)
@@ -498,21 +483,21 @@ def listed(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
-def _database(url: str) -> tuple[Database, str | None]:
+def _database(url: str, clock: Clock) -> tuple[Database, str | None]:
     parts = urlsplit(url)
     if parts.scheme == "memory":
-        return SqliteDatabase(None), None
+        return SqliteDatabase(None, kind="vault", clock=clock), None
     if parts.scheme == "sqlite" and not parts.netloc and parts.path.strip("/"):
         folder = Path(unquote(parts.path[1:]))
-        return SqliteDatabase(folder / "vault.db"), str(folder / "vault-blobs")
+        return SqliteDatabase(folder / "vault.db", kind="vault", clock=clock), str(folder / "vault-blobs")
     if parts.scheme in {"postgresql", "postgres"}:
         from holdfast.engines.postgres.database import PostgresDatabase
 
-        return PostgresDatabase(url), None
+        return PostgresDatabase(url, kind="vault", serial=True), None
     raise BadUrl("vault URL is invalid; use sqlite:///FOLDER, postgresql://… or memory://")
 
 
-async def _open(vault: SqlVault) -> None:
+async def _open(vault: Vault) -> None:
     try:
         await vault.open()
     except CannotStart:
@@ -569,7 +554,7 @@ async def _has_rows(url: str, clock: Clock) -> bool:
     parts = urlsplit(url)
     if parts.scheme == "sqlite" and not await asyncio.to_thread((Path(unquote(parts.path[1:])) / "vault.db").exists):
         return False
-    vault = SqlVault(_database(url)[0], key=b"", clock=clock)  # it writes nothing
+    vault = Vault(_database(url, clock)[0], key=b"", clock=clock)  # it writes nothing
     await _open(vault)
     try:
         return bool(await vault.ledger.rows(after=0, count_max=1))

@@ -14,9 +14,10 @@ import psycopg
 from moto.server import ThreadedMotoServer
 from msgspec import Struct
 
+from holdfast.core.message import Outgoing
 from holdfast.core.states import TransactionState
-from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.wiring import SystemClock, open_blobs, open_collect_store
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
@@ -95,7 +96,7 @@ def outgoing(queue: str, body: bytes, headers: Mapping[str, Any]) -> Outgoing:
     return Outgoing("", queue, properties.encode({"headers": dict(headers), "content_type": "x/y"}), body)
 
 
-async def answer_on(publisher: Publisher, transaction: str, shape: Mapping[str, int]) -> None:
+async def answer_on(publisher: RabbitPublisher, transaction: str, shape: Mapping[str, int]) -> None:
     """The whole result over RabbitMQ: payloads first, then headers, each confirmed."""
     messages = [
         outgoing(
@@ -114,7 +115,7 @@ async def answer_on(publisher: Publisher, transaction: str, shape: Mapping[str, 
         )
         for name, count in shape.items()
     ]
-    outcomes = await publisher.publish_all(messages, timeout_s=60)
+    outcomes = await publisher.publish(messages, timeout_s=60)
     assert all(outcome.stored for outcome in outcomes)
 
 
@@ -126,9 +127,12 @@ async def producing(admin: Admin) -> AsyncIterator[set[str]]:
     seen: set[str] = set()
 
     async def work() -> None:
-        async with Consumer(admin.address(), PRODUCER, prefetch=10) as consumer, Publisher(admin.address()) as out:
+        async with (
+            RabbitConsumer(admin.address(), PRODUCER, prefetch=10) as consumer,
+            RabbitPublisher(admin.address()) as out,
+        ):
             async for delivery in consumer:
-                transaction = str(delivery.decoded()["message_id"])
+                transaction = str(properties.decode(delivery.properties)["message_id"])
                 if transaction not in seen:
                     seen.add(transaction)
                     await answer_on(out, transaction, SHAPE)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import HoldfastError, Invalid, StorageFailed
-from holdfast.ports.blobs import Blob, BlobContent, BlobExists, BlobMissing, Blobs, BlobStat
+from holdfast.errors import BlobExists, BlobMissing, HoldfastError, Invalid, StorageFailed
+from holdfast.ports.blobs import Blob, BlobContent, Blobs, BlobStat
 from holdfast.wiring import open_blobs
 from tests.collect.shared import BUCKET, Bucket
 

@@ -10,7 +10,7 @@ import pytest
 import holdfast
 from holdfast.core.states import TransactionState
 from holdfast.engines.rabbitmq.collect import RabbitTransport
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.wiring import SystemClock
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
@@ -48,11 +48,11 @@ async def test_the_broker_pushes_as_many_as_their_size_allows(
     count = 60
     await every_admin.queue("sized")
     async with (
-        Publisher(every_admin.address()) as publisher,
+        RabbitPublisher(every_admin.address()) as publisher,
         RabbitTransport(every_admin.node.url(every_admin.vhost), clock=SystemClock()) as transport,
     ):
         messages = [outgoing("sized", bytes(size_bytes), {"ordinal": number}) for number in range(count)]
-        assert all(outcome.stored for outcome in await publisher.publish_all(messages, timeout_s=60))
+        assert all(outcome.stored for outcome in await publisher.publish(messages, timeout_s=60))
         async with transport.open("sized", count_max=32, bytes_max=4 * PART_BYTES) as intake:
             held = list(await intake.take(32))
             while len(held) < held_max:
@@ -83,7 +83,7 @@ async def test_quorum_queues_on_a_cluster_whose_leader_is_killed_in_the_middle(
         rabbitmq_cluster.declare(vhost, queue, quorum=True)
     broker = rabbitmq_cluster.url(vhost)
     async with (
-        Publisher(BrokerUrl.parse(broker)) as publisher,
+        RabbitPublisher(BrokerUrl.parse(broker)) as publisher,
         holdfast.Collector(
             postgres_url, blobs=str(tmp_path / "blobs"), broker=broker, quorum=True, uploads_max=4
         ) as collector,

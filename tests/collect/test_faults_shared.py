@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast.core.states import TransactionState
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.proof.process import child_process, python_argv
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
 from tests.collect.shared import BUCKET, Bucket, Place, check_place, outgoing, rows_of
@@ -25,7 +25,7 @@ from tests.support.rabbitmq import running_node
 pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq]
 
 
-async def publish(publisher: Publisher, transaction: str, payloads: Mapping[str, range], **counts: int) -> None:
+async def publish(publisher: RabbitPublisher, transaction: str, payloads: Mapping[str, range], **counts: int) -> None:
     """Payloads, then headers of the series that are named."""
     messages = [
         outgoing(
@@ -47,7 +47,7 @@ async def publish(publisher: Publisher, transaction: str, payloads: Mapping[str,
     # As a producer has to: what the broker has not confirmed, while it changes its leader, is sent again.
     async with asyncio.timeout(60):
         while messages:
-            outcomes = await publisher.publish_all(messages, timeout_s=60)
+            outcomes = await publisher.publish(messages, timeout_s=60)
             messages = [each for each, outcome in zip(messages, outcomes, strict=True) if not outcome.stored]
 
 
@@ -61,7 +61,7 @@ async def test_an_owner_that_falls_asleep_is_taken_over_and_changes_nothing_when
     argv = python_argv("tests.collect.shared_worker")
     for queue in (PRODUCER, NOTIFY):
         await admin.queue(queue)
-    async with Publisher(admin.address()) as publisher, child_process(argv, env=env, cwd=ROOT) as sleeper:
+    async with RabbitPublisher(admin.address()) as publisher, child_process(argv, env=env, cwd=ROOT) as sleeper:
         await admin.drain(PRODUCER, 1)
         await publish(publisher, TRANSACTION, {"rows": range(12)})
         await eventually(lambda: rows_of(postgres_url, TRANSACTION) == 12)
@@ -88,7 +88,7 @@ async def test_broker_database_and_blob_store_break_in_the_middle_and_nothing_is
         broker = node.url("faults")
         address = admin.address()
         async with (
-            Publisher(address) as publisher,
+            RabbitPublisher(address) as publisher,
             holdfast.Collector(url, blobs=f"s3://{BUCKET}/faults", broker=broker, lease_timeout="30s") as collector,
         ):
             await collector.start(b"all", producer=PRODUCER, notify=NOTIFY, transaction_id="f", series=["a"])

@@ -213,9 +213,9 @@ async def has_stored(collector: holdfast.Collector, count: int) -> bool:
 async def test_a_commit_whose_answer_was_lost_is_not_the_end(
     queues: holdfast.Queues, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    from holdfast.engines.memory.collect import MemoryCollectStore
+    from holdfast.stores.collect import CollectStore
 
-    real = getattr(MemoryCollectStore, method)
+    real = getattr(CollectStore, method)
     calls = 0
 
     async def answer_lost(*arguments: object, **more: object) -> object:
@@ -226,7 +226,7 @@ async def test_a_commit_whose_answer_was_lost_is_not_the_end(
             raise StorageFailed("storage failed; it took effect, and the answer was lost")
         return done
 
-    monkeypatch.setattr(MemoryCollectStore, method, answer_lost)
+    monkeypatch.setattr(CollectStore, method, answer_lost)
     async with holdfast.Collector("memory://", blobs=str(tmp_path), queues=queues) as collector:
         for _ in range(2):
             try:

@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.core.collect import Header, Part, Transaction
 from holdfast.core.states import TransactionState
-from holdfast.ports.collect import CollectStore, LeaseLost
+from holdfast.errors import LeaseLost
+from holdfast.stores.collect import CollectStore
 from holdfast.wiring import SystemClock, open_collect_store
 
 LEASE_US = 60_000_000

@@ -84,38 +84,38 @@ class Shop:
             partitions=tuple(PartitionPlace(number, "here") for number in range(partitions)),
         )
         record = await self.catalog.change(name, dead_queue=dead_queue, decide=lambda _, now: record)
-        shelves = self.storage.shelves(record, range(partitions))
-        await shelves.load()
-        return record, shelves
+        store = self.storage.queue_store(record, range(partitions))
+        await store.load()
+        return record, store
 
 
 def items(*payloads: bytes, dedupe_key: str = "", kind: str = "") -> list[NewItem]:
     return [NewItem(payload=payload, dedupe_key=dedupe_key, kind=kind) for payload in payloads]
 
 
-async def one(shelves: QueueStore, operation: Operation, kind: type[R]) -> R:
+async def one(store: QueueStore, operation: Operation, kind: type[R]) -> R:
     """The result of a batch of one."""
-    result = (await shelves.commit([operation])).results[0]
+    result = (await store.commit([operation])).results[0]
     assert isinstance(result, kind), result
     return result
 
 
-async def produce(shelves: QueueStore, *payloads: bytes, partition: int = 0) -> list[str]:
-    return list((await one(shelves, Produce(partition, items(*payloads), HOUR), Produced)).ids)
+async def produce(store: QueueStore, *payloads: bytes, partition: int = 0) -> list[str]:
+    return list((await one(store, Produce(partition, items(*payloads), HOUR), Produced)).ids)
 
 
 async def lease(
-    shelves: QueueStore, count_max: int = 10, *, partition: int = 0, rules: DeathRules = LIVES
+    store: QueueStore, count_max: int = 10, *, partition: int = 0, rules: DeathRules = LIVES
 ) -> list[LeasedItem]:
-    return list((await one(shelves, LeaseItems(partition, count_max, LEASE, rules), LeasedItems)).items)
+    return list((await one(store, LeaseItems(partition, count_max, LEASE, rules), LeasedItems)).items)
 
 
-async def due(shelves: QueueStore, rules: DeathRules = LIVES, *, count_max: int = 100) -> Ended:
-    return await one(shelves, Due(0, count_max, rules), Ended)
+async def due(store: QueueStore, rules: DeathRules = LIVES, *, count_max: int = 100) -> Ended:
+    return await one(store, Due(0, count_max, rules), Ended)
 
 
-async def listed(shelves: QueueStore, *, scheduled: bool = False, partition: int = 0) -> list[Item]:
-    return list(await shelves.list_items(partition, pivot="", count_max=1_000, scheduled=scheduled))
+async def listed(store: QueueStore, *, scheduled: bool = False, partition: int = 0) -> list[Item]:
+    return list(await store.list_items(partition, pivot="", count_max=1_000, scheduled=scheduled))
 
 
 def ended_as(*, requeued: int = 0, dying: int = 0, more: bool = False) -> Ended:
@@ -130,8 +130,8 @@ def bodies(leased: Sequence[LeasedItem] | Sequence[Item]) -> list[bytes]:
     return [item.payload for item in leased]
 
 
-def counts(shape: PartitionState) -> tuple[int, int, int, int]:
-    return shape.queued, shape.leased, shape.scheduled, shape.dying
+def counts(state: PartitionState) -> tuple[int, int, int, int]:
+    return state.queued, state.leased, state.scheduled, state.dying
 
 
 def target(record: QueueRecord, storage: str) -> MoveTarget:
@@ -160,21 +160,21 @@ class StoreSuite:
     # --- produce and lease ------------------------------------------------------------------------------------
 
     async def test_items_are_leased_in_the_order_they_came(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
-        first = await produce(shelves, b"a", b"b")
-        second = await produce(shelves, b"c")
-        leased = await lease(shelves, 2)
+        _, store = await shop.queue()
+        first = await produce(store, b"a", b"b")
+        second = await produce(store, b"c")
+        leased = await lease(store, 2)
         assert ids(leased) == first
         assert bodies(leased) == [b"a", b"b"]
-        assert ids(await lease(shelves)) == second
-        assert await lease(shelves) == []
+        assert ids(await lease(store)) == second
+        assert await lease(store) == []
         assert sorted([*first, *second]) == [*first, *second]
 
     async def test_every_field_comes_back_as_it_went_in(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
+        _, store = await shop.queue()
         given = NewItem(payload=bytes(range(256)), kind="käse", encoding="x", reference="r" * 2_000)
-        await one(shelves, Produce(0, [given], HOUR), Produced)
-        (item,) = await lease(shelves)
+        await one(store, Produce(0, [given], HOUR), Produced)
+        (item,) = await lease(store)
         assert (item.payload, item.kind, item.encoding, item.reference) == (
             given.payload,
             given.kind,
@@ -185,75 +185,73 @@ class StoreSuite:
         assert item.lease_deadline == moment(shop.clock.now_us() + LEASE)
 
     async def test_an_empty_and_a_large_payload(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
-        await produce(shelves, b"", b"x" * 1_000_000)
-        assert bodies(await lease(shelves)) == [b"", b"x" * 1_000_000]
+        _, store = await shop.queue()
+        await produce(store, b"", b"x" * 1_000_000)
+        assert bodies(await lease(store)) == [b"", b"x" * 1_000_000]
 
     async def test_what_one_batch_produces_it_can_lease_and_complete(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
-        committed = await shelves.commit([Produce(0, items(b"a", b"b"), HOUR), LeaseItems(0, 1, LEASE, LIVES)])
+        _, store = await shop.queue()
+        committed = await store.commit([Produce(0, items(b"a", b"b"), HOUR), LeaseItems(0, 1, LEASE, LIVES)])
         leased = committed.results[1]
         assert isinstance(leased, LeasedItems)
         assert bodies(leased.items) == [b"a"]
-        assert counts(committed.shapes[0]) == (1, 1, 0, 0)
+        assert counts(committed.states[0]) == (1, 1, 0, 0)
         assert committed.now_us == shop.clock.now_us()
 
     async def test_partitions_are_apart(self, shop: Shop) -> None:
-        _, shelves = await shop.queue(partitions=2)
-        (first,) = await produce(shelves, b"a", partition=0)
-        await produce(shelves, b"b", partition=1)
-        assert bodies(await lease(shelves, partition=1)) == [b"b"]
-        refused = await one(shelves, Complete(1, [first]), IdsRefused)
+        _, store = await shop.queue(partitions=2)
+        (first,) = await produce(store, b"a", partition=0)
+        await produce(store, b"b", partition=1)
+        assert bodies(await lease(store, partition=1)) == [b"b"]
+        refused = await one(store, Complete(1, [first]), IdsRefused)
         assert refused.missing == [first]
-        assert bodies(await lease(shelves, partition=0)) == [b"a"]
+        assert bodies(await lease(store, partition=0)) == [b"a"]
 
     async def test_a_schedule_is_leased_when_it_is_due(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
+        _, store = await shop.queue()
         at_us = shop.clock.now_us() + 5 * SECOND
         soon = NewItem(payload=b"now", enqueue_at=moment(shop.clock.now_us() + SECOND // 20))
-        committed = await shelves.commit(
-            [Produce(0, [NewItem(payload=b"later", enqueue_at=moment(at_us)), soon], HOUR)]
-        )
-        assert counts(committed.shapes[0]) == (1, 0, 1, 0)
-        assert committed.shapes[0].next_due_us == at_us
-        assert bodies(await lease(shelves)) == [b"now"]
-        (waiting,) = await listed(shelves, scheduled=True)
+        committed = await store.commit([Produce(0, [NewItem(payload=b"later", enqueue_at=moment(at_us)), soon], HOUR)])
+        assert counts(committed.states[0]) == (1, 0, 1, 0)
+        assert committed.states[0].next_due_us == at_us
+        assert bodies(await lease(store)) == [b"now"]
+        (waiting,) = await listed(store, scheduled=True)
         assert waiting.enqueue_at == moment(at_us)
         await shop.clock.advance(5)
-        assert (await due(shelves)).enqueued == 1
-        assert bodies(await lease(shelves)) == [b"later"]
+        assert (await due(store)).enqueued == 1
+        assert bodies(await lease(store)) == [b"later"]
 
     async def test_a_dedupe_key_is_one_item_until_it_has_left(self, shop: Shop) -> None:
-        _, shelves = await shop.queue(partitions=2)
+        _, store = await shop.queue(partitions=2)
         twice = items(b"a", b"b", dedupe_key="k")
-        first = await one(shelves, Produce(0, [*twice, NewItem(payload=b"c")], HOUR), Produced)
+        first = await one(store, Produce(0, [*twice, NewItem(payload=b"c")], HOUR), Produced)
         assert first.ids[0] == first.ids[1] != first.ids[2]
-        again = await one(shelves, Produce(1, items(b"d", dedupe_key="k"), HOUR), Produced)
+        again = await one(store, Produce(1, items(b"d", dedupe_key="k"), HOUR), Produced)
         assert again.ids == [first.ids[0]]
-        await one(shelves, Complete(0, ids(await lease(shelves, 1))), Counted)
-        anew = await one(shelves, Produce(1, items(b"e", dedupe_key="k"), HOUR), Produced)
+        await one(store, Complete(0, ids(await lease(store, 1))), Counted)
+        anew = await one(store, Produce(1, items(b"e", dedupe_key="k"), HOUR), Produced)
         assert anew.ids[0] not in first.ids
-        assert bodies(await lease(shelves, partition=1)) == [b"e"]
+        assert bodies(await lease(store, partition=1)) == [b"e"]
 
     # --- settling ---------------------------------------------------------------------------------------------
 
     async def test_complete_removes_all_or_none(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
-        await produce(shelves, b"a", b"b", b"c")
-        held = ids(await lease(shelves, 2))
-        (queued,) = [item.id for item in await listed(shelves) if not item.is_leased]
-        refused = await one(shelves, Complete(0, [*held, queued, "nonsense"]), IdsRefused)
+        _, store = await shop.queue()
+        await produce(store, b"a", b"b", b"c")
+        held = ids(await lease(store, 2))
+        (queued,) = [item.id for item in await listed(store) if not item.is_leased]
+        refused = await one(store, Complete(0, [*held, queued, "nonsense"]), IdsRefused)
         assert (refused.missing, refused.unleased) == (["nonsense"], [queued])
-        assert len(await listed(shelves)) == 3
-        assert await one(shelves, Complete(0, held), Counted) == Counted(2)
-        assert [item.id for item in await listed(shelves)] == [queued]
-        assert (await one(shelves, Complete(0, held[:1]), IdsRefused)).missing == held[:1]
+        assert len(await listed(store)) == 3
+        assert await one(store, Complete(0, held), Counted) == Counted(2)
+        assert [item.id for item in await listed(store)] == [queued]
+        assert (await one(store, Complete(0, held[:1]), IdsRefused)).missing == held[:1]
 
     async def test_a_refused_operation_leaves_its_neighbours_alone(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
-        await produce(shelves, b"a", b"b", b"c")
-        a, b, c = ids(await lease(shelves))
-        committed = await shelves.commit(
+        _, store = await shop.queue()
+        await produce(store, b"a", b"b", b"c")
+        a, b, c = ids(await lease(store))
+        committed = await store.commit(
             [
                 Complete(0, [a]),
                 Complete(0, [a, b]),
@@ -264,124 +262,124 @@ class StoreSuite:
         )
         assert [type(result) for result in committed.results] == [Counted, IdsRefused, IdsRefused, IdsRefused, Counted]
         assert committed.results[3] == IdsRefused([a], [])
-        assert [(item.id, item.is_leased) for item in await listed(shelves)] == [(c, True)]
-        assert counts(committed.shapes[0]) == (0, 1, 0, 0)
+        assert [(item.id, item.is_leased) for item in await listed(store)] == [(c, True)]
+        assert counts(committed.states[0]) == (0, 1, 0, 0)
 
     async def test_extend_moves_the_deadline(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
-        await produce(shelves, b"a")
-        held = ids(await lease(shelves))
+        _, store = await shop.queue()
+        await produce(store, b"a")
+        held = ids(await lease(store))
         await shop.clock.advance(20)
-        extended = await one(shelves, Extend(0, held, LEASE), Extended)
+        extended = await one(store, Extend(0, held, LEASE), Extended)
         assert extended.items[0].lease_deadline == moment(shop.clock.now_us() + LEASE)
         await shop.clock.advance(15)
-        assert (await due(shelves)).requeued == 0
-        await one(shelves, Extend(0, held, SECOND), Extended)
+        assert (await due(store)).requeued == 0
+        await one(store, Extend(0, held, SECOND), Extended)
         await shop.clock.advance(1)
-        assert (await due(shelves)).requeued == 1
+        assert (await due(store)).requeued == 1
 
     async def test_retry_goes_to_the_tail_with_a_new_id(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
-        await produce(shelves, b"a", b"b", b"c")
-        a, b, _ = ids(await lease(shelves))
+        _, store = await shop.queue()
+        await produce(store, b"a", b"b", b"c")
+        a, b, _ = ids(await lease(store))
         later = moment(shop.clock.now_us() + 10 * SECOND)
-        ended = await one(shelves, RetryItems(0, [RetryItem(id=b, retry_at=later), RetryItem(id=a)], LIVES), Ended)
+        ended = await one(store, RetryItems(0, [RetryItem(id=b, retry_at=later), RetryItem(id=a)], LIVES), Ended)
         assert ended == ended_as(requeued=2)
-        assert (await one(shelves, Complete(0, [a]), IdsRefused)).missing == [a]
-        (again,) = await lease(shelves)
+        assert (await one(store, Complete(0, [a]), IdsRefused)).missing == [a]
+        (again,) = await lease(store)
         assert (again.payload, again.attempts) == (b"a", 2)
         assert again.id > b
-        (waiting,) = await listed(shelves, scheduled=True)
+        (waiting,) = await listed(store, scheduled=True)
         assert (waiting.payload, waiting.attempts, waiting.enqueue_at) == (b"b", 1, later)
 
     async def test_release_undoes_a_lease(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
-        first = await produce(shelves, b"a", b"b")
-        await lease(shelves)
-        released = await one(shelves, Release(0, [*first, "nonsense"]), Counted)
+        _, store = await shop.queue()
+        first = await produce(store, b"a", b"b")
+        await lease(store)
+        released = await one(store, Release(0, [*first, "nonsense"]), Counted)
         assert released.count == 2
-        leased = await lease(shelves)
+        leased = await lease(store)
         assert ids(leased) == first
         assert [item.attempts for item in leased] == [1, 1]
 
     async def test_items_that_come_back_to_the_head_are_leased_first(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
-        everything = await produce(shelves, *[b"x"] * 100)
+        _, store = await shop.queue()
+        everything = await produce(store, *[b"x"] * 100)
         given: list[str] = []
         for _ in range(5):
-            given += ids(await lease(shelves, 10))
+            given += ids(await lease(store, 10))
         assert given == everything[:50]
-        await one(shelves, Release(0, given[:3]), Counted)
-        assert ids(await lease(shelves, 10)) == [*given[:3], *everything[50:57]]
+        await one(store, Release(0, given[:3]), Counted)
+        assert ids(await lease(store, 10)) == [*given[:3], *everything[50:57]]
 
     # --- deadlines and death ----------------------------------------------------------------------------------
 
     async def test_a_lease_that_ran_out_goes_to_the_tail(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
-        (first,) = await produce(shelves, b"a")
-        committed = await shelves.commit([LeaseItems(0, 1, LEASE, LIVES)])
-        assert committed.shapes[0].next_due_us == shop.clock.now_us() + LEASE
-        await produce(shelves, b"b")
+        _, store = await shop.queue()
+        (first,) = await produce(store, b"a")
+        committed = await store.commit([LeaseItems(0, 1, LEASE, LIVES)])
+        assert committed.states[0].next_due_us == shop.clock.now_us() + LEASE
+        await produce(store, b"b")
         await shop.clock.advance(30)
-        assert await due(shelves) == ended_as(requeued=1)
-        leased = await lease(shelves)
+        assert await due(store) == ended_as(requeued=1)
+        leased = await lease(store)
         assert bodies(leased) == [b"b", b"a"]
         assert leased[1].id > leased[0].id > first
         assert leased[1].attempts == 2
 
     async def test_an_item_past_its_expiry_is_not_leased_and_dies(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
-        (old,) = await produce(shelves, b"a")
+        _, store = await shop.queue()
+        (old,) = await produce(store, b"a")
         await shop.clock.advance(3_600)
-        await produce(shelves, b"b")
-        assert bodies(await lease(shelves)) == [b"b"]
-        assert (await due(shelves)).deleted == [(old, "expired")]
-        (entry,) = await shelves.ledger(after=0, count_max=10)
+        await produce(store, b"b")
+        assert bodies(await lease(store)) == [b"b"]
+        assert (await due(store)).deleted == [(old, "expired")]
+        (entry,) = await store.ledger(after=0, count_max=10)
         assert (entry.action, entry.item_id, entry.reason) == ("deleted", old, "expired")
 
     async def test_attempts_run_out_at_retry_at_the_deadline_and_by_a_lower_limit(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
+        _, store = await shop.queue()
         once = DeathRules(max_attempts=1)
-        await produce(shelves, b"a", b"b", b"c")
-        a, b, c = ids(await lease(shelves, rules=DeathRules(max_attempts=2)))
-        ended = await one(shelves, RetryItems(0, [RetryItem(id=a)], once), Ended)
+        await produce(store, b"a", b"b", b"c")
+        a, b, c = ids(await lease(store, rules=DeathRules(max_attempts=2)))
+        ended = await one(store, RetryItems(0, [RetryItem(id=a)], once), Ended)
         assert ended.deleted == [(a, "max_attempts")]
-        await one(shelves, RetryItems(0, [RetryItem(id=b)], LIVES), Ended)
+        await one(store, RetryItems(0, [RetryItem(id=b)], LIVES), Ended)
         await shop.clock.advance(30)
-        assert await lease(shelves, rules=once) == []
-        ended = await due(shelves, once)
+        assert await lease(store, rules=once) == []
+        ended = await due(store, once)
         (again,) = {item_id for item_id, _ in ended.deleted} - {c}
         assert set(ended.deleted) == {(c, "max_attempts"), (again, "max_attempts")}
-        assert await listed(shelves) == []
+        assert await listed(store) == []
 
     async def test_deadlines_are_carried_out_a_bounded_number_at_a_time(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
-        await produce(shelves, *[b"x"] * 5)
-        await lease(shelves)
+        _, store = await shop.queue()
+        await produce(store, *[b"x"] * 5)
+        await lease(store)
         await shop.clock.advance(30)
-        assert await due(shelves, count_max=3) == ended_as(requeued=3, more=True)
-        assert (await due(shelves, count_max=3)).requeued == 2
+        assert await due(store, count_max=3) == ended_as(requeued=3, more=True)
+        assert (await due(store, count_max=3)).requeued == 2
 
     async def test_nothing_dies_in_a_dead_queue_but_by_retention(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
+        _, store = await shop.queue()
         immortal = DeathRules(max_attempts=1, immortal=True)
         died_at_us = shop.clock.now_us() - 10 * SECOND
         letter = ImportedItem(payload=b"a", attempts=5, source_id="s", died_at=moment(died_at_us), death_reason="r")
-        await one(shelves, Import(0, [letter], SECOND), Imported)
-        committed = await shelves.commit([Due(0, 10, immortal)])
-        assert committed.shapes[0].oldest_death_us == died_at_us
+        await one(store, Import(0, [letter], SECOND), Imported)
+        committed = await store.commit([Due(0, 10, immortal)])
+        assert committed.states[0].oldest_death_us == died_at_us
         await shop.clock.advance(5)
-        assert await due(shelves, immortal) == ended_as()
-        assert (await shelves.tally(0, mortality=immortal)).overdue == 1
-        (held,) = await lease(shelves, rules=immortal)
-        rejected = await one(shelves, RetryItems(0, [RetryItem(id=held.id, dead=True)], immortal), Ended)
+        assert await due(store, immortal) == ended_as()
+        assert (await store.tally(0, rules=immortal)).overdue == 1
+        (held,) = await lease(store, rules=immortal)
+        rejected = await one(store, RetryItems(0, [RetryItem(id=held.id, dead=True)], immortal), Ended)
         assert rejected == ended_as(requeued=1)
         kept = replace(immortal, retention_us=20 * SECOND)
-        assert await due(shelves, kept) == ended_as()
+        assert await due(store, kept) == ended_as()
         await shop.clock.advance(5)
-        ((_, reason),) = (await due(shelves, kept)).deleted
+        ((_, reason),) = (await due(store, kept)).deleted
         assert reason == "retention"
-        assert await listed(shelves) == []
+        assert await listed(store) == []
 
     async def test_a_death_into_another_storage_takes_three_commits(self, shop: Shop) -> None:
         source_record, source = await shop.queue()
@@ -393,22 +391,22 @@ class StoreSuite:
         assert ended == ended_as(dying=1)
         assert await listed(source) == []
         assert await one(source, Delete(0, [held.id]), Counted) == Counted(0)
-        assert (await source.load()).shapes[0].dying == 1
+        assert (await source.load()).states[0].dying == 1
         await one(source, Produce(0, items(b"z", dedupe_key="k"), HOUR), Produced)
-        corpses = await source.corpses(0, count_max=10)
-        assert [(c.source_id, c.target, c.payload) for c in corpses] == [(held.id, rules.target, b"a")]
-        assert await one(dead, Arrive(0, corpses, 2 * HOUR), Counted) == Counted(1)
-        assert await one(dead, Arrive(0, corpses, 2 * HOUR), Counted) == Counted(0)
+        dying = await source.dying_items(0, count_max=10)
+        assert [(c.source_id, c.target, c.payload) for c in dying] == [(held.id, rules.target, b"a")]
+        assert await one(dead, Arrive(0, dying, 2 * HOUR), Counted) == Counted(1)
+        assert await one(dead, Arrive(0, dying, 2 * HOUR), Counted) == Counted(0)
         assert await dead.arrivals(source_queue=source_record.name, count_max=10) == [held.id]
         (letter,) = await listed(dead)
         assert (letter.source_id, letter.source_queue, letter.death_reason) == (held.id, source_record.name, "why")
         assert (letter.death_attempts, letter.attempts, letter.kind) == (1, 0, "t")
         assert letter.expire_deadline == moment(shop.clock.now_us() + 2 * HOUR)
         await one(dead, Complete(0, ids(await lease(dead))), Counted)
-        assert await one(dead, Arrive(0, corpses, 2 * HOUR), Counted) == Counted(0)
+        assert await one(dead, Arrive(0, dying, 2 * HOUR), Counted) == Counted(0)
         committed = await source.commit([Remove(0, [held.id])])
         assert committed.results == [Counted(1)]
-        assert committed.shapes[0].dying == 0
+        assert committed.states[0].dying == 0
         await one(dead, Forget(0, [held.id]), Counted)
         assert await dead.arrivals(source_queue=source_record.name, count_max=10) == []
 
@@ -419,11 +417,11 @@ class StoreSuite:
         (held,) = await lease(source)
         rules = DeathRules(target=target(record, "elsewhere"))
         await one(source, RetryItems(0, [RetryItem(id=held.id, dead=True)], rules), Ended)
-        corpses = await source.corpses(0, count_max=10)
+        dying = await source.dying_items(0, count_max=10)
         await one(dead, Import(0, [ImportedItem(payload=b"a", source_id=held.id)], HOUR), Imported)
-        assert await one(dead, Arrive(0, corpses, HOUR), Counted) == Counted(0)
+        assert await one(dead, Arrive(0, dying, HOUR), Counted) == Counted(0)
         await one(dead, Complete(0, ids(await lease(dead))), Counted)
-        assert await one(dead, Arrive(0, corpses, HOUR), Counted) == Counted(0)
+        assert await one(dead, Arrive(0, dying, HOUR), Counted) == Counted(0)
         assert await listed(dead) == []
 
     async def test_a_death_whose_target_is_gone_is_revived(self, shop: Shop) -> None:
@@ -433,7 +431,7 @@ class StoreSuite:
         (held,) = await lease(source)
         await one(source, RetryItems(0, [RetryItem(id=held.id, dead=True)], rules), Ended)
         committed = await source.commit([Revive(0, [held.id])])
-        assert counts(committed.shapes[0]) == (1, 0, 0, 0)
+        assert counts(committed.states[0]) == (1, 0, 0, 0)
         (again,) = await lease(source)
         assert (again.payload, again.attempts) == (b"a", 2)
         assert again.id != held.id
@@ -449,16 +447,18 @@ class StoreSuite:
         back = SendBack(0, [first, second, second, other, "nonsense"], target(record, "elsewhere"))
         committed = await dead.commit([back])
         assert committed.results == [SentBack([second])]
-        assert counts(committed.shapes[0]) == (1, 1, 0, 1)
-        corpses = await dead.corpses(0, count_max=10)
-        assert [(corpse.source_id, corpse.is_redrive, corpse.payload) for corpse in corpses] == [(second, True, b"b")]
-        assert await one(source, Arrive(0, corpses, HOUR), Counted) == Counted(1)
-        assert await one(source, Arrive(0, corpses, HOUR), Counted) == Counted(0)
+        assert counts(committed.states[0]) == (1, 1, 0, 1)
+        dying = await dead.dying_items(0, count_max=10)
+        assert [(dying_item.source_id, dying_item.is_redrive, dying_item.payload) for dying_item in dying] == [
+            (second, True, b"b")
+        ]
+        assert await one(source, Arrive(0, dying, HOUR), Counted) == Counted(1)
+        assert await one(source, Arrive(0, dying, HOUR), Counted) == Counted(0)
         (item,) = await listed(source)
         assert (item.source_id, item.payload, item.attempts) == (second, b"b", 0)
         assert (item.source_queue, item.death_reason, item.death_attempts, item.died_at) == ("", "", 0, None)
         assert await one(dead, Remove(0, [second]), Counted) == Counted(1)
-        assert counts((await dead.load()).shapes[0]) == (1, 1, 0, 0)
+        assert counts((await dead.load()).states[0]) == (1, 1, 0, 0)
         assert [entry.action for entry in await dead.ledger(after=0, count_max=10)] == ["redriven"]
 
     async def test_a_redrive_that_cannot_arrive_keeps_its_story(self, shop: Shop) -> None:
@@ -481,7 +481,7 @@ class StoreSuite:
     # --- import, delete, clear --------------------------------------------------------------------------------
 
     async def test_an_import_keeps_the_story_and_leaves_out_what_is_there(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
+        _, store = await shop.queue()
         created = moment(shop.clock.now_us() - HOUR)
         letter = ImportedItem(
             payload=b"a",
@@ -495,26 +495,26 @@ class StoreSuite:
             kind="t",
             dedupe_key="d",
         )
-        first = await one(shelves, Import(0, [letter, letter], HOUR), Imported)
-        assert first.items == await listed(shelves)
+        first = await one(store, Import(0, [letter, letter], HOUR), Imported)
+        assert first.items == await listed(store)
         (item,) = first.items
         assert (item.source_id, item.attempts, item.created_at, item.death_attempts) == ("s", 3, created, 7)
-        assert (await one(shelves, Import(0, [letter], HOUR), Imported)).items == []
-        await one(shelves, Complete(0, ids(await lease(shelves))), Counted)
-        assert len((await one(shelves, Import(0, [letter], HOUR), Imported)).items) == 1
+        assert (await one(store, Import(0, [letter], HOUR), Imported)).items == []
+        await one(store, Complete(0, ids(await lease(store))), Counted)
+        assert len((await one(store, Import(0, [letter], HOUR), Imported)).items) == 1
 
     async def test_delete_skips_what_is_unknown(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
-        await produce(shelves, b"a", b"b")
-        (held,) = ids(await lease(shelves, 1))
+        _, store = await shop.queue()
+        await produce(store, b"a", b"b")
+        (held,) = ids(await lease(store, 1))
         later = NewItem(payload=b"c", enqueue_at=moment(shop.clock.now_us() + HOUR))
-        (scheduled,) = (await one(shelves, Produce(0, [later], HOUR), Produced)).ids
-        committed = await shelves.commit([Delete(0, [held, scheduled, "nonsense"])])
+        (scheduled,) = (await one(store, Produce(0, [later], HOUR), Produced)).ids
+        committed = await store.commit([Delete(0, [held, scheduled, "nonsense"])])
         assert committed.results == [Counted(2)]
-        assert counts(committed.shapes[0]) == (1, 0, 0, 0)
-        entries = await shelves.ledger(after=0, count_max=10)
+        assert counts(committed.states[0]) == (1, 0, 0, 0)
+        entries = await store.ledger(after=0, count_max=10)
         assert {(entry.action, entry.item_id) for entry in entries} == {("deleted", held), ("deleted", scheduled)}
-        assert list(await shelves.ledger(after=1, count_max=10)) == list(entries)[1:]
+        assert list(await store.ledger(after=1, count_max=10)) == list(entries)[1:]
 
     @pytest.mark.parametrize(
         ("queued", "scheduled", "leased", "left"),
@@ -523,60 +523,60 @@ class StoreSuite:
     async def test_clear_takes_what_was_named(
         self, shop: Shop, queued: bool, scheduled: bool, leased: bool, left: tuple[int, int, int]
     ) -> None:
-        _, shelves = await shop.queue()
-        await produce(shelves, b"a", b"b", b"c")
-        await lease(shelves, 1)
+        _, store = await shop.queue()
+        await produce(store, b"a", b"b", b"c")
+        await lease(store, 1)
         later = NewItem(payload=b"d", enqueue_at=moment(shop.clock.now_us() + HOUR))
-        await one(shelves, Produce(0, [later], HOUR), Produced)
-        committed = await shelves.commit([Clear(0, queued, scheduled, leased, 100)])
-        assert counts(committed.shapes[0])[:3] == left
-        tally = await shelves.tally(0, mortality=LIVES)
+        await one(store, Produce(0, [later], HOUR), Produced)
+        committed = await store.commit([Clear(0, queued, scheduled, leased, 100)])
+        assert counts(committed.states[0])[:3] == left
+        tally = await store.tally(0, rules=LIVES)
         assert (tally.queued, tally.leased, tally.scheduled) == left
-        (entry,) = await shelves.ledger(after=0, count_max=10)
+        (entry,) = await store.ledger(after=0, count_max=10)
         assert (entry.action, entry.count) == ("cleared", 4 - sum(left))
 
     # --- reading ----------------------------------------------------------------------------------------------
 
     async def test_listing_goes_by_id_from_the_pivot(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
-        everything = await produce(shelves, *[bytes([n]) for n in range(10)])
-        await lease(shelves, 3)
-        page = await shelves.list_items(0, pivot=everything[1], count_max=4, scheduled=False)
+        _, store = await shop.queue()
+        everything = await produce(store, *[bytes([n]) for n in range(10)])
+        await lease(store, 3)
+        page = await store.list_items(0, pivot=everything[1], count_max=4, scheduled=False)
         assert [item.id for item in page] == everything[1:5]
         assert [item.is_leased for item in page] == [True, True, False, False]
-        await one(shelves, Delete(0, [everything[4]]), Counted)
-        page = await shelves.list_items(0, pivot=everything[4], count_max=2, scheduled=False)
+        await one(store, Delete(0, [everything[4]]), Counted)
+        page = await store.list_items(0, pivot=everything[4], count_max=2, scheduled=False)
         assert [item.id for item in page] == everything[5:7]
         with pytest.raises(Invalid, match="is not an id of this partition"):
-            await shelves.list_items(0, pivot="nonsense", count_max=1, scheduled=False)
+            await store.list_items(0, pivot="nonsense", count_max=1, scheduled=False)
 
     async def test_tally_counts_and_averages(self, shop: Shop) -> None:
-        _, shelves = await shop.queue()
-        await produce(shelves, b"a")
+        _, store = await shop.queue()
+        await produce(store, b"a")
         await shop.clock.advance(10)
-        await produce(shelves, b"b")
-        await lease(shelves, 1)
+        await produce(store, b"b")
+        await lease(store, 1)
         await shop.clock.advance(4)
-        tally = await shelves.tally(0, mortality=LIVES)
+        tally = await store.tally(0, rules=LIVES)
         assert (tally.queued, tally.leased, tally.scheduled, tally.dying, tally.overdue) == (1, 1, 0, 0, 0)
         assert tally.average_age_us == 9 * SECOND
         assert tally.average_leased_age_us == 4 * SECOND
 
     async def test_load_tells_how_every_partition_stands(self, shop: Shop) -> None:
-        record, shelves = await shop.queue(partitions=2)
-        await produce(shelves, b"a", b"b")
-        await produce(shelves, b"c", partition=1)
-        await lease(shelves, 1)
+        record, store = await shop.queue(partitions=2)
+        await produce(store, b"a", b"b")
+        await produce(store, b"c", partition=1)
+        await lease(store, 1)
         at_us = shop.clock.now_us() + SECOND
-        await one(shelves, Produce(1, [NewItem(payload=b"d", enqueue_at=moment(at_us))], HOUR), Produced)
-        await shelves.close()
-        loaded: Committed = await shop.storage.shelves(record, (0, 1)).load()
-        assert {number: counts(shape) for number, shape in loaded.shapes.items()} == {
+        await one(store, Produce(1, [NewItem(payload=b"d", enqueue_at=moment(at_us))], HOUR), Produced)
+        await store.close()
+        loaded: Committed = await shop.storage.queue_store(record, (0, 1)).load()
+        assert {number: counts(state) for number, state in loaded.states.items()} == {
             0: (1, 1, 0, 0),
             1: (1, 0, 1, 0),
         }
-        assert loaded.shapes[1].next_due_us == at_us
-        assert loaded.shapes[0].next_expiry_us == shop.clock.now_us() + HOUR
+        assert loaded.states[1].next_due_us == at_us
+        assert loaded.states[0].next_expiry_us == shop.clock.now_us() + HOUR
 
     # --- the catalog ------------------------------------------------------------------------------------------
 
@@ -605,18 +605,18 @@ class StoreSuite:
         assert dead in await shop.catalog.queues()
 
     async def test_a_queue_made_anew_is_empty_and_another(self, shop: Shop) -> None:
-        record, shelves = await shop.queue()
-        (old,) = await produce(shelves, b"a")
+        record, store = await shop.queue()
+        (old,) = await produce(store, b"a")
         await shop.catalog.delete(record.name, decide=lambda _: record, count=1)
-        await shelves.close()
+        await store.close()
         await shop.storage.drop(record)
         assert record.name not in {known.name for known in await shop.catalog.queues()}
         anew = await shop.catalog.change(
             record.name, dead_queue="", decide=lambda _, now: replace(record, generation=0)
         )
         assert anew.generation != record.generation
-        fresh = shop.storage.shelves(anew, [0])
-        assert counts((await fresh.load()).shapes[0]) == (0, 0, 0, 0)
+        fresh = shop.storage.queue_store(anew, [0])
+        assert counts((await fresh.load()).states[0]) == (0, 0, 0, 0)
         assert (await one(fresh, Complete(0, [old]), IdsRefused)).missing == [old]
         rows: list[LedgerEntry] = [
             entry for entry in await shop.catalog.ledger(after=0, count_max=10_000) if entry.queue_name == record.name

@@ -13,10 +13,11 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import holdfast
-from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.core.message import OutcomeKind
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
-from holdfast.engines.rabbitmq.wire.confirms import OutcomeKind
+from holdfast.engines.rabbitmq.wire import properties
 from holdfast.ports.broker import Layout
 from holdfast.proof.conservation import Conservation, ConservationReport
 from tests.engines.rabbitmq.admin import outgoing
@@ -61,12 +62,12 @@ class Consuming:
     async def produce(self) -> None:
         """One message after the other; what has no clear answer is in doubt, and is not sent again."""
         number = 0
-        async with Publisher(self._address, timeout_s=PUBLISH_TIMEOUT_S) as publisher:
+        async with RabbitPublisher(self._address, timeout_s=PUBLISH_TIMEOUT_S) as publisher:
             while not self._stopping.is_set():
                 number += 1
                 name, body = str(number), f"body {number}".encode()
                 self.books.put_in_doubt(name, body)
-                outcome = await publisher.publish(outgoing(QUEUE, body, message_id=name))
+                outcome = (await publisher.publish([outgoing(QUEUE, body, message_id=name)]))[0]
                 if outcome.stored:
                     self.books.put(name, body)
                     self.confirmed.add(name)
@@ -76,11 +77,11 @@ class Consuming:
 
     async def collect(self) -> None:
         """Take what is parked."""
-        async with Consumer(self._address, f"{QUEUE}.dlq", prefetch=100) as consumer:
+        async with RabbitConsumer(self._address, f"{QUEUE}.dlq", prefetch=100) as consumer:
             while True:
                 batch = await consumer.batch()
                 for delivery in batch:
-                    self._find("parked", str(delivery.decoded()["message_id"]), delivery.body)
+                    self._find("parked", str(properties.decode(delivery.properties)["message_id"]), delivery.body)
                 consumer.ack(batch)
 
     def _find(self, place: str, name: str, body: bytes) -> None:

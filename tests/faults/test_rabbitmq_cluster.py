@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 import holdfast
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.core.message import Outcome, OutcomeKind
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
-from holdfast.engines.rabbitmq.wire.confirms import Outcome, OutcomeKind
 from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.faults.consuming import QUEUE, consuming
 from tests.support.eventually import eventually
@@ -33,15 +33,15 @@ async def test_a_leader_that_hangs_makes_a_publish_unknown_and_it_is_stored_late
     vhost = rabbitmq_cluster.create_vhost("hangs")
     rabbitmq_cluster.declare(vhost, QUEUE, home=2, quorum=True)
     leader = rabbitmq_cluster.leader_of(vhost, QUEUE)
-    async with Publisher(BrokerUrl.parse(rabbitmq_cluster.nodes[0].url(vhost))) as publisher:
-        assert (await publisher.publish(outgoing(QUEUE, b"before"))).stored
+    async with RabbitPublisher(BrokerUrl.parse(rabbitmq_cluster.nodes[0].url(vhost))) as publisher:
+        assert (await publisher.publish([outgoing(QUEUE, b"before")]))[0].stored
         leader.pause()
         try:
-            outcome = await publisher.publish(outgoing(QUEUE, b"meanwhile"), timeout_s=2)
+            outcome = (await publisher.publish([outgoing(QUEUE, b"meanwhile")], timeout_s=2))[0]
         finally:
             leader.resume()
         assert outcome.kind is OutcomeKind.UNKNOWN, "no answer is no answer"
-        assert (await publisher.publish(outgoing(QUEUE, b"after"))).stored
+        assert (await publisher.publish([outgoing(QUEUE, b"after")]))[0].stored
     # That is what makes it unknown and not failed.
     async with Admin.open(rabbitmq_cluster.nodes[0], vhost, keep=True) as admin:
         assert [delivery.body for delivery in await admin.drain(QUEUE, 3)] == [b"before", b"meanwhile", b"after"]
@@ -78,8 +78,8 @@ async def test_a_wait_queue_and_a_dead_queue_whose_node_is_down_hold_the_message
 
 
 async def _publish(admin: Admin, body: bytes) -> Outcome:
-    async with Publisher(admin.address()) as publisher:
-        return await publisher.publish(outgoing(QUEUE, body, message_id=body.decode()))
+    async with RabbitPublisher(admin.address()) as publisher:
+        return (await publisher.publish([outgoing(QUEUE, body, message_id=body.decode())]))[0]
 
 
 async def test_the_leaders_node_is_killed_under_a_consumer_that_retries_and_parks(

@@ -45,16 +45,16 @@ async def look(installation: Installation, queue: Queue) -> Seen:
 
 
 async def _look(installation: Installation, queue: Queue) -> Seen:
-    shelves, seen = installation.shelves(queue.name), Seen()
+    store, seen = installation.store(queue.name), Seen()
     for partition in range(queue.partitions):
-        for item in await shelves.list_items(partition, pivot="", count_max=ALL, scheduled=False):
+        for item in await store.list_items(partition, pivot="", count_max=ALL, scheduled=False):
             seen.add(item, partition, "leased" if item.is_leased else "queued")
-        for item in await shelves.list_items(partition, pivot="", count_max=ALL, scheduled=True):
+        for item in await store.list_items(partition, pivot="", count_max=ALL, scheduled=True):
             seen.add(item, partition, "scheduled")
-        for corpse in await shelves.corpses(partition, count_max=ALL):
-            assert corpse.payload not in seen.dying, f"{corpse.payload!r} is dying twice"
-            assert corpse.payload not in seen.items, f"{corpse.payload!r} is dying and in sight"
-            seen.dying[corpse.payload] = corpse
+        for dying_item in await store.dying_items(partition, count_max=ALL):
+            assert dying_item.payload not in seen.dying, f"{dying_item.payload!r} is dying twice"
+            assert dying_item.payload not in seen.items, f"{dying_item.payload!r} is dying and in sight"
+            seen.dying[dying_item.payload] = dying_item
     return seen
 
 
@@ -116,20 +116,20 @@ def _follow(books: Books, queue: Queue, dying: Dying, seen: dict[str, Seen], now
     token = dying.entry.token
     if not seen[queue.name].loaded or not (books.is_target_gone(dying) or seen[dying.target].loaded):
         return  # a store that could not be read since the start shows nothing
-    corpse = seen[queue.name].dying.get(token)
+    dying_item = seen[queue.name].dying.get(token)
     if books.is_target_gone(dying):
-        if corpse is None or corpse.target.generation != dying.generation:
+        if dying_item is None or dying_item.target.generation != dying.generation:
             books.revive(queue, dying, now_us)
             books.due(queue, now_us)
             if token in queue.dying:
                 _follow(books, queue, queue.dying[token], seen, now_us)
         return
-    if corpse is not None:
-        assert dying.source_id in {None, corpse.source_id}
-        assert corpse.death_reason in dying.reasons
-        assert corpse.death_attempts == dying.entry.attempts
-        assert corpse.target.queue_name == dying.target
-        dying.source_id = corpse.source_id
+    if dying_item is not None:
+        assert dying.source_id in {None, dying_item.source_id}
+        assert dying_item.death_reason in dying.reasons
+        assert dying_item.death_attempts == dying.entry.attempts
+        assert dying_item.target.queue_name == dying.target
+        dying.source_id = dying_item.source_id
     found = seen[dying.target].items.get(token)
     if found is not None and not dying.arrived:
         item, partition, _ = found
@@ -147,7 +147,7 @@ def _follow(books: Books, queue: Queue, dying: Dying, seen: dict[str, Seen], now
             death_reason=item.death_reason,
             death_attempts=dying.entry.attempts,
         )
-    if corpse is None:
+    if dying_item is None:
         assert dying.arrived, f"{token!r} died in '{queue.name}' and is nowhere"
         del queue.dying[token]
 
@@ -204,17 +204,17 @@ async def _compare_counts(installation: Installation, queue: Queue, seen: Seen) 
     places = Counter((partition, place) for _, partition, place in seen.items.values())
     opened = installation.manager.find(queue.name)
     assert opened is not None
-    shapes = {number: shape for lane in opened.lanes for number, shape in lane.shapes.items()}
+    states = {number: state for share in opened.shares for number, state in share.states.items()}
     for counted in logical.partitions:
         number = counted.partition
         expected = tuple(places[number, place] for place in ("queued", "leased", "scheduled"))
         assert (counted.total - counted.total_leased, counted.total_leased, counted.scheduled) == expected
         if installation.is_shared:
             continue  # other servers may have changed it since: what is known here is a hint
-        shape = shapes[number]
-        assert (shape.queued, shape.leased, shape.scheduled, shape.dying) == (*expected, counted.dying)
+        state = states[number]
+        assert (state.queued, state.leased, state.scheduled, state.dying) == (*expected, counted.dying)
     assert sum(counted.dying for counted in logical.partitions) == len(seen.dying)
-    rows = await installation.shelves(queue.name).ledger(after=0, count_max=ALL)
+    rows = await installation.store(queue.name).ledger(after=0, count_max=ALL)
     ledger: Counter[tuple[str, str]] = Counter()
     for row in rows:
         ledger[row.action, policy(row.reason)] += row.count

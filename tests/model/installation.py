@@ -238,12 +238,12 @@ class Installation:
 
     # --- looking behind the faults ----------------------------------------------------------------------------
 
-    def shelves(self, queue_name: str) -> QueueStore:
+    def store(self, queue_name: str) -> QueueStore:
         """A queue's real store, which never fails."""
         queue = self.manager.find(queue_name)
         assert queue is not None
-        (lane,) = queue.lanes
-        return cast(FlakyShelves, lane.shelves).real
+        (share,) = queue.shares
+        return cast(FlakyShelves, share.store).real
 
     @property
     def is_shared(self) -> bool:
@@ -253,11 +253,11 @@ class Installation:
     def was_loaded(self, queue_name: str) -> bool:
         """Whether its store has been read at all since the start."""
         queue = self.manager.find(queue_name)
-        return queue is not None and all(lane.loaded for lane in queue.lanes)
+        return queue is not None and all(share.loaded for share in queue.shares)
 
     def is_healthy(self, queue_name: str) -> bool:
         queue = self.manager.find(queue_name)
-        return queue is not None and all(lane.healthy for lane in queue.lanes)
+        return queue is not None and all(share.healthy for share in queue.shares)
 
     def heal(self, settled: Any) -> None:
         """Nothing fails any more; time passes until `settled()`."""

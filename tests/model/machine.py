@@ -99,7 +99,7 @@ class ServiceMachine(RuleBasedStateMachine):
     def _is_settled(self, name: str) -> bool:
         opened = self.real.manager.find(name)
         return opened is not None and all(
-            lane.healthy and not shape.dying for lane in opened.lanes for shape in lane.shapes.values()
+            share.healthy and not state.dying for share in opened.shares for state in share.states.values()
         )
 
     # --- helpers ----------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class MoveMachine(RuleBasedStateMachine):
             seen = self._look("dead")
             assert seen.items.keys() == self.alive.keys()
             self.real.restart()
-            arrivals = self.real.run(self.real.shelves("dead").arrivals(source_queue="work", count_max=100))
+            arrivals = self.real.run(self.real.store("dead").arrivals(source_queue="work", count_max=100))
             assert not arrivals, "arrivals are remembered for ever"
         finally:
             self._patch.stop()
@@ -167,9 +167,7 @@ class MoveMachine(RuleBasedStateMachine):
         work = self._look("work")
         if token not in work.dying:
             return work.loaded
-        return self.alive[token] in self.real.run(
-            self.real.shelves("dead").arrivals(source_queue="work", count_max=1000)
-        )
+        return self.alive[token] in self.real.run(self.real.store("dead").arrivals(source_queue="work", count_max=1000))
 
     @rule()
     @precondition(lambda self: self.real.is_healthy("dead"))

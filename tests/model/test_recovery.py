@@ -20,11 +20,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from holdfast.core.message import Address, Message
+from holdfast.core.message import Address, Message, Outcome, OutcomeKind
 from holdfast.core.recovery import RunLimits, Summary
 from holdfast.core.routes import Route, RouteTable
 from holdfast.errors import BrokerLost
-from holdfast.ports.recovery import Depth, Exported, OnOutcome, Preflight, RunLetter, Verdict
+from holdfast.ports.recovery import Depth, Exported, OnOutcome, Preflight, RunLetter
 from holdfast.services.recover.run import Recovery
 from holdfast.stores.journal import FileJournal
 from holdfast.testing import FrozenClock
@@ -209,18 +209,18 @@ class WorstQueue:
             mishap = self._mishap()
             held, _ = _raw(letter)
             if mishap in ("unknown_gone", "nacked"):
-                verdict = Verdict.NACKED if mishap == "nacked" else Verdict.UNKNOWN
+                kind = OutcomeKind.NACKED if mishap == "nacked" else OutcomeKind.UNKNOWN
             else:
                 self.arrived[held.name] += 1
                 self.sent.append((held.name, self.run_count))
-                verdict = Verdict.UNKNOWN if mishap == "unknown_stored" else Verdict.CONFIRMED
+                kind = OutcomeKind.UNKNOWN if mishap == "unknown_stored" else OutcomeKind.CONFIRMED
             if mishap == "killed":
                 loop.call_soon(self._kill)
             if mishap == "killed_noted":
                 self._is_killed_when_noted = True
             if mishap == "cut_after_send":
                 self._lose()
-            loop.call_soon(on_outcome, [letter], verdict, 0, "")
+            loop.call_soon(on_outcome, [letter], Outcome(kind))
 
     def put_back(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         raise NotImplementedError

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.engines.rabbitmq.publisher import Outgoing
+from holdfast.core.message import Outgoing
+from holdfast.engines.rabbitmq.wire import properties
 from holdfast.proof.conservation import ConservationReport
 from holdfast.proof.proxy import Proxy
 from tests.engines.rabbitmq.admin import Admin
@@ -147,7 +148,7 @@ async def seed_shape(*, count: int = 119_762) -> Tally:
             assert told["remaining"] == refused + unknown, told
             await world.admin.drain("refusing.queue", 1)
             seen = await world.found()
-            kept = [str(one.decoded()["message_id"]) for one in seen[world.dlq]]
+            kept = [str(properties.decode(one.properties)["message_id"]) for one in seen[world.dlq]]
             assert kept == sorted(kept), "those that were kept are in order"
             tally.add(world.books.report(), 0)
             tally.more = {"rate_per_s": told["rate_per_s"]}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engines.rabbitmq.publisher import Outgoing
+from holdfast.core.message import Outgoing
 from holdfast.engines.rabbitmq.wire import properties
 from tests.recover.world import EXCHANGE, World, letter, summary
 from tests.support.command import Ended

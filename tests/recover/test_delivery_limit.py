@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from tests.engines.rabbitmq.admin import Admin
 from tests.recover.world import World, letter, summary
 from tests.support.command import Ended
@@ -77,7 +77,7 @@ async def test_run_as_it_is_printed_it_takes_the_limit_away(limited: World) -> N
         lambda: info(world, world.dlq)["effective_policy_definition"] == {"delivery-limit": -1}, timeout_s=SHOWN_S
     )
     assert not info(world, "imageviewer-dlq").get("policy"), "the dot is no wildcard"
-    async with Consumer(world.admin.address(), world.dlq, prefetch=5) as consumer:
+    async with RabbitConsumer(world.admin.address(), world.dlq, prefetch=5) as consumer:
         for _ in range(RETURNS):
             came = await consumer.batch(count_max=1, timeout_s=60.0)
             consumer.give_back(came)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engines.rabbitmq.publisher import Outgoing
+from holdfast.core.message import Outgoing
 from holdfast.proof.proxy import Proxy
 from tests.engines.rabbitmq.admin import Admin
 from tests.recover.world import World, letter, summary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.engines.rabbitmq.publisher import Outgoing
+from holdfast.core.message import Outgoing
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.proof.conservation import NotConserved
 from tests.recover.world import World, letter

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.core.message import Delivery, Outgoing
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties, table
-from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.proof.conservation import Conservation, ConservationReport
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.command import Command, Ended, Forked
@@ -125,12 +125,12 @@ class World:
     async def fill(self, letters: Iterable[Outgoing], *, counted: bool = True) -> None:
         """Publish into the dead-letter queue, confirmed, and enter each into the books."""
         batch = list(letters)
-        async with Publisher(self.admin.address()) as publisher:
+        async with RabbitPublisher(self.admin.address()) as publisher:
             for start in range(0, len(batch), 5000):
                 part = batch[start : start + 5000]
                 for one in part:
                     one.routing_key = one.routing_key or self.dlq
-                outcomes = await publisher.publish_all(part)
+                outcomes = await publisher.publish(part)
                 assert all(outcome.stored for outcome in outcomes)
         if counted:
             for one in batch:
@@ -211,4 +211,4 @@ async def peak_mb(process: subprocess.Popen[bytes]) -> float:
 
 def ids(deliveries: Iterable[Delivery]) -> Counter[str]:
     """Message ids, counted."""
-    return Counter(str(one.decoded().get("message_id")) for one in deliveries)
+    return Counter(str(properties.decode(one.properties).get("message_id")) for one in deliveries)

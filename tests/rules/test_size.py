@@ -10,7 +10,9 @@ import pytest
 import holdfast
 
 ROOT = Path(holdfast.__file__).parent
-FUNCTION_LINES_MAX = 70  # what we aim for is 40
+FUNCTION_LINES_MAX = 50
+#: Longer ones that are still to be cut, and how long they may be until then.
+STILL_LONGER = {"append": 55, "make_app": 51, "recover_command": 70, "serve": 52}
 
 
 def long_functions(source: str, file: str) -> list[str]:
@@ -19,7 +21,7 @@ def long_functions(source: str, file: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1 - _docstring_lines(node)
-            if lines > FUNCTION_LINES_MAX:
+            if lines > STILL_LONGER.get(node.name, FUNCTION_LINES_MAX):
                 found.append(f"{file}:{node.lineno} {node.name}: {lines} lines, {FUNCTION_LINES_MAX} allowed")
     return found
 
@@ -48,4 +50,4 @@ def test_the_check_itself_can_fail(keyword: str) -> None:
         )
 
     assert long_functions(source(FUNCTION_LINES_MAX), "a.py") == []
-    assert long_functions(source(FUNCTION_LINES_MAX + 1), "a.py") == ["a.py:2 f: 71 lines, 70 allowed"]
+    assert long_functions(source(FUNCTION_LINES_MAX + 1), "a.py") == ["a.py:2 f: 51 lines, 50 allowed"]

@@ -128,9 +128,9 @@ class FlakyShelves:
     async def load(self) -> Committed:
         return await self._around(("load",), self.real.load)
 
-    async def corpses(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
+    async def dying_items(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
         return await self._faults.around(
-            self._name, ("read",), lambda: self.real.corpses(partition, count_max=count_max)
+            self._name, ("read",), lambda: self.real.dying_items(partition, count_max=count_max)
         )
 
     async def arrivals(self, *, source_queue: str, count_max: int) -> Sequence[str]:
@@ -141,8 +141,8 @@ class FlakyShelves:
     async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
         return await self.real.list_items(partition, pivot=pivot, count_max=count_max, scheduled=scheduled)
 
-    async def tally(self, partition: int, *, mortality: DeathRules) -> Tally:
-        return await self.real.tally(partition, mortality=mortality)
+    async def tally(self, partition: int, *, rules: DeathRules) -> Tally:
+        return await self.real.tally(partition, rules=rules)
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
         return await self.real.ledger(after=after, count_max=count_max)
@@ -199,8 +199,8 @@ class FlakyStorage:
     def catalog(self) -> FlakyCatalog:
         return FlakyCatalog(self.real.catalog(), self.faults)
 
-    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> FlakyShelves:
-        return FlakyShelves(self.real.shelves(record, partitions), record.name, self.faults, self._name)
+    def queue_store(self, record: QueueRecord, partitions: Sequence[int]) -> FlakyShelves:
+        return FlakyShelves(self.real.queue_store(record, partitions), record.name, self.faults, self._name)
 
     async def drop(self, record: QueueRecord) -> None:
         await self.real.drop(record)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.message import Address
-from holdfast.core.routes import Mode, RouteTable, find_route, parse_place, parse_routes, topic_matches
+from holdfast.core.routes import Mode, RouteTable, find_route, parse_place, parse_routes
 from holdfast.errors import Invalid
 
 DLQ = "imageviewer.dlq"
@@ -106,24 +106,6 @@ def test_a_place() -> None:
     assert parse_place("exchange=a,key=b.c") == Address(exchange="a", routing_key="b.c")
     with pytest.raises(Invalid):
         parse_place("exchange=a")
-
-
-@pytest.mark.parametrize(
-    ("pattern", "key", "fits"),
-    [
-        ("a.b", "a.b", True),
-        ("a.*", "a.b", True),
-        ("a.*", "a", False),
-        ("a.#", "a", True),
-        ("a.#", "a.b.c", True),
-        ("#", "", True),
-        ("#.c", "a.b.c", True),
-        ("*.c", "a.b.c", False),
-        ("#.#.#.#.x", "a.b.c", False),
-    ],
-)
-def test_topics(pattern: str, key: str, fits: bool) -> None:
-    assert topic_matches(pattern, key) is fits
 
 
 @given(st.dictionaries(st.text(), st.one_of(st.none(), st.text(), st.integers(), st.lists(st.text()), st.binary())))

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from holdfast.core.message import Outgoing
 from holdfast.core.requests.roles import Caller, Role
 from holdfast.core.selection import Selection
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.settings import Secret, Settings, StorageSettings
 from holdfast.wiring import VaultApp, open_office
@@ -56,8 +57,8 @@ def dead(body: bytes, *, message_id: str = "m", queue: str = DLQ, **headers: obj
 
 async def send(admin: Admin, letters: Sequence[Outgoing]) -> None:
     """Put letters where they belong."""
-    async with Publisher(admin.address()) as publisher:
-        assert all(outcome.stored for outcome in await publisher.publish_all(letters))
+    async with RabbitPublisher(admin.address()) as publisher:
+        assert all(outcome.stored for outcome in await publisher.publish(letters))
 
 
 async def bodies(office: VaultApp, selection: Selection | None = None) -> list[bytes]:

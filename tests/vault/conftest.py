@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.engines.postgres.database import SCHEMA, PostgresDatabase
 from holdfast.engines.sqlite.database import SqliteDatabase
-from holdfast.stores.vault import SqlVault
+from holdfast.stores.vault import Vault
 from holdfast.testing import FrozenClock
 from tests.support.folders import tmp_path
 
@@ -26,18 +26,18 @@ def clock() -> FrozenClock:
 
 
 @pytest.fixture(params=STORES)
-async def vault(request: pytest.FixtureRequest, tmp_path: Path, clock: FrozenClock) -> AsyncIterator[SqlVault]:
+async def vault(request: pytest.FixtureRequest, tmp_path: Path, clock: FrozenClock) -> AsyncIterator[Vault]:
     """An empty vault on each store in turn."""
     match request.param:
         case "memory":
-            made = SqlVault(SqliteDatabase(None), key=KEY, clock=clock)
+            made = Vault(SqliteDatabase(None, kind="vault", clock=clock), key=KEY, clock=clock)
         case "sqlite":
-            made = SqlVault(SqliteDatabase(tmp_path / "vault.db"), key=KEY, clock=clock)
+            made = Vault(SqliteDatabase(tmp_path / "vault.db", kind="vault", clock=clock), key=KEY, clock=clock)
         case _:
             url = request.getfixturevalue("postgres_url")
             with psycopg.connect(url, autocommit=True) as connection:
                 connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
-            made = SqlVault(PostgresDatabase(url), key=KEY, clock=clock)
+            made = Vault(PostgresDatabase(url, kind="vault", serial=True), key=KEY, clock=clock)
     await made.open()
     yield made
     await made.close()

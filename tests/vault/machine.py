@@ -25,7 +25,7 @@ from holdfast.engines.postgres.database import SCHEMA, PostgresDatabase
 from holdfast.engines.sqlite.database import SqliteDatabase
 from holdfast.errors import Conflict
 from holdfast.services.vault.ledgers import LedgerService
-from holdfast.stores.vault import SqlVault
+from holdfast.stores.vault import Vault
 from holdfast.testing import FrozenClock
 from tests.vault.letters import ACT, act, letter
 from tests.vault.model import Books, Holding, Message, Place, S, Task
@@ -72,12 +72,12 @@ class VaultMachine(RuleBasedStateMachine):
     def open(self) -> None:
         match self.kind:
             case "memory":
-                database: SqliteDatabase | PostgresDatabase = SqliteDatabase(None)
+                database: SqliteDatabase | PostgresDatabase = SqliteDatabase(None, kind="vault", clock=self.clock)
             case "sqlite":
-                database = SqliteDatabase(self.folder / "vault.db")
+                database = SqliteDatabase(self.folder / "vault.db", kind="vault", clock=self.clock)
             case _:
-                database = PostgresDatabase(self.url)
-        self.vault = SqlVault(database, key=KEY, clock=self.clock)
+                database = PostgresDatabase(self.url, kind="vault", serial=True)
+        self.vault = Vault(database, key=KEY, clock=self.clock)
         self.run(self.vault.open())
 
     def teardown(self) -> None:

@@ -10,14 +10,13 @@ import pytest
 
 import holdfast
 from holdfast.core.ledger import LedgerAct
+from holdfast.core.message import Delivery, Outgoing
 from holdfast.core.moments import moment
 from holdfast.core.plan import Canary, PlanOptions, RedriveState, RedriveTask, Target
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.engines.postgres.database import SCHEMA
-from holdfast.engines.rabbitmq.publisher import Outgoing
 from holdfast.engines.rabbitmq.wire import properties
-from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import Conflict, NotFound
 from holdfast.proof.proxy import Proxy
 from holdfast.settings import Secret, Settings, StorageSettings

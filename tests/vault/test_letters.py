@@ -13,8 +13,8 @@ from holdfast.core.moments import moment
 from holdfast.core.selection import ID_MAX, WALK_COUNT_MAX, Selection
 from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.errors import Conflict, Invalid
-from holdfast.ports.vault import Vault
 from holdfast.services.vault.ledgers import LedgerService
+from holdfast.stores.vault import Vault
 from holdfast.testing import FrozenClock
 from tests.vault.conftest import KEY
 from tests.vault.letters import ACT, QUEUE, act, letter

@@ -12,7 +12,7 @@ from holdfast.core.plan import LeasedLetter, Plan, PlanOptions, RedriveState, Re
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.errors import Conflict
-from holdfast.ports.vault import Vault
+from holdfast.stores.vault import Vault
 from holdfast.testing import FrozenClock
 from tests.vault.letters import ACT, act, letter
 

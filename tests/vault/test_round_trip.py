@@ -13,11 +13,10 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
+from holdfast.core.message import Delivery, Outgoing
 from holdfast.core.selection import Selection
 from holdfast.engines.postgres.database import SCHEMA
-from holdfast.engines.rabbitmq.publisher import Outgoing
 from holdfast.engines.rabbitmq.wire import properties, table
-from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import StorageFailed
 from holdfast.settings import Secret
 from tests.admin.house import House, open_house

@@ -1,28 +1,33 @@
-"""Items: what is in an embedded queue, as plain frozen values.
+"""Items of an embedded queue, as plain frozen values; their ids; their queue's settings; and when an item lives, waits
+or dies: the rules that every store applies, as pure functions.
 
 `msgspec.Struct` stands where a dataclass would: ten times cheaper to make, and the same type is the JSON
 shape, so that no face can show another field than the service gave. A payload is bytes and is never parsed.
 
-Item ids: time-ordered, unique over all queues, and readable without a table.
-
-An id is `<14 hex digits of the sequence>-<generation>-<partition>`. The sequence is a clock in microseconds that
-never stands still or goes back (or a database's sequence), so ids of one partition sort in the order of arrival.
-The generation is a queue's own number and is never used again, so an id of another queue, or of a queue that was
-deleted and made anew, is simply not there.
-
-A queue's settings: as a store keeps them (`QueueRecord`) and as people and programs see them (`QueueInfo`).
-
-When an item lives, waits or dies: the rules that every store applies, as pure functions.
+An id is `<14 hex digits of the sequence>-<generation>-<partition>`: time-ordered, unique over all queues, and readable
+without a table. The sequence is a clock in microseconds that never stands still or goes back (or a database's
+sequence), so ids of one partition sort in the order of arrival. The generation is a queue's own number and is never
+used again, so an id of another queue, or of a queue that was deleted and made anew, is simply not there.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from msgspec import Struct, field
 
-from holdfast.core.moments import format_duration, moment
+from holdfast.core.moments import format_duration, microseconds, moment, moment_or_none
+
+#: A schedule less than this ahead means now: clocks differ by more.
+SCHEDULE_US_MIN = 100_000
+
+REASON_MAX_ATTEMPTS = "max_attempts"
+REASON_EXPIRED = "expired"
+REASON_REJECTED = "rejected"
+REASON_RETENTION = "retention"
 
 SEQUENCE_BITS = 53
 SEQUENCE_MAX = (1 << SEQUENCE_BITS) - 1
@@ -201,15 +206,6 @@ class QueueInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     paused: bool = False
 
 
-#: A schedule less than this ahead means now: clocks differ by more.
-SCHEDULE_US_MIN = 100_000
-
-REASON_MAX_ATTEMPTS = "max_attempts"
-REASON_EXPIRED = "expired"
-REASON_REJECTED = "rejected"
-REASON_RETENTION = "retention"
-
-
 def is_scheduled(at_us: int, now_us: int) -> bool:
     """Whether a moment is far enough ahead to be waited for."""
     return at_us >= now_us + SCHEDULE_US_MIN
@@ -218,3 +214,40 @@ def is_scheduled(at_us: int, now_us: int) -> bool:
 def is_used_up(attempts: int, max_attempts: int) -> bool:
     """Whether an item may not be leased again. 0 is no limit."""
     return 0 < max_attempts <= attempts
+
+
+def after_retry(item: RetryItem, *, attempts: int, max_attempts: int, immortal: bool) -> tuple[str, int]:
+    """What becomes of a leased item that is given back: the reason for which it dies, or none and the moment for which
+    it is scheduled, 0 when it was given none. Where nothing dies by itself (`immortal`) it lives on."""
+    reason = item.reason or REASON_REJECTED if item.dead else ""
+    if not reason and is_used_up(attempts, max_attempts):
+        reason = REASON_MAX_ATTEMPTS
+    if reason and not immortal:
+        return reason, 0
+    return "", microseconds(item.retry_at) if item.retry_at and not item.dead else 0
+
+
+def listed_item(item_id: str, row: Sequence[Any]) -> Item:
+    """An item as a listing shows it, from the columns that every store selects for it."""
+    attempts, created_at, expire_at, lease_deadline, enqueue_at, kind, encoding, reference, payload = row[:9]
+    dedupe_key, source_id, source_queue, death_reason, death_attempts, died_at, former_key = row[9:]
+    return Item(
+        id=item_id,
+        attempts=attempts,
+        created_at=moment(created_at),
+        expire_deadline=moment(expire_at),
+        lease_deadline=moment_or_none(lease_deadline),
+        enqueue_at=moment_or_none(enqueue_at),
+        is_leased=bool(lease_deadline),
+        kind=kind,
+        encoding=encoding,
+        reference=reference,
+        payload=payload,
+        dedupe_key=dedupe_key or "",
+        source_id=source_id or "",
+        source_queue=source_queue or "",
+        death_reason=death_reason or "",
+        death_attempts=death_attempts or 0,
+        died_at=moment_or_none(died_at),
+        former_key=former_key or "",
+    )

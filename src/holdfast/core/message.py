@@ -1,8 +1,13 @@
-"""A message as a handler sees it: a body of bytes, and what came with it. Nothing here is parsed or re-encoded."""
+"""A message in every form that it has on its way: delivered, seen by a handler, published, and what became of that.
+
+A body is bytes. Nothing here is parsed or re-encoded; only engines turn one form into another.
+"""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
 
@@ -46,3 +51,66 @@ class Message(Struct, frozen=True, kw_only=True):
     def is_last_attempt(self) -> bool:
         """Whether a failure now parks it."""
         return 0 < self.attempts_max <= self.attempt
+
+
+class Delivery(Struct, eq=False, gc=False):
+    """A message from a queue, as it came: `properties` are the broker's own bytes.
+
+    Names are decoded so that bytes which are not UTF-8 survive the way back (surrogateescape). It holds nothing that
+    could hold it, and there are thousands: the garbage collector need not look at them.
+    """
+
+    channel: int
+    tag: int
+    redelivered: bool
+    exchange: str
+    routing_key: str
+    consumer_tag: str
+    properties: bytes
+    body: bytes
+    own: Any = None  #: the broker's own, where the bytes are not all
+
+
+class OutcomeKind(enum.Enum):
+    """What became of one publish."""
+
+    CONFIRMED = "confirmed"  #: stored, durably
+    RETURNED = "returned"  #: unroutable: no queue has it
+    NACKED = "nacked"  #: the broker says that it did not take it (another queue of a fanout still may have)
+    REFUSED = "refused"  #: it cannot be published as it is: the broker closed the channel over it, and over it alone
+    UNKNOWN = "unknown"  #: no answer: it may be stored or not
+
+
+class Outcome(Struct, frozen=True):
+    """What became of one publish, and what the broker said about it."""
+
+    kind: OutcomeKind
+    code: int = 0
+    text: str = ""
+
+    @property
+    def stored(self) -> bool:
+        """The only answer after which a source may be settled."""
+        return self.kind is OutcomeKind.CONFIRMED
+
+
+CONFIRMED = Outcome(OutcomeKind.CONFIRMED)
+
+
+class Outgoing(Struct, eq=False, gc=False):
+    """A message to publish, once. `properties` are the broker's own bytes; the publisher sets delivery mode 2 in them.
+
+    Not for the garbage collector: a batch holds its messages by its timer alone, which goes with the last outcome. So
+    what it was made from must not hold it.
+    """
+
+    exchange: str
+    routing_key: str
+    properties: bytes
+    body: bytes
+    made_from: Any = None  #: the sender's own
+    # The publisher's own, while the message is on its way and after.
+    batch: Any = None  #: who waits for it
+    outcome: Outcome | None = None
+    size_bytes: int = 0  #: what it counts for in the window
+    sent_count: int = 0

@@ -77,3 +77,8 @@ def microseconds(at: datetime) -> int:
     if at.tzinfo is None:
         at = at.replace(tzinfo=UTC)
     return min(max((at - _EPOCH) // _MICROSECOND, 1), _LAST_US)
+
+
+def in_utc(at: datetime | None) -> datetime | None:
+    """The same moment, written in UTC."""
+    return moment(microseconds(at)) if at else None

@@ -88,10 +88,10 @@ class Dead(Struct, frozen=True, kw_only=True):
     failure: Failure
 
 
-Outcome: TypeAlias = Done | RetryLater | Dead
+HandlerResult: TypeAlias = Done | RetryLater | Dead
 
 
-def outcome_of(error: BaseException | None, *, permanent: Sequence[type[BaseException]] = ()) -> Outcome:
+def outcome_of(error: BaseException | None, *, permanent: Sequence[type[BaseException]] = ()) -> HandlerResult:
     """What an exception means; None is success. `permanent` names further types that mean the same as Permanent."""
     if error is None:
         return Done()
@@ -211,7 +211,7 @@ Decision: TypeAlias = Ack | Wait | Park
 POISON = Failure(type="holdfast.Poison", message="the process ended while this message was being worked on")
 
 
-def decide(outcome: Outcome, *, attempt: int, policy: RetryPolicy, chance: float = 0.0) -> Decision:
+def decide(outcome: HandlerResult, *, attempt: int, policy: RetryPolicy, chance: float = 0.0) -> Decision:
     """What becomes of a message after attempt number `attempt`."""
     match outcome:
         case Done():

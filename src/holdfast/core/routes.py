@@ -215,21 +215,3 @@ def _checked(text: str, what: str) -> str:
     if len(text.encode()) > NAME_BYTES_MAX:
         raise Invalid(f"routes file is invalid; {what} has a name of more than {NAME_BYTES_MAX} bytes")
     return text
-
-
-def topic_matches(pattern: str, key: str) -> bool:
-    """Whether a topic exchange would route the key by this binding: `*` is one word, `#` any number."""
-    return _words_match(pattern.split("."), key.split(".") if key else [])
-
-
-def _words_match(pattern: list[str], words: list[str]) -> bool:
-    # Which prefixes of the words the pattern so far can end at: linear, however many # a stranger writes.
-    ends = {0}
-    for part in pattern:
-        if part == "#":
-            ends = set(range(min(ends), len(words) + 1)) if ends else ends
-        else:
-            ends = {end + 1 for end in ends if end < len(words) and part in ("*", words[end])}
-        if not ends:
-            return False
-    return len(words) in ends

@@ -16,14 +16,6 @@ PATH_BYTES_MAX: Final = 1024
 SEGMENT_BYTES_MAX: Final = 200
 
 
-class BlobExists(Invalid):
-    """Something else is stored under this path; it was not touched."""
-
-
-class BlobMissing(Invalid):
-    """Nothing is stored under this path."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
     """What was put: its size, its SHA-256, and whether this very call created it."""

@@ -7,15 +7,17 @@ broker's again and will be delivered a second time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from holdfast.core.message import Message
+from holdfast.core.message import Message, Outcome, Outgoing
 from holdfast.core.policy import Park, RetryPolicy, Wait
 
+#: Called with messages that share an outcome.
+Told: TypeAlias = Callable[[Sequence[Outgoing], Outcome], None]
 Layout: TypeAlias = Literal["per-consumer", "quorum", "shared-dlq"]
 
 
@@ -70,6 +72,28 @@ class ConsumerIntake(Intake, Protocol):
 
     async def begin(self, incoming: Incoming) -> None:
         """Its handler is about to run; where the broker does not count attempts, that is noted. Raises as settling."""
+
+
+class Publisher(Protocol):
+    """Publishes with confirms; what no queue has is a failure. Only *confirmed* allows a source to be settled.
+
+    Connects again by itself, and sends again what was in flight: so that may arrive twice. Every message gets an
+    outcome, *unknown* when nobody can say.
+    """
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be published at the moment (an alarm, no connection); the empty text while it can."""
+
+    @property
+    def sent_again(self) -> int:
+        """How many publishes were repeated because the outcome of the first was unknown."""
+
+    async def publish(self, messages: Sequence[Outgoing], *, timeout_s: float | None = None) -> list[Outcome]:
+        """Publish and wait; outcomes in the same order. Raises BrokerLost only when the publisher is closed."""
+
+    def send(self, messages: Sequence[Outgoing], told: Told, *, timeout_s: float) -> None:
+        """As `publish`, without waiting: `told` hears of every message once, as soon as its outcome is known."""
 
 
 class Broker(Protocol):

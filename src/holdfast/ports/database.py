@@ -1,7 +1,8 @@
-"""What the vault needs of a database: statements in one transaction, run off the event loop.
+"""What our stores need of a database: statements in one transaction, run off the event loop.
 
-The vault's tables and statements are the same in every SQL engine; where the engines differ (lists of ids, words in
-texts, values in JSON) the `Dialect` says how. There is one writer at a time: the ledger is a chain.
+The tables and statements of a store are the same in every SQL engine; where the engines differ (lists of ids, words in
+texts, values in JSON) the `Dialect` says how. A database of the vault has one writer at a time, whatever it is in: the
+ledger is a chain.
 
 SQL lives in files, one per subject, each statement under its name; migrations are numbered. This reads them.
 """
@@ -48,7 +49,12 @@ Values = Mapping[str, Any]
 class Dialect(Protocol):
     """Where SQL engines differ."""
 
+    shared: bool  #: other processes may use the same database
     in_ids: str  #: a condition on the column before it: it is one of `:ids`
+    given: str  #: the rows `given`: each `value` is an element of the JSON array `:given`
+    is_false: str  #: a condition on the column before it, which holds what is true or false
+    skip_locked: str  #: rows that another transaction is changing are left to it, the others are ours
+    collect_prefix: str  #: what the names of the collector's tables begin with
     text_from: str  #: the letters `l` with their words
     text_matches: str  #: a condition: the words match `:words`
     text_key: str  #: the id of a letter among them
@@ -63,12 +69,20 @@ class Dialect(Protocol):
     def words(self, words: Sequence[str]) -> str:
         """The value of `:words`: all of them must be there."""
 
+    def __hash__(self) -> int:
+        """A statement is translated once for each dialect."""
+
 
 class Tx(Protocol):
     """A transaction that is under way."""
 
-    dialect: Dialect
-    moved: list[Any]  #: the letters that changed their state in it
+    @property
+    def dialect(self) -> Dialect:
+        """How its database says it."""
+
+    @property
+    def now_us(self) -> int:
+        """Its moment; by the database's own clock where several servers share one."""
 
     def rows(self, sql: str, **values: Any) -> list[Row]:
         """Run a statement and take all of its rows."""
@@ -80,8 +94,6 @@ class Tx(Protocol):
 class Database(Protocol):
     """One database."""
 
-    dialect: Dialect
-
     def open(self) -> None:
         """Bring it to today's schema. Raises CannotStart or StorageFailed."""
 
@@ -89,7 +101,7 @@ class Database(Protocol):
         """Let go of it."""
 
     async def write(self, work: Callable[[Tx], T]) -> T:
-        """One transaction, alone: all of it or nothing. Raises StorageFailed."""
+        """One transaction: all of it or nothing. Raises StorageFailed."""
 
     async def read(self, work: Callable[[Tx], T]) -> T:
         """Read what is committed. Raises StorageFailed."""

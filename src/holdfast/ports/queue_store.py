@@ -1,28 +1,27 @@
 """What the queue service needs of a store.
 
 A **storage** (a folder of SQLite files, a PostgreSQL database, memory) has a **catalog** of queues, and for every
-queue **shelves**: its partitions in that storage. A shelf takes one batch of operations and makes *one commit* of it:
+queue a **queue store**: its partitions in that storage. It takes one batch of operations and makes *one commit* of it:
 either every operation of the batch took effect and its result is returned, or StorageFailed is raised and the service
 acknowledges none. A request that is wrong (an id that is not leased) is a result, `IdsRefused`, not an exception: it
 changes nothing and leaves its neighbours alone.
 
+An item **moves** from one queue to another in three commits: a death takes it to its dead queue, a redrive takes it
+back. The source marks it with its target (`SendBack`, or whatever lets it die), the target inserts it (`Arrive`), the
+source removes it (`Remove`); then the target forgets that it came (`Forget`). A crash anywhere resumes at the mark.
+
 Stores read their own clock, so that several processes on one database agree about deadlines. Ids come from the store.
-
-Moves of an item from one queue to another: a death takes it to its dead queue, a redrive takes it back.
-
-Three commits: the source marks it with its target (`SendBack`, or whatever lets it die), the target inserts it
-(`Arrive`), the source removes it (`Remove`); then the target forgets that it came (`Forget`). A crash anywhere resumes
-at the mark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from holdfast.core.item import ExtendedItem, Item, LeasedItem, NewItem, QueueRecord, RetryItem
+from holdfast.core.moments import in_utc, moment
 from holdfast.core.requests.queue import ImportedItem
 
 
@@ -55,6 +54,26 @@ class DyingItem(Struct, frozen=True, kw_only=True):
     @property
     def is_redrive(self) -> bool:
         return not self.death_reason
+
+    @classmethod
+    def from_row(cls, source_id: str, source_queue: str, row: Sequence[Any]) -> DyingItem:
+        """From the columns that every store selects for it."""
+        target = MoveTarget(
+            queue_name=row[3], generation=row[4], partition=row[5], storage=row[6], expire_timeout_us=row[7]
+        )
+        return cls(
+            source_id=source_id,
+            source_queue=source_queue,
+            death_reason=row[0],
+            death_attempts=row[1],
+            died_at_us=row[2],
+            target=target,
+            kind=row[8],
+            encoding=row[9],
+            reference=row[10],
+            payload=row[11],
+            former_key=row[12] or "",
+        )
 
 
 class SendBack(Struct, frozen=True):
@@ -136,7 +155,7 @@ class LeaseItems(Struct, frozen=True):
     partition: int
     count_max: int
     lease_timeout_us: int
-    mortality: DeathRules
+    rules: DeathRules
 
 
 class Release(Struct, frozen=True):
@@ -158,7 +177,7 @@ class RetryItems(Struct, frozen=True):
 
     partition: int
     items: Sequence[RetryItem]
-    mortality: DeathRules
+    rules: DeathRules
 
 
 class Extend(Struct, frozen=True):
@@ -175,7 +194,7 @@ class Due(Struct, frozen=True):
 
     partition: int
     count_max: int
-    mortality: DeathRules
+    rules: DeathRules
 
 
 class Import(Struct, frozen=True):
@@ -254,9 +273,43 @@ class Ended(Struct, frozen=True):
     deleted: Sequence[tuple[str, str]] = ()
     more: bool = False
 
+    @classmethod
+    def joined(cls, deaths: Sequence[Ended], *, requeued: int = 0, enqueued: int = 0, more: bool = False) -> Ended:
+        """What became of those that died, for whatever reasons, and how many others came back."""
+        return cls(
+            requeued=requeued,
+            enqueued=enqueued,
+            dying=sum(death.dying for death in deaths),
+            moved=sum(death.moved for death in deaths),
+            deleted=[gone for death in deaths for gone in death.deleted],
+            more=more,
+        )
+
 
 class Imported(Struct, frozen=True):
     items: Sequence[Item]
+
+
+def imported_item(item: ImportedItem, item_id: str, *, created_at_us: int, expire_at_us: int, scheduled: bool) -> Item:
+    """An item that was imported, as it stands now."""
+    return Item(
+        id=item_id,
+        source_id=item.source_id,
+        attempts=item.attempts,
+        created_at=moment(created_at_us),
+        enqueue_at=in_utc(item.enqueue_at) if scheduled else None,
+        expire_deadline=moment(expire_at_us),
+        reference=item.reference,
+        encoding=item.encoding,
+        kind=item.kind,
+        payload=item.payload,
+        dedupe_key=item.dedupe_key,
+        source_queue=item.source_queue,
+        death_reason=item.death_reason,
+        death_attempts=item.death_attempts,
+        died_at=in_utc(item.died_at),
+        former_key=item.former_key,
+    )
 
 
 class Counted(Struct, frozen=True):
@@ -282,13 +335,13 @@ class PartitionState(Struct, frozen=True):
     next_expiry_us: int = 0
     oldest_death_us: int = 0
 
-    def due_us(self, mortality: DeathRules) -> int:
+    def due_us(self, rules: DeathRules) -> int:
         """The nearest moment at which something is to be done by these rules; 0 if there is none."""
         other_us = 0
-        if not mortality.immortal:
+        if not rules.immortal:
             other_us = self.next_expiry_us
-        elif mortality.retention_us and self.oldest_death_us:
-            other_us = self.oldest_death_us + mortality.retention_us
+        elif rules.retention_us and self.oldest_death_us:
+            other_us = self.oldest_death_us + rules.retention_us
         if self.next_due_us and other_us:
             return min(self.next_due_us, other_us)
         return self.next_due_us or other_us
@@ -299,7 +352,7 @@ class Committed(Struct, frozen=True):
     the store worked on it once it had begun."""
 
     results: Sequence[Result]
-    shapes: Mapping[int, PartitionState]
+    states: Mapping[int, PartitionState]
     now_us: int
     took_us: int = 0
 
@@ -328,6 +381,20 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     count: int = 1
     detail: str = ""
 
+    @classmethod
+    def from_row(cls, row: Sequence[Any]) -> LedgerEntry:
+        """From the columns that every ledger has."""
+        at_us, action, queue_name, item_id, reason, count, detail = row
+        return cls(
+            at_us=at_us,
+            action=action,
+            queue_name=queue_name,
+            item_id=item_id,
+            reason=reason,
+            count=count,
+            detail=detail,
+        )
+
 
 class QueueStore(Protocol):
     """A queue's partitions in one storage. The service calls `commit` one batch at a time."""
@@ -342,7 +409,7 @@ class QueueStore(Protocol):
     async def load(self) -> Committed:
         """Read how every partition stands; makes what does not exist yet. Raises like `commit`."""
 
-    async def corpses(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
+    async def dying_items(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
         """Items marked as dying, oldest first."""
 
     async def arrivals(self, *, source_queue: str, count_max: int) -> Sequence[str]:
@@ -351,7 +418,7 @@ class QueueStore(Protocol):
     async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
         """Queued and leased items, or scheduled ones, by id from the pivot on."""
 
-    async def tally(self, partition: int, *, mortality: DeathRules) -> Tally:
+    async def tally(self, partition: int, *, rules: DeathRules) -> Tally:
         """Counts and averages, read from the store."""
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
@@ -386,7 +453,7 @@ class Catalog(Protocol):
         dead_queue: str,
         decide: Callable[[RelatedQueues, int], QueueRecord],
     ) -> QueueRecord:
-        """Insert or update what `decide(neighbours, now_us)` returns. A record with generation 0 is new and gets one.
+        """Insert or update what `decide(related, now_us)` returns. A record with generation 0 is new and gets one.
 
         Whatever `decide` raises is raised, and nothing changed.
         """
@@ -415,8 +482,8 @@ class Storage(Protocol):
     def catalog(self) -> Catalog:
         """The catalog of this storage; an installation uses that of its first."""
 
-    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> QueueStore:
-        """The shelves of a queue; nothing is opened yet."""
+    def queue_store(self, record: QueueRecord, partitions: Sequence[int]) -> QueueStore:
+        """The store of a queue; nothing is opened yet."""
 
     async def drop(self, record: QueueRecord) -> None:
         """Remove what is left of a deleted queue; harmless when it is gone."""

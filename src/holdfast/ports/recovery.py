@@ -13,18 +13,8 @@ from typing import Any, Protocol, TypeAlias
 
 from msgspec import Struct, field
 
-from holdfast.core.message import Address, Message
+from holdfast.core.message import Address, Message, Outcome
 from holdfast.core.routes import Route, RouteTable
-
-
-class Verdict(enum.Enum):
-    """What became of a publish."""
-
-    CONFIRMED = "confirmed"
-    RETURNED = "returned"
-    NACKED = "nacked"
-    REFUSED = "refused"
-    UNKNOWN = "unknown"
 
 
 class RunLetter(Struct, eq=False, gc=False):
@@ -87,8 +77,8 @@ class Preflight(Struct, kw_only=True):
     warnings: list[str] = field(default_factory=list)
 
 
-#: Letters that share an outcome, with the broker's code and text for it.
-OnOutcome: TypeAlias = Callable[[Sequence[RunLetter], Verdict, int, str], None]
+#: Letters that share an outcome.
+OnOutcome: TypeAlias = Callable[[Sequence[RunLetter], Outcome], None]
 
 
 class DeadLetters(Protocol):

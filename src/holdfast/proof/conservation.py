@@ -3,55 +3,17 @@
 A message is known by its id and the digest of its body. What was acknowledged is put for certain; where the
 answer was lost (the process died, the connection was cut) it is in doubt, and may be there or not. The same
 holds for what is found: a message that was completed with an answer was found in the place "completed".
-
-When a connection is to be cut: after so many bytes, or when certain bytes pass.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from holdfast.errors import HoldfastError
-
-Way = Literal["up", "down"]  # up: client to server; down: server to client
-Seen = Callable[[bytes], bool]
-
-RECENT_BYTES_MAX = 1 << 16
-
-
-class Trip:
-    """A cut that waits for its moment; it fires once."""
-
-    def __init__(
-        self, way: Way, *, bytes_left: int | None = None, seen: Seen | None = None, deliver: bool = False
-    ) -> None:
-        self.fired = asyncio.Event()
-        self._way = way
-        self._bytes_left = bytes_left
-        self._seen = seen
-        self._deliver = deliver
-
-    def inspect(self, way: Way, recent: bytes, chunk: bytes) -> int | None:
-        """How many bytes of `chunk` still go through before the cut; None when it is not to be cut now."""
-        if way != self._way or self.fired.is_set():
-            return None
-        if self._bytes_left is not None:
-            if len(chunk) < self._bytes_left:
-                self._bytes_left -= len(chunk)
-                return None
-            self.fired.set()
-            return self._bytes_left
-        if self._seen is not None and self._seen(recent + chunk):
-            self.fired.set()
-            return len(chunk) if self._deliver else 0
-        return None
-
 
 SAMPLES_MAX = 5
 
@@ -60,76 +22,8 @@ class NotConserved(HoldfastError):
     """Messages were lost, altered, duplicated or came from nowhere."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConservationReport:
-    """What the count came to. Ids are sorted; places are named in the order in which they were counted."""
-
-    put_count: int
-    in_doubt_count: int
-    found_count: int
-    lost: tuple[str, ...]
-    duplicated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    altered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    unexpected: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    @property
-    def duplicates_count(self) -> int:
-        """Copies too many: a message that is there three times is two of them."""
-        return sum(len(places) - 1 for places in self.duplicated.values())
-
-    def check(self, *, duplicates_max: int | None = 0) -> None:
-        """Raise NotConserved, naming samples, unless all is well. `duplicates_max=None` allows any number of copies."""
-        duplicates_fail = duplicates_max is not None and self.duplicates_count > duplicates_max
-        if self.lost or self.altered or self.unexpected or duplicates_fail:
-            raise NotConserved(self.text(), ids=[*self.lost, *self.altered, *self.unexpected][:SAMPLES_MAX])
-
-    def text(self) -> str:
-        """One line of numbers, then a line of samples for each kind of trouble."""
-        lines = [self._numbers()]
-        if self.lost:
-            lines.append("lost: " + _samples([repr(message_id) for message_id in self.lost]))
-        kinds = {"duplicated": self.duplicated, "altered": self.altered, "unexpected": self.unexpected}
-        for kind, places in kinds.items():
-            if places:
-                texts = [f"{message_id!r} in {', '.join(where)}" for message_id, where in places.items()]
-                lines.append(f"{kind}: {_samples(texts)}")
-        return "\n".join(lines)
-
-    def _numbers(self) -> str:
-        return (
-            f"not conserved; put {self.put_count}, in doubt {self.in_doubt_count}, found {self.found_count}, "
-            f"lost {len(self.lost)}, duplicates {self.duplicates_count}, altered {len(self.altered)}, "
-            f"unexpected {len(self.unexpected)}"
-        )
-
-    def line(self, scenario: str, *, kills: int, **more: float | str) -> str:
-        """One line of JSON for a long run: its name, the kills, and the counts, with `more` after them."""
-        numbers = {
-            "scenario": scenario,
-            "kills": kills,
-            "messages": self.put_count,
-            "in_doubt": self.in_doubt_count,
-            "lost": len(self.lost),
-            "duplicates": self.duplicates_count,
-            "altered": len(self.altered),
-            "unexpected": len(self.unexpected),
-        }
-        return json.dumps(numbers | more, ensure_ascii=False)
-
-
-def _samples(texts: list[str]) -> str:
-    more = len(texts) - SAMPLES_MAX
-    return ", ".join(texts[:SAMPLES_MAX]) + (f" and {more} more" if more > 0 else "")
-
-
-@dataclass(slots=True)
-class _KnownMessage:
-    digest: bytes
-    certain: bool
-
-
 class Conservation:
-    """The books of one run: `put` what goes in, `found` what is there afterwards, then `report().check()`."""
+    """The counts of one run: `put` what goes in, `found` what is there afterwards, then `report().check()`."""
 
     def __init__(self) -> None:
         self._known: dict[str, _KnownMessage] = {}
@@ -190,3 +84,71 @@ class Conservation:
         known = self._known.get(message_id)
         if known is not None and body is not None and hashlib.sha256(body).digest() != known.digest:
             self._altered[message_id].append(place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConservationReport:
+    """What the count came to. Ids are sorted; places are named in the order in which they were counted."""
+
+    put_count: int
+    in_doubt_count: int
+    found_count: int
+    lost: tuple[str, ...]
+    duplicated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    altered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unexpected: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def duplicates_count(self) -> int:
+        """Copies too many: a message that is there three times is two of them."""
+        return sum(len(places) - 1 for places in self.duplicated.values())
+
+    def check(self, *, duplicates_max: int | None = 0) -> None:
+        """Raise NotConserved, naming samples, unless all is well. `duplicates_max=None` allows any number of copies."""
+        duplicates_fail = duplicates_max is not None and self.duplicates_count > duplicates_max
+        if self.lost or self.altered or self.unexpected or duplicates_fail:
+            raise NotConserved(self.text(), ids=[*self.lost, *self.altered, *self.unexpected][:SAMPLES_MAX])
+
+    def text(self) -> str:
+        """One line of numbers, then a line of samples for each kind of trouble."""
+        lines = [self._numbers()]
+        if self.lost:
+            lines.append("lost: " + _samples([repr(message_id) for message_id in self.lost]))
+        kinds = {"duplicated": self.duplicated, "altered": self.altered, "unexpected": self.unexpected}
+        for kind, places in kinds.items():
+            if places:
+                texts = [f"{message_id!r} in {', '.join(where)}" for message_id, where in places.items()]
+                lines.append(f"{kind}: {_samples(texts)}")
+        return "\n".join(lines)
+
+    def _numbers(self) -> str:
+        return (
+            f"not conserved; put {self.put_count}, in doubt {self.in_doubt_count}, found {self.found_count}, "
+            f"lost {len(self.lost)}, duplicates {self.duplicates_count}, altered {len(self.altered)}, "
+            f"unexpected {len(self.unexpected)}"
+        )
+
+    def line(self, scenario: str, *, kills: int, **more: float | str) -> str:
+        """One line of JSON for a long run: its name, the kills, and the counts, with `more` after them."""
+        numbers = {
+            "scenario": scenario,
+            "kills": kills,
+            "messages": self.put_count,
+            "in_doubt": self.in_doubt_count,
+            "lost": len(self.lost),
+            "duplicates": self.duplicates_count,
+            "altered": len(self.altered),
+            "unexpected": len(self.unexpected),
+        }
+        return json.dumps(numbers | more, ensure_ascii=False)
+
+
+@dataclass(slots=True)
+class _KnownMessage:
+    digest: bytes
+    certain: bool
+
+
+def _samples(texts: list[str]) -> str:
+    more = len(texts) - SAMPLES_MAX
+    return ", ".join(texts[:SAMPLES_MAX]) + (f" and {more} more" if more > 0 else "")

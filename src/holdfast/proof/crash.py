@@ -1,11 +1,11 @@
-"""Named places where a test can end this process with SIGKILL.
+"""Named places where a test can end this process with SIGKILL, and the list of them.
 
 `crash_point("recover.after_confirm")` marks a place. A process started with
 `HOLDFAST_CRASH_AT=recover.after_confirm:2` kills itself when it passes that place for the second time;
 nothing is flushed, closed or unwound. With the variable unset or empty, `crash_point` is an empty function.
 The variable is read once, at import: setting it later has no effect.
 
-Which crash points there are, found by reading the source, so that a test can demand each of them.
+Which crash points there are is found by reading the source, so that a test can demand each of them.
 """
 
 from __future__ import annotations
@@ -22,44 +22,8 @@ from typing import Final
 from holdfast.errors import CannotStart
 
 PACKAGE = Path(__file__).parent.parent
-
-
-def crash_points(folder: Path = PACKAGE) -> frozenset[str]:
-    """All names given to `crash_point` in the Python files below `folder`.
-
-    Raises ValueError for a call whose name is not a plain string: it could not be listed.
-    """
-    return frozenset(
-        name for file in sorted(folder.rglob("*.py")) for name in _names(file.read_text("utf-8"), str(file))
-    )
-
-
-def _names(source: str, file: str) -> list[str]:
-    names = []
-    for node in ast.walk(ast.parse(source, file)):
-        if not isinstance(node, ast.Call) or not _is_crash_point(node.func):
-            continue
-        match node.args:
-            case [ast.Constant(value=str(name))]:
-                names.append(name)
-            case _:
-                raise ValueError(f"{file}:{node.lineno}: crash_point takes one plain string")
-    return names
-
-
-def _is_crash_point(function: ast.expr) -> bool:
-    match function:
-        case ast.Name(id="crash_point") | ast.Attribute(attr="crash_point"):
-            return True
-    return False
-
-
 VARIABLE: Final = "HOLDFAST_CRASH_AT"
 NAME: Final = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
-
-
-def _pass_by(name: str, /) -> None:
-    """Do nothing: this process was not told to crash."""
 
 
 class Trap:
@@ -90,7 +54,40 @@ class Trap:
             threading.Event().wait()
 
 
-_setting = os.environ.get(VARIABLE, "")
+def _pass_by(name: str, /) -> None:
+    """Do nothing: this process was not told to crash."""
 
+
+_setting = os.environ.get(VARIABLE, "")
 #: Marks a place where a test can end the process. Costs one empty call when off.
 crash_point: Final[Callable[[str], None]] = Trap.parse(_setting) if _setting else _pass_by
+
+
+def crash_points(folder: Path = PACKAGE) -> frozenset[str]:
+    """All names given to `crash_point` in the Python files below `folder`.
+
+    Raises ValueError for a call whose name is not a plain string: it could not be listed.
+    """
+    return frozenset(
+        name for file in sorted(folder.rglob("*.py")) for name in _names(file.read_text("utf-8"), str(file))
+    )
+
+
+def _names(source: str, file: str) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(source, file)):
+        if not isinstance(node, ast.Call) or not _is_crash_point(node.func):
+            continue
+        match node.args:
+            case [ast.Constant(value=str(name))]:
+                names.append(name)
+            case _:
+                raise ValueError(f"{file}:{node.lineno}: crash_point takes one plain string")
+    return names
+
+
+def _is_crash_point(function: ast.expr) -> bool:
+    match function:
+        case ast.Name(id="crash_point") | ast.Attribute(attr="crash_point"):
+            return True
+    return False

@@ -1,10 +1,8 @@
 """Starts a program as a process of its own, waits for a fact about it, and ends it: with SIGKILL, if asked.
 
 Each child leads its own process group, and signals go to the whole group, so that its children do not
-outlive it. Leaving the context always kills and reaps. Output is kept within a budget and never blocks
-the child.
-
-What a child process has written: the newest lines within a budget, and a way to wait for one of them.
+outlive it. Leaving the context always kills and reaps. Of its output the newest lines are kept, within a budget,
+and never block the child.
 """
 
 from __future__ import annotations
@@ -27,78 +25,8 @@ from holdfast.errors import HoldfastError
 
 KEPT_BYTES_MAX = 1 << 20
 LINE_BYTES_MAX = 1 << 16
-TAIL_LINES = 20
-
-
-class ChildOutput:
-    """Bytes in, lines out. Older lines are dropped when the budget is used up, and the drop is counted."""
-
-    def __init__(self, *, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
-        self.ended = False
-        self.dropped_count = 0
-        self._kept_bytes_max = kept_bytes_max
-        self._kept_bytes = 0
-        self._lines: deque[str] = deque()
-        self._partial = b""
-        self._news = asyncio.Event()
-
-    def feed(self, data: bytes) -> None:
-        """Take in what was read. A line that is too long is kept in pieces."""
-        *lines, self._partial = (self._partial + data).split(b"\n")
-        for line in lines:
-            self._keep(line)
-        if len(self._partial) > LINE_BYTES_MAX:
-            self._keep(self._partial)
-            self._partial = b""
-        self._wake()
-
-    def end(self) -> None:
-        """There will be no more."""
-        if self._partial:
-            self._keep(self._partial)
-            self._partial = b""
-        self.ended = True
-        self._wake()
-
-    @property
-    def lines(self) -> list[str]:
-        """The lines that are kept, oldest first."""
-        return list(self._lines)
-
-    @property
-    def tail(self) -> str:
-        """The last few lines, for an error's text."""
-        return "\n".join(self.lines[-TAIL_LINES:])
-
-    async def wait_for(self, pattern: str) -> re.Match[str] | None:
-        """The first kept line in which `pattern` is found, waiting for it; None when the output ended.
-
-        Has no limit of its own: the caller gives it one.
-        """
-        seen = self.dropped_count
-        while True:
-            news = self._news
-            for line in self.lines[max(seen - self.dropped_count, 0) :]:
-                if found := re.search(pattern, line):
-                    return found
-            seen = self.dropped_count + len(self._lines)
-            if self.ended:
-                return None
-            await news.wait()
-
-    def _keep(self, line: bytes) -> None:
-        self._lines.append(line.decode("utf-8", "replace").rstrip("\r"))
-        self._kept_bytes += len(self._lines[-1]) + 1
-        while self._kept_bytes > self._kept_bytes_max:
-            self._kept_bytes -= len(self._lines.popleft()) + 1
-            self.dropped_count += 1
-
-    def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
-
-
 READ_BYTES = 1 << 16
+TAIL_LINES = 20
 POLL_S = 0.02
 HTTP_TIMEOUT_S = 2.0
 READY_TIMEOUT_S = 30.0
@@ -266,12 +194,72 @@ class Child:
         )
 
 
-async def _read(stream: asyncio.StreamReader, output: ChildOutput) -> None:
-    try:
-        while data := await stream.read(READ_BYTES):
-            output.feed(data)
-    finally:
-        output.end()
+class ChildOutput:
+    """Bytes in, lines out. Older lines are dropped when the budget is used up, and the drop is counted."""
+
+    def __init__(self, *, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
+        self.ended = False
+        self.dropped_count = 0
+        self._kept_bytes_max = kept_bytes_max
+        self._kept_bytes = 0
+        self._lines: deque[str] = deque()
+        self._partial = b""
+        self._news = asyncio.Event()
+
+    def feed(self, data: bytes) -> None:
+        """Take in what was read. A line that is too long is kept in pieces."""
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            self._keep(line)
+        if len(self._partial) > LINE_BYTES_MAX:
+            self._keep(self._partial)
+            self._partial = b""
+        self._wake()
+
+    def end(self) -> None:
+        """There will be no more."""
+        if self._partial:
+            self._keep(self._partial)
+            self._partial = b""
+        self.ended = True
+        self._wake()
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines that are kept, oldest first."""
+        return list(self._lines)
+
+    @property
+    def tail(self) -> str:
+        """The last few lines, for an error's text."""
+        return "\n".join(self.lines[-TAIL_LINES:])
+
+    async def wait_for(self, pattern: str) -> re.Match[str] | None:
+        """The first kept line in which `pattern` is found, waiting for it; None when the output ended.
+
+        Has no limit of its own: the caller gives it one.
+        """
+        seen = self.dropped_count
+        while True:
+            news = self._news
+            for line in self.lines[max(seen - self.dropped_count, 0) :]:
+                if found := re.search(pattern, line):
+                    return found
+            seen = self.dropped_count + len(self._lines)
+            if self.ended:
+                return None
+            await news.wait()
+
+    def _keep(self, line: bytes) -> None:
+        self._lines.append(line.decode("utf-8", "replace").rstrip("\r"))
+        self._kept_bytes += len(self._lines[-1]) + 1
+        while self._kept_bytes > self._kept_bytes_max:
+            self._kept_bytes -= len(self._lines.popleft()) + 1
+            self.dropped_count += 1
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
 
 async def http_status(url: str) -> int | None:
@@ -292,3 +280,11 @@ async def http_status(url: str) -> int | None:
     except (OSError, TimeoutError, ValueError):
         return None
     return int(words[1]) if len(words) > 1 and words[1].isdigit() else None
+
+
+async def _read(stream: asyncio.StreamReader, output: ChildOutput) -> None:
+    try:
+        while data := await stream.read(READ_BYTES):
+            output.feed(data)
+    finally:
+        output.end()

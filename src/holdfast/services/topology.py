@@ -2,8 +2,7 @@
 
 Nothing is deleted unless asked for, and then only what is empty. Additions go in an order in which every queue has its
 way out before anything can arrive in it; the first failure ends them, so that no queue is left without its net.
-
-The probes that prove a design: through every wait queue, into every dead queue, and by way of a rejection.
+The probes that prove a design go through every wait queue, into every dead queue, and by way of a rejection.
 """
 
 from __future__ import annotations
@@ -29,83 +28,11 @@ from holdfast.core.topology.model import (
     Version,
 )
 from holdfast.core.topology.routing import Graph, cut_off, without
-from holdfast.core.topology.rules import Hazard, hazards
+from holdfast.core.topology.rules import Hazard, hazards, refuse
 from holdfast.errors import BrokerError, Invalid
 from holdfast.ports.topology import LiveTopology, Probe, ProbeResult, TopologyBroker
 
 GROUPS_AT_ONCE_MAX = 4
-
-
-def probes_of(family: Family) -> Iterator[Probe]:
-    """The paths that messages of a main queue take when they fail."""
-    for wait in family.waits:
-        yield Probe(
-            name=f"{wait.queue} → {family.queue}",
-            exchange=wait.exchange,
-            key=wait.key,
-            waits_in=wait.queue,
-            arrives_in=family.queue,
-            expires=True,
-        )
-    if family.dead is not None:
-        yield Probe(
-            name=f"{family.dead.exchange or '(default)'} → {family.dead.queue}",
-            exchange=family.dead.exchange,
-            key=family.dead.key,
-            arrives_in=family.dead.queue,
-        )
-    if family.rejected_to is not None:
-        yield Probe(
-            name=f"{family.queue} rejected → {family.rejected_to}",
-            exchange="",
-            key=family.queue,
-            rejected_in=family.queue,
-            arrives_in=family.rejected_to,
-        )
-
-
-async def send_probes(
-    broker: TopologyBroker,
-    wanted: Design,
-    live: LiveTopology,
-    *,
-    new: frozenset[str] = frozenset(),
-    anyway: bool = False,
-) -> tuple[ProbeResult, ...]:
-    """Send each probe whose queues are new or idle, or all. One at a time where they share a dead queue:
-
-    two probers on one queue would take each other's probes.
-    """
-    groups: dict[str, list[Probe]] = {}
-    for family in wanted.families:
-        groups.setdefault(family.dead.queue if family.dead else family.queue, []).extend(probes_of(family))
-    if wanted.unroutable is not None:
-        place = wanted.unroutable
-        name = f"{place.exchange} → {place.queue}"
-        probe = Probe(name=name, exchange=place.exchange, key=place.key, arrives_in=place.queue)
-        groups.setdefault(place.queue, []).append(probe)
-    gate = asyncio.Semaphore(GROUPS_AT_ONCE_MAX)
-
-    async def in_turn(probes: list[Probe]) -> list[ProbeResult]:
-        async with gate:
-            return [await _send(broker, probe, live, new=new, anyway=anyway) for probe in dict.fromkeys(probes)]
-
-    async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(in_turn(probes)) for probes in groups.values()]
-    return tuple(result for task in running for result in task.result())
-
-
-async def _send(
-    broker: TopologyBroker, probe: Probe, live: LiveTopology, *, new: frozenset[str], anyway: bool
-) -> ProbeResult:
-    for name in probe.queues:
-        state = live.states.get(name)
-        if anyway or name in new or (state is not None and state.is_idle):
-            continue
-        known = state is not None and state.messages_count is not None
-        text = "has messages or consumers" if known else "is not known to be empty yet"
-        return ProbeResult(name=probe.name, outcome="skipped", reason=f"'{name}' {text}; --probe sends it anyway")
-    return await broker.probe(probe, anyway=anyway)
 
 
 class TopologyPlan(Struct, frozen=True, kw_only=True):
@@ -121,7 +48,7 @@ class TopologyPlan(Struct, frozen=True, kw_only=True):
     @property
     def is_clean(self) -> bool:
         """The broker is as the file says, and no probe was lost."""
-        return not self.differences and not lost(self.probes)
+        return not self.differences and not _lost(self.probes)
 
 
 class Applied(Struct, frozen=True, kw_only=True):
@@ -139,8 +66,7 @@ class Applied(Struct, frozen=True, kw_only=True):
     @property
     def is_done(self) -> bool:
         """Everything that was asked for is there; what is superfluous stays without harm unless it was to go."""
-        left = [difference for difference in self.remaining if difference.kind is not DifferenceKind.SUPERFLUOUS]
-        return not (left or self.kept or self.failure or lost(self.probes))
+        return not (_to_be_made(self.remaining) or self.kept or self.failure or _lost(self.probes))
 
     @property
     def has_changed(self) -> bool:
@@ -170,10 +96,6 @@ class Topologies:
         """The virtual host."""
         return self._broker.vhost
 
-    async def design(self, file: TopologyFile) -> Design:
-        """What the file means on this broker. Raises Invalid or BrokerError."""
-        return design(file, await self._broker.version())
-
     async def plan(self, file: TopologyFile) -> TopologyPlan:
         """What would change. Raises Invalid for an unsafe file, BrokerError without the management API."""
         live = await self._broker.read()
@@ -184,9 +106,9 @@ class Topologies:
         live = await self._broker.read()
         wanted = design(file, live.version)
         plan = _plan(wanted, live)
-        if not probe or any(difference.kind is DifferenceKind.MISSING for difference in plan.differences):
+        if not probe or _missing(plan.differences):
             return plan
-        return msgspec.structs.replace(plan, probes=await send_probes(self._broker, wanted, live, anyway=True))
+        return msgspec.structs.replace(plan, probes=await _send_probes(self._broker, wanted, live, anyway=True))
 
     async def apply(self, file: TopologyFile, *, delete: bool = False, probe: bool | None = None) -> Applied:
         """Bring the broker to the file. `probe`: True for every queue, None for new and idle ones, False for none.
@@ -204,13 +126,9 @@ class Topologies:
         after = await self._broker.read() if done.created else live
         remaining = _differences(wanted, after)
         probes: tuple[ProbeResult, ...] = ()
-        if (
-            probe is not False
-            and not done.failure
-            and not any(each.kind is DifferenceKind.MISSING for each in remaining)
-        ):
+        if probe is not False and not done.failure and not _missing(remaining):
             new = frozenset(queue.name for queue in wanted.topology.queues if queue.name not in before)
-            probes = await send_probes(self._broker, wanted, after, new=new, anyway=probe is True)
+            probes = await _send_probes(self._broker, wanted, after, new=new, anyway=probe is True)
         return Applied(
             vhost=live.vhost,
             version=live.version,
@@ -231,20 +149,19 @@ class Topologies:
         """Import and read back. Raises Invalid (nothing changed) for what is unsafe, unless that is accepted."""
         live = await self._broker.read()
         wanted = given.topology
-        found = hazards(Design(topology=_together(wanted, live.declared), version=live.version))
+        found = hazards(Design(topology=_merged(wanted, live.declared), version=live.version))
         names = {exchange.name for exchange in wanted.exchanges} | {queue.name for queue in wanted.queues}
         fatal = [hazard for hazard in found if hazard.fatal and hazard.name in names]
-        if fatal and not accept_hazards:
-            more = f" (and {len(fatal) - 1} more)" if len(fatal) > 1 else ""
-            raise Invalid(f"definitions are unsafe; {fatal[0]}{more}", ids=[hazard.name for hazard in fatal])
+        if not accept_hazards:
+            refuse(fatal, "definitions are")
         _check_ends(wanted, live.declared)
-        unlike = [each for each in diff(wanted, live.declared) if each.kind is not DifferenceKind.SUPERFLUOUS]
-        missing = [each for each in unlike if each.kind is DifferenceKind.MISSING]
+        unlike = _to_be_made(diff(wanted, live.declared))
+        missing = _missing(unlike)
         if missing or any(each.what == "policy" for each in unlike):
             await self._broker.import_topology(wanted)
         after = await self._broker.read()
-        remaining = [each for each in diff(wanted, after.declared) if each.kind is not DifferenceKind.SUPERFLUOUS]
-        still = {(each.what, each.name) for each in remaining if each.kind is DifferenceKind.MISSING}
+        remaining = _to_be_made(diff(wanted, after.declared))
+        still = {(each.what, each.name) for each in _missing(remaining)}
         return ImportReport(
             vhost=live.vhost,
             version=live.version,
@@ -255,12 +172,8 @@ class Topologies:
         )
 
     async def _create(self, differences: Iterable[Difference], done: _Done) -> None:
-        for difference in differences:
-            if (
-                difference.kind is not DifferenceKind.MISSING
-                or isinstance(difference.thing, Policy)
-                or difference.way_out
-            ):
+        for difference in _missing(differences):
+            if isinstance(difference.thing, Policy) or difference.way_out:
                 continue
             try:
                 await self._broker.create(difference.thing)
@@ -274,9 +187,9 @@ class Topologies:
         await self._delete_queues([each for each in _differences(wanted, live) if _may_go(each)], live, done)
         if done.deleted:
             live = await self._broker.read()
-        doomed = [each for each in _differences(wanted, live) if each.kind is DifferenceKind.SUPERFLUOUS]
+        superfluous = [each for each in _differences(wanted, live) if each.kind is DifferenceKind.SUPERFLUOUS]
         standing = live.effective
-        for difference in doomed:
+        for difference in superfluous:
             if not isinstance(difference.thing, Binding):
                 continue
             left = without(standing, difference.thing)
@@ -284,12 +197,12 @@ class Topologies:
                 done.kept[difference.name] = f"the way of {victim} would end nowhere"
             elif await self._take_away(difference, done):
                 standing = left
-        for difference in doomed:
+        for difference in superfluous:
             if isinstance(difference.thing, Exchange):
                 await self._take_away(difference, done)
 
-    async def _delete_queues(self, doomed: list[Difference], live: LiveTopology, done: _Done) -> None:
-        queues = {each.name: each for each in doomed if each.what == "queue"}
+    async def _delete_queues(self, superfluous: list[Difference], live: LiveTopology, done: _Done) -> None:
+        queues = {each.name: each for each in superfluous if each.what == "queue"}
         if not queues:
             return
         targets = Graph(live.effective).targets
@@ -324,9 +237,17 @@ class _Done:
         self.failure = ""
 
 
-def lost(probes: Iterable[ProbeResult]) -> list[ProbeResult]:
-    """The probes that did not arrive."""
+def _lost(probes: Iterable[ProbeResult]) -> list[ProbeResult]:
     return [probe for probe in probes if probe.outcome == "lost"]
+
+
+def _missing(differences: Iterable[Difference]) -> list[Difference]:
+    return [each for each in differences if each.kind is DifferenceKind.MISSING]
+
+
+def _to_be_made(differences: Iterable[Difference]) -> list[Difference]:
+    """All but what is superfluous."""
+    return [each for each in differences if each.kind is not DifferenceKind.SUPERFLUOUS]
 
 
 def _plan(wanted: Design, live: LiveTopology) -> TopologyPlan:
@@ -394,7 +315,7 @@ def _not_to_go(
         in_use |= found.keys()
 
 
-def _together(new: Topology, old: Topology) -> Topology:
+def _merged(new: Topology, old: Topology) -> Topology:
     """What stands there after an import, for judging it: the new, and of the old what is not in the new."""
     exchanges = {each.name for each in new.exchanges}
     queues = {each.name for each in new.queues}
@@ -420,3 +341,75 @@ def _check_ends(new: Topology, old: Topology) -> None:
     for binding in new.bindings:
         if what := missing(binding):
             raise Invalid(f"definitions are incomplete; binding {binding}: {what} is neither in the file nor there")
+
+
+async def _send_probes(
+    broker: TopologyBroker,
+    wanted: Design,
+    live: LiveTopology,
+    *,
+    new: frozenset[str] = frozenset(),
+    anyway: bool = False,
+) -> tuple[ProbeResult, ...]:
+    """Send each probe whose queues are new or idle, or all. One at a time where they share a dead queue:
+
+    two probers on one queue would take each other's probes.
+    """
+    groups: dict[str, list[Probe]] = {}
+    for family in wanted.families:
+        groups.setdefault(family.dead.queue if family.dead else family.queue, []).extend(probes_of(family))
+    if wanted.unroutable is not None:
+        place = wanted.unroutable
+        name = f"{place.exchange} → {place.queue}"
+        probe = Probe(name=name, exchange=place.exchange, key=place.key, arrives_in=place.queue)
+        groups.setdefault(place.queue, []).append(probe)
+    gate = asyncio.Semaphore(GROUPS_AT_ONCE_MAX)
+
+    async def in_turn(probes: list[Probe]) -> list[ProbeResult]:
+        async with gate:
+            return [await _send(broker, probe, live, new=new, anyway=anyway) for probe in dict.fromkeys(probes)]
+
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(in_turn(probes)) for probes in groups.values()]
+    return tuple(result for task in running for result in task.result())
+
+
+async def _send(
+    broker: TopologyBroker, probe: Probe, live: LiveTopology, *, new: frozenset[str], anyway: bool
+) -> ProbeResult:
+    for name in probe.queues:
+        state = live.states.get(name)
+        if anyway or name in new or (state is not None and state.is_idle):
+            continue
+        known = state is not None and state.messages_count is not None
+        text = "has messages or consumers" if known else "is not known to be empty yet"
+        return ProbeResult(name=probe.name, outcome="skipped", reason=f"'{name}' {text}; --probe sends it anyway")
+    return await broker.probe(probe, anyway=anyway)
+
+
+def probes_of(family: Family) -> Iterator[Probe]:
+    """The paths that messages of a main queue take when they fail."""
+    for wait in family.waits:
+        yield Probe(
+            name=f"{wait.queue} → {family.queue}",
+            exchange=wait.exchange,
+            key=wait.key,
+            waits_in=wait.queue,
+            arrives_in=family.queue,
+            expires=True,
+        )
+    if family.dead is not None:
+        yield Probe(
+            name=f"{family.dead.exchange or '(default)'} → {family.dead.queue}",
+            exchange=family.dead.exchange,
+            key=family.dead.key,
+            arrives_in=family.dead.queue,
+        )
+    if family.rejected_to is not None:
+        yield Probe(
+            name=f"{family.queue} rejected → {family.rejected_to}",
+            exchange="",
+            key=family.queue,
+            rejected_in=family.queue,
+            arrives_in=family.rejected_to,
+        )

@@ -1,6 +1,6 @@
 """Where settings come from: defaults < holdfast.toml < environment (HOLDFAST_*) < arguments.
 
-What settings must be together. Each rule raises CannotStart, which says what is wrong and what to do.
+And what they must be together: each rule raises CannotStart, which says what is wrong and what to do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,60 @@ from holdfast.settings.values import (
     parse_address,
 )
 
+FILE_NAME = "holdfast.toml"
+PREFIX = "HOLDFAST_"
+FILE_BYTES_MAX = 1_000_000
+#: Variables with our prefix that are no settings: the client's, and those of tests and proofs.
+OTHER_VARIABLES = frozenset({"TOKEN", "CONFIG", "CRASH_AT", "CLOCK_OFFSET_S", "TEST_WITHOUT", "TEST_POSTGRES_BIN"})
+#: Other names of variables, which other commands know.
+ALIASES = {"broker_url": "broker", "management_url": "management"}
+#: From here on a variable is taken for a misspelt setting. Others are let be: Kubernetes sets HOLDFAST_PORT by itself.
+NEAR_ENOUGH = 0.8
+#: What a file may have; the environment has the same in capitals after the prefix, but for lists.
+KEYS = ("url", *HINTS)
+_SECRETS = frozenset({"admin_token", "ledger_key"})
+_FILE_KEYS = tuple(key for key in KEYS if key not in _SECRETS)
+_TABLES = {"storages": "[[storages]]", "recover": '[recover."NAME"]'}
+_ENVIRONMENT_KEYS = tuple(key for key in KEYS if key not in _TABLES)
+_STORAGE_KEYS = tuple(StorageSettings.__struct_fields__)
+_PLAIN_WORDS = {"`int`": "a whole number", "`float`": "a number", "`str`": "a text", "`bool`": "true or false"}
 RECOVERABLE = frozenset({"amqp", "amqps", "sqlite", "postgresql", "postgres"})
+
+
+def load_settings(
+    arguments: Mapping[str, object] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    serving: bool = True,
+) -> Settings:
+    """Read all sources and check them. An argument that is None was not given.
+
+    `file` is the configuration file; without it HOLDFAST_CONFIG names one, or ./holdfast.toml is read if it is there.
+    With `serving` false the rules that only matter to a server are left out. Raises CannotStart.
+    """
+    env = os.environ if environment is None else environment
+    values: dict[str, object] = {}
+    sources = dict.fromkeys(HINTS, "default")
+    for key, value, source in (*_from_file(file, env), *_from_environment(env), *_from_arguments(arguments or {})):
+        target = "storages" if key == "url" else key
+        values[target] = (
+            (StorageSettings(name="default", url=_converted("url", value, source)),)
+            if key == "url"
+            else _converted(key, value, source)
+        )
+        sources[target] = source
+    settings = Settings(**values, sources=sources)  # type: ignore[arg-type]  # each was converted to its field's type
+    check(settings)
+    if serving:
+        check_serving(settings)
+    return settings
+
+
+def nearest(key: str, known: tuple[str, ...]) -> str:
+    """A hint for a key that does not exist: the one that was probably meant, or all of them."""
+    close = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"
 
 
 def check(settings: Settings) -> None:
@@ -112,62 +165,6 @@ def _check_tls_files(settings: Settings) -> None:
             f"TLS cannot be used; '{cert}' and '{key}' are not a certificate and its unencrypted key in PEM, give a "
             "pair that belongs together"
         ) from error
-
-
-FILE_NAME = "holdfast.toml"
-PREFIX = "HOLDFAST_"
-FILE_BYTES_MAX = 1_000_000
-#: Variables with our prefix that are no settings: the client's, and those of tests and proofs.
-OTHER_VARIABLES = frozenset({"TOKEN", "CONFIG", "CRASH_AT", "CLOCK_OFFSET_S", "TEST_WITHOUT", "TEST_POSTGRES_BIN"})
-#: Other names of variables, which other commands know.
-ALIASES = {"broker_url": "broker", "management_url": "management"}
-#: From here on a variable is taken for a misspelt setting. Others are let be: Kubernetes sets HOLDFAST_PORT by itself.
-NEAR_ENOUGH = 0.8
-
-#: What a file may have; the environment has the same in capitals after the prefix, but for lists.
-KEYS = ("url", *HINTS)
-_SECRETS = frozenset({"admin_token", "ledger_key"})
-_FILE_KEYS = tuple(key for key in KEYS if key not in _SECRETS)
-_TABLES = {"storages": "[[storages]]", "recover": '[recover."NAME"]'}
-_ENVIRONMENT_KEYS = tuple(key for key in KEYS if key not in _TABLES)
-_STORAGE_KEYS = tuple(StorageSettings.__struct_fields__)
-_PLAIN_WORDS = {"`int`": "a whole number", "`float`": "a number", "`str`": "a text", "`bool`": "true or false"}
-
-
-def load_settings(
-    arguments: Mapping[str, object] | None = None,
-    *,
-    environment: Mapping[str, str] | None = None,
-    file: Path | None = None,
-    serving: bool = True,
-) -> Settings:
-    """Read all sources and check them. An argument that is None was not given.
-
-    `file` is the configuration file; without it HOLDFAST_CONFIG names one, or ./holdfast.toml is read if it is there.
-    With `serving` false the rules that only matter to a server are left out. Raises CannotStart.
-    """
-    env = os.environ if environment is None else environment
-    values: dict[str, object] = {}
-    sources = dict.fromkeys(HINTS, "default")
-    for key, value, source in (*_from_file(file, env), *_from_environment(env), *_from_arguments(arguments or {})):
-        target = "storages" if key == "url" else key
-        values[target] = (
-            (StorageSettings(name="default", url=_converted("url", value, source)),)
-            if key == "url"
-            else _converted(key, value, source)
-        )
-        sources[target] = source
-    settings = Settings(**values, sources=sources)  # type: ignore[arg-type]  # each was converted to its field's type
-    check(settings)
-    if serving:
-        check_serving(settings)
-    return settings
-
-
-def nearest(key: str, known: tuple[str, ...]) -> str:
-    """A hint for a key that does not exist: the one that was probably meant, or all of them."""
-    close = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"
 
 
 def _from_file(file: Path | None, env: Mapping[str, str]) -> list[tuple[str, object, str]]:

@@ -1,15 +1,16 @@
-"""Groups, ledger and tokens in a SQL database.
+"""What every change of the vault goes through: the tallies, and the row in the ledger, chained, in the same commit.
 
-What every change of the vault goes through: the tallies, and the row in the ledger, chained, in the same commit.
+Beside it what else is kept of a vault, apart from letters and redrives: groups and tokens.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.ledger import FIRST, TEXT_CHARACTERS_MAX, LedgerAct, LedgerRow, covers, mac_of, ranges
@@ -18,11 +19,21 @@ from holdfast.core.moments import microseconds, moment, moment_or_none
 from holdfast.core.requests.roles import Token
 from holdfast.ports.clock import Clock
 from holdfast.ports.database import Database, Row, Tx
-from holdfast.ports.vault import QueueTally
-from holdfast.stores import statement
+from holdfast.stores import run
 
 T = TypeVar("T")
 LEDGER_IDS_CHARACTERS_MAX = 1_000_000
+
+_encode = msgspec.json.Encoder().encode
+_token = msgspec.json.Decoder(Token).decode
+
+
+class QueueTally(Struct, frozen=True):
+    """How many letters of a queue are in a state."""
+
+    queue: str
+    state: str
+    count: int
 
 
 class Moved(NamedTuple):
@@ -34,56 +45,44 @@ class Moved(NamedTuple):
     target: str
 
 
-class CountedMoves:
-    """A database that counts the moves of letters, once they are committed."""
+class LedgerWriter:
+    """What every change of one vault goes through: the key of the chain, the clock, and the moves of letters."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, key: bytes, clock: Clock) -> None:
         self._database = database
-        self.dialect = database.dialect
-        #: By queue, source and target; "" is outside.
+        self.key = key
+        self.now_us = clock.now_us
+        #: Moves of letters that are committed, by queue, source and target; "" is outside.
         self.moves: Counter[tuple[str, str, str]] = Counter()
+        self._moved: list[Moved] = []
+
+    async def read(self, work: Callable[[Tx], T]) -> T:
+        """See `Database`."""
+        return await self._database.read(work)
 
     async def write(self, work: Callable[[Tx], T]) -> T:
+        """See `Database`. Letters that it moves are counted once they are committed."""
         moved: list[Moved] = []
 
-        def run(at_work: Tx) -> T:
-            at_work.moved = moved
-            return work(at_work)
+        def counted(tx: Tx) -> T:
+            self._moved = moved  # one writes at a time
+            return work(tx)
 
-        result = await self._database.write(run)
+        result = await self._database.write(counted)
         self.moves.update((one.queue, one.source, one.target) for one in moved)
         return result
 
-    async def read(self, work: Callable[[Tx], T]) -> T:
-        return await self._database.read(work)
-
-
-class LedgerWriter:
-    """The key of the chain and the clock, shared by all parts of one vault."""
-
-    def __init__(self, database: Database, *, key: bytes, clock: Clock) -> None:
-        self.database = CountedMoves(database)
-        self.key = key
-        self._clock = clock
-
-    def now_us(self) -> int:
-        return self._clock.now_us()
-
-    def run(self, work: Tx, name: str, /, **values: Any) -> list[Row]:
-        """A statement of `sql/`."""
-        return work.rows(statement(name, work.dialect), **values)
-
-    def number(self, work: Tx, name: str, count: int = 1) -> int:
+    def number(self, tx: Tx, name: str, count: int = 1) -> int:
         """The first of `count` numbers that were never given out."""
-        rows = self.run(work, "find_counter", name=name)
+        rows = run(tx, "find_counter", name=name)
         last = int(rows[0][0]) if rows else 0
-        self.run(work, "set_counter", name=name, value=last + count)
+        run(tx, "set_counter", name=name, value=last + count)
         return last + 1
 
-    def book(self, work: Tx, act: LedgerAct, moved: Sequence[Moved], *, counted_from: str = "") -> None:
+    def record_moves(self, tx: Tx, act: LedgerAct, moved: Sequence[Moved], *, counted_from: str = "") -> None:
         """Letters changed their state: one row per queue and move, and the tallies. `counted_from` stands for their
         old state among the moves of this process."""
-        work.moved += [one._replace(source=counted_from) for one in moved] if counted_from else moved
+        self._moved += [one._replace(source=counted_from) for one in moved] if counted_from else moved
         kinds: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
         for one in moved:
             kinds[one.queue, one.source, one.target].append(one.letter)
@@ -92,22 +91,22 @@ class LedgerWriter:
             if source:
                 tallies[queue, source] -= len(ids)
             tallies[queue, target] += len(ids)
-            self.append(work, act, queue=queue, source=source, target=target, ids=ids)
+            self.append(tx, act, queue=queue, source=source, target=target, ids=ids)
         for (queue, state), count in tallies.items():
             if count:
-                self.run(work, "add_tally", queue=queue, state=state, count=count)
+                run(tx, "add_tally", queue=queue, state=state, count=count)
 
-    def move(self, work: Tx, act: LedgerAct, rows: Sequence[Row], target: str, *, counted_from: str = "") -> None:
+    def move(self, tx: Tx, act: LedgerAct, rows: Sequence[Row], target: str, *, counted_from: str = "") -> None:
         """Bring letters (id, queue, state) into a state, with their row."""
         if not rows:
             return
         ids = [row[0] for row in rows]
-        self.run(work, "set_state", state=target, now=self.now_us(), ids=work.dialect.ids(ids))
-        self.book(work, act, [Moved(row[0], row[1], row[2], target) for row in rows], counted_from=counted_from)
+        run(tx, "set_state", state=target, now=self.now_us(), ids=tx.dialect.ids(ids))
+        self.record_moves(tx, act, [Moved(row[0], row[1], row[2], target) for row in rows], counted_from=counted_from)
 
     def append(
         self,
-        work: Tx,
+        tx: Tx,
         act: LedgerAct,
         *,
         outcome: str = "done",
@@ -119,7 +118,7 @@ class LedgerWriter:
         count: int = 0,
     ) -> LedgerRow:
         """The next row of the chain."""
-        newest = self.run(work, "newest_ledger")
+        newest = run(tx, "newest_ledger")
         number, previous = (int(newest[0][0]), bytes(newest[0][1])) if newest else (0, FIRST)
         text = ranges(ids) if ids else letters
         if len(text) > LEDGER_IDS_CHARACTERS_MAX:
@@ -140,8 +139,8 @@ class LedgerWriter:
             detail=clip(act.detail, TEXT_CHARACTERS_MAX),
         )
         row = replace(row, mac=mac_of(self.key, previous, row))
-        self.run(
-            work,
+        run(
+            tx,
             "insert_ledger",
             number=row.number,
             at=microseconds(row.at),
@@ -163,105 +162,116 @@ class LedgerWriter:
         return row
 
 
-_encode = msgspec.json.Encoder().encode
-_token = msgspec.json.Decoder(Token).decode
-
-
-class SqlGroups:
+class Groups:
     """Failure groups."""
 
-    def __init__(self, books: LedgerWriter) -> None:
-        self._books = books
+    def __init__(self, writer: LedgerWriter) -> None:
+        self._writer = writer
 
     async def page(self, *, status: GroupStatus | None, after: int, count_max: int) -> list[tuple[int, Group]]:
+        """The ones that got a letter last come first; each with its cursor."""
         values = {"status": status.value if status else "", "before": after, "count_max": count_max}
-        rows = await self._books.database.read(lambda work: self._books.run(work, "select_groups", **values))
+        rows = await self._writer.read(lambda tx: run(tx, "select_groups", **values))
         return [(row[0], _group(row)) for row in rows]
 
     async def change(self, key: str, *, status: GroupStatus | None, note: str | None, act: LedgerAct) -> Group | None:
-        def work(work: Tx) -> Group | None:
-            rows = self._books.run(work, "find_group", key=key)
+        """Say something of a group. None when there is no such group."""
+
+        def work(tx: Tx) -> Group | None:
+            rows = run(tx, "find_group", key=key)
             if not rows:
                 return None
             group = _group(rows[0])
-            self._books.run(
-                work,
+            run(
+                tx,
                 "change_group",
                 key=key,
                 status=(status or group.status).value,
                 note=group.note if note is None else clip(note, NOTE_CHARACTERS_MAX),
             )
-            self._books.append(work, act)
-            return _group(self._books.run(work, "find_group", key=key)[0])
+            self._writer.append(tx, act)
+            return _group(run(tx, "find_group", key=key)[0])
 
-        return await self._books.database.write(work)
+        return await self._writer.write(work)
 
 
-class SqlLedger:
-    """The chain."""
+class Ledger:
+    """The chained record of everything that was done or denied."""
 
-    def __init__(self, books: LedgerWriter) -> None:
-        self._books = books
+    def __init__(self, writer: LedgerWriter) -> None:
+        self._writer = writer
 
     async def append(
         self, act: LedgerAct, *, outcome: str, queue: str = "", letters: str = "", count: int = 0
     ) -> LedgerRow:
-        return await self._books.database.write(
-            lambda work: self._books.append(work, act, outcome=outcome, queue=queue, letters=letters, count=count)
+        """A row that goes with no other change."""
+        return await self._writer.write(
+            lambda tx: self._writer.append(tx, act, outcome=outcome, queue=queue, letters=letters, count=count)
         )
 
     async def rows(self, *, after: int, count_max: int) -> list[LedgerRow]:
+        """Oldest first, those behind `after`."""
         values = {"after": after, "count_max": count_max}
-        found = await self._books.database.read(lambda work: self._books.run(work, "select_ledger", **values))
+        found = await self._writer.read(lambda tx: run(tx, "select_ledger", **values))
         return [_ledger(row) for row in found]
 
     async def newest(self) -> LedgerRow | None:
-        found = await self._books.database.read(lambda work: self._books.run(work, "select_last_ledger"))
+        """The last one."""
+        found = await self._writer.read(lambda tx: run(tx, "select_last_ledger"))
         return _ledger(found[0]) if found else None
 
     async def of_letter(self, letter: int, *, count_max: int) -> list[LedgerRow]:
+        """What was done to one letter."""
         values = {"letter": letter, "count_max": count_max}
-        found = await self._books.database.read(lambda work: self._books.run(work, "select_ledger_of_letter", **values))
+        found = await self._writer.read(lambda tx: run(tx, "select_ledger_of_letter", **values))
         return [row for row in map(_ledger, found) if covers(row.letters, letter)]
 
     async def tallies(self) -> list[QueueTally]:
-        rows = await self._books.database.read(lambda work: self._books.run(work, "select_tallies"))
+        """Letters by queue and state, as the vault keeps the numbers."""
+        rows = await self._writer.read(lambda tx: run(tx, "select_tallies"))
         return [QueueTally(*row) for row in rows]
 
     async def counted(self) -> tuple[int, list[QueueTally]]:
-        def work(work: Tx) -> tuple[list[Row], list[Row]]:
-            counts = self._books.run(work, "count_tallies") + self._books.run(work, "select_deleted_tallies")
-            return self._books.run(work, "newest_ledger"), counts
+        """The same, counted one by one; and the number of the newest row at that very moment."""
 
-        newest, counts = await self._books.database.read(work)
+        def work(tx: Tx) -> tuple[list[Row], list[Row]]:
+            counts = run(tx, "count_tallies") + run(tx, "select_deleted_tallies")
+            return run(tx, "newest_ledger"), counts
+
+        newest, counts = await self._writer.read(work)
         return int(newest[0][0]) if newest else 0, [QueueTally(*row) for row in counts]
 
 
-class SqlTokens:
+class Tokens:
     """API tokens."""
 
-    def __init__(self, books: LedgerWriter) -> None:
-        self._books = books
+    def __init__(self, writer: LedgerWriter) -> None:
+        self._writer = writer
 
     async def put(self, token: Token, act: LedgerAct) -> bool:
-        def work(work: Tx) -> bool:
-            rows = self._books.run(work, "insert_token", name=token.name, document=_encode(token).decode())
-            self._books.append(work, act, outcome="done" if rows else "refused")
+        """Keep one; false when the name is taken."""
+
+        def work(tx: Tx) -> bool:
+            rows = run(tx, "insert_token", name=token.name, document=_encode(token).decode())
+            self._writer.append(tx, act, outcome="done" if rows else "refused")
             return bool(rows)
 
-        return await self._books.database.write(work)
+        return await self._writer.write(work)
 
     async def all(self) -> list[Token]:
-        rows = await self._books.database.read(lambda work: self._books.run(work, "select_tokens"))
+        """All of them."""
+        rows = await self._writer.read(lambda tx: run(tx, "select_tokens"))
         return [msgspec.structs.replace(_token(row[0]), revoked_at=moment_or_none(row[1])) for row in rows]
 
     async def revoke(self, name: str, act: LedgerAct) -> bool:
-        def work(work: Tx) -> bool:
-            rows = self._books.run(work, "revoke_token", name=name, now=self._books.now_us())
-            self._books.append(work, act, outcome="done" if rows else "refused")
+        """Never let it in again; false when there is none of that name that is valid."""
+
+        def work(tx: Tx) -> bool:
+            rows = run(tx, "revoke_token", name=name, now=self._writer.now_us())
+            self._writer.append(tx, act, outcome="done" if rows else "refused")
             return bool(rows)
 
-        return await self._books.database.write(work)
+        return await self._writer.write(work)
 
 
 def _group(row: Row) -> Group:

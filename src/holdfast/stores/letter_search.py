@@ -2,122 +2,108 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.core.letter import Content, DeathStory, JsonValue, Letter
-from holdfast.core.selection import ID_MAX, WALK_COUNT_MAX, Selection, check_selection, words
+from holdfast.core.selection import ID_MAX, WALK_COUNT_MAX, Selection, words
 from holdfast.core.states import LetterState
-from holdfast.errors import Invalid
 from holdfast.ports.database import Dialect, Row, Tx
-from holdfast.ports.vault import Count, Page
-from holdfast.stores import SQL
-from holdfast.stores.ledger import LedgerWriter
+from holdfast.stores import SQL, run
 
 COUNT_MAX = 10_000
 
 _headers = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class LetterReading:
-    """What only looks at letters."""
+class Page(Struct, frozen=True):
+    """Some letters. `after` is where the next page begins, 0 at the end; `stopped` says that the search gave up there
+    before the page was full."""
 
-    def __init__(self, books: LedgerWriter) -> None:
-        self._books = books
+    letters: Sequence[Letter]
+    after: int = 0
+    stopped: bool = False
 
-    def _run(self, work: Tx, name: str, /, **values: Any) -> list[Row]:
-        return self._books.run(work, name, **values)
 
-    async def find(self, selection: Selection, *, before: int = 0, count_max: int) -> Page:
-        check_selection(selection)
+class Count(Struct, frozen=True):
+    """How many. `exact` is false when counting stopped: then there are at least so many."""
 
-        def work(work: Tx) -> Page:
-            top = before or self._top(work) + 1
-            floor = max(0, top - WALK_COUNT_MAX) if selection.walks else 0
-            where, values = condition(selection, work.dialect)
-            sql, key = _source(SQL["select_letter"], selection, work.dialect)
-            rows = work.rows(
-                f"{sql} WHERE {key} < :top AND {key} >= :floor {where} ORDER BY {key} DESC LIMIT :count_max",
-                **values,
-                top=top,
-                floor=floor,
-                count_max=count_max,
+    count: int
+    exact: bool = True
+
+
+def find(tx: Tx, selection: Selection, *, before: int, count_max: int) -> Page:
+    """Newest first, those with a smaller id than `before`."""
+    top = before or _newest(tx) + 1
+    floor = max(0, top - WALK_COUNT_MAX) if selection.walks else 0
+    where, values = condition(selection, tx.dialect)
+    sql, key = _source(SQL["select_letter"], selection, tx.dialect)
+    rows = tx.rows(
+        f"{sql} WHERE {key} < :top AND {key} >= :floor {where} ORDER BY {key} DESC LIMIT :count_max",
+        **values,
+        top=top,
+        floor=floor,
+        count_max=count_max,
+    )
+    letters = [letter_of(row) for row in rows]
+    if len(letters) == count_max:
+        return Page(letters, after=letters[-1].id)
+    if floor > 1:
+        return Page(letters, after=floor, stopped=True)
+    return Page(letters)
+
+
+def oldest_ids(tx: Tx, selection: Selection, *, count_max: int) -> list[tuple[int, int]]:
+    """Id and revision of the oldest ones."""
+    where, values = condition(selection, tx.dialect)
+    sql, key = _from("l.id, l.revision", selection, tx.dialect)
+    rows = tx.rows(f"{sql} WHERE 1 = 1 {where} ORDER BY {key} LIMIT :count_max", **values, count_max=count_max)
+    return [(row[0], row[1]) for row in rows]
+
+
+def count(tx: Tx, selection: Selection) -> Count:
+    """How many there are."""
+    if selection.is_plain:
+        state = selection.state.value if selection.state else ""
+        return Count(
+            sum(
+                row[2]
+                for row in run(tx, "select_tallies")
+                if row[1] != "deleted" and selection.queue in ("", row[0]) and state in ("", row[1])
             )
-            letters = [letter_of(row) for row in rows]
-            if len(letters) == count_max:
-                return Page(letters, after=letters[-1].id)
-            if floor > 1:
-                return Page(letters, after=floor, stopped=True)
-            return Page(letters)
-
-        return await self._books.database.read(work)
-
-    async def ids(self, selection: Selection, *, count_max: int) -> list[tuple[int, int]]:
-        found = await self.oldest_ids(selection, count_max=count_max + 1)
-        if len(found) > count_max:
-            raise Invalid(f"selection is too large; more than {count_max} letters fit, narrow it")
-        return found
-
-    async def oldest_ids(self, selection: Selection, *, count_max: int) -> list[tuple[int, int]]:
-        check_selection(selection)
-
-        def work(work: Tx) -> list[tuple[int, int]]:
-            where, values = condition(selection, work.dialect)
-            sql, key = _from("l.id, l.revision", selection, work.dialect)
-            rows = work.rows(
-                f"{sql} WHERE 1 = 1 {where} ORDER BY {key} LIMIT :count_max", **values, count_max=count_max
-            )
-            return [(row[0], row[1]) for row in rows]
-
-        return await self._books.database.read(work)
-
-    async def count(self, selection: Selection) -> Count:
-        check_selection(selection)
-
-        def work(work: Tx) -> Count:
-            if selection.is_plain:
-                state = selection.state.value if selection.state else ""
-                return Count(
-                    sum(
-                        row[2]
-                        for row in self._run(work, "select_tallies")
-                        if row[1] != "deleted" and selection.queue in ("", row[0]) and state in ("", row[1])
-                    )
-                )
-            floor = max(0, self._top(work) + 1 - WALK_COUNT_MAX) if selection.walks else 0
-            where, values = condition(selection, work.dialect)
-            sql, key = _from("1 AS one", selection, work.dialect)
-            ((count,),) = work.rows(
-                f"SELECT count(*) FROM ({sql} WHERE {key} >= :floor {where} LIMIT :count_max) found",  # noqa: S608
-                **values,
-                floor=floor,
-                count_max=COUNT_MAX + 1,
-            )
-            return Count(min(count, COUNT_MAX), exact=count <= COUNT_MAX and floor <= 1)
-
-        return await self._books.database.read(work)
-
-    async def oldest(self, selection: Selection) -> Letter | None:
-        check_selection(selection)
-
-        def work(work: Tx) -> list[Row]:
-            where, values = condition(selection, work.dialect)
-            sql, key = _source(SQL["select_letter"], selection, work.dialect)
-            return work.rows(f"{sql} WHERE 1 = 1 {where} ORDER BY {key} LIMIT 1", **values)
-
-        rows = await self._books.database.read(work)
-        return letter_of(rows[0]) if rows else None
-
-    async def get(self, letter: int) -> Letter | None:
-        rows = await self._books.database.read(
-            lambda work: work.rows(f"{SQL['select_letter']} WHERE l.id = :letter", letter=letter)
         )
-        return letter_of(rows[0]) if rows else None
+    floor = max(0, _newest(tx) + 1 - WALK_COUNT_MAX) if selection.walks else 0
+    where, values = condition(selection, tx.dialect)
+    sql, key = _from("1 AS one", selection, tx.dialect)
+    ((found,),) = tx.rows(
+        f"SELECT count(*) FROM ({sql} WHERE {key} >= :floor {where} LIMIT :count_max) found",  # noqa: S608
+        **values,
+        floor=floor,
+        count_max=COUNT_MAX + 1,
+    )
+    return Count(min(found, COUNT_MAX), exact=found <= COUNT_MAX and floor <= 1)
 
-    def _top(self, work: Tx) -> int:
-        rows = self._run(work, "find_counter", name="letters")
-        return int(rows[0][0]) if rows else 0
+
+def oldest(tx: Tx, selection: Selection) -> Letter | None:
+    """The one with the smallest id."""
+    where, values = condition(selection, tx.dialect)
+    sql, key = _source(SQL["select_letter"], selection, tx.dialect)
+    rows = tx.rows(f"{sql} WHERE 1 = 1 {where} ORDER BY {key} LIMIT 1", **values)
+    return letter_of(rows[0]) if rows else None
+
+
+def load(tx: Tx, ids: Sequence[int]) -> list[Letter]:
+    """Letters by their ids."""
+    rows = tx.rows(f"{SQL['select_letter']} WHERE l.id {tx.dialect.in_ids} ORDER BY l.id", ids=tx.dialect.ids(ids))
+    return [letter_of(row) for row in rows]
+
+
+def _newest(tx: Tx) -> int:
+    rows = run(tx, "find_counter", name="letters")
+    return int(rows[0][0]) if rows else 0
 
 
 def _from(columns: str, selection: Selection, dialect: Dialect) -> tuple[str, str]:
@@ -213,14 +199,12 @@ def letter_of(row: Row) -> Letter:
     )
 
 
-def content_of(books: LedgerWriter, work: Tx, row: Row, revision: int | None) -> Content:
+def content_of(tx: Tx, row: Row, revision: int | None) -> Content:
     """What would be published of a letter: its newest revision, or the given one; 0 is the original."""
     letter, body, properties, blob = row[0], bytes(row[1]), bytes(row[2]), row[3]
     put: dict[str, JsonValue] = {}
     drop: tuple[str, ...] = ()
-    for number, changed, headers, dropped, *_ in (
-        books.run(work, "select_revisions", letter=letter) if revision != 0 else ()
-    ):
+    for number, changed, headers, dropped, *_ in run(tx, "select_revisions", letter=letter) if revision != 0 else ():
         if revision is not None and number > revision:
             break
         put, drop = _headers(headers), tuple(msgspec.json.decode(dropped))

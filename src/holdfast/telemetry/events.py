@@ -1,9 +1,7 @@
 """Everything that Holdfast reports, by name: one table says the level and the sentence of each event.
 
-`emit` writes one log record (JSON with the JSON formatter) and counts it, so that what is logged is also counted.
-A payload, a token or a password is never a field.
-
-Logging: one JSON object a line, or text for people.
+`emit` writes one log record (one JSON object a line, or text for people) and counts it, so that what is logged is also
+counted. A payload, a token or a password is never a field.
 """
 
 from __future__ import annotations
@@ -14,34 +12,6 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
-
-
-class JsonFormatter(logging.Formatter):
-    """`at`, `level`, `event`, `message`, and the event's own fields."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = getattr(record, "fields", {})
-        line: dict[str, object] = {
-            "at": datetime.fromtimestamp(record.created, UTC),
-            "level": record.levelname.lower(),
-            "event": getattr(record, "event", record.name),
-            "message": record.getMessage(),
-            **{name: value for name, value in fields.items() if name not in {"at", "level", "event", "message"}},
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
-
-
-def set_up_logging(*, level: str, form: str) -> None:
-    """Our events from `level` on, everybody else's warnings, to standard error."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(
-        JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    )
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("holdfast").setLevel(level.upper())
-
 
 logger = logging.getLogger("holdfast")
 
@@ -147,7 +117,6 @@ EVENTS: dict[str, Event] = {
     "broker.consumer_lost": Event(logging.WARNING, "consuming from '{queue}' was interrupted, trying again; {error}"),
     "broker.consumer_resumed": Event(logging.INFO, "consuming from '{queue}' again"),
 }
-
 #: How often each event happened, by queue. The number of queues bounds it.
 counts: Counter[tuple[str, str]] = Counter()
 
@@ -165,3 +134,30 @@ def emit(name: str, *, traceback: BaseException | None = None, count: int = 1, *
             extra={"event": name, "fields": fields},
             exc_info=traceback,
         )
+
+
+def set_up_logging(*, level: str, form: str) -> None:
+    """Our events from `level` on, everybody else's warnings, to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("holdfast").setLevel(level.upper())
+
+
+class JsonFormatter(logging.Formatter):
+    """`at`, `level`, `event`, `message`, and the event's own fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", {})
+        line: dict[str, object] = {
+            "at": datetime.fromtimestamp(record.created, UTC),
+            "level": record.levelname.lower(),
+            "event": getattr(record, "event", record.name),
+            "message": record.getMessage(),
+            **{name: value for name, value in fields.items() if name not in {"at", "level", "event", "message"}},
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode()

@@ -1,8 +1,6 @@
-"""Prometheus text of the vault: letters by queue and state, what this process did with them, and how captures go.
+"""Prometheus text: what events counted, how requests went, how the queues stand, and the vault with its captures.
 
-Queues are bounded: the ones with the most letters are named, the rest is one.
-
-Prometheus text: what was counted by events, how requests went, and how the queues stand.
+Queues of the vault are bounded: the ones with the most letters are named, the rest is one.
 """
 
 from __future__ import annotations
@@ -15,105 +13,6 @@ from typing import NamedTuple
 from holdfast.telemetry.events import counts
 
 BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
-
-
-class Requests:
-    """Requests by verb and code, with their durations. Bounded by the number of verbs and codes."""
-
-    def __init__(self) -> None:
-        self.codes: Counter[tuple[str, int]] = Counter()
-        self.seconds: dict[str, float] = {}
-        self.buckets: dict[str, list[int]] = {}
-
-    def count(self, verb: str, code: int, seconds: float) -> None:
-        """One request was answered."""
-        self.codes[verb, code] += 1
-        self.seconds[verb] = self.seconds.get(verb, 0.0) + seconds
-        buckets = self.buckets.get(verb)
-        if buckets is None:
-            buckets = self.buckets[verb] = [0] * (len(BUCKETS_S) + 1)
-        buckets[bisect_left(BUCKETS_S, seconds)] += 1
-
-
-class Durations:
-    """How long something took, by queue. The number of queues bounds it."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.buckets: dict[str, list[int]] = {}
-
-    def count(self, queue: str, seconds: float) -> None:
-        """It took so long once more."""
-        buckets = self.buckets.get(queue)
-        if buckets is None:
-            buckets = self.buckets[queue] = [0] * (len(BUCKETS_S) + 1)
-        buckets[bisect_left(BUCKETS_S, seconds)] += 1
-        self.seconds[queue] = self.seconds.get(queue, 0.0) + seconds
-
-
-#: How long handlers ran in this process.
-handler_seconds = Durations()
-
-
-class QueueGauge(NamedTuple):
-    """How one queue stands."""
-
-    queue: str
-    state: str
-    value: float
-
-
-def render(requests: Requests, gauges: Iterable[QueueGauge]) -> str:
-    """The whole page."""
-    return "\n".join([*_requests(requests), *_gauges(gauges), *_handlers(), *_events()]) + "\n"
-
-
-def _requests(requests: Requests) -> Iterator[str]:
-    yield "# HELP holdfast_requests_total Requests by verb and code."
-    yield "# TYPE holdfast_requests_total counter"
-    for (verb, code), count in sorted(requests.codes.items()):
-        yield f'holdfast_requests_total{{verb="{verb}",code="{code}"}} {count}'
-    yield "# HELP holdfast_request_seconds How long requests took, waiting included."
-    yield "# TYPE holdfast_request_seconds histogram"
-    for verb, buckets in sorted(requests.buckets.items()):
-        total = 0
-        for limit_s, count in zip((*map(str, BUCKETS_S), "+Inf"), buckets, strict=True):
-            total += count
-            yield f'holdfast_request_seconds_bucket{{verb="{verb}",le="{limit_s}"}} {total}'
-        yield f'holdfast_request_seconds_sum{{verb="{verb}"}} {requests.seconds[verb]:.6f}'
-        yield f'holdfast_request_seconds_count{{verb="{verb}"}} {total}'
-
-
-def _gauges(gauges: Iterable[QueueGauge]) -> Iterator[str]:
-    yield "# HELP holdfast_queue_items Items by queue and state, and requests that wait."
-    yield "# TYPE holdfast_queue_items gauge"
-    for gauge in gauges:
-        yield f'holdfast_queue_items{{queue="{_quoted(gauge.queue)}",state="{gauge.state}"}} {gauge.value:g}'
-
-
-def _handlers() -> Iterator[str]:
-    yield "# HELP holdfast_handler_seconds How long handlers ran, by queue."
-    yield "# TYPE holdfast_handler_seconds histogram"
-    for queue, buckets in sorted(handler_seconds.buckets.items()):
-        label, total = f'queue="{_quoted(queue)}"', 0
-        for limit_s, count in zip((*map(str, BUCKETS_S), "+Inf"), buckets, strict=True):
-            total += count
-            yield f'holdfast_handler_seconds_bucket{{{label},le="{limit_s}"}} {total}'
-        yield f"holdfast_handler_seconds_sum{{{label}}} {handler_seconds.seconds[queue]:.6f}"
-        yield f"holdfast_handler_seconds_count{{{label}}} {total}"
-
-
-def _events() -> Iterator[str]:
-    yield "# HELP holdfast_events_total What happened, by event and queue."
-    yield "# TYPE holdfast_events_total counter"
-    for (event, queue), count in sorted(counts.items()):
-        yield f'holdfast_events_total{{event="{event}",queue="{_quoted(queue)}"}} {count}'
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
 QUEUES_COUNT_MAX = 200
 OTHERS = "(others)"
 MOVES = {
@@ -128,6 +27,43 @@ MOVES = {
 RETURNS = {("redriving", "captured"): "failed", ("unknown", "captured"): "released"}
 
 
+class Durations:
+    """How long something took, by verb or queue. Their number bounds it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.buckets: dict[str, list[int]] = {}
+
+    def count(self, name: str, seconds: float) -> None:
+        """It took so long once more."""
+        buckets = self.buckets.get(name)
+        if buckets is None:
+            buckets = self.buckets[name] = [0] * (len(BUCKETS_S) + 1)
+        buckets[bisect_left(BUCKETS_S, seconds)] += 1
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+
+class Requests:
+    """Requests by verb and code, with their durations. Bounded by the number of verbs and codes."""
+
+    def __init__(self) -> None:
+        self.codes: Counter[tuple[str, int]] = Counter()
+        self.durations = Durations()
+
+    def count(self, verb: str, code: int, seconds: float) -> None:
+        """One request was answered."""
+        self.codes[verb, code] += 1
+        self.durations.count(verb, seconds)
+
+
+class QueueGauge(NamedTuple):
+    """How one queue stands."""
+
+    queue: str
+    state: str
+    value: float
+
+
 class CaptureGauge(NamedTuple):
     """How the capture of one queue goes."""
 
@@ -135,6 +71,15 @@ class CaptureGauge(NamedTuple):
     running: bool
     lag_s: float  #: between the death of the letter that was captured last and its capture
     failed_imports: int
+
+
+#: How long handlers ran in this process.
+handler_seconds = Durations()
+
+
+def render(requests: Requests, gauges: Iterable[QueueGauge]) -> str:
+    """The whole page."""
+    return "\n".join([*_requests(requests), *_gauges(gauges), *_handlers(), *_events()]) + "\n"
 
 
 def render_vault(
@@ -150,14 +95,38 @@ def render_vault(
     return "\n".join([*_letters(tallies, named), *_moves(moves, named), *_captures(captures)]) + "\n"
 
 
+def _requests(requests: Requests) -> Iterator[str]:
+    yield from _about("requests_total", "counter", "Requests by verb and code.")
+    for (verb, code), count in sorted(requests.codes.items()):
+        yield f'holdfast_requests_total{{verb="{verb}",code="{code}"}} {count}'
+    yield from _about("request_seconds", "histogram", "How long requests took, waiting included.")
+    yield from _histogram("request_seconds", "verb", requests.durations)
+
+
+def _gauges(gauges: Iterable[QueueGauge]) -> Iterator[str]:
+    yield from _about("queue_items", "gauge", "Items by queue and state, and requests that wait.")
+    for gauge in gauges:
+        yield f'holdfast_queue_items{{queue="{_quoted(gauge.queue)}",state="{gauge.state}"}} {gauge.value:g}'
+
+
+def _handlers() -> Iterator[str]:
+    yield from _about("handler_seconds", "histogram", "How long handlers ran, by queue.")
+    yield from _histogram("handler_seconds", "queue", handler_seconds)
+
+
+def _events() -> Iterator[str]:
+    yield from _about("events_total", "counter", "What happened, by event and queue.")
+    for (event, queue), count in sorted(counts.items()):
+        yield f'holdfast_events_total{{event="{event}",queue="{_quoted(queue)}"}} {count}'
+
+
 def _letters(tallies: Mapping[tuple[str, str], int], named: set[str]) -> Iterator[str]:
     counts: Counter[tuple[str, str]] = Counter()
     for (queue, state), count in tallies.items():
         counts[queue if queue in named else OTHERS, state] += count
-    yield "# HELP holdfast_letters Letters in the vault by queue and state; deleted is what retention took."
-    yield "# TYPE holdfast_letters gauge"
+    yield from _about("letters", "gauge", "Letters in the vault by queue and state; deleted is what retention took.")
     for (queue, state), count in sorted(counts.items()):
-        yield f'holdfast_letters{{queue="{quoted(queue)}",state="{state}"}} {count}'
+        yield f'holdfast_letters{{queue="{_quoted(queue)}",state="{state}"}} {count}'
 
 
 def _moves(moves: Mapping[tuple[str, str, str], int], named: set[str]) -> Iterator[str]:
@@ -168,11 +137,10 @@ def _moves(moves: Mapping[tuple[str, str, str], int], named: set[str]) -> Iterat
             continue  # restored from the archive
         counts[name, queue if queue in named else OTHERS] += count
     for name, meaning in MOVES.items():
-        yield f"# HELP holdfast_letters_{name}_total {meaning}"
-        yield f"# TYPE holdfast_letters_{name}_total counter"
+        yield from _about(f"letters_{name}_total", "counter", meaning)
         for (kind, queue), count in sorted(counts.items()):
             if kind == name:
-                yield f'holdfast_letters_{name}_total{{queue="{quoted(queue)}"}} {count}'
+                yield f'holdfast_letters_{name}_total{{queue="{_quoted(queue)}"}} {count}'
 
 
 def _captures(captures: Iterable[CaptureGauge]) -> Iterator[str]:
@@ -182,13 +150,26 @@ def _captures(captures: Iterable[CaptureGauge]) -> Iterator[str]:
         ("capture_lag_seconds", "gauge", "From the death of the letter captured last to its capture."),
         ("failed_imports_total", "counter", "Messages that could be no letter, by this process."),
     ):
-        yield f"# HELP holdfast_{name} {meaning}"
-        yield f"# TYPE holdfast_{name} {kind}"
+        yield from _about(name, kind, meaning)
         for one in found:
             value = {"capture_running": one.running, "capture_lag_seconds": one.lag_s}.get(name, one.failed_imports)
-            yield f'holdfast_{name}{{queue="{quoted(one.queue)}"}} {value:g}'
+            yield f'holdfast_{name}{{queue="{_quoted(one.queue)}"}} {value:g}'
 
 
-def quoted(text: str) -> str:
-    """A label's value."""
+def _histogram(name: str, label_name: str, durations: Durations) -> Iterator[str]:
+    for value, buckets in sorted(durations.buckets.items()):
+        label, total = f'{label_name}="{_quoted(value)}"', 0
+        for limit_s, count in zip((*map(str, BUCKETS_S), "+Inf"), buckets, strict=True):
+            total += count
+            yield f'holdfast_{name}_bucket{{{label},le="{limit_s}"}} {total}'
+        yield f"holdfast_{name}_sum{{{label}}} {durations.seconds[value]:.6f}"
+        yield f"holdfast_{name}_count{{{label}}} {total}"
+
+
+def _about(name: str, kind: str, meaning: str) -> Iterator[str]:
+    yield f"# HELP holdfast_{name} {meaning}"
+    yield f"# TYPE holdfast_{name} {kind}"
+
+
+def _quoted(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engines.rabbitmq import declare as newborn
+from holdfast.engines.rabbitmq import topology
 from holdfast.ports.broker import Layout
 from tests.conformance.consume.stands import QueueStand, RabbitStand, Stand
 from tests.engines.rabbitmq.admin import Admin
@@ -21,7 +21,7 @@ RABBITS = [pytest.param(version, marks=pytest.mark.rabbitmq, id=f"rabbitmq {vers
 @pytest.fixture(autouse=True)
 def _no_growing(monkeypatch: pytest.MonkeyPatch) -> None:
     """No broker is killed right after a declaration here; the one test that does so sets it back."""
-    monkeypatch.setattr(newborn, "GROWN_S", 0.0)
+    monkeypatch.setattr(topology, "GROWN_S", 0.0)
 
 
 @pytest.fixture(params=["memory", "sqlite", *RABBITS])

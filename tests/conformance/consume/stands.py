@@ -7,10 +7,11 @@ from typing import NamedTuple, Protocol
 
 import holdfast
 from holdfast.core.item import Item, NewItem
+from holdfast.core.message import Delivery
 from holdfast.engines.rabbitmq.broker import RabbitIntake
-from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.wire.events import Delivery
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
+from holdfast.engines.rabbitmq.wire import properties
 from holdfast.ports.broker import Layout
 from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.support.eventually import eventually
@@ -86,16 +87,16 @@ class RabbitStand:
         return self._app
 
     async def send(self, *bodies: bytes, queue: str = QUEUE) -> None:
-        async with Publisher(self.admin.address()) as publisher:
+        async with RabbitPublisher(self.admin.address()) as publisher:
             messages = [outgoing(queue, body, message_id=f"id of {body!r}", type="kind") for body in bodies]
-            assert all(outcome.stored for outcome in await publisher.publish_all(messages))
+            assert all(outcome.stored for outcome in await publisher.publish(messages))
 
     async def letters(self, queue: str = QUEUE) -> list[Delivery]:
         """What is in the dead queue, held and given back."""
         count = await self.admin.count(f"{queue}.dlq")
         held: list[Delivery] = []
         if count:
-            async with Consumer(self.admin.address(), f"{queue}.dlq", prefetch=count) as consumer:
+            async with RabbitConsumer(self.admin.address(), f"{queue}.dlq", prefetch=count) as consumer:
                 while len(held) < count and (batch := await consumer.batch(timeout_s=60.0)):
                     held += batch
 
@@ -126,7 +127,7 @@ class RabbitStand:
 
 def headers_of(delivery: Delivery) -> dict[str, object]:
     """The headers of a delivery."""
-    headers = delivery.decoded().get("headers")
+    headers = properties.decode(delivery.properties).get("headers")
     return dict(headers) if isinstance(headers, dict) else {}
 
 

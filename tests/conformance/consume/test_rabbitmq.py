@@ -9,8 +9,9 @@ import pytest
 
 import holdfast
 from holdfast import Message, Permanent, Retry
-from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.core.message import Outgoing
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.errors import CannotStart, Invalid
 from holdfast.proof.process import child_process
@@ -43,8 +44,8 @@ def failing_app(stand: RabbitStand, *, retry: Retry) -> tuple[holdfast.App, list
 
 
 async def publish(stand: RabbitStand, body: bytes, raw: bytes) -> None:
-    async with Publisher(stand.admin.address()) as publisher:
-        assert (await publisher.publish(Outgoing("", QUEUE, raw, body))).stored
+    async with RabbitPublisher(stand.admin.address()) as publisher:
+        assert (await publisher.publish([Outgoing("", QUEUE, raw, body)]))[0].stored
 
 
 async def test_a_parked_message_keeps_every_byte_and_tells_its_story(rabbit: RabbitStand) -> None:
@@ -69,8 +70,8 @@ async def test_a_parked_message_keeps_every_byte_and_tells_its_story(rabbit: Rab
     assert (found["x-error-type"], found["x-error-message"]) == ("ValueError", "no")
     assert found["x-kept-expiration"] == "600000"
     assert "x-death" not in found
-    assert "expiration" not in letter.decoded()
-    assert letter.decoded()["delivery_mode"] == 2
+    assert "expiration" not in properties.decode(letter.properties)
+    assert properties.decode(letter.properties)["delivery_mode"] == 2
     assert [message.attempt for message in seen] == [1, 2]
 
 
@@ -184,7 +185,7 @@ async def test_what_cannot_be_parked_is_held_and_goes_on_when_it_can(rabbit: Rab
 
 async def lose(stand: RabbitStand) -> None:
     """What a process that dies does: it has the message, and its connection ends."""
-    consumer = Consumer(stand.admin.address(), QUEUE, prefetch=1)
+    consumer = RabbitConsumer(stand.admin.address(), QUEUE, prefetch=1)
     async with consumer:
         assert len(await consumer.batch(timeout_s=60.0)) == 1
         assert consumer._connection is not None

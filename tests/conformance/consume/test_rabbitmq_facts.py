@@ -10,8 +10,9 @@ import pytest
 
 import holdfast
 from holdfast import Message, Retry
-from holdfast.engines.rabbitmq import declare as newborn
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.core.message import Outgoing
+from holdfast.engines.rabbitmq import topology
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.topology import GROWN_S
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.ports.broker import Layout
@@ -62,9 +63,9 @@ def failing(stand: RabbitStand, layout: Layout, *, retry: Retry = QUICKLY) -> tu
 
 async def publish(stand: RabbitStand, body: bytes, *, user: str = "guest:guest", **values: object) -> None:
     address = type(stand.admin.address()).parse(stand.admin.node.url(stand.admin.vhost, user=user))
-    async with Publisher(address) as publisher:
+    async with RabbitPublisher(address) as publisher:
         raw = properties.encode({"message_id": "m", **values})  # type: ignore[dict-item]
-        assert (await publisher.publish(Outgoing("", QUEUE, raw, body))).stored
+        assert (await publisher.publish([Outgoing("", QUEUE, raw, body)]))[0].stored
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -94,7 +95,7 @@ async def test_a_message_that_expires_does_not_expire_in_its_wait_queue_or_its_d
         await publish(stand, b"x", expiration="200")
         (letter,) = await eventually(stand.letters)
     assert [message.attempt for message in seen] == [1, 2, 3]
-    assert "expiration" not in letter.decoded()
+    assert "expiration" not in properties.decode(letter.properties)
     assert headers_of(letter)["x-kept-expiration"] == "200"
 
 
@@ -154,14 +155,14 @@ async def test_a_quorum_queue_that_was_just_declared_outlives_a_kill_of_its_brok
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A single node forgets one that is younger than a second, with everything that it confirmed."""
-    monkeypatch.setattr(newborn, "GROWN_S", GROWN_S)
+    monkeypatch.setattr(topology, "GROWN_S", GROWN_S)
     with running_node("3.10") as node:
-        async with Admin.open(node, "v", keep=True) as admin, Publisher(admin.address()) as publisher:
+        async with Admin.open(node, "v", keep=True) as admin, RabbitPublisher(admin.address()) as publisher:
             stand = RabbitStand(admin, "quorum")
             app, _ = failing(stand, "quorum", retry=Retry(delay="10m"))
             async with open_rabbit_broker(stand.url, clock=SystemClock(), management=None) as broker:
                 await broker.declare(app.consumers[0].subscription)
-                outcomes = await publisher.publish_all([outgoing(name) for name in FAMILY])
+                outcomes = await publisher.publish([outgoing(name) for name in FAMILY])
                 assert all(outcome.stored for outcome in outcomes)
                 node.kill()
         node.start()

@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import Message
-from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.errors import BrokerRefused, BrokerUnreachable, CannotStart
 from holdfast.proof.proxy import Proxy
 from holdfast.wiring import SystemClock, open_rabbit_broker
@@ -116,7 +116,7 @@ async def test_what_the_broker_refuses_is_not_asked_again(rabbit: RabbitStand) -
             with pytest.raises(CannotStart, match="queue 'work' does not exist"):
                 await app.run()
             with pytest.raises(BrokerRefused, match="404"):
-                await Consumer(rabbit.admin.address(), "nowhere", on_start="resume").__aenter__()
+                await RabbitConsumer(rabbit.admin.address(), "nowhere", on_start="resume").__aenter__()
         await proxy.refuse()
         async with asyncio.timeout(60):
             with pytest.raises(BrokerUnreachable, match="cannot be reached"):

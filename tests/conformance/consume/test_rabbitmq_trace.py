@@ -10,7 +10,8 @@ import pytest
 
 import holdfast
 from holdfast import Message, Retry
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.core.message import Outgoing
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties
 from tests.conformance.consume.stands import QUEUE, RabbitStand, headers_of
 from tests.support.command import Command
@@ -47,8 +48,8 @@ async def test_trace_context_survives_retry_parking_and_redrive(
     async with app.running(declare=True):
         await rabbit.admin.exchange("orders")
         await rabbit.admin.bind(QUEUE, "orders", "orders.new")
-        async with Publisher(rabbit.admin.address()) as publisher:
-            assert (await publisher.publish(Outgoing("orders", "orders.new", raw, b"{}"))).stored
+        async with RabbitPublisher(rabbit.admin.address()) as publisher:
+            assert (await publisher.publish([Outgoing("orders", "orders.new", raw, b"{}")]))[0].stored
         (letter,) = await eventually(rabbit.letters)
         recover = ("recover", rabbit.url, f"{QUEUE}.dlq", "--to-source", "--json")
         ended = await asyncio.to_thread(lambda: Command(tmp_path, "memory://")(*recover, stdin=b""))

@@ -25,7 +25,7 @@ from holdfast.faces.api.app import make_app
 from holdfast.faces.api.authenticator import token_hash
 from holdfast.ports.queue_store import LedgerEntry, Storage
 from holdfast.services.queue.changes import places_by
-from holdfast.services.queue.manager import QueueManager, keep_up
+from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
 from holdfast.testing import FrozenClock
 from tests.support.eventually import eventually
@@ -60,7 +60,7 @@ class House:
         manager = QueueManager(engines, clock=self.clock)
         await manager.open()
         self._open.push_async_callback(manager.close)
-        await self._open.enter_async_context(keep_up(manager))
+        await self._open.enter_async_context(manager.keep_up())
         self.service = QueueService(manager, places=self._places)
         self.queues = await self._open.enter_async_context(self._through_face())
 
@@ -136,7 +136,7 @@ class House:
     @asynccontextmanager
     async def waiting(self, queue_name: str, *, batch_size: int = 1) -> AsyncIterator[asyncio.Task[LeaseReply]]:
         """A lease request that waits; cancelled at the end when nobody has answered it."""
-        before = len(self.service.manager.get(queue_name).leases)
+        before = len(self.service.manager.get(queue_name).waiting.leases)
         task = asyncio.create_task(self.queues.queue_lease(queue_name, batch_size=batch_size, request_timeout="15m"))
         try:
             await self.waiting_leases(queue_name, before + 1)
@@ -158,7 +158,7 @@ class House:
         await self.rest()
         queue = self.service.manager.get(queue_name)
         return [
-            entry for lane in queue.lanes for entry in await lane.shelves.ledger(after=0, count_max=LEDGER_COUNT_MAX)
+            entry for share in queue.shares for entry in await share.store.ledger(after=0, count_max=LEDGER_COUNT_MAX)
         ]
 
     async def noted(self, queue_name: str) -> list[tuple[str, str, str, int]]:

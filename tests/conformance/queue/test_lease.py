@@ -304,7 +304,7 @@ async def test_a_waiter_that_goes_away_during_the_commit_gives_its_lease_back(ho
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     queue = house.service.manager.get("orders")
-    await eventually(lambda: not queue.leases)
+    await eventually(lambda: not queue.waiting.leases)
     house.faults.gate = None
     go_on.set()
     await house.rest()

@@ -146,9 +146,9 @@ async def listed(house: House, queue_name: str) -> list[tuple[int, int, int, int
 
 async def shaped(house: House, queue_name: str) -> list[tuple[int, int, int, int]]:
     """What the queue itself goes by."""
-    lanes = house.service.manager.get(queue_name).lanes
-    shapes = sorted((number, shape) for lane in lanes for number, shape in lane.shapes.items())
-    return [(s.queued + s.leased, s.leased, s.scheduled, s.dying) for _, s in shapes]
+    shares = house.service.manager.get(queue_name).shares
+    states = sorted((number, state) for share in shares for number, state in share.states.items())
+    return [(s.queued + s.leased, s.leased, s.scheduled, s.dying) for _, s in states]
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -60,24 +60,24 @@ async def delete_queue(storage: PostgresStorage, name: str) -> QueueRecord:
     return await storage.catalog().delete(name, decide=decide, count=0)
 
 
-async def one(shelves: QueueStore, operation: Operation, kind: type[R]) -> R:
+async def one(store: QueueStore, operation: Operation, kind: type[R]) -> R:
     """The result of a batch of one."""
-    result = (await shelves.commit([operation])).results[0]
+    result = (await store.commit([operation])).results[0]
     assert isinstance(result, kind), result
     return result
 
 
-async def produce(shelves: QueueStore, *payloads: bytes, dedupe_key: str = "") -> list[str]:
+async def produce(store: QueueStore, *payloads: bytes, dedupe_key: str = "") -> list[str]:
     """Store items."""
     items = [NewItem(payload=payload, dedupe_key=dedupe_key) for payload in payloads]
-    return list((await one(shelves, Produce(0, items, HOUR), Produced)).ids)
+    return list((await one(store, Produce(0, items, HOUR), Produced)).ids)
 
 
 async def lease(
-    shelves: QueueStore, count_max: int = 10, *, timeout_us: int = 30 * SECOND, rules: DeathRules = LIVES
+    store: QueueStore, count_max: int = 10, *, timeout_us: int = 30 * SECOND, rules: DeathRules = LIVES
 ) -> list[LeasedItem]:
     """Lease items."""
-    return list((await one(shelves, LeaseItems(0, count_max, timeout_us, rules), LeasedItems)).items)
+    return list((await one(store, LeaseItems(0, count_max, timeout_us, rules), LeasedItems)).items)
 
 
 def ids(leased: Sequence[LeasedItem]) -> list[str]:

@@ -52,23 +52,23 @@ def cut_off(url: str) -> int:
 
 
 async def test_a_connection_that_was_cut_is_replaced(storage: PostgresStorage, postgres_url: str) -> None:
-    shelves = storage.shelves(await make_queue(storage), [0])
-    made = await produce(shelves, b"a")
+    store = storage.queue_store(await make_queue(storage), [0])
+    made = await produce(store, b"a")
     assert cut_off(postgres_url) >= 1
-    made += await produce(shelves, b"b")
-    assert ids(await lease(shelves)) == made
+    made += await produce(store, b"b")
+    assert ids(await lease(store)) == made
 
 
 async def test_a_connection_cut_in_the_middle_fails_and_the_next_call_goes_on(
     storage: PostgresStorage, other: PostgresStorage, postgres_url: str
 ) -> None:
     record = await make_queue(storage)
-    shelves = storage.shelves(record, [0])
-    await produce(shelves, b"a")
-    (held,) = ids(await lease(shelves))
+    store = storage.queue_store(record, [0])
+    await produce(store, b"a")
+    (held,) = ids(await lease(store))
     with psycopg.connect(postgres_url) as blocker:
         blocker.execute("SELECT 1 FROM holdfast.leases FOR UPDATE")
-        waiting = asyncio.create_task(one(shelves, Complete(0, [held]), Counted))
+        waiting = asyncio.create_task(one(store, Complete(0, [held]), Counted))
         await wait_blocked(postgres_url)
         blocker.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -76,8 +76,8 @@ async def test_a_connection_cut_in_the_middle_fails_and_the_next_call_goes_on(
         )
         with pytest.raises(StorageFailed, match=r"storage failed; PostgreSQL at 127\.0\.0\.1"):
             await waiting
-    assert (await shelves.load()).shapes[0].leased == 1
-    assert await one(shelves, Complete(0, [held]), Counted) == Counted(1)
+    assert (await store.load()).states[0].leased == 1
+    assert await one(store, Complete(0, [held]), Counted) == Counted(1)
 
 
 async def wait_blocked(url: str) -> None:
@@ -93,53 +93,53 @@ def is_found(connection: psycopg.Connection[tuple[object, ...]], condition: str)
 
 
 async def test_a_cancelled_commit_leaves_no_broken_connection(storage: PostgresStorage, postgres_url: str) -> None:
-    shelves = storage.shelves(await make_queue(storage), [0])
-    await produce(shelves, b"a")
-    (held,) = ids(await lease(shelves))
+    store = storage.queue_store(await make_queue(storage), [0])
+    await produce(store, b"a")
+    (held,) = ids(await lease(store))
     with psycopg.connect(postgres_url) as blocker:
         blocker.execute("SELECT 1 FROM holdfast.leases FOR UPDATE")
-        waiting = asyncio.create_task(one(shelves, Complete(0, [held]), Counted))
+        waiting = asyncio.create_task(one(store, Complete(0, [held]), Counted))
         await wait_blocked(postgres_url)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
     for _ in range(10):
-        assert (await shelves.tally(0, mortality=LIVES)).queued == 0
+        assert (await store.tally(0, rules=LIVES)).queued == 0
 
 
 async def test_a_server_that_does_not_answer_is_given_up(
     on_own: PostgresStorage, own_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelves = on_own.shelves(await make_queue(on_own), [0])
-    await produce(shelves, b"a")
+    store = on_own.queue_store(await make_queue(on_own), [0])
+    await produce(store, b"a")
     monkeypatch.setattr(link_module, "ANSWER_TIMEOUT_S", 0.2)
     own_cluster.pause()
     try:
         with pytest.raises(StorageFailed, match="has not answered for"):
-            await produce(shelves, b"b")
+            await produce(store, b"b")
     finally:
         own_cluster.resume()
     monkeypatch.undo()
-    await shelves.load()
-    assert len(await lease(shelves)) >= 1
+    await store.load()
+    assert len(await lease(store)) >= 1
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
 async def test_a_restart_is_survived(on_own: PostgresStorage, own_cluster: Cluster, how: str) -> None:
-    shelves = on_own.shelves(await make_queue(on_own), [0])
-    made = await produce(shelves, b"a", b"b")
+    store = on_own.queue_store(await make_queue(on_own), [0])
+    made = await produce(store, b"a", b"b")
     # In a thread: a server that shuts down waits for whoever has just connected to say who it is.
     await asyncio.to_thread(getattr(own_cluster, how))
     for _ in range(3):
         with pytest.raises(StorageFailed, match=r"storage failed; PostgreSQL at 127\.0\.0\.1") as error:
-            await produce(shelves, b"c")
+            await produce(store, b"c")
         assert "try again" in error.value.message
         with pytest.raises(StorageFailed):
             await on_own.catalog().version()
     await asyncio.to_thread(own_cluster.start)
-    committed = await shelves.load()
-    assert committed.shapes[0].queued == 2
-    assert ids(await lease(shelves)) == made
+    committed = await store.load()
+    assert committed.states[0].queued == 2
+    assert ids(await lease(store)) == made
 
 
 async def test_watching_ends_with_an_error_when_the_server_goes(on_own: PostgresStorage, own_cluster: Cluster) -> None:

@@ -53,15 +53,15 @@ pytestmark = pytest.mark.postgres
 
 async def test_no_item_is_leased_twice(storage: PostgresStorage, other: PostgresStorage) -> None:
     record = await make_queue(storage)
-    shelves = [server.shelves(record, [0]) for server in (storage, other)]
-    made = await produce(shelves[0], *[b"x"] * 1_000)
-    made += await produce(shelves[1], *[b"x"] * 1_000)
+    store = [server.queue_store(record, [0]) for server in (storage, other)]
+    made = await produce(store[0], *[b"x"] * 1_000)
+    made += await produce(store[1], *[b"x"] * 1_000)
     given: list[str] = []
 
     async def consume(number: int) -> None:
-        while leased := await lease(shelves[number % 2], 7):
+        while leased := await lease(store[number % 2], 7):
             given.extend(ids(leased))
-            assert await one(shelves[number % 2], Complete(0, ids(leased)), Counted) == Counted(len(leased))
+            assert await one(store[number % 2], Complete(0, ids(leased)), Counted) == Counted(len(leased))
 
     await asyncio.gather(*(consume(number) for number in range(8)))
     assert sorted(given) == sorted(made)
@@ -70,26 +70,26 @@ async def test_no_item_is_leased_twice(storage: PostgresStorage, other: Postgres
 
 async def test_ids_are_one_order_over_servers(storage: PostgresStorage, other: PostgresStorage) -> None:
     record = await make_queue(storage)
-    shelves = [server.shelves(record, [0]) for server in (storage, other)]
-    made = [(await produce(shelves[number % 2], b"x"))[0] for number in range(20)]
+    store = [server.queue_store(record, [0]) for server in (storage, other)]
+    made = [(await produce(store[number % 2], b"x"))[0] for number in range(20)]
     assert made == sorted(made)
-    assert ids(await lease(shelves[0], 20)) == made
+    assert ids(await lease(store[0], 20)) == made
 
 
 async def test_a_dedupe_key_from_two_servers_is_one_item(storage: PostgresStorage, other: PostgresStorage) -> None:
     record = await make_queue(storage)
-    shelves = [server.shelves(record, [0]) for server in (storage, other)]
+    store = [server.queue_store(record, [0]) for server in (storage, other)]
     for number in range(20):
         keys = [f"{number}-{letter}" for letter in "abc"]
 
         async def add(server: int, wanted: list[str]) -> list[str]:
             items = [NewItem(payload=b"x", dedupe_key=key) for key in wanted]
-            produced = await one(shelves[server], Produce(0, items, HOUR), Produced)
+            produced = await one(store[server], Produce(0, items, HOUR), Produced)
             return list(produced.ids)
 
         here, there = await asyncio.gather(add(0, keys), add(1, keys[::-1]))
         assert here == there[::-1]
-    tally = await shelves[0].tally(0, mortality=LIVES)
+    tally = await store[0].tally(0, rules=LIVES)
     assert tally.queued == 60
 
 
@@ -97,14 +97,14 @@ async def test_an_import_from_two_servers_is_one_item(storage: PostgresStorage, 
     record = await make_queue(storage)
     letters = [ImportedItem(payload=b"x", source_id=f"s{number}") for number in range(10)]
     stored = await asyncio.gather(
-        *(one(server.shelves(record, [0]), Import(0, letters, HOUR), Imported) for server in (storage, other) * 3)
+        *(one(server.queue_store(record, [0]), Import(0, letters, HOUR), Imported) for server in (storage, other) * 3)
     )
     assert sum(len(imported.items) for imported in stored) == 10
 
 
 async def test_a_lease_of_one_server_is_settled_by_another(storage: PostgresStorage, other: PostgresStorage) -> None:
     record = await make_queue(storage)
-    here, there = storage.shelves(record, [0]), other.shelves(record, [0])
+    here, there = storage.queue_store(record, [0]), other.queue_store(record, [0])
     await produce(here, b"a", b"b")
     first, second = ids(await lease(here))
     await one(there, Extend(0, [second], HOUR), Extended)
@@ -118,7 +118,7 @@ async def test_requests_that_cross_do_not_wait_for_each_other_for_ever(
     storage: PostgresStorage, other: PostgresStorage
 ) -> None:
     record = await make_queue(storage)
-    here, there = storage.shelves(record, [0]), other.shelves(record, [0])
+    here, there = storage.queue_store(record, [0]), other.queue_store(record, [0])
     await produce(here, *[b"x"] * 200)
     held = ids(await lease(here, 200))
     low, high = held[:100], held[100:]
@@ -129,27 +129,27 @@ async def test_requests_that_cross_do_not_wait_for_each_other_for_ever(
 
 async def test_one_server_gives_back_what_another_left(storage: PostgresStorage, other: PostgresStorage) -> None:
     record = await make_queue(storage)
-    here, there = storage.shelves(record, [0]), other.shelves(record, [0])
+    here, there = storage.queue_store(record, [0]), other.queue_store(record, [0])
     await produce(here, *[b"x"] * 50)
     assert len(await lease(here, 50, timeout_us=1)) == 50
-    ends = await asyncio.gather(*(one(shelves, Due(0, 100, LIVES), Ended) for shelves in (here, there)))
+    ends = await asyncio.gather(*(one(store, Due(0, 100, LIVES), Ended) for store in (here, there)))
     assert sum(ended.requeued for ended in ends) == 50
     assert len(await lease(there, 100)) == 50
 
 
 async def test_counts_that_went_wrong_are_put_right(storage: PostgresStorage, other: PostgresStorage) -> None:
     record = await make_queue(storage)
-    here, there = storage.shelves(record, [0]), other.shelves(record, [0])
+    here, there = storage.queue_store(record, [0]), other.queue_store(record, [0])
     await here.load()
     await produce(here, *[b"x"] * 30)
     await one(there, Complete(0, ids(await lease(there, 30))), Counted)
     committed = await here.commit([LeaseItems(0, 10, SECOND, LIVES)])
-    assert committed.shapes[0].queued == 0
+    assert committed.states[0].queued == 0
 
 
 async def test_a_release_by_another_server_is_leased_soon(storage: PostgresStorage, other: PostgresStorage) -> None:
     record = await make_queue(storage)
-    here, there = storage.shelves(record, [0]), other.shelves(record, [0])
+    here, there = storage.queue_store(record, [0]), other.queue_store(record, [0])
     await here.load()
     await produce(here, *[b"x"] * 2_000)
     first = ids(await lease(here, 10))
@@ -169,16 +169,16 @@ async def test_a_write_into_a_queue_that_is_gone_or_anew_fails(
     storage: PostgresStorage, other: PostgresStorage
 ) -> None:
     record = await make_queue(storage)
-    shelves = other.shelves(record, [0])
-    await produce(shelves, b"x")
+    store = other.queue_store(record, [0])
+    await produce(store, b"x")
     await delete_queue(storage, record.name)
     with pytest.raises(QueueMissing, match=record.name):
-        await produce(shelves, b"y")
+        await produce(store, b"y")
     await make_queue(storage, record.name)
     with pytest.raises(QueueMissing, match=record.name):
-        await produce(shelves, b"y")
+        await produce(store, b"y")
     with pytest.raises(QueueMissing, match=record.name):
-        await shelves.load()
+        await store.load()
 
 
 async def test_produce_racing_delete_and_create_is_there_or_refused(
@@ -195,7 +195,7 @@ async def test_produce_racing_delete_and_create_is_there_or_refused(
         while not done:
             mine = current
             with contextlib.suppress(QueueMissing):
-                made = await produce(server.shelves(mine, [0]), b"x")
+                made = await produce(server.queue_store(mine, [0]), b"x")
                 acknowledged.setdefault(mine.generation, set()).update(made)
             await asyncio.sleep(0)
 
@@ -210,7 +210,7 @@ async def test_produce_racing_delete_and_create_is_there_or_refused(
         done = True
 
     await asyncio.gather(churn(), *(producer(server) for server in (storage, other) * 2))
-    left = await storage.shelves(current, [0]).list_items(0, pivot="", count_max=65_536, scheduled=False)
+    left = await storage.queue_store(current, [0]).list_items(0, pivot="", count_max=65_536, scheduled=False)
     assert {item.id for item in left} == acknowledged.get(current.generation, set())
     assert any(acknowledged.values())
 
@@ -233,9 +233,9 @@ async def test_two_servers_cannot_both_create(storage: PostgresStorage, other: P
 
 async def test_a_delete_counts_under_its_lock_and_leaves_nothing(storage: PostgresStorage) -> None:
     record = await make_queue(storage)
-    shelves = storage.shelves(record, [0])
-    await produce(shelves, *[b"x"] * 12)
-    await lease(shelves, 2)
+    store = storage.queue_store(record, [0])
+    await produce(store, *[b"x"] * 12)
+    await lease(store, 2)
     seen: list[int | None] = []
 
     def decide(neighbours: RelatedQueues) -> QueueRecord:
@@ -266,14 +266,14 @@ def dead_target(record: QueueRecord) -> MoveTarget:
 async def test_a_death_in_the_same_database_is_one_commit(storage: PostgresStorage) -> None:
     dead = await make_queue(storage)
     source = await make_queue(storage, dead_queue=dead.name)
-    here, there = storage.shelves(source, [0]), storage.shelves(dead, [0])
+    here, there = storage.queue_store(source, [0]), storage.queue_store(dead, [0])
     rules = DeathRules(max_attempts=1, target=dead_target(dead))
     await produce(here, b"a", dedupe_key="k")
     (held,) = await lease(here)
     ended = await one(here, RetryItems(0, [RetryItem(id=held.id, dead=True, reason="why")], rules), Ended)
     assert (ended.moved, ended.dying, list(ended.deleted)) == (1, 0, [])
     assert await here.list_items(0, pivot="", count_max=10, scheduled=False) == []
-    assert await here.corpses(0, count_max=10) == []
+    assert await here.dying_items(0, count_max=10) == []
     (letter,) = await there.list_items(0, pivot="", count_max=10, scheduled=False)
     assert (letter.payload, letter.source_id, letter.source_queue) == (b"a", held.id, source.name)
     assert (letter.death_reason, letter.death_attempts, letter.attempts) == ("why", 1, 0)
@@ -281,14 +281,14 @@ async def test_a_death_in_the_same_database_is_one_commit(storage: PostgresStora
     (entry,) = await here.ledger(after=0, count_max=10)
     assert (entry.action, entry.item_id, entry.detail) == ("dead_lettered", held.id, dead.name)
     committed = await there.commit([Due(0, 10, DeathRules(immortal=True))])
-    assert committed.shapes[0].queued == 1
-    assert committed.shapes[0].oldest_death_us > 0
+    assert committed.states[0].queued == 1
+    assert committed.states[0].oldest_death_us > 0
     await produce(here, b"b", dedupe_key="k")
 
 
 async def test_a_letter_that_was_imported_before_does_not_come_twice(storage: PostgresStorage) -> None:
     dead, source = await make_queue(storage), await make_queue(storage)
-    here, there = storage.shelves(source, [0]), storage.shelves(dead, [0])
+    here, there = storage.queue_store(source, [0]), storage.queue_store(dead, [0])
     await produce(here, b"a", b"b")
     first, second = await lease(here)
     await one(there, Import(0, [ImportedItem(payload=b"a", source_id=first.id)], HOUR), Imported)
@@ -297,21 +297,21 @@ async def test_a_letter_that_was_imported_before_does_not_come_twice(storage: Po
     await one(here, RetryItems(0, retried, rules), Ended)
     letters = await there.list_items(0, pivot="", count_max=10, scheduled=False)
     assert [letter.source_id for letter in letters] == [first.id, second.id]
-    tally = await here.tally(0, mortality=rules)
+    tally = await here.tally(0, rules=rules)
     assert (tally.queued, tally.leased, tally.dying) == (0, 0, 0)
 
 
 async def test_a_dead_queue_that_is_gone_leaves_the_item_dying(storage: PostgresStorage) -> None:
     dead, source = await make_queue(storage), await make_queue(storage)
-    here = storage.shelves(source, [0])
+    here = storage.queue_store(source, [0])
     await produce(here, b"a")
     (held,) = await lease(here)
     await delete_queue(storage, dead.name)
     rules = DeathRules(target=dead_target(dead))
     ended = await one(here, RetryItems(0, [RetryItem(id=held.id, dead=True)], rules), Ended)
     assert (ended.moved, ended.dying) == (0, 1)
-    (corpse,) = await here.corpses(0, count_max=10)
-    assert corpse.target == dead_target(dead)
+    (dying_item,) = await here.dying_items(0, count_max=10)
+    assert dying_item.target == dead_target(dead)
 
 
 async def test_the_ledger_is_append_only(storage: PostgresStorage, postgres_url: str) -> None:
@@ -346,7 +346,7 @@ async def test_others_are_told_of_new_items_and_changes(storage: PostgresStorage
     async with watching(other, heard), watching(storage, own):
 
         async def is_heard() -> bool:
-            await produce(storage.shelves(record, [0]), b"x")
+            await produce(storage.queue_store(record, [0]), b"x")
             return record.name in heard
 
         await eventually(is_heard)
@@ -359,15 +359,15 @@ async def test_deadlines_of_any_server_are_hinted(storage: PostgresStorage, othe
     dead = await make_queue(storage, dead_retention_us=1)
     leased, expired, scheduled = [await make_queue(storage, dead_queue=dead.name) for _ in range(3)]
     fresh = await make_queue(storage)
-    await produce(storage.shelves(leased, [0]), b"x")
-    await lease(storage.shelves(leased, [0]), timeout_us=1)
-    await one(storage.shelves(expired, [0]), Produce(0, [NewItem(payload=b"x")], 1), Produced)
-    await produce(storage.shelves(fresh, [0]), b"x")
-    committed = await storage.shelves(scheduled, [0]).load()
+    await produce(storage.queue_store(leased, [0]), b"x")
+    await lease(storage.queue_store(leased, [0]), timeout_us=1)
+    await one(storage.queue_store(expired, [0]), Produce(0, [NewItem(payload=b"x")], 1), Produced)
+    await produce(storage.queue_store(fresh, [0]), b"x")
+    committed = await storage.queue_store(scheduled, [0]).load()
     soon = NewItem(payload=b"x", enqueue_at=moment(committed.now_us + 300_000))
-    await one(storage.shelves(scheduled, [0]), Produce(0, [soon], HOUR), Produced)
+    await one(storage.queue_store(scheduled, [0]), Produce(0, [soon], HOUR), Produced)
     letter = ImportedItem(payload=b"x", died_at=moment(committed.now_us), expire_deadline=moment(1))
-    await one(storage.shelves(dead, [0]), Import(0, [letter], HOUR), Imported)
+    await one(storage.queue_store(dead, [0]), Import(0, [letter], HOUR), Imported)
     heard: list[str] = []
     async with watching(other, heard):
         await eventually(lambda: {leased.name, expired.name, scheduled.name, dead.name} <= set(heard))
@@ -384,7 +384,7 @@ async def test_a_queue_of_another_catalog_is_adopted_until_it_is_dropped(postgre
         QueueRecord(name="adopted", generation=generation, lease_timeout_us=1, expire_timeout_us=1)
         for generation in (1_000_001, 1_000_002)
     ]
-    first, second = (storage.shelves(record, [0]) for record in records)
+    first, second = (storage.queue_store(record, [0]) for record in records)
     await first.load()
     await produce(first, b"x")
     await second.load()  # deleted and made anew in its catalog, before it was dropped here
@@ -401,7 +401,7 @@ async def test_what_a_server_left_of_a_deleted_queue_is_removed_by_another(
     storage: PostgresStorage, other: PostgresStorage, postgres_url: str
 ) -> None:
     record = await make_queue(storage)
-    await produce(storage.shelves(record, [0]), *[b"x"] * 10)
+    await produce(storage.queue_store(record, [0]), *[b"x"] * 10)
     await delete_queue(storage, record.name)
     with psycopg.connect(postgres_url, autocommit=True) as connection:
 

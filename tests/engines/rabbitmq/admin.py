@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 
 from pamqp import commands as amqp
 
+from holdfast.core.message import Delivery, Outgoing
 from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
-from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.publisher import Outgoing
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.engines.rabbitmq.wire.events import Delivery, Event
+from holdfast.engines.rabbitmq.wire.events import Event
 from holdfast.errors import BrokerError
 from tests.support.rabbitmq import Node
 
@@ -103,7 +103,7 @@ class Admin:
     async def drain(self, queue: str, count: int) -> list[Delivery]:
         """Take and ack exactly `count` messages; fails when there are fewer."""
         taken: list[Delivery] = []
-        async with Consumer(self.address(), queue, prefetch=max(1, min(count, 4000))) as consumer:
+        async with RabbitConsumer(self.address(), queue, prefetch=max(1, min(count, 4000))) as consumer:
             while len(taken) < count:
                 batch = await consumer.batch(count_max=count - len(taken), timeout_s=60.0)
                 assert batch, f"{len(taken)} of {count} messages came"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.engines.rabbitmq.publisher import Outgoing
+from holdfast.core.message import CONFIRMED, Outcome, OutcomeKind, Outgoing
 from holdfast.engines.rabbitmq.wire import properties
-from holdfast.engines.rabbitmq.wire.confirms import AMBIGUOUS, CONFIRMED, Confirms, Outcome, OutcomeKind, UnknownTag
+from holdfast.engines.rabbitmq.wire.confirms import AMBIGUOUS, Confirms, UnknownTag
 from holdfast.engines.rabbitmq.wire.events import Returned
 
 

@@ -10,9 +10,10 @@ from typing import Literal
 
 import pytest
 
+from holdfast.core.message import Outgoing
 from holdfast.engines.rabbitmq.backoff import Backoff
-from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.proof.conservation import Conservation
 from holdfast.proof.proxy import Proxy
 from tests.engines.rabbitmq.admin import Admin, outgoing
@@ -63,11 +64,11 @@ def seen(kind: str) -> Callable[[bytes], bool]:
     return lambda data: pattern.search(data) is not None
 
 
-async def move(consumer: Consumer, publisher: Publisher, moved: set[bytes]) -> None:
+async def move(consumer: RabbitConsumer, publisher: RabbitPublisher, moved: set[bytes]) -> None:
     """Publish first, settle second, until everything was moved at least once."""
     while len(moved) < COUNT or consumer.unsettled_count:
         batch = await consumer.batch(count_max=7, timeout_s=0.05)
-        outcomes = await publisher.publish_all([Outgoing("", "to", d.properties, d.body) for d in batch])
+        outcomes = await publisher.publish([Outgoing("", "to", d.properties, d.body) for d in batch])
         assert all(outcome.stored for outcome in outcomes)
         consumer.ack(batch)
         moved |= {delivery.body for delivery in batch}
@@ -101,14 +102,14 @@ async def test_a_cut_at_any_frame_loses_nothing(
             for name in ("consumer", "publisher")
         }
         publisher = await stack.enter_async_context(
-            Publisher(queues.address(port=proxies["publisher"].port), backoff=QUICK)
+            RabbitPublisher(queues.address(port=proxies["publisher"].port), backoff=QUICK)
         )
         for number in range(COUNT):
             books.put(f"{number}", b"%d" % number)
         messages = [outgoing("from", b"%d" % number, message_id=f"{number}") for number in range(COUNT)]
-        assert all(outcome.stored for outcome in await publisher.publish_all(messages))
+        assert all(outcome.stored for outcome in await publisher.publish(messages))
         address = queues.address(port=proxies["consumer"].port)
-        consumer = await stack.enter_async_context(Consumer(address, "from", prefetch=20, backoff=QUICK))
+        consumer = await stack.enter_async_context(RabbitConsumer(address, "from", prefetch=20, backoff=QUICK))
         trip = proxies[who].cut_when(way, seen(kind), deliver=deliver)
         # What is only said when a connection is made is cut while it is made again.
         await proxies[who].cut()

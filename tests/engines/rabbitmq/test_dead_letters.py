@@ -13,7 +13,7 @@ from holdfast.core.death import RedriveStamp
 from holdfast.core.message import Address
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.redriver import Redriver
 from holdfast.errors import BrokerLost
 from holdfast.ports.recovery import RunLetter
@@ -33,8 +33,8 @@ SOON_S = 60.0
 @asynccontextmanager
 async def consuming(admin: Admin, *, capacity_count: int, port: int | None = None) -> AsyncIterator[RabbitDeadLetters]:
     """A recovery of a queue with letters of which three fit into the window."""
-    async with Publisher(admin.address()) as publisher:
-        await publisher.publish_all([outgoing(QUEUE, b"%08d" % n + bytes(LETTER_BYTES)) for n in range(COUNT)])
+    async with RabbitPublisher(admin.address()) as publisher:
+        await publisher.publish([outgoing(QUEUE, b"%08d" % n + bytes(LETTER_BYTES)) for n in range(COUNT)])
     table = RouteTable(mode=Mode.PLACE, place=Address(exchange="", routing_key=await admin.queue("there")))
     redriver = Redriver(RedriveStamp(run="r", by="me", dead_queue=QUEUE), table, now=lambda: datetime.now(UTC))
     management = admin.node.management_url

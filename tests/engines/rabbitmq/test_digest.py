@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.core.message import Delivery, Outgoing
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.letters import digest
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties
-from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.engines.rabbitmq.wire.table import Value
 from tests.engines.rabbitmq.admin import Admin
 
@@ -24,23 +24,25 @@ async def test_redelivered_letters_have_the_digest_that_they_had(every_admin: Ad
     headers: dict[str, Value] = {"z": 1, "MessageType": "T", "a": "x"}
     raw = [properties.encode({"headers": headers, "message_id": str(number)}) for number in range(3)]
     raw.append(properties.encode({"message_id": "3"}))  # no header table at all
-    async with Publisher(admin.address()) as publisher:
-        outcomes = await publisher.publish_all([Outgoing("", "main", one, b"body") for one in raw])
+    async with RabbitPublisher(admin.address()) as publisher:
+        outcomes = await publisher.publish([Outgoing("", "main", one, b"body") for one in raw])
         assert all(outcome.stored for outcome in outcomes)
-    async with Consumer(admin.address(), "main") as consumer:
+    async with RabbitConsumer(admin.address(), "main") as consumer:
         consumer.dead_letter(await _all(consumer))
     seen = []
     letters: list[Delivery] = []
     for _ in range(3):
-        async with Consumer(admin.address(), "dead") as consumer:
+        async with RabbitConsumer(admin.address(), "dead") as consumer:
             letters = await _all(consumer)
-            seen.append({one.decoded()["message_id"]: digest(one.properties, one.body) for one in letters})
+            seen.append(
+                {properties.decode(one.properties)["message_id"]: digest(one.properties, one.body) for one in letters}
+            )
     assert letters[0].redelivered
     assert seen[0] == seen[1] == seen[2]
     assert len(set(seen[0].values())) == len(raw)
 
 
-async def _all(consumer: Consumer) -> list[Delivery]:
+async def _all(consumer: RabbitConsumer) -> list[Delivery]:
     found: list[Delivery] = []
     while len(found) < 4:
         batch = await consumer.batch(timeout_s=60.0)

@@ -6,8 +6,9 @@ import struct
 
 import pytest
 
-from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.core.message import Outgoing
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties, table
 from tests.engines.rabbitmq.admin import Admin
 from tests.engines.rabbitmq.raw import HEADERS, header_table, short
@@ -59,11 +60,14 @@ async def test_every_type_passes_through_a_move_byte_for_byte(every_admin: Admin
     with SocketClient.open(every_admin.node.port, every_admin.vhost) as bare:
         for raw in RAW_LISTS.values():
             bare.publish("from", raw, b"body")
-        async with Consumer(every_admin.address(), "from") as consumer, Publisher(every_admin.address()) as publisher:
+        async with (
+            RabbitConsumer(every_admin.address(), "from") as consumer,
+            RabbitPublisher(every_admin.address()) as publisher,
+        ):
             for _ in RAW_LISTS:
                 (delivery,) = await consumer.batch(count_max=1, timeout_s=60.0)
                 moved = Outgoing("", "to", delivery.properties, delivery.body)
-                assert (await publisher.publish(moved)).stored
+                assert (await publisher.publish([moved]))[0].stored
                 consumer.ack([delivery])
         for name, raw in RAW_LISTS.items():
             got, body = bare.get("to")
@@ -78,8 +82,8 @@ async def test_spliced_keys_are_the_only_difference(every_admin: Admin) -> None:
     raw = RAW_LISTS["everything"]
     changed = properties.splice_headers(raw, put={"x-retry-count": 3, "x-who": "me"}, drop=["double", "text-not-utf8"])
     changed = properties.splice(changed, drop=["expiration", "user_id"])
-    async with Publisher(every_admin.address()) as publisher:
-        assert (await publisher.publish(Outgoing("", "to", changed, b"body"))).stored
+    async with RabbitPublisher(every_admin.address()) as publisher:
+        assert (await publisher.publish([Outgoing("", "to", changed, b"body")]))[0].stored
     with SocketClient.open(every_admin.node.port, every_admin.vhost) as bare:
         got, _ = bare.get("to")
     left = {name: value for name, value in HEADERS.items() if name not in ("double", "text-not-utf8")}
@@ -92,8 +96,8 @@ async def test_spliced_keys_are_the_only_difference(every_admin: Admin) -> None:
 async def test_bodies_around_the_frame_size_arrive_whole(admin: Admin, size: int) -> None:
     await admin.queue("q")
     body = bytes(range(256)) * (size // 256) + b"z" * (size % 256)
-    async with Publisher(admin.address()) as publisher:
-        assert (await publisher.publish(Outgoing("", "q", properties.NONE, body))).stored
+    async with RabbitPublisher(admin.address()) as publisher:
+        assert (await publisher.publish([Outgoing("", "q", properties.NONE, body)]))[0].stored
     with SocketClient.open(admin.node.port, admin.vhost) as bare:
         assert bare.get("q")[1] == body
 
@@ -102,17 +106,17 @@ async def test_the_smallest_frame_size_works_both_ways(admin: Admin) -> None:
     await admin.queue("q")
     address = admin.address(more="?frame_max=8192")
     body = b"q" * 50_000
-    async with Publisher(address) as publisher, Consumer(address, "q") as consumer:
-        assert (await publisher.publish(Outgoing("", "q", properties.NONE, body))).stored
+    async with RabbitPublisher(address) as publisher, RabbitConsumer(address, "q") as consumer:
+        assert (await publisher.publish([Outgoing("", "q", properties.NONE, body)]))[0].stored
         (delivery,) = await consumer.batch(timeout_s=60.0)
         assert delivery.body == body
 
 
 async def test_a_transient_message_is_published_persistent(admin: Admin) -> None:
     await admin.queue("q")
-    async with Publisher(admin.address()) as publisher:
+    async with RabbitPublisher(admin.address()) as publisher:
         for raw in (properties.NONE, properties.encode({"delivery_mode": 1, "message_id": "m"})):
-            assert (await publisher.publish(Outgoing("", "q", raw, b""))).stored
+            assert (await publisher.publish([Outgoing("", "q", raw, b"")]))[0].stored
     with SocketClient.open(admin.node.port, admin.vhost) as bare:
         assert bare.get("q")[0] == properties.encode({"delivery_mode": 2})
         assert bare.get("q")[0] == properties.encode({"delivery_mode": 2, "message_id": "m"})
@@ -121,7 +125,7 @@ async def test_a_transient_message_is_published_persistent(admin: Admin) -> None
 async def test_a_queue_of_any_name_can_be_consumed(admin: Admin) -> None:
     name = "größe (1) *!?"
     await admin.queue(name)
-    async with Publisher(admin.address()) as publisher, Consumer(admin.address(), name) as consumer:
-        assert (await publisher.publish(Outgoing("", name, properties.NONE, b"x"))).stored
+    async with RabbitPublisher(admin.address()) as publisher, RabbitConsumer(admin.address(), name) as consumer:
+        assert (await publisher.publish([Outgoing("", name, properties.NONE, b"x")]))[0].stored
         (delivery,) = await consumer.batch(timeout_s=60.0)
         assert delivery.routing_key == name

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.core.message import Delivery
 from holdfast.engines.rabbitmq.wire.commands import PublishEncoder, Unsendable
-from holdfast.engines.rabbitmq.wire.events import Confirmed, Delivery, Event, Heartbeat, Returned
+from holdfast.engines.rabbitmq.wire.events import Confirmed, Event, Heartbeat, Returned
 from holdfast.engines.rabbitmq.wire.frames import FRAME_SLACK_BYTES, FrameReader, ProtocolBroken
 from tests.engines.rabbitmq.raw import ack, content, deliver, frame, returned
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from holdfast.core.message import Delivery
 from holdfast.engines.rabbitmq.connection import Channel
 from holdfast.engines.rabbitmq.consumer_channel import WALKED_COUNT_MAX, ConsumerChannel
-from holdfast.engines.rabbitmq.wire.events import Delivery, Event
+from holdfast.engines.rabbitmq.wire.events import Event
 
 
 def line_with(count: int) -> tuple[ConsumerChannel, list[bytes]]:

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from holdfast.core.message import Delivery
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.letter_lines import Lines
-from holdfast.engines.rabbitmq.publisher import Publisher
-from holdfast.engines.rabbitmq.wire.events import Delivery
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.errors import BrokerError
 from tests.engines.rabbitmq.admin import Admin, outgoing
 
@@ -63,8 +63,8 @@ async def run(request: pytest.FixtureRequest, admin: Admin) -> AsyncIterator[Run
     """Of a queue with 100 letters; ten are wanted."""
     make = admin.quorum_queue if request.param == "quorum" else admin.queue
     queue = await make("dead")
-    async with Publisher(admin.address()) as publisher:
-        await publisher.publish_all([outgoing(queue, b"%02d" % number) for number in range(100)])
+    async with RabbitPublisher(admin.address()) as publisher:
+        await publisher.publish([outgoing(queue, b"%02d" % number) for number in range(100)])
     run = Run(queue)
     connection = await Connection.open(admin.address())
     try:

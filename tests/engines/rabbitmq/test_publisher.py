@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 
+from holdfast.core.message import CONFIRMED, Outcome, OutcomeKind, Outgoing
 from holdfast.engines.rabbitmq.backoff import Backoff
-from holdfast.engines.rabbitmq.publisher import Outgoing, PublishBatch, Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties
-from holdfast.engines.rabbitmq.wire.confirms import CONFIRMED, Outcome, OutcomeKind
 from holdfast.errors import BrokerLost
 from holdfast.proof.proxy import Proxy
 from holdfast.telemetry.events import counts
@@ -32,28 +32,28 @@ def kinds(outcomes: list[Outcome]) -> list[str]:
 
 async def test_confirmed_means_that_it_is_there(every_admin: Admin) -> None:
     for queue in (await every_admin.queue("c"), await every_admin.quorum_queue("q")):
-        async with Publisher(every_admin.address()) as publisher:
-            outcomes = await publisher.publish_all([outgoing(queue, b"%d" % i) for i in range(500)])
+        async with RabbitPublisher(every_admin.address()) as publisher:
+            outcomes = await publisher.publish([outgoing(queue, b"%d" % i) for i in range(500)])
             assert set(kinds(outcomes)) == {"confirmed"}
         assert [d.body for d in await every_admin.drain(queue, 500)] == [b"%d" % i for i in range(500)]
 
 
 async def test_an_unroutable_publish_is_returned_although_the_broker_acks_it(every_admin: Admin) -> None:
     await every_admin.exchange("x")
-    async with Publisher(every_admin.address()) as publisher:
-        outcomes = await publisher.publish_all([outgoing("nowhere"), outgoing("nowhere", exchange="x")])
+    async with RabbitPublisher(every_admin.address()) as publisher:
+        outcomes = await publisher.publish([outgoing("nowhere"), outgoing("nowhere", exchange="x")])
         assert outcomes == [Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")] * 2
 
 
 async def test_a_return_finds_its_own_publish_when_ids_repeat(every_admin: Admin) -> None:
     """The case in which a client that goes by message id reports the lost one as stored, 50 of 50 times."""
     await every_admin.queue("there")
-    async with Publisher(every_admin.address()) as publisher:
+    async with RabbitPublisher(every_admin.address()) as publisher:
         for round_ in range(50):
             pair = [outgoing("nowhere", message_id="same"), outgoing("there", message_id="same")]
             if round_ % 2:
                 pair.reverse()
-            outcomes = await publisher.publish_all(pair)
+            outcomes = await publisher.publish(pair)
             assert [(m.routing_key, o.kind) for m, o in zip(pair, outcomes, strict=True)] == [
                 (m.routing_key, OutcomeKind.RETURNED if m.routing_key == "nowhere" else OutcomeKind.CONFIRMED)
                 for m in pair
@@ -66,8 +66,8 @@ async def test_a_mixed_batch_gets_mixed_outcomes(every_admin: Admin) -> None:
     limits: dict[str, int | str] = {"x-max-length": 1, "x-overflow": "reject-publish"}
     await every_admin.queue("full", **limits)
     keys = ["there", "nowhere", "full"] * 40
-    async with Publisher(every_admin.address()) as publisher:
-        outcomes = await publisher.publish_all([outgoing(key, b"%d" % i) for i, key in enumerate(keys)])
+    async with RabbitPublisher(every_admin.address()) as publisher:
+        outcomes = await publisher.publish([outgoing(key, b"%d" % i) for i, key in enumerate(keys)])
     assert kinds(outcomes[0::3]) == ["confirmed"] * 40
     assert kinds(outcomes[1::3]) == ["returned"] * 40
     assert kinds(outcomes[2::3]) == ["confirmed"] + ["nacked"] * 39
@@ -78,21 +78,21 @@ async def test_a_channel_that_nacked_is_replaced_and_nothing_on_it_is_sent_twice
     await admin.queue("there")
     limits: dict[str, int | str] = {"x-max-length": 1, "x-overflow": "reject-publish"}
     await admin.queue("full", **limits)
-    async with Publisher(admin.address()) as publisher:
-        assert kinds([await publisher.publish(outgoing("full")) for _ in range(2)]) == ["confirmed", "nacked"]
+    async with RabbitPublisher(admin.address()) as publisher:
+        assert kinds([(await publisher.publish([outgoing("full")]))[0] for _ in range(2)]) == ["confirmed", "nacked"]
         sent = 0
         while not publisher.counts["renewed"]:
-            assert set(kinds(await publisher.publish_all([outgoing("there")] * 50))) == {"confirmed"}
+            assert set(kinds(await publisher.publish([outgoing("there") for _ in range(50)]))) == {"confirmed"}
             sent += 50
         await eventually(lambda: not publisher._retiring)
-        assert (await publisher.publish(outgoing("there"))).stored
+        assert (await publisher.publish([outgoing("there")]))[0].stored
         assert not publisher.counts["sent_again"]
     assert await admin.count("there") == sent + 1
 
 
 async def test_twins_of_which_all_are_unroutable_are_all_returned(admin: Admin) -> None:
-    async with Publisher(admin.address()) as publisher:
-        assert set(kinds(await publisher.publish_all([outgoing("nowhere") for _ in range(3000)]))) == {"returned"}
+    async with RabbitPublisher(admin.address()) as publisher:
+        assert set(kinds(await publisher.publish([outgoing("nowhere") for _ in range(3000)]))) == {"returned"}
 
 
 def nan_header(queue: str) -> Outgoing:
@@ -111,12 +111,12 @@ async def test_the_guilty_one_is_found_and_its_neighbours_are_stored(every_admin
     }[fault]
     messages = [outgoing("q", b"%d" % i) for i in range(40)]
     messages[7] = bad
-    async with Publisher(every_admin.address(), backoff=QUICK) as publisher:
-        outcomes = await publisher.publish_all(messages)
+    async with RabbitPublisher(every_admin.address(), backoff=QUICK) as publisher:
+        outcomes = await publisher.publish(messages)
         assert kinds(outcomes).count("confirmed") == 39
         assert outcomes[7].kind is OutcomeKind.REFUSED
         assert outcomes[7].code == {"exchange": 404, "nan": 541}.get(fault, 406)
-        assert (await publisher.publish(outgoing("q", b"after"))).stored
+        assert (await publisher.publish([outgoing("q", b"after")]))[0].stored
         again = publisher.counts["sent_again"]
     count = await eventually(lambda: every_admin.count("q"))
     assert 40 <= count <= 40 + again
@@ -127,8 +127,8 @@ async def test_the_guilty_one_is_found_and_its_neighbours_are_stored(every_admin
 async def test_several_guilty_ones_are_each_found(admin: Admin) -> None:
     await admin.queue("q")
     messages = [outgoing("q", b"%d" % i, exchange="missing" if i % 10 == 3 else "") for i in range(60)]
-    async with Publisher(admin.address(), backoff=QUICK) as publisher:
-        outcomes = await publisher.publish_all(messages)
+    async with RabbitPublisher(admin.address(), backoff=QUICK) as publisher:
+        outcomes = await publisher.publish(messages)
     assert [i for i, outcome in enumerate(outcomes) if outcome.kind is OutcomeKind.REFUSED] == [3, 13, 23, 33, 43, 53]
     assert kinds(outcomes).count("confirmed") == 54
 
@@ -138,32 +138,17 @@ async def test_a_message_over_the_brokers_limit_is_refused_by_itself(every_admin
         pytest.skip("its limit is 128 MiB")
     await every_admin.queue("q")
     messages = [outgoing("q"), outgoing("q", bytes(17 * 2**20)), outgoing("q")]
-    async with Publisher(every_admin.address(), backoff=QUICK) as publisher:
-        assert kinds(await publisher.publish_all(messages)) == ["confirmed", "refused", "confirmed"]
+    async with RabbitPublisher(every_admin.address(), backoff=QUICK) as publisher:
+        assert kinds(await publisher.publish(messages)) == ["confirmed", "refused", "confirmed"]
 
 
 async def test_properties_that_no_frame_holds_are_refused_before_they_harm_anybody(admin: Admin) -> None:
     await admin.queue("q")
     raw = properties.splice_headers(properties.NONE, put={"stack": "x" * 140_000})
-    async with Publisher(admin.address()) as publisher:
+    async with RabbitPublisher(admin.address()) as publisher:
         messages = [outgoing("q"), Outgoing("", "q", raw, b""), Outgoing("", "q", b"\xff\xff\xff", b""), outgoing("q")]
-        assert kinds(await publisher.publish_all(messages)) == ["confirmed", "refused", "refused", "confirmed"]
+        assert kinds(await publisher.publish(messages)) == ["confirmed", "refused", "refused", "confirmed"]
         assert publisher.counts["sent_again"] == 0
-
-
-class Answering(PublishBatch):
-    """Publishes something else as soon as one of its own was refused, as a recovery does that puts a letter back."""
-
-    def __init__(self, count: int, publisher: Publisher, reply: Outgoing) -> None:
-        super().__init__(count, lambda: None)
-        self.reply = PublishBatch(1, lambda: None)
-        self._publisher = publisher
-        self._message = reply
-
-    def settle(self, places: Sequence[int], outcome: Outcome) -> None:
-        super().settle(places, outcome)
-        if outcome.kind is OutcomeKind.REFUSED:
-            self._publisher.send([self._message], self.reply, timeout_s=30.0)
 
 
 @pytest.mark.parametrize("bad", ["no frame holds it", "nobody can read it"])
@@ -173,23 +158,39 @@ async def test_a_publish_out_of_an_outcome_takes_nobodys_confirm(every_admin: Ad
     await every_admin.queue("full", **limits)
     large = properties.splice_headers(properties.NONE, put={"stack": "x" * 140_000})
     raw = large if bad == "no frame holds it" else b"\xff\xff\xff"
-    messages = [*[outgoing("full")] * 10, Outgoing("", "there", raw, b""), *[outgoing("there")] * 10]
-    async with Publisher(every_admin.address()) as publisher:
-        assert (await publisher.publish(outgoing("full"))).stored
-        batch = Answering(len(messages), publisher, outgoing("there", b"reply"))
-        publisher.send(messages, batch, timeout_s=30.0)
-        await eventually(lambda: not batch.missing and not batch.reply.missing)
-    outcomes = [outcome for outcome in batch.outcomes if outcome is not None]
+    full, there = [outgoing("full") for _ in range(10)], [outgoing("there") for _ in range(10)]
+    messages, reply = [*full, Outgoing("", "there", raw, b""), *there], outgoing("there", b"reply")
+    async with RabbitPublisher(every_admin.address()) as publisher:
+        assert (await publisher.publish([outgoing("full")]))[0].stored
+
+        def told(_: Sequence[Outgoing], outcome: Outcome) -> None:
+            # As a recovery does that puts a letter back.
+            if outcome.kind is OutcomeKind.REFUSED:
+                publisher.send([reply], lambda _, outcome: None, timeout_s=30.0)
+
+        publisher.send(messages, told, timeout_s=30.0)
+        await eventually(lambda: all(one.outcome for one in [*messages, reply]))
+    outcomes = [one.outcome for one in messages if one.outcome]
     assert kinds(outcomes) == ["nacked"] * 10 + ["refused"] + ["confirmed"] * 10
-    assert batch.reply.outcomes == [CONFIRMED]
+    assert reply.outcome == CONFIRMED
     assert await every_admin.count("there") == 11
+
+
+async def test_a_message_is_published_once(admin: Admin) -> None:
+    await admin.queue("q")
+    twice = outgoing("q")
+    async with RabbitPublisher(admin.address()) as publisher:
+        assert (await publisher.publish([twice]))[0].stored
+        with pytest.raises(ValueError, match="an Outgoing of its own"):
+            await publisher.publish([twice])
+    assert await admin.count("q") == 1
 
 
 async def test_small_windows_hold_in_messages_and_bytes(admin: Admin) -> None:
     await admin.queue("q")
-    async with Publisher(admin.address(), window_messages=7, window_bytes=1000) as publisher:
-        batches = [publisher.publish_all([outgoing("q", b"x" * 300) for _ in range(20)]) for _ in range(5)]
-        batches.append(publisher.publish_all([outgoing("q", b"larger than the window" * 100)]))
+    async with RabbitPublisher(admin.address(), window_messages=7, window_bytes=1000) as publisher:
+        batches = [publisher.publish([outgoing("q", b"x" * 300) for _ in range(20)]) for _ in range(5)]
+        batches.append(publisher.publish([outgoing("q", b"larger than the window" * 100)]))
         outcomes = [one for batch in await asyncio.gather(*batches) for one in batch]
     assert set(kinds(outcomes)) == {"confirmed"}
     assert await admin.count("q") == 101
@@ -199,15 +200,15 @@ async def test_a_silent_broker_leaves_unknown_and_a_late_answer_is_not_believed(
     await admin.queue("q")
     async with (
         Proxy("127.0.0.1", admin.node.port) as proxy,
-        Publisher(admin.address(port=proxy.port), backoff=QUICK) as publisher,
+        RabbitPublisher(admin.address(port=proxy.port), backoff=QUICK) as publisher,
     ):
-        assert (await publisher.publish(outgoing("q"))).stored
+        assert (await publisher.publish([outgoing("q")]))[0].stored
         proxy.pause("down")
-        outcome = await publisher.publish(outgoing("q"), timeout_s=0.2)
+        outcome = (await publisher.publish([outgoing("q")], timeout_s=0.2))[0]
         assert outcome.kind is OutcomeKind.UNKNOWN
         assert "no answer within 0.2 s" in outcome.text
         proxy.resume()
-        assert (await publisher.publish(outgoing("q"))).stored
+        assert (await publisher.publish([outgoing("q")]))[0].stored
         assert publisher.counts["answered_too_late"] == 1
     assert await admin.count("q") == 3
 
@@ -216,11 +217,11 @@ async def test_a_cut_connection_is_made_again_and_nothing_gets_lost(admin: Admin
     await admin.queue("q")
     async with (
         Proxy("127.0.0.1", admin.node.port) as proxy,
-        Publisher(admin.address(port=proxy.port), backoff=QUICK) as publisher,
+        RabbitPublisher(admin.address(port=proxy.port), backoff=QUICK) as publisher,
     ):
         proxy.cut_after("up", 100_000)
         proxy.cut_after("down", 3000)
-        outcomes = await publisher.publish_all([outgoing("q", b"%d" % i) for i in range(5000)])
+        outcomes = await publisher.publish([outgoing("q", b"%d" % i) for i in range(5000)])
         assert set(kinds(outcomes)) == {"confirmed"}
         again = publisher.counts["sent_again"]
         assert again > 0
@@ -231,26 +232,27 @@ async def test_a_cut_connection_is_made_again_and_nothing_gets_lost(admin: Admin
 
 async def test_a_broker_that_stays_away_makes_it_unknown_and_says_why(admin: Admin) -> None:
     async with Proxy("127.0.0.1", admin.node.port) as proxy:
-        publisher = Publisher(admin.address(port=proxy.port), backoff=QUICK)
+        publisher = RabbitPublisher(admin.address(port=proxy.port), backoff=QUICK)
         async with publisher:
             await proxy.refuse()
             await proxy.cut()
-            outcome = await publisher.publish(outgoing("q"), timeout_s=0.3)
+            outcome = (await publisher.publish([outgoing("q")], timeout_s=0.3))[0]
             assert outcome.kind is OutcomeKind.UNKNOWN
             assert "cannot be reached" in outcome.text
         with pytest.raises(BrokerLost, match="publisher is closed"):
-            await publisher.publish(outgoing("q"))
+            await publisher.publish([outgoing("q")])
 
 
 async def test_a_cancelled_publish_does_not_disturb_the_next(admin: Admin) -> None:
     await admin.queue("q")
-    async with Publisher(admin.address()) as publisher:
-        task = asyncio.create_task(publisher.publish_all([outgoing("q")] * 100))
+    messages = [outgoing("q") for _ in range(100)]
+    async with RabbitPublisher(admin.address()) as publisher:
+        task = asyncio.create_task(publisher.publish(messages))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert (await publisher.publish(outgoing("q"))).stored
+        assert (await publisher.publish([outgoing("q")]))[0].stored
 
 
 @pytest.mark.parametrize("version", ["3.10", "4.0"])
@@ -260,18 +262,18 @@ async def test_an_alarm_blocks_and_a_crash_loses_nothing_that_was_confirmed(vers
         async with Admin.open(node, "v", keep=True) as admin:
             await admin.queue("q")
             await admin.quorum_queue("quorum")  # the alarm takes long enough for it to outlive a kill
-            async with Publisher(admin.address(), backoff=QUICK) as publisher:
+            async with RabbitPublisher(admin.address(), backoff=QUICK) as publisher:
                 with node.memory_alarm():
-                    outcome = await publisher.publish(outgoing("q", b"stuck"), timeout_s=1.0)
+                    outcome = (await publisher.publish([outgoing("q", b"stuck")], timeout_s=1.0))[0]
                     assert outcome.kind is OutcomeKind.UNKNOWN
                     await eventually(lambda: "memory" in (publisher.blocked or ""))
-                    unsent = await publisher.publish(outgoing("q", b"unsent"), timeout_s=0.1)
+                    unsent = (await publisher.publish([outgoing("q", b"unsent")], timeout_s=0.1))[0]
                     assert "the broker takes nothing" in unsent.text
                     assert counts["broker.blocked", ""] > counts["broker.unblocked", ""]
                 await eventually(lambda: publisher.blocked is None)
-                assert (await publisher.publish(outgoing("q", b"after"))).stored
+                assert (await publisher.publish([outgoing("q", b"after")]))[0].stored
                 messages = [outgoing(("q", "quorum")[i % 2], b"%d" % i) for i in range(20_000)]
-                task = asyncio.create_task(publisher.publish_all(messages))
+                task = asyncio.create_task(publisher.publish(messages))
                 await eventually(lambda: publisher.counts["confirmed"] > 2000)
                 node.kill()
                 # The whole process was held up meanwhile; what was confirmed before the kill is on disk.

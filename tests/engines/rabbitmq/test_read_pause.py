@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
+from holdfast.core.message import Delivery
 from holdfast.engines.rabbitmq.connection import READ_BYTES_ENOUGH, Connection
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import commands
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.engines.rabbitmq.wire.events import Delivery
 from tests.engines.rabbitmq.admin import Admin, Silent, outgoing
 from tests.support.eventually import eventually
 from tests.support.quick_time import run_quickly
@@ -98,9 +98,9 @@ def test_a_connection_that_ended_is_left_alone() -> None:
 @pytest.mark.rabbitmq
 async def test_everything_comes(admin: Admin) -> None:
     queue = await admin.queue("q")
-    async with Publisher(admin.address()) as publisher:
+    async with RabbitPublisher(admin.address()) as publisher:
         publisher.pause_between_reads(PAUSE_S)
-        outcomes = await publisher.publish_all([outgoing(queue) for _ in range(COUNT)])
+        outcomes = await publisher.publish([outgoing(queue) for _ in range(COUNT)])
         assert all(outcome.stored for outcome in outcomes)
     listener = Silent()
     async with await Connection.open(admin.address()) as connection:

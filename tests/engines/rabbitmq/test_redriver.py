@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.death import REDRIVE_ID, RedriveStamp
-from holdfast.core.message import Address
+from holdfast.core.message import Address, Delivery
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.engines.rabbitmq.letters import digest
 from holdfast.engines.rabbitmq.redriver import REMEMBERED_BYTES_MAX, Copy, Redriver
 from holdfast.engines.rabbitmq.wire import properties, table
-from holdfast.engines.rabbitmq.wire.events import Delivery
 
 ID_HEAD = b"\x0cx-redrive-idS\0\0\0\x24"
 IDS = st.sampled_from(["a" * 36, "b" * 36, "c" * 36])

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
+from holdfast.core.message import OutcomeKind, Outgoing
 from holdfast.engines.rabbitmq.backoff import Backoff
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties
-from holdfast.engines.rabbitmq.wire.confirms import OutcomeKind
 from holdfast.proof.proxy import Proxy
 from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.engines.rabbitmq.raw import HEADERS, header_table
@@ -59,7 +59,7 @@ async def test_every_message_gets_the_outcome_that_it_deserves(every_admin: Admi
     bodies = [[b"%d.%d" % (batch, place) for place in range(EACH)] for batch in range(BATCHES)]
     async with (
         Proxy("127.0.0.1", every_admin.node.port) as proxy,
-        Publisher(every_admin.address(port=proxy.port), window_messages=60, backoff=QUICK) as publisher,
+        RabbitPublisher(every_admin.address(port=proxy.port), window_messages=60, backoff=QUICK) as publisher,
     ):
         if cut:
             for _ in range(4):
@@ -67,7 +67,7 @@ async def test_every_message_gets_the_outcome_that_it_deserves(every_admin: Admi
                 proxy.cut_after("down", chance.randrange(500, 8000))
         outcomes = await asyncio.gather(
             *(
-                publisher.publish_all([message(f, b) for f, b in zip(*pair, strict=True)])
+                publisher.publish([message(f, b) for f, b in zip(*pair, strict=True)])
                 for pair in zip(faults, bodies, strict=True)
             )
         )

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.services.queue.batch import assign_leases, place_produce, share, spread
+from holdfast.services.queue.batch import assign_leases, place_produce, share_out
+from holdfast.services.queue.changes import spread
 
 
 @pytest.mark.parametrize(
@@ -24,12 +25,12 @@ from holdfast.services.queue.batch import assign_leases, place_produce, share, s
     ],
 )
 def test_items_are_dealt_one_at_a_time(item_count: int, wanted: list[int], given: list[int]) -> None:
-    assert [len(items) for items in share(range(item_count), wanted)] == given
+    assert [len(items) for items in share_out(range(item_count), wanted)] == given
 
 
 @given(st.integers(0, 200), st.lists(st.integers(0, 50), max_size=20))
 def test_every_item_is_dealt_once_in_order_and_nobody_gets_more_than_wanted(item_count: int, wanted: list[int]) -> None:
-    shares = share(range(item_count), wanted)
+    shares = share_out(range(item_count), wanted)
     dealt = [item for items in shares for item in items]
     assert sorted(dealt) == list(range(min(item_count, sum(wanted))))
     assert all(items == sorted(items) and len(items) <= want for items, want in zip(shares, wanted, strict=True))
@@ -37,7 +38,7 @@ def test_every_item_is_dealt_once_in_order_and_nobody_gets_more_than_wanted(item
 
 @given(st.integers(0, 200), st.lists(st.integers(1, 50), min_size=1, max_size=20))
 def test_who_got_less_than_another_wanted_no_more_or_came_later(item_count: int, wanted: list[int]) -> None:
-    shares = [len(items) for items in share(range(item_count), wanted)]
+    shares = [len(items) for items in share_out(range(item_count), wanted)]
     for mine, want in zip(shares, wanted, strict=True):
         if mine < want:
             assert max(shares) <= mine + 1

@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from holdfast.proof.conservation import Trip, Way
-from holdfast.proof.proxy import Proxy
+from holdfast.proof.proxy import Proxy, Trip, Way
 from tests.support.eventually import eventually
 
 BOTH: tuple[Way, Way] = ("up", "down")

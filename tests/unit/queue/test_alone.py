@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.services.queue.waiting import LONE_COUNT_SURE, LONE_COUNT_YIELD
+from holdfast.services.queue.logical_queue import LONE_COUNT_SURE, LONE_COUNT_YIELD
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])

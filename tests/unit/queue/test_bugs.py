@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from holdfast import HoldfastError, Queues
 from holdfast.engines.memory.storage import MemoryStorage
-from holdfast.services.queue import batch as assign
-from holdfast.services.queue import logical_queue as logical
+from holdfast.services.queue import batch, logical_queue
 from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
 from holdfast.services.queue.storage_share import StorageShare
-from holdfast.services.queue.waiting import CommitBatch
+from holdfast.services.queue.waiting import WaitingRequests
 from holdfast.testing import FrozenClock
 from tests.support.flaky import FlakyStorage
 
@@ -52,7 +52,7 @@ async def test_a_bug_while_answering_is_454_and_the_queue_goes_on(
         raise ZeroDivisionError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(logical.LogicalQueue, "_answer", answers_wrongly)
+        patch.setattr(logical_queue.LogicalQueue, "_answer", answers_wrongly)
         assert await codes(queues) == [454, 454, 454]
     assert "queue 'orders' met a bug; ZeroDivisionError('a bug')" in caplog.messages
     await clock.advance(31)
@@ -68,15 +68,15 @@ async def test_a_bug_in_the_loop_itself_is_500_for_everybody(
     await queues.queues_create("orders")
     await queues.queues_create("others")
 
-    really_take = assign.take
+    really_take = batch.take
 
-    def takes_wrongly(queue: logical.LogicalQueue, lane: StorageShare) -> CommitBatch:
-        if queue.record.name == "orders":
+    def takes_wrongly(waiting: WaitingRequests, share: StorageShare, **rest: Any) -> batch.CommitBatch:
+        if rest["record"].name == "orders":
             raise ZeroDivisionError("a bug")
-        return really_take(queue, lane)
+        return really_take(waiting, share, **rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(logical, "take", takes_wrongly)
+        patch.setattr(logical_queue, "take", takes_wrongly)
         assert await codes(queues) == [500, 500, 500]
     assert await codes(queues) == [500, 500, 500]
     assert any(record.levelno == logging.ERROR and "met a bug" in record.message for record in caplog.records)

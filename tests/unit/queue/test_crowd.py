@@ -22,8 +22,8 @@ async def test_requests_that_come_within_a_few_turns_of_the_loop_share_a_commit(
     counts: list[int] = []
     commit = StorageShare.commit
 
-    async def counted(lane: StorageShare, operations: Sequence[Operation], *, alone: bool) -> Committed:
-        committed = await commit(lane, operations, alone=alone)
+    async def counted(share: StorageShare, operations: Sequence[Operation], *, alone: bool) -> Committed:
+        committed = await commit(share, operations, alone=alone)
         counts.extend(len(operation.items) for operation in operations if isinstance(operation, Produce))
         return committed
 
@@ -56,10 +56,10 @@ class TimedShelves:
 
 
 async def test_a_slow_commit_sends_the_next_to_a_thread_and_a_quick_one_there_brings_them_back() -> None:
-    clock, shelves = FrozenClock(), TimedShelves()
+    clock, store = FrozenClock(), TimedShelves()
     abilities = MemoryStorage(clock).abilities
-    lane = StorageShare(storage="s", partitions=[0], shelves=shelves, abilities=abilities, clock=clock)  # type: ignore[arg-type]
+    share = StorageShare(storage="s", partitions=[0], store=store, abilities=abilities, clock=clock)  # type: ignore[arg-type]
     for took_us in (QUICK_US, SLOW_US, SLOW_US, SLOW_US, QUICK_US, QUICK_US):
-        shelves.took_us = took_us
-        await lane.commit((), alone=True)
-    assert shelves.inline == [True, True, False, False, False, True]
+        store.took_us = took_us
+        await share.commit((), alone=True)
+    assert store.inline == [True, True, False, False, False, True]

@@ -11,7 +11,7 @@ import pytest
 from holdfast import NothingToLease, Queues
 from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.ports.clock import Timer
-from holdfast.ports.queue_store import Committed, DeathRules, LeasedItems, PartitionState
+from holdfast.ports.queue_store import Committed, DeathRules, LeasedItems, PartitionState, StorageAbilities
 from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
@@ -162,8 +162,8 @@ class SlowShelves:
 async def test_a_deadline_is_neither_late_nor_early_however_long_the_answer_took(took_s: float, ahead_us: int) -> None:
     clock = FrozenClock()
     began_us = clock.now_us()
-    storage = MemoryStorage(clock)
-    shelves = SlowShelves(clock, took_s, ahead_us)
-    lane = StorageShare(storage="s", partitions=[0], shelves=shelves, abilities=storage.abilities, clock=clock)  # type: ignore[arg-type]
-    await lane.load()
-    assert lane.next_due_us(DeathRules()) == began_us + MINUTE_US
+    abilities = StorageAbilities(shared=True, moves_in_one_commit=False, inline=False)
+    store = SlowShelves(clock, took_s, ahead_us)
+    share = StorageShare(storage="s", partitions=[0], store=store, abilities=abilities, clock=clock)  # type: ignore[arg-type]
+    await share.load()
+    assert share.next_due_us(DeathRules()) == began_us + MINUTE_US

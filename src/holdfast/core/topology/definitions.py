@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct, structs
 
-from holdfast.core.topology.model import QUEUE_TYPE, Binding, Exchange, Policy, Queue, Topology, topology
+from holdfast.core.topology.model import Topology, plain_queue, topology
 from holdfast.errors import Invalid
 
 #: What belongs to a topology; any other section of a file is left out, and said.
@@ -19,51 +19,18 @@ _LABELS = frozenset(
     | {"limits"}
 )
 
-Text = Annotated[str, Meta(max_length=4096)]
+
+class _Located(Struct):
+    vhost: str | None = None  #: None in a file that is for any virtual host
 
 
-class _Exchange(Struct, kw_only=True):
-    name: Text
-    type: Text = "direct"
-    durable: bool = True
-    auto_delete: bool = False
-    internal: bool = False
-    arguments: dict[str, Any] = {}
-    vhost: str | None = None
+class _Locations(Struct):
+    """Of each thing in the file, the virtual host."""
 
-
-class _Queue(Struct, kw_only=True):
-    name: Text
-    type: Text | None = None
-    durable: bool = True
-    auto_delete: bool = False
-    arguments: dict[str, Any] = {}
-    vhost: str | None = None
-
-
-class _Binding(Struct, kw_only=True):
-    source: Text
-    destination: Text
-    destination_type: str = "queue"
-    routing_key: Text = ""
-    arguments: dict[str, Any] = {}
-    vhost: str | None = None
-
-
-class _Policy(Struct, kw_only=True):
-    name: Text
-    pattern: Text
-    definition: dict[str, Any]
-    priority: int = 0
-    apply_to: str = msgspec.field(default="all", name="apply-to")
-    vhost: str | None = None
-
-
-class _DefinitionsFile(Struct, kw_only=True):
-    exchanges: list[_Exchange] = []
-    queues: list[_Queue] = []
-    bindings: list[_Binding] = []
-    policies: list[_Policy] = []
+    exchanges: list[_Located] = []
+    queues: list[_Located] = []
+    bindings: list[_Located] = []
+    policies: list[_Located] = []
 
 
 class Definitions(Struct, frozen=True, kw_only=True):
@@ -80,11 +47,12 @@ def from_definitions(data: bytes, *, vhost: str, source: str) -> Definitions:
     """
     try:
         sections = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        file = msgspec.json.decode(data, type=_DefinitionsFile)
+        file = msgspec.json.decode(data, type=Topology)
+        located = structs.asdict(msgspec.json.decode(data, type=_Locations))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"definitions are invalid; {source}: {error}") from error
     left_out = [name for name in sections if name not in SECTIONS and name not in _LABELS]
-    named = {entry.vhost for part in _parts(file) for entry in part if entry.vhost is not None}
+    named = {entry.vhost for part in located.values() for entry in part if entry.vhost is not None}
     others = sorted(named - {vhost})
     if named and vhost not in named:
         if len(named) > 1:
@@ -93,13 +61,24 @@ def from_definitions(data: bytes, *, vhost: str, source: str) -> Definitions:
             )
         others = []
         vhost = named.pop()
-    kept = {None, vhost}
+
+    def of_vhost(section: str) -> list[Any]:
+        pairs = zip(getattr(file, section), located[section], strict=True)
+        return [thing for thing, entry in pairs if entry.vhost in (None, vhost)]
+
+    bindings = of_vhost("bindings")
+    for binding in bindings:
+        if binding.destination_type not in ("queue", "exchange"):
+            raise Invalid(
+                f"definitions are invalid; a binding of '{binding.source}' goes to a '{binding.destination_type}', "
+                "which is neither queue nor exchange"
+            )
     return Definitions(
         topology=topology(
-            exchanges=[_exchange(entry) for entry in file.exchanges if entry.vhost in kept],
-            queues=[_queue(entry) for entry in file.queues if entry.vhost in kept],
-            bindings=[_binding(entry) for entry in file.bindings if entry.vhost in kept],
-            policies=[_policy(entry) for entry in file.policies if entry.vhost in kept],
+            exchanges=of_vhost("exchanges"),
+            queues=[plain_queue(queue) for queue in of_vhost("queues")],
+            bindings=bindings,
+            policies=of_vhost("policies"),
         ),
         left_out=(*left_out, *(f"virtual host '{other}'" for other in others)),
     )
@@ -108,50 +87,24 @@ def from_definitions(data: bytes, *, vhost: str, source: str) -> Definitions:
 def to_definitions(found: Topology, *, vhost: str | None = "/") -> dict[str, object]:
     """What `definitions.json` says about it. Without a virtual host: the form for importing into any one."""
     place = {} if vhost is None else {"vhost": vhost}
+    queues = []
+    for queue in found.queues:
+        written = {"name": queue.name, **place, **msgspec.to_builtins(queue), "arguments": queue.all_arguments}
+        del written["type"]
+        queues.append(written)
     return {
-        "exchanges": [
-            {
-                "name": exchange.name,
-                **place,
-                "type": exchange.type,
-                "durable": exchange.durable,
-                "auto_delete": exchange.auto_delete,
-                "internal": exchange.internal,
-                "arguments": exchange.arguments,
-            }
-            for exchange in found.exchanges
-        ],
-        "queues": [
-            {
-                "name": queue.name,
-                **place,
-                "durable": queue.durable,
-                "auto_delete": queue.auto_delete,
-                "arguments": queue.all_arguments,
-            }
-            for queue in found.queues
-        ],
-        "bindings": [
-            {
-                "source": binding.source,
-                **place,
-                "destination": binding.destination,
-                "destination_type": binding.destination_type,
-                "routing_key": binding.key,
-                "arguments": binding.arguments,
-            }
-            for binding in found.bindings
-        ],
+        "exchanges": [{"name": each.name, **place, **msgspec.to_builtins(each)} for each in found.exchanges],
+        "queues": queues,
+        "bindings": [{"source": each.source, **place, **msgspec.to_builtins(each)} for each in found.bindings],
         "policies": [
             {
                 **place,
-                "name": policy.name,
-                "pattern": policy.pattern,
-                "apply-to": policy.apply_to,
-                "definition": policy.definition,
-                "priority": policy.priority,
+                "name": each.name,
+                "pattern": each.pattern,
+                "apply-to": each.apply_to,
+                **msgspec.to_builtins(each),
             }
-            for policy in found.policies
+            for each in found.policies
         ],
     }
 
@@ -159,51 +112,3 @@ def to_definitions(found: Topology, *, vhost: str | None = "/") -> dict[str, obj
 def is_brokers_own(exchange: str) -> bool:
     """The default exchange and those that every virtual host has."""
     return not exchange or exchange.startswith("amq.")
-
-
-def _parts(file: _DefinitionsFile) -> tuple[list[_Exchange], list[_Queue], list[_Binding], list[_Policy]]:
-    return file.exchanges, file.queues, file.bindings, file.policies
-
-
-def _exchange(entry: _Exchange) -> Exchange:
-    return Exchange(
-        name=entry.name,
-        type=entry.type,
-        durable=entry.durable,
-        auto_delete=entry.auto_delete,
-        internal=entry.internal,
-        arguments=entry.arguments,
-    )
-
-
-def _queue(entry: _Queue) -> Queue:
-    arguments = dict(entry.arguments)
-    kind = arguments.pop(QUEUE_TYPE, entry.type or "classic")
-    return Queue(
-        name=entry.name, type=str(kind), durable=entry.durable, auto_delete=entry.auto_delete, arguments=arguments
-    )
-
-
-def _binding(entry: _Binding) -> Binding:
-    if entry.destination_type not in ("queue", "exchange"):
-        raise Invalid(
-            f"definitions are invalid; a binding of '{entry.source}' goes to a '{entry.destination_type}', "
-            "which is neither queue nor exchange"
-        )
-    return Binding(
-        source=entry.source,
-        destination=entry.destination,
-        destination_type=entry.destination_type,
-        key=entry.routing_key,
-        arguments=entry.arguments,
-    )
-
-
-def _policy(entry: _Policy) -> Policy:
-    return Policy(
-        name=entry.name,
-        pattern=entry.pattern,
-        definition=entry.definition,
-        priority=entry.priority,
-        apply_to=entry.apply_to,
-    )

@@ -10,12 +10,17 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from holdfast.core.topology.model import ALTERNATE, POLICY_KEYS, Binding, Exchange, Policy, Queue, Topology, binding_id
 
 _POLICY_NAMES = {argument: key for key, argument in POLICY_KEYS.items()} | {ALTERNATE: "alternate-exchange"}
 _NOTHING = "(none)"
+_DELETE = {
+    "binding": "apply with --delete takes it away",
+    "queue": "apply with --delete deletes it once it is empty and nobody consumes from it",
+    "exchange": "apply with --delete deletes it once nothing is bound to it",
+}
 
 
 class DifferenceKind(StrEnum):
@@ -60,25 +65,22 @@ def diff(wanted: Topology, found: Topology, *, owns: Sequence[str] = ()) -> list
     Superfluous is a binding into one of the wanted queues or exchanges that nobody asked for, and whatever has a name
     that matches `owns` and is not wanted. Anything else on the broker is somebody else's.
     """
-    exchanges = {exchange.name: exchange for exchange in found.exchanges}
-    queues = {queue.name: queue for queue in found.queues}
-    policies = {policy.name: policy for policy in found.policies}
     return [
-        *_compared("exchange", wanted.exchanges, exchanges, _exchange_aspects),
-        *_compared("queue", wanted.queues, queues, _queue_aspects),
+        *_compared("exchange", wanted.exchanges, found.exchanges),
+        *_compared("queue", wanted.queues, found.queues),
         *_bindings(wanted, found),
-        *_compared("policy", wanted.policies, policies, _policy_aspects),
+        *_compared("policy", wanted.policies, found.policies),
         *_superfluous(wanted, found, owns),
     ]
 
 
-def _compared(what: str, wanted: Iterable[Any], found: dict[str, Any], aspects: Any) -> list[Difference]:
+def _compared(what: str, wanted: Iterable[Any], found: Iterable[Any]) -> list[Difference]:
+    there = {thing.name: thing for thing in found}
     differences = []
     for thing in wanted:
-        there = found.get(thing.name)
-        if there is None:
+        if thing.name not in there:
             differences.append(Difference(kind=DifferenceKind.MISSING, what=what, name=thing.name, thing=thing))
-        elif unlike := aspects(thing, there):
+        elif unlike := _aspects(thing, there[thing.name]):
             differences.append(
                 Difference(
                     kind=DifferenceKind.DIFFERENT,
@@ -92,27 +94,14 @@ def _compared(what: str, wanted: Iterable[Any], found: dict[str, Any], aspects: 
     return differences
 
 
-def _exchange_aspects(wanted: Exchange, found: Exchange) -> list[Aspect]:
-    return _fields(wanted, found, "type", "durable", "auto_delete", "internal") + _arguments(wanted, found)
-
-
-def _queue_aspects(wanted: Queue, found: Queue) -> list[Aspect]:
-    return _fields(wanted, found, "type", "durable", "auto_delete") + _arguments(wanted, found)
-
-
-def _policy_aspects(wanted: Policy, found: Policy) -> list[Aspect]:
-    return _fields(wanted, found, "pattern", "definition", "priority", "apply_to")
-
-
-def _fields(wanted: object, found: object, *names: str) -> list[Aspect]:
-    pairs = [(name, getattr(wanted, name), getattr(found, name)) for name in names]
-    return [Aspect(name=name, wanted=ours, found=theirs) for name, ours, theirs in pairs if ours != theirs]
-
-
-def _arguments(wanted: Exchange | Queue, found: Exchange | Queue) -> list[Aspect]:
-    names = sorted(wanted.arguments.keys() | found.arguments.keys())
-    pairs = [(name, wanted.arguments.get(name), found.arguments.get(name)) for name in names]
-    return [Aspect(name=name, wanted=ours, found=theirs) for name, ours, theirs in pairs if ours != theirs]
+def _aspects(wanted: Exchange | Queue | Policy, found: Exchange | Queue | Policy) -> list[Aspect]:
+    """The fields that differ, in their order, and after them the arguments, by name."""
+    ours, theirs = structs.asdict(wanted), structs.asdict(found)
+    our_arguments, their_arguments = ours.pop("arguments", {}), theirs.pop("arguments", {})
+    pairs = [(name, ours[name], theirs[name]) for name in ours if name != "name"]
+    arguments = sorted(our_arguments.keys() | their_arguments.keys())
+    pairs += [(name, our_arguments.get(name), their_arguments.get(name)) for name in arguments]
+    return [Aspect(name=name, wanted=want, found=have) for name, want, have in pairs if want != have]
 
 
 def _bindings(wanted: Topology, found: Topology) -> list[Difference]:
@@ -147,13 +136,6 @@ def _superfluous(wanted: Topology, found: Topology, owns: Sequence[str]) -> list
         if exchange.name not in exchanges and _owned(exchange.name, owns):
             add("exchange", exchange.name, exchange)
     return differences
-
-
-_DELETE = {
-    "binding": "apply with --delete takes it away",
-    "queue": "apply with --delete deletes it once it is empty and nobody consumes from it",
-    "exchange": "apply with --delete deletes it once nothing is bound to it",
-}
 
 
 def _owned(name: str, owns: Sequence[str]) -> bool:

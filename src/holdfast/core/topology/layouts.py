@@ -1,10 +1,10 @@
-"""Layouts → exchanges, queues and bindings, safe by construction for the broker's version.
+"""The topology file and its layouts → exchanges, queues and bindings, safe by construction for the broker's version.
 
 `per-consumer`: main → `retry.{queue}` → wait queue → main, and `dlq.{queue}` → dead queue. `quorum`: the same on quorum
 queues, through the default exchange, with a fanout exchange before the dead queue. `shared-dlq`: many main queues, one
 dead queue. `plain`: a queue by itself, for where the layouts' queues are fed from.
 
-The topology file: TOML → entries whose every key and type has been checked. What they mean is `topology_layouts`.
+`parse_file` checks every key and type of the file, `design` says what its entries mean.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from holdfast.core.moments import parse_duration
 from holdfast.core.topology import model as t
 from holdfast.core.topology.model import Binding, Design, Exchange, Family, FamilyQueue, Queue, Version
-from holdfast.core.topology.rules import refuse_hazards
+from holdfast.core.topology.rules import hazards, refuse
 from holdfast.errors import Invalid
 
 FILE_BYTES_MAX = 4_000_000
@@ -33,6 +33,20 @@ TTL_MS_MAX = 2**32 - 1
 Layout = Literal["per-consumer", "quorum", "shared-dlq", "plain"]
 QueueType = Literal["classic", "quorum"]
 Count = Annotated[int, Meta(ge=0)]
+
+DELAY_DEFAULT = "15s"
+#: The first version on which a queue without a delivery limit of its own has one: 20.
+HAS_DEFAULT_LIMIT = Version(4, 0)
+#: The first version that has at-least-once dead-lettering.
+HAS_AT_LEAST_ONCE = Version(3, 10)
+EXCHANGE_TYPES = ("direct", "fanout", "topic", "headers")
+_PLAIN_WORDS = {
+    "`int`": "a whole number",
+    "`str`": "a text",
+    "`bool`": "true or false",
+    "`object`": "a table",
+    "`array`": "a list",
+}
 
 
 class NamesEntry(Struct, frozen=True, kw_only=True):
@@ -105,6 +119,45 @@ class TopologyFile(Struct, frozen=True, kw_only=True):
     queues: dict[str, QueueEntry] = {}
 
 
+class _Style(NamedTuple):
+    """What makes a layout."""
+
+    type: str
+    names: NamesEntry
+    dead_type: str = "direct"  #: of the exchange before the dead queue
+    waits_by_default: bool = True
+
+
+_WAIT_NAMES = NamesEntry(
+    wait_queue="{queue}.retry", step_suffix=".{step}", retry_exchange="", retry_key="retry", dead_key=""
+)
+
+STYLES: dict[str, _Style] = {
+    "per-consumer": _Style(
+        "classic",
+        structs.replace(
+            _WAIT_NAMES,
+            retry_exchange="retry.{queue}",
+            dead_exchange="dlq.{queue}",
+            dead_key="parking",
+            dead_queue="{queue}.dlq",
+        ),
+    ),
+    "quorum": _Style(
+        "quorum",
+        structs.replace(_WAIT_NAMES, dead_exchange="{queue}.dlq", dead_queue="{queue}.dlq"),
+        dead_type="fanout",
+    ),
+    "shared-dlq": _Style(
+        "classic",
+        structs.replace(_WAIT_NAMES, dead_exchange="", dead_queue="dlq"),
+        dead_type="fanout",
+        waits_by_default=False,
+    ),
+    "plain": _Style("classic", NamesEntry(), waits_by_default=False),
+}
+
+
 def parse_file(data: bytes, *, source: str) -> TopologyFile:
     """Read a topology file. Raises Invalid, which says what is wrong and where."""
     if len(data) > FILE_BYTES_MAX:
@@ -123,145 +176,6 @@ def parse_file(data: bytes, *, source: str) -> TopologyFile:
     if len(file.queues) + len(file.exchanges) > ENTRIES_COUNT_MAX:
         raise Invalid(f"topology file is invalid; {source} has more than {ENTRIES_COUNT_MAX} queues and exchanges")
     return file
-
-
-def milliseconds(text: str, *, what: str) -> int:
-    """A duration as the broker wants it: 1 ms to 49 days. Raises Invalid."""
-    duration_us = parse_duration(text, what=what)
-    if duration_us % 1000 or not 1 <= duration_us // 1000 <= TTL_MS_MAX:
-        raise Invalid(f"{what} is invalid; '{text}' is not a whole number of milliseconds from 1ms to 49 days")
-    return duration_us // 1000
-
-
-def delays(value: str | list[str], *, what: str) -> list[int]:
-    """The steps of a delay ladder in milliseconds; one text is a ladder of one step. Raises Invalid."""
-    texts = [value] if isinstance(value, str) else value
-    if not 1 <= len(texts) <= STEPS_COUNT_MAX:
-        raise Invalid(f"{what} is invalid; a ladder has 1 to {STEPS_COUNT_MAX} steps, not {len(texts)}")
-    return [milliseconds(text, what=what) for text in texts]
-
-
-def _check_keys(table: dict[str, Any], kind: type[Struct], source: str, place: str) -> None:
-    """Here and not by the converter, because it would not say which key was meant."""
-    hints = _hints(kind)
-    for key, value in table.items():
-        where = f"{place}.{key}" if place else key
-        if key not in hints:
-            raise Invalid(f"topology file has an unknown key; {source}: '{where}', {_nearest(key, tuple(hints))}")
-        inner, shape = hints[key]
-        if inner is None:
-            continue
-        if shape is dict and isinstance(value, dict):
-            for name, entry in value.items():
-                if isinstance(entry, dict):
-                    _check_keys(entry, inner, source, f'{where}."{name}"')
-        elif shape is list and isinstance(value, list):
-            for number, entry in enumerate(value, 1):
-                if isinstance(entry, dict):
-                    _check_keys(entry, inner, source, f"{where}[{number}]")
-        elif isinstance(value, dict):
-            _check_keys(value, inner, source, where)
-
-
-@cache
-def _hints(kind: type[Struct]) -> dict[str, tuple[type[Struct] | None, Any]]:
-    return {key: _inner(hint) for key, hint in get_type_hints(kind).items()}
-
-
-def _inner(hint: Any) -> tuple[type[Struct] | None, Any]:
-    """The struct that a hint is made of, and whether it stands alone, in a list or under names."""
-    for one in (hint, *get_args(hint)):
-        if isinstance(one, type) and issubclass(one, Struct):
-            return one, get_origin(hint)
-    return None, None
-
-
-def _nearest(key: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"
-
-
-_PLAIN_WORDS = {"`int`": "a whole number", "`str`": "a text", "`bool`": "true or false", "`object`": "a table"}
-
-
-def _readable(message: str) -> str:
-    text, _, place = message.partition(" - at `$")
-    for word, plain in (*_PLAIN_WORDS.items(), ("`array`", "a list")):
-        text = text.replace(f"got {word}", f"not {plain}").replace(word, plain)
-    text = text.replace("Object missing", "misses the").replace("`", "'")
-    where = place.rstrip("`").lstrip(".")
-    return f"{text[:1].lower()}{text[1:]}" + (f" at {where}" if where else "")
-
-
-DELAY_DEFAULT = "15s"
-#: The first version on which a queue without a delivery limit of its own has one: 20.
-HAS_DEFAULT_LIMIT = Version(4, 0)
-#: The first version that has at-least-once dead-lettering.
-HAS_AT_LEAST_ONCE = Version(3, 10)
-EXCHANGE_TYPES = ("direct", "fanout", "topic", "headers")
-
-
-class _Style(NamedTuple):
-    """What makes a layout."""
-
-    type: str
-    names: NamesEntry
-    dead_type: str = "direct"  #: of the exchange before the dead queue
-    waits_by_default: bool = True
-
-
-STYLES: dict[str, _Style] = {
-    "per-consumer": _Style(
-        "classic",
-        NamesEntry(
-            wait_queue="{queue}.retry",
-            step_suffix=".{step}",
-            retry_exchange="retry.{queue}",
-            retry_key="retry",
-            dead_exchange="dlq.{queue}",
-            dead_key="parking",
-            dead_queue="{queue}.dlq",
-        ),
-    ),
-    "quorum": _Style(
-        "quorum",
-        NamesEntry(
-            wait_queue="{queue}.retry",
-            step_suffix=".{step}",
-            retry_exchange="",
-            retry_key="retry",
-            dead_exchange="{queue}.dlq",
-            dead_key="",
-            dead_queue="{queue}.dlq",
-        ),
-        dead_type="fanout",
-    ),
-    "shared-dlq": _Style(
-        "classic",
-        NamesEntry(
-            wait_queue="{queue}.retry",
-            step_suffix=".{step}",
-            retry_exchange="",
-            retry_key="retry",
-            dead_exchange="",
-            dead_key="",
-            dead_queue="dlq",
-        ),
-        dead_type="fanout",
-        waits_by_default=False,
-    ),
-    "plain": _Style("classic", NamesEntry(), waits_by_default=False),
-}
-
-
-class _Parts:
-    """What the layouts of a file add up to."""
-
-    def __init__(self) -> None:
-        self.exchanges: list[Exchange] = []
-        self.queues: list[Queue] = []
-        self.bindings: list[Binding] = []
-        self.families: list[Family] = []
 
 
 def design(file: TopologyFile, version: Version) -> Design:
@@ -283,8 +197,34 @@ def design(file: TopologyFile, version: Version) -> Design:
         version=version,
     )
     _check_bindings(made)
-    refuse_hazards(made)
+    refuse([hazard for hazard in hazards(made) if hazard.fatal], "topology is")
     return made
+
+
+def milliseconds(text: str, *, what: str) -> int:
+    """A duration as the broker wants it: 1 ms to 49 days. Raises Invalid."""
+    duration_us = parse_duration(text, what=what)
+    if duration_us % 1000 or not 1 <= duration_us // 1000 <= TTL_MS_MAX:
+        raise Invalid(f"{what} is invalid; '{text}' is not a whole number of milliseconds from 1ms to 49 days")
+    return duration_us // 1000
+
+
+def delays(value: str | list[str], *, what: str) -> list[int]:
+    """The steps of a delay ladder in milliseconds; one text is a ladder of one step. Raises Invalid."""
+    texts = [value] if isinstance(value, str) else value
+    if not 1 <= len(texts) <= STEPS_COUNT_MAX:
+        raise Invalid(f"{what} is invalid; a ladder has 1 to {STEPS_COUNT_MAX} steps, not {len(texts)}")
+    return [milliseconds(text, what=what) for text in texts]
+
+
+class _Parts:
+    """What the layouts of a file add up to."""
+
+    def __init__(self) -> None:
+        self.exchanges: list[Exchange] = []
+        self.queues: list[Queue] = []
+        self.bindings: list[Binding] = []
+        self.families: list[Family] = []
 
 
 def _add_exchange(parts: _Parts, name: str, entry: ExchangeEntry) -> None:
@@ -327,11 +267,7 @@ def _add_queue(parts: _Parts, name: str, entry: QueueEntry, defaults: DefaultsEn
     parts.bindings += _bindings(name, "queue", entry.bindings)
     parts.families.append(
         Family(
-            queue=name,
-            layout=layout,
-            waits=waits,
-            dead=dead,
-            rejected_to=rejected_to.queue if rejected_to else None,
+            queue=name, layout=layout, waits=waits, dead=dead, rejected_to=rejected_to.queue if rejected_to else None
         )
     )
 
@@ -377,12 +313,7 @@ def _add_unroutable(parts: _Parts, file: TopologyFile, version: Version) -> Fami
     parts.exchanges = [
         exchange
         if exchange.alternate
-        else Exchange(
-            name=exchange.name,
-            type=exchange.type,
-            internal=exchange.internal,
-            arguments={**exchange.arguments, t.ALTERNATE: entry.exchange},
-        )
+        else structs.replace(exchange, arguments={**exchange.arguments, t.ALTERNATE: entry.exchange})
         for exchange in parts.exchanges
     ]
     parts.exchanges.append(Exchange(name=entry.exchange, type="fanout"))
@@ -484,3 +415,52 @@ class _Names:
             return pattern.format(queue=self.queue, **more)
         except ValueError as error:
             raise Invalid(f"name is invalid; {part} '{pattern}': {error}") from error
+
+
+def _check_keys(table: dict[str, Any], kind: type[Struct], source: str, place: str) -> None:
+    """Here and not by the converter, because it would not say which key was meant."""
+    hints = _hints(kind)
+    for key, value in table.items():
+        where = f"{place}.{key}" if place else key
+        if key not in hints:
+            raise Invalid(f"topology file has an unknown key; {source}: '{where}', {_nearest(key, tuple(hints))}")
+        inner, shape = hints[key]
+        if inner is None:
+            continue
+        if shape is dict and isinstance(value, dict):
+            for name, entry in value.items():
+                if isinstance(entry, dict):
+                    _check_keys(entry, inner, source, f'{where}."{name}"')
+        elif shape is list and isinstance(value, list):
+            for number, entry in enumerate(value, 1):
+                if isinstance(entry, dict):
+                    _check_keys(entry, inner, source, f"{where}[{number}]")
+        elif isinstance(value, dict):
+            _check_keys(value, inner, source, where)
+
+
+@cache
+def _hints(kind: type[Struct]) -> dict[str, tuple[type[Struct] | None, Any]]:
+    return {key: _inner(hint) for key, hint in get_type_hints(kind).items()}
+
+
+def _inner(hint: Any) -> tuple[type[Struct] | None, Any]:
+    """The struct that a hint is made of, and whether it stands alone, in a list or under names."""
+    for one in (hint, *get_args(hint)):
+        if isinstance(one, type) and issubclass(one, Struct):
+            return one, get_origin(hint)
+    return None, None
+
+
+def _nearest(key: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"
+
+
+def _readable(message: str) -> str:
+    text, _, place = message.partition(" - at `$")
+    for word, plain in _PLAIN_WORDS.items():
+        text = text.replace(f"got {word}", f"not {plain}").replace(word, plain)
+    text = text.replace("Object missing", "misses the").replace("`", "'")
+    where = place.rstrip("`").lstrip(".")
+    return f"{text[:1].lower()}{text[1:]}" + (f" at {where}" if where else "")

@@ -1,15 +1,16 @@
 """What stands in a virtual host: exchanges, queues, bindings and policies, as values that can be compared.
 
 Nothing here knows how it came about (a topology file, `definitions.json`, a live broker): equal models behave alike.
+In JSON each thing is written as RabbitMQ writes it, in `definitions.json` and in its management API.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from holdfast.errors import Invalid
 
@@ -45,6 +46,7 @@ _NUMBERS = frozenset({TTL, EXPIRES, LENGTH_MAX, BYTES_MAX, DELIVERY_LIMIT})
 _TEXTS = frozenset({DEAD_EXCHANGE, DEAD_KEY, DEAD_STRATEGY, OVERFLOW, ALTERNATE})
 
 Arguments = Mapping[str, Any]
+Text = Annotated[str, Meta(max_length=4096)]
 
 
 class Version(NamedTuple):
@@ -65,11 +67,11 @@ class Version(NamedTuple):
         return f"{self.major}.{self.minor}"
 
 
-class Exchange(Struct, frozen=True, kw_only=True, order=False):
+class Exchange(Struct, frozen=True, kw_only=True):
     """An exchange."""
 
-    name: str
-    type: str = "direct"
+    name: Text
+    type: Text = "direct"
     durable: bool = True
     auto_delete: bool = False
     internal: bool = False
@@ -84,8 +86,8 @@ class Exchange(Struct, frozen=True, kw_only=True, order=False):
 class Queue(Struct, frozen=True, kw_only=True):
     """A queue. Its type is a field of its own: brokers differ in whether they list it among the arguments."""
 
-    name: str
-    type: str = "classic"
+    name: Text
+    type: Text = "classic"
     durable: bool = True
     auto_delete: bool = False
     arguments: dict[str, Any] = {}
@@ -104,10 +106,10 @@ class Queue(Struct, frozen=True, kw_only=True):
 class Binding(Struct, frozen=True, kw_only=True):
     """A binding of an exchange to a queue, or to another exchange."""
 
-    source: str
-    destination: str
+    source: Text
+    destination: Text
     destination_type: str = "queue"
-    key: str = ""
+    key: Text = field(default="", name="routing_key")
     arguments: dict[str, Any] = {}
 
     def __str__(self) -> str:
@@ -118,11 +120,11 @@ class Binding(Struct, frozen=True, kw_only=True):
 class Policy(Struct, frozen=True, kw_only=True):
     """A policy."""
 
-    name: str
-    pattern: str
+    name: Text
+    pattern: Text
     definition: dict[str, Any]
     priority: int = 0
-    apply_to: str = "all"
+    apply_to: str = field(default="all", name="apply-to")
 
 
 class Topology(Struct, frozen=True, kw_only=True):
@@ -197,6 +199,13 @@ def topology(
         bindings=tuple(sorted({binding_id(binding): binding for binding in bindings}.values(), key=binding_id)),
         policies=_unique("policy", policies, checked=False),
     )
+
+
+def plain_queue(told: Queue) -> Queue:
+    """The queue that a broker or a file tells of, which may name its type among the arguments."""
+    arguments = dict(told.arguments)
+    kind = str(arguments.pop(QUEUE_TYPE, told.type))
+    return Queue(name=told.name, type=kind, durable=told.durable, auto_delete=told.auto_delete, arguments=arguments)
 
 
 def check_name(what: str, name: str) -> None:

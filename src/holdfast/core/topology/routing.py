@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from msgspec import structs
 
 from holdfast.core.topology import model as t
 from holdfast.core.topology.model import Binding, Queue, Topology
 
+#: Exchanges that look at the key alone, or at nothing.
+_BY_KEY = ("direct", "fanout", "topic")
+
 
 class Graph:
-    """The paths of a topology. What depends on a message (an unknown key, headers) counts as possible."""
+    """The paths of a topology."""
 
     def __init__(self, topology: Topology) -> None:
-        self._topology = topology
         self._queues = {queue.name: queue for queue in topology.queues}
         self._exchanges = {exchange.name: exchange for exchange in topology.exchanges}
         self._bindings: dict[str, list[Binding]] = {}
         for binding in topology.bindings:
             self._bindings.setdefault(binding.source, []).append(binding)
+        for name in self._queues:
+            by_name = Binding(source=t.DEFAULT_EXCHANGE, destination=name, key=name)
+            self._bindings.setdefault(t.DEFAULT_EXCHANGE, []).append(by_name)
 
     @cached_property
     def targets(self) -> dict[str, frozenset[str]]:
@@ -46,43 +50,54 @@ class Graph:
         reached = {name for targets in self.targets.values() for name in targets}
         return frozenset(name for name in reached if not self.targets[name])
 
-    def publish(self, exchange: str, key: str | None) -> frozenset[str]:
-        """The queues that a publish with that key reaches; None is a key that is not known."""
-        if not exchange:
-            if key is None:
-                return frozenset()  # the key that it came with, which names no queue but by chance
-            return frozenset({key} & self._queues.keys())
+    def possible(self, exchange: str, key: str | None) -> frozenset[str]:
+        """The queues that a publish with that key can reach; None is a key that is not known.
+
+        What depends on the message (an unknown key, headers) counts as possible.
+        """
+        if not exchange and key is None:
+            return frozenset()  # the key that it came with, which names no queue but by chance
+        return frozenset(self._walk(exchange, key)[0] & self._queues.keys())
+
+    def reached(self, exchange: str, key: str, *, alternates: bool = True) -> set[str] | None:
+        """The queues that get a message with this key; None where headers decide."""
+        found, is_certain = self._walk(exchange, key, alternates=alternates)
+        return found if is_certain else None
+
+    def only_alternate(self, exchange: str, key: str) -> str:
+        """The alternate exchange that takes a message because no binding does.
+
+        Empty when a binding does, or headers decide, or nothing takes it.
+        """
+        if self.reached(exchange, key, alternates=False) != set() or not self.reached(exchange, key):
+            return ""
+        return self._exchanges[exchange].alternate or "of another exchange behind it"
+
+    def _walk(self, exchange: str, key: str | None, *, alternates: bool = True) -> tuple[set[str], bool]:
+        """The queues that it comes to, and whether that is certain whatever its headers are."""
         found: set[str] = set()
         seen: set[str] = set()
         waiting = [exchange]
+        is_certain = True
         while waiting:
             name = waiting.pop()
             if name in seen:
                 continue
             seen.add(name)
-            taken = [binding for binding in self._bindings.get(name, []) if self._takes(binding, key)]
+            there = self._exchanges.get(name)
+            kind = there.type if there else "direct"
+            is_certain &= kind in _BY_KEY
+            taken = [binding for binding in self._bindings.get(name, []) if _takes(kind, binding.key, key)]
             found |= {binding.destination for binding in taken if binding.destination_type == "queue"}
             waiting += [binding.destination for binding in taken if binding.destination_type == "exchange"]
-            alternate = self._exchanges[name].alternate if name in self._exchanges else None
-            if alternate and (not taken or key is None):
-                waiting.append(alternate)
-        return frozenset(found & self._queues.keys())
+            if alternates and there and there.alternate and (not taken or key is None):
+                waiting.append(there.alternate)
+        return found, is_certain
 
     def _dead_targets(self, queue: Queue) -> frozenset[str]:
         if queue.dead_exchange is None:
             return frozenset()
-        return self.publish(queue.dead_exchange, queue.arguments.get(t.DEAD_KEY))
-
-    def _takes(self, binding: Binding, key: str | None) -> bool:
-        exchange = self._exchanges.get(binding.source)
-        kind = exchange.type if exchange else "direct"
-        if key is None or kind == "fanout":
-            return True
-        if kind == "direct":
-            return binding.key == key
-        if kind == "topic":
-            return matches(binding.key, key)
-        return True
+        return self.possible(queue.dead_exchange, queue.arguments.get(t.DEAD_KEY))
 
     def _reach(self, start: Iterable[str], edges: dict[str, frozenset[str]] | None = None) -> set[str]:
         steps = self.targets if edges is None else edges
@@ -109,17 +124,27 @@ def cut_off(before: Topology, after: Topology) -> str:
             return f"the dead letters of queue '{name}'"
     for exchange in before.exchanges:
         net = exchange.alternate
-        if net and old.publish(net, None) and not new.publish(net, None):
+        if net and old.possible(net, None) and not new.possible(net, None):
             return f"what exchange '{exchange.name}' cannot route"
     return ""
 
 
-def matches(pattern: str, key: str) -> bool:
-    """Whether a topic binding takes a key: `*` is one word, `#` any number of them."""
-    return _compiled(pattern).fullmatch("." + key) is not None
+def topic_matches(pattern: str, key: str) -> bool:
+    """Whether a topic exchange would route the key by this binding: `*` is one word, `#` any number."""
+    words = key.split(".") if key else []
+    # Which prefixes of the words the pattern so far can end at: linear, however many # a stranger writes.
+    ends = {0}
+    for part in pattern.split(".") if pattern else ():
+        if part == "#":
+            ends = set(range(min(ends), len(words) + 1))
+        else:
+            ends = {end + 1 for end in ends if end < len(words) and part in ("*", words[end])}
+        if not ends:
+            return False
+    return len(words) in ends
 
 
-@lru_cache(maxsize=4096)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    wild = {"*": r"\.[^.]*", "#": r"(?:\.[^.]*)*"}
-    return re.compile("".join(wild.get(word, r"\." + re.escape(word)) for word in pattern.split(".")), re.DOTALL)
+def _takes(kind: str, binding_key: str, key: str | None) -> bool:
+    if key is None or kind not in ("direct", "topic"):
+        return True
+    return binding_key == key if kind == "direct" else topic_matches(binding_key, key)

@@ -61,12 +61,11 @@ def hazards(design: Design) -> list[Hazard]:
     return sorted(set(found), key=lambda hazard: (not hazard.fatal, hazard.name, hazard.reason))
 
 
-def refuse_hazards(design: Design) -> None:
-    """Raises Invalid with the first hazard that loses messages, and how many more there are."""
-    fatal = [hazard for hazard in hazards(design) if hazard.fatal]
-    if fatal:
-        more = f" (and {len(fatal) - 1} more)" if len(fatal) > 1 else ""
-        raise Invalid(f"topology is unsafe; {fatal[0]}{more}", ids=[hazard.name for hazard in fatal])
+def refuse(found: list[Hazard], what: str) -> None:
+    """Raises Invalid with the first hazard, and how many more there are."""
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise Invalid(f"{what} unsafe; {found[0]}{more}", ids=[hazard.name for hazard in found])
 
 
 def _delivery_limit(queue: Queue, version: Version) -> int | None:

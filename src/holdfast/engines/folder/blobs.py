@@ -1,9 +1,4 @@
-"""Blobs on a folder: written under a temporary name, fsynced, linked to the final name, directory fsynced.
-
-File work in a thread that is waited for even when the caller is cancelled.
-
-An open blob. Everything here blocks and is called in a thread.
-"""
+"""Blobs on a folder: written without a name, fsynced, linked to their path, directory fsynced; see `files`."""
 
 from __future__ import annotations
 
@@ -21,56 +16,16 @@ from holdfast.engines.folder.files import (
     PartialFile,
     in_thread,
     is_file,
-    put_together,
+    put_blobs,
     remove_leftovers,
 )
-from holdfast.errors import CannotStart, HoldfastError, Invalid, StorageFailed
-from holdfast.ports.blobs import Blob, BlobContent, BlobExists, BlobMissing, BlobStat, check_path
+from holdfast.errors import BlobExists, BlobMissing, CannotStart, HoldfastError, Invalid, StorageFailed
+from holdfast.ports.blobs import Blob, BlobContent, BlobStat, check_path
 
+CHUNK_BYTES = 1 << 18
 # Not blocking: a named pipe that somebody put there must not hold us up.
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 NO_BLOB = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
-
-
-class BlobReader:
-    """Open, read, and `close` in any case."""
-
-    def __init__(self, tree: BlobFolder, segments: tuple[str, ...]) -> None:
-        self.size_bytes = 0
-        self._tree = tree
-        self._segments = segments
-        self._file = -1
-
-    def open(self) -> bool:
-        """False when there is no blob: a link, or a directory, is none. Raises OSError."""
-        try:
-            with self._tree.directory(self._segments[:-1]) as folder:
-                self._file = os.open(self._segments[-1], READ, dir_fd=folder)
-        except OSError as error:
-            if error.errno in NO_BLOB:
-                return False
-            raise
-        status = os.fstat(self._file)
-        self.size_bytes = status.st_size
-        return stat.S_ISREG(status.st_mode)
-
-    def read(self, bytes_max: int) -> bytes:
-        """The next bytes; empty at the end. Raises OSError."""
-        return os.read(self._file, bytes_max)
-
-    def sha256(self) -> str:
-        """Of all the bytes, from the beginning. Raises OSError."""
-        with os.fdopen(os.dup(self._file), "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
-    def close(self) -> None:
-        """May be called when `open` failed, and more than once."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-
-CHUNK_BYTES = 1 << 18
 
 
 @asynccontextmanager
@@ -79,23 +34,23 @@ async def open_folder_blobs(root: Path) -> AsyncIterator[FolderBlobs]:
 
     Raises CannotStart when the folder cannot be used.
     """
-    tree = BlobFolder(root)
+    folder = BlobFolder(root)
     try:
         try:
-            await in_thread(tree.open)
-            await in_thread(remove_leftovers, tree)
+            await in_thread(folder.open)
+            await in_thread(remove_leftovers, folder)
         except OSError as error:
             raise CannotStart(f"the blob folder cannot be used; {root}: {error.strerror}") from error
-        yield FolderBlobs(tree)
+        yield FolderBlobs(folder)
     finally:
-        tree.close()
+        folder.close()
 
 
 class FolderBlobs:
     """See `holdfast.ports.blobs.Blobs`; made by `open_folder_blobs`. Several processes may share a folder."""
 
-    def __init__(self, tree: BlobFolder) -> None:
-        self._tree = tree
+    def __init__(self, root: BlobFolder) -> None:
+        self._root = root
 
     async def put(self, path: str, content: bytes | AsyncIterable[bytes], *, sha256: str | None = None) -> Blob:
         segments = check_path(path)
@@ -105,7 +60,7 @@ class FolderBlobs:
             if isinstance(done, HoldfastError):
                 raise done
             return done
-        partial = PartialFile(self._tree)
+        partial = PartialFile(self._root)
         try:
             with _translated("putting", path):
                 await in_thread(partial.open)
@@ -132,7 +87,7 @@ class FolderBlobs:
         return [refused[place] if place in refused else next(done) for place in range(len(blobs))]
 
     async def get(self, path: str) -> AsyncGenerator[bytes, None]:
-        reader = BlobReader(self._tree, check_path(path))
+        reader = BlobReader(self._root, check_path(path))
         try:
             with _translated("reading", path):
                 there = await in_thread(reader.open)
@@ -148,7 +103,7 @@ class FolderBlobs:
             reader.close()
 
     async def stat(self, path: str) -> BlobStat | None:
-        reader = BlobReader(self._tree, check_path(path))
+        reader = BlobReader(self._root, check_path(path))
         try:
             with _translated("looking at", path):
                 there = await in_thread(reader.open)
@@ -175,7 +130,7 @@ class FolderBlobs:
 
     def _put_all(self, blobs: Sequence[tuple[BlobContent, tuple[str, ...]]]) -> list[Blob | HoldfastError]:
         """All of them in one go: each change of threads costs as much as a small write."""
-        entries = put_together(self._tree, [(segments, blob.content) for blob, segments in blobs])
+        entries = put_blobs(self._root, [(segments, blob.content) for blob, segments in blobs])
         return [self._outcome(blob, entry) for (blob, _), entry in zip(blobs, entries, strict=True)]
 
     def _outcome(self, blob: BlobContent, entry: BlobWrite) -> Blob | HoldfastError:
@@ -194,7 +149,7 @@ class FolderBlobs:
             return self._taken(entry.error, entry.segments, blob.sha256)
         if entry.error is not None:
             raise entry.error
-        partial = PartialFile(self._tree)  # the system has no files without a name
+        partial = PartialFile(self._root)  # the system has no files without a name
         try:
             partial.open()
             partial.write(blob.content)
@@ -220,26 +175,26 @@ class FolderBlobs:
         if found != sha256:
             raise BlobExists(f"blob path is taken; {path!r} holds something else") from error
         # Whoever created it may have died between the link and the fsync.
-        with self._tree.directory(segments[:-1], create=True) as folder:
+        with self._root.directory(segments[:-1], create=True) as folder:
             os.fsync(folder)
         return False
 
     def _sha256(self, segments: tuple[str, ...]) -> str | None:
-        reader = BlobReader(self._tree, segments)
+        reader = BlobReader(self._root, segments)
         try:
             return reader.sha256() if reader.open() else None
         finally:
             reader.close()
 
     def _is_taken(self, segments: tuple[str, ...]) -> bool:
-        with suppress(FileNotFoundError), self._tree.directory(segments[:-1]) as folder:
+        with suppress(FileNotFoundError), self._root.directory(segments[:-1]) as folder:
             os.stat(segments[-1], dir_fd=folder, follow_symlinks=False)
             return True
         return False
 
     def _delete(self, segments: tuple[str, ...]) -> bool:
         try:
-            with self._tree.directory(segments[:-1]) as folder:
+            with self._root.directory(segments[:-1]) as folder:
                 if not is_file(segments[-1], folder):
                     return False
                 os.unlink(segments[-1], dir_fd=folder)
@@ -250,7 +205,7 @@ class FolderBlobs:
 
     def _below(self, path: str, prefix: str) -> list[tuple[str, int | None]]:
         """What is in a directory and may match, the last first: it is taken from the end."""
-        directories, files = self._tree.entries(path.split("/") if path else ())
+        directories, files = self._root.entries(path.split("/") if path else ())
         start = f"{path}/" if path else ""
         found: list[tuple[str, int | None]] = []
         for name, size_bytes in files:
@@ -263,6 +218,44 @@ class FolderBlobs:
         # With its slash, a directory sorts among the files where the paths below it belong.
         found.sort(key=lambda entry: entry[0] + ("/" if entry[1] is None else ""), reverse=True)
         return found
+
+
+class BlobReader:
+    """Open, read, and `close` in any case."""
+
+    def __init__(self, root: BlobFolder, segments: tuple[str, ...]) -> None:
+        self.size_bytes = 0
+        self._root = root
+        self._segments = segments
+        self._file = -1
+
+    def open(self) -> bool:
+        """False when there is no blob: a link, or a directory, is none. Raises OSError."""
+        try:
+            with self._root.directory(self._segments[:-1]) as folder:
+                self._file = os.open(self._segments[-1], READ, dir_fd=folder)
+        except OSError as error:
+            if error.errno in NO_BLOB:
+                return False
+            raise
+        status = os.fstat(self._file)
+        self.size_bytes = status.st_size
+        return stat.S_ISREG(status.st_mode)
+
+    def read(self, bytes_max: int) -> bytes:
+        """The next bytes; empty at the end. Raises OSError."""
+        return os.read(self._file, bytes_max)
+
+    def sha256(self) -> str:
+        """Of all the bytes, from the beginning. Raises OSError."""
+        with os.fdopen(os.dup(self._file), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def close(self) -> None:
+        """May be called when `open` failed, and more than once."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 async def _sized(content: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:

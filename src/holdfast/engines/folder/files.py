@@ -1,22 +1,16 @@
-"""Several blobs in one go: each step is taken for all of them before the next, so that they share what a step costs.
+"""Files under a blob folder, each durable and complete before anybody sees its name.
 
-The fsyncs of the files go at the same time, one fsync of a directory makes all names in it durable, and whoever waits
-for all of it changes threads once. Everything here blocks and is called in a thread.
+A blob is written to a file that has no name yet (`UnnamedFile`): if its writer dies, the kernel forgets it. Where the
+file system cannot do that, `PartialFile` stands in, a temporary file that is linked to its name at the end. Temporaries
+lie together in one directory, on the same file system, so that what a crash left behind is found without walking the
+folder. A writer holds a lock on its file, and the lock goes with the process, however it ends: a file that somebody
+else can lock is a leftover, even when several processes share the folder.
 
-A blob that is being written: a temporary file, locked while its writer lives, linked to its name at the end.
+Of several blobs in one go each step is taken for all before the next: the fsyncs of the files go at the same time, one
+fsync of a directory makes all names in it durable, and whoever waits for all of it changes threads once.
 
-The temporaries of a store lie together in one directory of it, on the same file system, so that what a crash
-left behind is found without walking the store. A writer holds a lock on its file, and the lock goes with the
-process, however it ends. So a file that can be locked by somebody else is a leftover, even when several
-processes share the folder. Everything here blocks and is called in a thread.
-
-A blob that is being written and has no name yet: if its writer dies, the kernel forgets it and nothing is left.
-
-Where the file system cannot do that, `Partial` stands in. Everything here blocks and is called in a thread.
-
-The folder underneath: directories reached without following links, made so that a crash cannot undo them.
-
-Everything here blocks and is called in a thread. Directories are never removed.
+Directories are reached without following links, made so that a crash cannot undo them, and never removed. Everything
+here but `in_thread` blocks and is called in a thread.
 """
 
 from __future__ import annotations
@@ -38,15 +32,21 @@ from typing import ParamSpec, TypeVar
 
 from holdfast.proof import crash_point
 
-P = ParamSpec("P")
-
-
-T = TypeVar("T")
-
-
+PARTIAL = (".partial",)
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: What a system says that has no files without a name, or no way to give them one.
+CANNOT = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.EPERM, errno.EXDEV})
+DURABLE_COUNT_MAX = 10_000
+HELD_COUNT_MAX = 64
 #: Threads that mostly wait for the disk: more than processors, and not those that others wait for.
 THREADS_COUNT_MAX = 32
+P = ParamSpec("P")
+T = TypeVar("T")
 _threads = ThreadPoolExecutor(THREADS_COUNT_MAX, thread_name_prefix="folder")
+#: Threads that do nothing but fsync. Those who wait for them are others, so that nobody waits for himself.
+_syncs = ThreadPoolExecutor(THREADS_COUNT_MAX, thread_name_prefix="fsync")
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -67,154 +67,6 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
         if not running.cancelled():
             running.exception()  # seen: the cancellation is what the caller gets
         raise
-
-
-PARTIAL = (".partial",)
-CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class PartialFile:
-    """Open, write, `publish` or not, and `close` in any case."""
-
-    def __init__(self, tree: BlobFolder) -> None:
-        self.size_bytes = 0
-        self._tree = tree
-        self._name = ""
-        self._file = -1
-        self._digest = hashlib.sha256()
-
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
-
-    def open(self) -> None:
-        """Make the temporary file. Raises OSError."""
-        with self._tree.directory(PARTIAL, create=True) as folder:
-            while True:
-                self._name = uuid.uuid4().hex
-                self._file = os.open(self._name, CREATE, mode=0o600, dir_fd=folder)
-                fcntl.flock(self._file, fcntl.LOCK_EX)
-                if os.fstat(self._file).st_nlink > 0:
-                    return
-                # Somebody who opened the store took it for a leftover before it was locked.
-                os.close(self._file)
-
-    def write(self, data: bytes) -> None:
-        """Append. Raises OSError; then the file is only good for closing."""
-        self._digest.update(data)
-        self.size_bytes += len(data)
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._file, rest) :]
-
-    def publish(self, segments: tuple[str, ...]) -> None:
-        """Give it its name, durably. Raises FileExistsError when the name is taken; then nothing changed.
-
-        A link never replaces what is there, unlike a rename. The bytes are on the disk before the name is, so
-        that whoever sees the name finds all of them, after a power cut too.
-        """
-        crash_point("blobs.after_write")
-        os.fsync(self._file)
-        crash_point("blobs.after_fsync")
-        with (
-            self._tree.directory(PARTIAL) as source,
-            self._tree.directory(segments[:-1], create=True) as target,
-        ):
-            os.link(self._name, segments[-1], src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
-            crash_point("blobs.after_rename")
-            self._tree.sync(segments[:-1], target)
-
-    def close(self) -> None:
-        """Remove the temporary name; a published blob keeps its own. May be called when `open` failed."""
-        if self._file < 0:
-            return
-        try:
-            with suppress(FileNotFoundError), self._tree.directory(PARTIAL) as folder:
-                os.unlink(self._name, dir_fd=folder)
-        finally:
-            os.close(self._file)
-            self._file = -1
-
-
-def remove_leftovers(tree: BlobFolder) -> int:
-    """Remove the temporaries whose writers are gone; returns how many. Raises OSError."""
-    removed = 0
-    for name, _ in tree.entries(PARTIAL)[1]:
-        with suppress(FileNotFoundError, BlockingIOError), tree.directory(PARTIAL) as folder:
-            file = os.open(name, LOOK, dir_fd=folder)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(name, dir_fd=folder)
-                removed += 1
-            finally:
-                os.close(file)
-    return removed
-
-
-#: What a system says that has no files without a name, or no way to give them one.
-CANNOT = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.EPERM, errno.EXDEV})
-
-
-class UnnamedFile:
-    """Open, write, sync, link or not, and `close` in any case. The name is durable when its directory is synced."""
-
-    def __init__(self) -> None:
-        self._file = -1
-
-    def open(self, folder: int) -> bool:
-        """Make the file in a directory; false where that cannot be done. Raises OSError."""
-        try:
-            self._file = os.open(".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=folder)
-        except OSError as error:
-            if error.errno in CANNOT:
-                return False
-            raise
-        return True
-
-    def write(self, data: bytes) -> None:
-        """Append. Raises OSError; then the file is only good for closing."""
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._file, rest) :]
-
-    def sync(self) -> None:
-        """Put the bytes on the disk. Raises OSError."""
-        crash_point("blobs.after_write")
-        os.fsync(self._file)
-        crash_point("blobs.after_fsync")
-
-    def link(self, name: str, folder: int) -> bool:
-        """Give it its name; false where that cannot be done. Raises FileExistsError when the name is taken."""
-        try:
-            os.link(f"/proc/self/fd/{self._file}", name, dst_dir_fd=folder, follow_symlinks=True)
-        except OSError as error:
-            if error.errno in CANNOT:
-                return False
-            raise
-        crash_point("blobs.after_rename")
-        return True
-
-    def close(self) -> None:
-        """Without a name by now, it is gone. May be called when `open` failed."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-DURABLE_COUNT_MAX = 10_000
-HELD_COUNT_MAX = 64
-
-
-class _Sync:
-    """The fsyncs of one directory: who has asked, and up to whom it is done."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.users = 0
-        self.asked = 0
-        self.done = 0
 
 
 class BlobFolder:
@@ -327,42 +179,140 @@ class BlobFolder:
             self._durable.add(segments)
 
 
-def is_file(name: str, folder: int) -> bool:
-    """Whether the entry is a plain file; a link to one is not. Raises FileNotFoundError."""
-    return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+class _Sync:
+    """The fsyncs of one directory: who has asked, and up to whom it is done."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+        self.asked = 0
+        self.done = 0
 
 
-def fsync_folder(path: Path) -> None:
-    descriptor = os.open(path, DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+class PartialFile:
+    """Open, write, `publish` or not, and `close` in any case."""
+
+    def __init__(self, root: BlobFolder) -> None:
+        self.size_bytes = 0
+        self._root = root
+        self._name = ""
+        self._file = -1
+        self._digest = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def open(self) -> None:
+        """Make the temporary file. Raises OSError."""
+        with self._root.directory(PARTIAL, create=True) as folder:
+            while True:
+                self._name = uuid.uuid4().hex
+                self._file = os.open(self._name, CREATE, mode=0o600, dir_fd=folder)
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+                if os.fstat(self._file).st_nlink > 0:
+                    return
+                # Somebody who opened the store took it for a leftover before it was locked.
+                os.close(self._file)
+
+    def write(self, data: bytes) -> None:
+        """Append. Raises OSError; then the file is only good for closing."""
+        self._digest.update(data)
+        self.size_bytes += len(data)
+        _write(self._file, data)
+
+    def publish(self, segments: tuple[str, ...]) -> None:
+        """Give it its name, durably. Raises FileExistsError when the name is taken; then nothing changed.
+
+        A link never replaces what is there, unlike a rename. The bytes are on the disk before the name is, so
+        that whoever sees the name finds all of them, after a power cut too.
+        """
+        crash_point("blobs.after_write")
+        os.fsync(self._file)
+        crash_point("blobs.after_fsync")
+        with (
+            self._root.directory(PARTIAL) as source,
+            self._root.directory(segments[:-1], create=True) as target,
+        ):
+            os.link(self._name, segments[-1], src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+            crash_point("blobs.after_rename")
+            self._root.sync(segments[:-1], target)
+
+    def close(self) -> None:
+        """Remove the temporary name; a published blob keeps its own. May be called when `open` failed."""
+        if self._file < 0:
+            return
+        try:
+            with suppress(FileNotFoundError), self._root.directory(PARTIAL) as folder:
+                os.unlink(self._name, dir_fd=folder)
+        finally:
+            os.close(self._file)
+            self._file = -1
 
 
-#: Threads that do nothing but fsync. Those who wait for them are others, so that nobody waits for himself.
-_syncs = ThreadPoolExecutor(THREADS_COUNT_MAX, thread_name_prefix="fsync")
+class UnnamedFile:
+    """Open, write, sync, link or not, and `close` in any case. The name is durable when its directory is synced."""
+
+    def __init__(self) -> None:
+        self._file = -1
+
+    def open(self, folder: int) -> bool:
+        """Make the file in a directory; false where that cannot be done. Raises OSError."""
+        try:
+            self._file = os.open(".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        except OSError as error:
+            if error.errno in CANNOT:
+                return False
+            raise
+        return True
+
+    def write(self, data: bytes) -> None:
+        """Append. Raises OSError; then the file is only good for closing."""
+        _write(self._file, data)
+
+    def sync(self) -> None:
+        """Put the bytes on the disk. Raises OSError."""
+        crash_point("blobs.after_write")
+        os.fsync(self._file)
+        crash_point("blobs.after_fsync")
+
+    def link(self, name: str, folder: int) -> bool:
+        """Give it its name; false where that cannot be done. Raises FileExistsError when the name is taken."""
+        try:
+            os.link(f"/proc/self/fd/{self._file}", name, dst_dir_fd=folder, follow_symlinks=True)
+        except OSError as error:
+            if error.errno in CANNOT:
+                return False
+            raise
+        crash_point("blobs.after_rename")
+        return True
+
+    def close(self) -> None:
+        """Without a name by now, it is gone. May be called when `open` failed."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 class BlobWrite:
     """One blob on its way: it is done, or has its error; or neither, where there are no files without a name."""
 
-    def __init__(self, tree: BlobFolder, segments: tuple[str, ...], content: bytes) -> None:
+    def __init__(self, root: BlobFolder, segments: tuple[str, ...], content: bytes) -> None:
         self.segments = segments
         self.error: OSError | None = None
         self.is_done = False
         self.folder = -1
         self._content = content
-        self._tree = tree
+        self._root = root
         self._own = -1
         self._file = UnnamedFile()
         self._is_going = True
 
     def write(self) -> None:
         """Make the file and fill it."""
-        folder = self._tree.held(self.segments[:-1])
+        folder = self._root.held(self.segments[:-1])
         if folder is None:
-            with self._tree.directory(self.segments[:-1], create=True) as found:
+            with self._root.directory(self.segments[:-1], create=True) as found:
                 folder = self._own = os.dup(found)
         self.folder = folder
         self._is_going = self._file.open(folder)
@@ -398,20 +348,48 @@ class BlobWrite:
             self._own = -1
 
 
-def put_together(tree: BlobFolder, blobs: Sequence[tuple[tuple[str, ...], bytes]]) -> list[BlobWrite]:
+def put_blobs(root: BlobFolder, blobs: Sequence[tuple[tuple[str, ...], bytes]]) -> list[BlobWrite]:
     """Put each under its path, durably. What goes wrong with one is its own."""
-    entries = [BlobWrite(tree, segments, content) for segments, content in blobs]
+    entries = [BlobWrite(root, segments, content) for segments, content in blobs]
     try:
         for entry in entries:
             entry.attempt(entry.write)
         _sync_files([entry for entry in entries if entry.is_going])
         for entry in entries:
             entry.attempt(entry.link)
-        _sync_folders(tree, [entry for entry in entries if entry.is_going])
+        _sync_folders(root, [entry for entry in entries if entry.is_going])
     finally:
         for entry in entries:
             entry.close()
     return entries
+
+
+def remove_leftovers(root: BlobFolder) -> int:
+    """Remove the temporaries whose writers are gone; returns how many. Raises OSError."""
+    removed = 0
+    for name, _ in root.entries(PARTIAL)[1]:
+        with suppress(FileNotFoundError, BlockingIOError), root.directory(PARTIAL) as folder:
+            file = os.open(name, LOOK, dir_fd=folder)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(name, dir_fd=folder)
+                removed += 1
+            finally:
+                os.close(file)
+    return removed
+
+
+def is_file(name: str, folder: int) -> bool:
+    """Whether the entry is a plain file; a link to one is not. Raises FileNotFoundError."""
+    return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+
+
+def fsync_folder(path: Path) -> None:
+    descriptor = os.open(path, DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _sync_files(written: Sequence[BlobWrite]) -> None:
@@ -423,16 +401,22 @@ def _sync_files(written: Sequence[BlobWrite]) -> None:
         other.result()
 
 
-def _sync_folders(tree: BlobFolder, linked: Sequence[BlobWrite]) -> None:
+def _sync_folders(root: BlobFolder, linked: Sequence[BlobWrite]) -> None:
     by_folder: dict[tuple[str, ...], list[BlobWrite]] = {}
     for entry in linked:
         by_folder.setdefault(entry.segments[:-1], []).append(entry)
     for segments, entries in by_folder.items():
         try:
-            tree.sync(segments, entries[0].folder)
+            root.sync(segments, entries[0].folder)
         except OSError as error:
             for entry in entries:
                 entry.error = error
             continue
         for entry in entries:
             entry.is_done = True
+
+
+def _write(file: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]

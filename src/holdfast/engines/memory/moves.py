@@ -10,7 +10,7 @@ from holdfast.ports.queue_store import Arrive, Counted, Forget, LedgerEntry, Rem
 
 
 class Moves(MemoryReading):
-    """The moving part of the shelves."""
+    """The moving part of the store."""
 
     def __init__(self, memory: QueueMemory, clock: Clock) -> None:
         super().__init__(memory, clock)
@@ -44,25 +44,25 @@ class Moves(MemoryReading):
     def _arrive(self, operation: Arrive) -> Counted:
         partition = self._partition(operation.partition)
         count = 0
-        for corpse in operation.items:
-            if corpse.source_id in self._memory.arrivals:
+        for item in operation.items:
+            if item.source_id in self._memory.arrivals:
                 continue
             # Remembered also when it was imported before: that copy may be completed before the third commit.
-            self._memory.arrivals[corpse.source_id] = corpse.source_queue
-            if corpse.source_id in self._memory.sources:
+            self._memory.arrivals[item.source_id] = item.source_queue
+            if item.source_id in self._memory.sources:
                 continue
             entry = MemoryItem(
-                payload=corpse.payload,
-                kind=corpse.kind,
-                encoding=corpse.encoding,
-                reference=corpse.reference,
+                payload=item.payload,
+                kind=item.kind,
+                encoding=item.encoding,
+                reference=item.reference,
                 created_at_us=self._now_us,
             )
             entry.expire_at_us = self._now_us + operation.expire_timeout_us
-            entry.source_id, entry.former_key = corpse.source_id, corpse.former_key
-            if not corpse.is_redrive:
-                entry.source_queue, entry.died_at_us = corpse.source_queue, corpse.died_at_us
-                entry.death_reason, entry.death_attempts = corpse.death_reason, corpse.death_attempts
+            entry.source_id, entry.former_key = item.source_id, item.former_key
+            if not item.is_redrive:
+                entry.source_queue, entry.died_at_us = item.source_queue, item.died_at_us
+                entry.death_reason, entry.death_attempts = item.death_reason, item.death_attempts
             self._place(partition, entry, 0)
             count += 1
         return Counted(count)

@@ -186,7 +186,7 @@ class MemoryPartition:
         entry = self.leased.get(sequence)
         return entry is not None and entry.lease_deadline_us == deadline_us
 
-    def shape(self) -> PartitionState:
+    def state(self) -> PartitionState:
         """How it stands."""
         self._drop_stale_deadlines()
         return PartitionState(

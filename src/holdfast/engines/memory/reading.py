@@ -12,7 +12,7 @@ from holdfast.ports.queue_store import DeathRules, DyingItem, LedgerEntry, Tally
 
 
 class QueueMemory:
-    """What is kept of one queue; outlives the shelves that work on it."""
+    """What is kept of one queue; outlives the stores that work on it."""
 
     def __init__(self, record: QueueRecord) -> None:
         self.generation = record.generation
@@ -25,7 +25,7 @@ class QueueMemory:
 
 
 class MemoryReading:
-    """The reading half of the shelves."""
+    """The reading half of the store."""
 
     def __init__(self, memory: QueueMemory, clock: Clock) -> None:
         self._memory = memory
@@ -38,7 +38,7 @@ class MemoryReading:
             raise StorageFailed(f"storage failed; partition {number} of '{self._memory.name}' is not loaded, try again")
         return partition
 
-    async def corpses(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
+    async def dying_items(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
         shelf = self._partition(partition)
         return [
             DyingItem(
@@ -70,14 +70,13 @@ class MemoryReading:
         chosen = sorted(sequence for sequence in entries if sequence >= first)[:count_max]
         return [shelf.show(entries[sequence]) for sequence in chosen]
 
-    async def tally(self, partition: int, *, mortality: DeathRules) -> Tally:
+    async def tally(self, partition: int, *, rules: DeathRules) -> Tally:
         shelf, now_us = self._partition(partition), self._clock.now_us()
         present = [*shelf.queued.values(), *shelf.leased.values()]
         overdue = [
             entry
             for entry in shelf.queued.values()
-            if mortality.immortal
-            and (entry.expire_at_us <= now_us or is_used_up(entry.attempts, mortality.max_attempts))
+            if rules.immortal and (entry.expire_at_us <= now_us or is_used_up(entry.attempts, rules.max_attempts))
         ]
         return Tally(
             partition=partition,

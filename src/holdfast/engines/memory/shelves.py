@@ -81,8 +81,8 @@ class MemoryQueueStore(Moves):
         self._now_us = self._clock.now_us()
         results = [self._carry_out[type(operation)](operation) for operation in operations]
         touched = {operation.partition for operation in operations}
-        shapes = {number: self._memory.partitions[number].shape() for number in touched}
-        return Committed(results, shapes, self._now_us)
+        states = {number: self._memory.partitions[number].state() for number in touched}
+        return Committed(results, states, self._now_us)
 
     def can_commit_inline(self) -> bool:
         return True
@@ -91,8 +91,8 @@ class MemoryQueueStore(Moves):
         for number in self._numbers:
             if number not in self._memory.partitions:
                 self._memory.partitions[number] = MemoryPartition(generation=self._memory.generation, number=number)
-        shapes = {number: self._memory.partitions[number].shape() for number in self._numbers}
-        return Committed([], shapes, self._clock.now_us())
+        states = {number: self._memory.partitions[number].state() for number in self._numbers}
+        return Committed([], states, self._clock.now_us())
 
     async def close(self) -> None:
         """Nothing to let go of."""
@@ -158,8 +158,8 @@ class MemoryQueueStore(Moves):
         for entry in partition.queued.values():
             if len(chosen) == operation.count_max:
                 break
-            if operation.mortality.immortal or not (
-                entry.expire_at_us <= self._now_us or is_used_up(entry.attempts, operation.mortality.max_attempts)
+            if operation.rules.immortal or not (
+                entry.expire_at_us <= self._now_us or is_used_up(entry.attempts, operation.rules.max_attempts)
             ):
                 chosen.append(entry)
         deadline = moment(until_us)
@@ -229,10 +229,10 @@ class MemoryQueueStore(Moves):
         for item in operation.items:
             entry = partition.leased.pop(partition.sequence_of(item.id))
             reason = item.reason or REASON_REJECTED if item.dead else ""
-            if not reason and is_used_up(entry.attempts, operation.mortality.max_attempts):
+            if not reason and is_used_up(entry.attempts, operation.rules.max_attempts):
                 reason = REASON_MAX_ATTEMPTS
-            if reason and not operation.mortality.immortal:
-                died, gone = self._die(partition, entry, reason, operation.mortality)
+            if reason and not operation.rules.immortal:
+                died, gone = self._die(partition, entry, reason, operation.rules)
                 dying += died
                 deleted += gone
                 continue
@@ -247,20 +247,20 @@ class MemoryQueueStore(Moves):
     # --- deadlines and death --------------------------------------------------------------------------------------
 
     def _die(
-        self, partition: MemoryPartition, entry: MemoryItem, reason: str, mortality: DeathRules
+        self, partition: MemoryPartition, entry: MemoryItem, reason: str, rules: DeathRules
     ) -> tuple[int, list[tuple[str, str]]]:
         """Mark it as dying, or delete it where there is no dead queue; either way it is in the ledger."""
         item_id = partition.id_of(entry)
         self._free(entry)
-        if mortality.target is None:
+        if rules.target is None:
             self._note("deleted", item_id, reason)
             return 0, [(item_id, reason)]
-        partition.mark_dying(entry, mortality.target, reason, self._now_us)
-        self._note("dead_lettered", item_id, reason, detail=mortality.target.queue_name)
+        partition.mark_dying(entry, rules.target, reason, self._now_us)
+        self._note("dead_lettered", item_id, reason, detail=rules.target.queue_name)
         return 1, []
 
     def _due(self, operation: Due) -> Ended:
-        partition, rules = self._partition(operation.partition), operation.mortality
+        partition, rules = self._partition(operation.partition), operation.rules
         requeued = enqueued = dying = 0
         deleted: list[tuple[str, str]] = []
         more = False

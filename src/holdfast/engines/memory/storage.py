@@ -88,7 +88,7 @@ class MemoryStorage:
     def catalog(self) -> MemoryCatalog:
         return self._catalog
 
-    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> MemoryQueueStore:
+    def queue_store(self, record: QueueRecord, partitions: Sequence[int]) -> MemoryQueueStore:
         memory = self._queues.setdefault(record.generation, QueueMemory(record))
         return MemoryQueueStore(memory, partitions, self._clock)
 

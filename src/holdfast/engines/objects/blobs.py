@@ -15,8 +15,8 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from holdfast.errors import CannotStart, HoldfastError, Invalid, StorageFailed
-from holdfast.ports.blobs import Blob, BlobContent, BlobExists, BlobMissing, BlobStat, check_path
+from holdfast.errors import BlobExists, BlobMissing, CannotStart, HoldfastError, Invalid, StorageFailed
+from holdfast.ports.blobs import Blob, BlobContent, BlobStat, check_path
 
 #: A stream is gathered before it is put: one PUT either creates the blob or does not, a multipart upload overwrites.
 STREAM_BYTES_MAX = 512 * 2**20

@@ -1,19 +1,12 @@
-"""Brings a database to today's schema, and says clearly when it cannot. Two servers may start at once.
+"""Connections to PostgreSQL: how one is opened, speaks and fails, a pool of them, and today's schema.
 
-How PostgreSQL's errors read: one translation, and never a password in a text.
+A connection is always in pipeline mode: statements are queued and sent together, so that a whole commit is one round
+trip. It speaks to libpq through `psycopg.pq`, because a cursor's bookkeeping per statement costs more than the
+statement. Every statement comes from `sql/`, is prepared once per connection, and takes and gives binary values.
 
-Parameters in PostgreSQL's binary format, written by hand: for a batch of payloads that is ten times cheaper than
-adapting them one by one, and a payload goes over the wire as the bytes that it is.
-
-Every whole number is a `bigint` and every text a `text`; the statements in `sql/` cast their parameters to that.
-
-One connection to PostgreSQL, always in pipeline mode: statements are queued and sent together, so that a whole
-commit is one round trip.
-
-It speaks to libpq through `psycopg.pq`, because a cursor's bookkeeping per statement costs more than the statement.
-Every statement comes from `sql/`, is prepared once per connection, and takes and gives binary values.
-
-A bounded number of connections, shared by all queues of a storage. A connection that failed is never used again.
+Parameters are written in PostgreSQL's binary format by hand: for a batch of payloads that is ten times cheaper than
+adapting them one by one, and a payload goes over the wire as the bytes that it is. Every whole number is a `bigint` and
+every text a `text`; the statements cast their parameters to that.
 """
 
 from __future__ import annotations
@@ -34,6 +27,37 @@ from psycopg.pq.abc import PGresult
 from holdfast.errors import CannotStart, HoldfastError, StorageFailed, Unstorable
 from holdfast.ports.database import migrations, statements
 
+PACKAGE: Final = "holdfast.engines.postgres"
+SQL: Final = {"begin": b"BEGIN", "commit": b"COMMIT", "rollback": b"ROLLBACK"} | {
+    name: text.encode() for name, text in statements(PACKAGE).items()
+}
+
+CONNECT_TIMEOUT_S = 10
+ANSWER_TIMEOUT_S = 60.0
+APPLICATION = "holdfast"
+
+#: Nothing is ever found by reading a whole table; the planner must not think otherwise of a table that was small
+#: when it was last looked at. Generic plans, because planning anew would cost more than running.
+SESSION = (
+    "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_mergejoin = off; SET jit = off; "
+    "SET plan_cache_mode = force_generic_plan; SET synchronous_commit = on; "
+    "SET default_transaction_isolation = 'read committed'; SET client_encoding = 'UTF8'; "
+    "SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '60s'"
+)
+
+Rows = list[tuple[Any, ...]]
+_BINARY_FORMATS = tuple((1,) * count for count in range(32))
+
+#: What a statement takes: arrays are encoded by the functions below and are bytes by then.
+Value: TypeAlias = int | str | bytes | None
+
+_BIGINT = Struct(">q").pack
+_HEADER = Struct(">iiiii").pack
+_LENGTH = Struct(">i").pack
+_NULL = _LENGTH(-1)
+_BYTEA_OID, _BIGINT_OID, _TEXT_OID = 17, 20, 25
+_BIGINT_BYTES = 8
+
 #: What `holdfast.hold_queue` raises for a queue that is gone or was made anew.
 QUEUE_MISSING_STATE = "HF404"
 
@@ -52,132 +76,13 @@ _WHAT_HAPPENED = {
     "57P03": "it is starting up",
 }
 
+MIGRATIONS = migrations(PACKAGE, kind="queue")
+SERVER_VERSION_MIN = 15
 
-class QueueGone(HoldfastError):
-    """The generation is not in the database; the caller knows the queue's name."""
-
-
-def place_of(url: str) -> str:
-    """Where a URL leads, for people: user, host, port and database, and never the password."""
-    try:
-        parts = conninfo_to_dict(url)
-    except psycopg.ProgrammingError:
-        return "PostgreSQL"
-    host = parts.get("host") or parts.get("hostaddr") or "the local socket"
-    port = parts.get("port") or 5432
-    user = parts.get("user") or "the system's user"
-    return f"PostgreSQL at {host}:{port}, database '{parts.get('dbname') or user}', user '{user}'"
-
-
-def failed(error: Exception, place: str) -> StorageFailed:
-    """The connection did not come about or broke."""
-    if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
-        # libpq's text would quote the URL, with the password in it.
-        return StorageFailed(f"storage failed; {place}: the URL is not a valid one, try again")
-    state = error.sqlstate if isinstance(error, psycopg.Error) else None
-    what = _WHAT_HAPPENED.get(state or "") or _first_line(error) or "the connection is lost"
-    if isinstance(error, psycopg.DataError) or (state or "")[:2] in _UNSTORABLE:
-        return Unstorable(f"storage failed; {place}: {what}")
-    return StorageFailed(f"storage failed; {place}: {what}, try again")
-
-
-def refused(result: PGresult, place: str) -> HoldfastError:
-    """The server answered with an error."""
-    if result.status == ExecStatus.PIPELINE_ABORTED:
-        return StorageFailed(f"storage failed; {place}: an earlier statement failed, try again")
-    state = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode("ascii", "replace")
-    if state == QUEUE_MISSING_STATE:
-        return QueueGone("queue is gone")
-    text = (result.error_field(DiagnosticField.MESSAGE_PRIMARY) or b"").decode("utf-8", "replace")
-    what = _WHAT_HAPPENED.get(state) or text or "the connection is lost"
-    return StorageFailed(f"storage failed; {place}: {what}, try again")
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else ""
-
-
-#: What a statement takes: arrays are encoded by the functions below and are bytes by then.
-Value: TypeAlias = int | str | bytes | None
-
-_BIGINT = Struct(">q").pack
-_HEADER = Struct(">iiiii").pack
-_LENGTH = Struct(">i").pack
-_NULL = _LENGTH(-1)
-_BYTEA_OID, _BIGINT_OID, _TEXT_OID = 17, 20, 25
-_BIGINT_BYTES = 8
-
-
-def encoded(value: Value) -> bytes | None:
-    """One parameter."""
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, int):
-        return _BIGINT(value)
-    return None if value is None else value.encode()
-
-
-def bigints(numbers: Sequence[int]) -> bytes:
-    """A `bigint[]`."""
-    flat = [0] * (2 * len(numbers))
-    flat[0::2] = [_BIGINT_BYTES] * len(numbers)
-    flat[1::2] = numbers
-    return _header(_BIGINT_OID, len(numbers)) + pack(">" + "iq" * len(numbers), *flat)
-
-
-def byteas(payloads: Sequence[bytes]) -> bytes:
-    """A `bytea[]`."""
-    return _variable(_BYTEA_OID, payloads)
-
-
-def texts(strings: Sequence[str]) -> bytes:
-    """A `text[]`. Texts of one request are mostly the same: one kind, no reference."""
-    if len(set(strings)) == 1:
-        data = strings[0].encode()
-        return _header(_TEXT_OID, len(strings)) + (_LENGTH(len(data)) + data) * len(strings)
-    return _variable(_TEXT_OID, [string.encode() for string in strings])
-
-
-def texts_or_null(strings: Sequence[str]) -> bytes:
-    """A `text[]` in which an empty text is NULL: what a partial unique index leaves out."""
-    parts = [_header(_TEXT_OID, len(strings), nulls=1)]
-    for string in strings:
-        data = string.encode()
-        parts += (_LENGTH(len(data)), data) if data else (_NULL,)
-    return b"".join(parts)
-
-
-def _variable(oid: int, elements: Sequence[bytes]) -> bytes:
-    parts = [b""] * (2 * len(elements))
-    parts[0::2] = [_LENGTH(len(element)) for element in elements]
-    parts[1::2] = elements
-    return _header(oid, len(elements)) + b"".join(parts)
-
-
-def _header(oid: int, count: int, *, nulls: int = 0) -> bytes:
-    # One dimension of `count` elements that are numbered from 1; an empty array has no dimension.
-    return _HEADER(1, nulls, oid, count, 1) if count else pack(">iii", 0, 0, oid)
-
-
-PACKAGE: Final = "holdfast.engines.postgres"
-SQL: Final = {name: text.encode() for name, text in statements(PACKAGE).items()}
-
-CONNECT_TIMEOUT_S = 10
-ANSWER_TIMEOUT_S = 60.0
-APPLICATION = "holdfast"
-
-#: Nothing is ever found by reading a whole table; the planner must not think otherwise of a table that was small
-#: when it was last looked at. Generic plans, because planning anew would cost more than running.
-SESSION = (
-    "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_mergejoin = off; SET jit = off; "
-    "SET plan_cache_mode = force_generic_plan; SET synchronous_commit = on; "
-    "SET default_transaction_isolation = 'read committed'; SET client_encoding = 'UTF8'; "
-    "SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '60s'"
+_LOCK = "SELECT pg_advisory_xact_lock(1212106564, -2)"
+_BEGINNING = (
+    "CREATE SCHEMA IF NOT EXISTS holdfast; CREATE TABLE IF NOT EXISTS holdfast.{table} (version integer NOT NULL)"
 )
-
-Rows = list[tuple[Any, ...]]
-_BINARY_FORMATS = tuple((1,) * count for count in range(32))
 
 
 async def connect(url: str) -> psycopg.AsyncConnection[tuple[Any, ...]]:
@@ -250,7 +155,7 @@ class PipelineConnection:
     async def receive(self, *, sync: bool) -> list[PGresult]:
         """Send what is queued and wait for every answer. `sync` ends the pipeline: after an error, and at a commit.
 
-        Raises what `errors.refused` makes of the first error; the transaction is then lost.
+        Raises what `refused` makes of the first error; the transaction is then lost.
         """
         try:
             if sync:
@@ -328,36 +233,36 @@ class Pool:
         self._closed = False
 
     @asynccontextmanager
-    async def link(self) -> AsyncIterator[PipelineConnection]:
+    async def connection(self) -> AsyncIterator[PipelineConnection]:
         """A connection for this caller alone; raises StorageFailed. Whatever is raised inside, it is closed."""
         async with self._free:
-            link = await self._take()
+            connection = await self._take()
             try:
-                yield link
+                yield connection
             except BaseException:
                 # Its state is unknown, and its idle sisters may have lost the same server.
-                await link.close()
+                await connection.close()
                 await self._close_unusable()
                 raise
-            if self._closed or not link.usable:
-                await link.close()
+            if self._closed or not connection.usable:
+                await connection.close()
             else:
-                self._idle.append(link)
+                self._idle.append(connection)
 
     async def _take(self) -> PipelineConnection:
         if self._closed:
             raise StorageFailed(f"storage failed; {self._place} is closed")
         while self._idle:
-            link = self._idle.pop()
-            if link.usable:
-                return link
-            await link.close()
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+            await connection.close()
         return await PipelineConnection.open(self._url, place=self._place)
 
     async def _close_unusable(self) -> None:
-        for link in [link for link in self._idle if not link.usable]:
-            self._idle.remove(link)
-            await link.close()
+        for connection in [connection for connection in self._idle if not connection.usable]:
+            self._idle.remove(connection)
+            await connection.close()
 
     def open(self) -> None:
         """Give out connections (again)."""
@@ -370,13 +275,109 @@ class Pool:
             await self._idle.pop().close()
 
 
-MIGRATIONS = migrations(PACKAGE, kind="queue")
-SERVER_VERSION_MIN = 15
+# --- values -----------------------------------------------------------------------------------------------------------
 
-_LOCK = "SELECT pg_advisory_xact_lock(1212106564, -2)"
-_BEGINNING = (
-    "CREATE SCHEMA IF NOT EXISTS holdfast; CREATE TABLE IF NOT EXISTS holdfast.{table} (version integer NOT NULL)"
-)
+
+def encoded(value: Value) -> bytes | None:
+    """One parameter."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, int):
+        return _BIGINT(value)
+    return None if value is None else value.encode()
+
+
+def bigints(numbers: Sequence[int]) -> bytes:
+    """A `bigint[]`."""
+    flat = [0] * (2 * len(numbers))
+    flat[0::2] = [_BIGINT_BYTES] * len(numbers)
+    flat[1::2] = numbers
+    return _header(_BIGINT_OID, len(numbers)) + pack(">" + "iq" * len(numbers), *flat)
+
+
+def byteas(payloads: Sequence[bytes]) -> bytes:
+    """A `bytea[]`."""
+    return _variable(_BYTEA_OID, payloads)
+
+
+def texts(strings: Sequence[str]) -> bytes:
+    """A `text[]`. Texts of one request are mostly the same: one kind, no reference."""
+    if len(set(strings)) == 1:
+        data = strings[0].encode()
+        return _header(_TEXT_OID, len(strings)) + (_LENGTH(len(data)) + data) * len(strings)
+    return _variable(_TEXT_OID, [string.encode() for string in strings])
+
+
+def texts_or_null(strings: Sequence[str]) -> bytes:
+    """A `text[]` in which an empty text is NULL: what a partial unique index leaves out."""
+    parts = [_header(_TEXT_OID, len(strings), nulls=1)]
+    for string in strings:
+        data = string.encode()
+        parts += (_LENGTH(len(data)), data) if data else (_NULL,)
+    return b"".join(parts)
+
+
+def _variable(oid: int, elements: Sequence[bytes]) -> bytes:
+    parts = [b""] * (2 * len(elements))
+    parts[0::2] = [_LENGTH(len(element)) for element in elements]
+    parts[1::2] = elements
+    return _header(oid, len(elements)) + b"".join(parts)
+
+
+def _header(oid: int, count: int, *, nulls: int = 0) -> bytes:
+    # One dimension of `count` elements that are numbered from 1; an empty array has no dimension.
+    return _HEADER(1, nulls, oid, count, 1) if count else pack(">iii", 0, 0, oid)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+class QueueGone(HoldfastError):
+    """The generation is not in the database; the caller knows the queue's name."""
+
+
+def place_of(url: str) -> str:
+    """Where a URL leads, for people: user, host, port and database, and never the password."""
+    try:
+        parts = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        return "PostgreSQL"
+    host = parts.get("host") or parts.get("hostaddr") or "the local socket"
+    port = parts.get("port") or 5432
+    user = parts.get("user") or "the system's user"
+    return f"PostgreSQL at {host}:{port}, database '{parts.get('dbname') or user}', user '{user}'"
+
+
+def failed(error: Exception, place: str) -> StorageFailed:
+    """The connection did not come about or broke."""
+    if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
+        # libpq's text would quote the URL, with the password in it.
+        return StorageFailed(f"storage failed; {place}: the URL is not a valid one, try again")
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    what = _WHAT_HAPPENED.get(state or "") or _first_line(error) or "the connection is lost"
+    if isinstance(error, psycopg.DataError) or (state or "")[:2] in _UNSTORABLE:
+        return Unstorable(f"storage failed; {place}: {what}")
+    return StorageFailed(f"storage failed; {place}: {what}, try again")
+
+
+def refused(result: PGresult, place: str) -> HoldfastError:
+    """The server answered with an error."""
+    if result.status == ExecStatus.PIPELINE_ABORTED:
+        return StorageFailed(f"storage failed; {place}: an earlier statement failed, try again")
+    state = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode("ascii", "replace")
+    if state == QUEUE_MISSING_STATE:
+        return QueueGone("queue is gone")
+    text = (result.error_field(DiagnosticField.MESSAGE_PRIMARY) or b"").decode("utf-8", "replace")
+    what = _WHAT_HAPPENED.get(state) or text or "the connection is lost"
+    return StorageFailed(f"storage failed; {place}: {what}, try again")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else ""
+
+
+# --- the schema -------------------------------------------------------------------------------------------------------
 
 
 async def migrate(url: str, *, kind: str = "queue") -> None:

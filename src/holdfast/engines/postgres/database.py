@@ -1,21 +1,33 @@
-"""The vault in PostgreSQL, in a schema of its own: several servers share it.
+"""A database in PostgreSQL that several servers share: the vault in a schema of its own, or what collectors know.
 
-One connection writes and one reads, each in a thread of its own. Writers take turns by an advisory lock, because the
-ledger is a chain.
+Statements run in threads. The vault's writers take turns by an advisory lock, because the ledger is a chain: it is
+opened `serial`, with one connection that writes and one that reads. Collectors hold each other up only where they
+want the same row. Moments are by the database's clock, so that servers whose clocks differ agree on them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import select
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from contextlib import suppress
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
-from holdfast.engines.postgres.connection import APPLICATION, CONNECT_TIMEOUT_S, PACKAGE, failed, place_of
+from holdfast.engines.postgres.connection import (
+    APPLICATION,
+    CONNECT_TIMEOUT_S,
+    PACKAGE,
+    SESSION,
+    failed,
+    migrate,
+    place_of,
+)
 from holdfast.errors import CannotStart, StorageFailed
 from holdfast.ports.database import Dialect, Row, Tx, migrations
 from holdfast.proof import crash_point
@@ -24,15 +36,20 @@ T = TypeVar("T")
 MIGRATIONS = migrations(PACKAGE, kind="vault")
 SCHEMA = "holdfast_vault"
 LOCK = "SELECT pg_advisory_xact_lock(1212106564, -3)"
-SETTINGS = (
-    f"SET search_path = {SCHEMA}; SET synchronous_commit = on; SET lock_timeout = '20s'; SET client_encoding = 'UTF8'; "
-    "SET idle_in_transaction_session_timeout = '60s'; SET jit = off"
-)
+NOW = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
+SETTINGS = {
+    "vault": (
+        f"SET search_path = {SCHEMA}; SET synchronous_commit = on; SET lock_timeout = '20s'; "
+        "SET client_encoding = 'UTF8'; SET idle_in_transaction_session_timeout = '60s'; SET jit = off"
+    ),
+    "collect": f"{SESSION}; SET search_path = holdfast",
+}
 
 #: All statements of a look see one and the same moment.
 READ_SETTINGS = "SET default_transaction_isolation = 'repeatable read'; SET default_transaction_read_only = on"
+CONNECTIONS_COUNT_MAX = 4
 
-_NAMED = re.compile(r"(?<![:\w]):([a-z_]+)")
+_NAMED = re.compile(r"(?<![:\w]):([a-z][a-z0-9_]*)")
 
 Connection = psycopg.Connection[Row]
 
@@ -40,7 +57,12 @@ Connection = psycopg.Connection[Row]
 class PostgresDialect:
     """How PostgreSQL says it."""
 
+    shared = True
     in_ids = "= ANY(CAST(:ids AS bigint[]))"
+    given = "json_array_elements(CAST(:given AS json)) AS given (value)"
+    is_false = "= false"
+    skip_locked = "FOR UPDATE SKIP LOCKED"
+    collect_prefix = "collect_"
     text_from = "letters_text t JOIN letters l ON l.id = t.letter"
     text_matches = "t.words @@ to_tsquery('simple', :words)"
     text_key = "l.id"
@@ -56,43 +78,55 @@ class PostgresDialect:
         return " & ".join(f"'{word}'" for word in words)
 
 
+DIALECT: Dialect = PostgresDialect()
+
+
 @lru_cache(maxsize=512)
-def _translated(sql: str) -> str:
-    return _NAMED.sub(r"%(\1)s", sql.replace("%", "%%"))
+def _translated(sql: str) -> bytes:
+    return _NAMED.sub(r"%(\1)s", sql.replace("%", "%%")).encode()
 
 
 class PostgresTx:
     """Statements on one connection."""
 
-    def __init__(self, connection: Connection, dialect: Dialect) -> None:
-        self.dialect = dialect
-        self.moved: list[Any] = []
+    dialect = DIALECT
+
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
+    @cached_property
+    def now_us(self) -> int:
+        return int(self.rows(NOW)[0][0])
+
     def rows(self, sql: str, **values: Any) -> list[Row]:
-        cursor = self._connection.execute(_translated(sql).encode(), values)
+        cursor = self._connection.execute(_translated(sql), values)
         return cursor.fetchall() if cursor.description else []
 
     def many(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None:
         with self._connection.cursor() as cursor:
-            cursor.executemany(_translated(sql).encode(), values)
+            cursor.executemany(_translated(sql), values)
 
 
 class PostgresDatabase:
-    """One database."""
+    """The tables of one kind: "vault" or "collect". `serial`: one writer at a time, of all servers."""
 
-    def __init__(self, url: str) -> None:
-        self.dialect: Dialect = PostgresDialect()
+    def __init__(self, url: str, *, kind: str, serial: bool) -> None:
         self._url = url
+        self._kind = kind
+        self._serial = serial
         self._place = place_of(url)
-        self._writing = ThreadPoolExecutor(1, thread_name_prefix="vault-write")
-        self._reading = ThreadPoolExecutor(1, thread_name_prefix="vault-read")
-        self._connections: dict[str, Connection] = {}
+        self._writing = ThreadPoolExecutor(1 if serial else CONNECTIONS_COUNT_MAX, thread_name_prefix=f"{kind}-write")
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix=f"{kind}-read") if serial else self._writing
+        self._begin = f"BEGIN; {LOCK}; {NOW}" if serial else f"BEGIN; {NOW}"
+        self._idle: dict[bool, list[Connection]] = {True: [], False: []}  #: of those that may only read, or write
         self._closed = False
 
     def open(self) -> None:
+        if self._kind == "collect":
+            asyncio.run(migrate(self._url, kind="collect"))
+            return
         try:
-            with self._connect() as connection, connection.transaction():
+            with self._connect(reads=False) as connection, connection.transaction():
                 connection.execute(LOCK)
                 connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
                 connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version bigint NOT NULL)")
@@ -115,56 +149,86 @@ class PostgresDatabase:
         self._closed = True
         self._reading.shutdown(wait=True)
         self._writing.shutdown(wait=True)
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
+        for idle in self._idle.values():
+            while idle:
+                idle.pop().close()
 
     async def write(self, work: Callable[[Tx], T]) -> T:
         def run(connection: Connection) -> T:
-            connection.execute(LOCK)
-            result = work(PostgresTx(connection, self.dialect))
-            crash_point("postgres.before_commit")
+            tx = PostgresTx(connection)
+            begun = connection.execute(self._begin.encode())
+            try:
+                while begun.nextset():
+                    pass
+                tx.now_us = begun.fetchall()[0][0]
+                result = work(tx)
+                crash_point("postgres.before_commit")
+                connection.execute("COMMIT")
+            except BaseException:
+                with suppress(psycopg.Error):
+                    connection.execute("ROLLBACK")
+                raise
+            crash_point("postgres.after_commit")
             return result
 
-        return await self._do("write", self._writing, run)
+        return await self._do(run, reads=False)
 
     async def read(self, work: Callable[[Tx], T]) -> T:
-        return await self._do("read", self._reading, lambda found: work(PostgresTx(found, self.dialect)))
+        def run(connection: Connection) -> T:
+            if not self._serial:
+                return work(PostgresTx(connection))
+            with connection.transaction():
+                return work(PostgresTx(connection))
 
-    async def _do(self, name: str, threads: ThreadPoolExecutor, work: Callable[[Connection], T]) -> T:
+        return await self._do(run, reads=self._serial)
+
+    async def _do(self, work: Callable[[Connection], T], *, reads: bool) -> T:
         def run() -> T:
             if self._closed:
-                raise StorageFailed("storage failed; the vault is closed")
+                raise StorageFailed(f"storage failed; the {'vault' if self._serial else 'collector'} is closed")
             try:
-                connection = self._connections.get(name)
-                if connection is None or connection.closed:
-                    connection = self._connections[name] = self._connect()
-                    if name == "read":
-                        connection.execute(READ_SETTINGS)
-                with connection.transaction():
+                connection = self._take(reads=reads)
+                try:
                     return work(connection)
+                finally:
+                    self._give_back(connection, reads=reads)
             except (psycopg.Error, OSError) as error:
-                self._forget(name)
                 raise failed(error, self._place) from error
 
-        return await asyncio.get_running_loop().run_in_executor(threads, run)
+        return await asyncio.get_running_loop().run_in_executor(self._reading if reads else self._writing, run)
 
-    def _forget(self, name: str) -> None:
-        connection = self._connections.pop(name, None)
-        if connection is not None:
+    def _take(self, *, reads: bool) -> Connection:
+        """An idle connection that still is one; or a new one."""
+        idle = self._idle[reads]
+        while idle:
+            connection = idle.pop()
+            # An idle server that says something says goodbye.
+            readable, _, _ = select.select([connection.fileno()], [], [], 0)
+            if not readable:
+                return connection
+            connection.close()
+        return self._connect(reads=reads)
+
+    def _give_back(self, connection: Connection, *, reads: bool) -> None:
+        """Keep it for the next one, unless something happened to it."""
+        if connection.info.transaction_status == TransactionStatus.IDLE:
+            self._idle[reads].append(connection)
+        else:
             connection.close()
 
-    def _connect(self) -> Connection:
+    def _connect(self, *, reads: bool) -> Connection:
         connection = psycopg.connect(
             self._url,
             autocommit=True,
             connect_timeout=CONNECT_TIMEOUT_S,
-            application_name=f"{APPLICATION} vault",
+            application_name=f"{APPLICATION} {self._kind}",
             keepalives_idle=30,
             tcp_user_timeout=30_000,
         )
         try:
-            connection.execute(SETTINGS)
+            connection.execute(SETTINGS[self._kind].encode())
+            if reads:
+                connection.execute(READ_SETTINGS)
         except BaseException:
             connection.close()
             raise

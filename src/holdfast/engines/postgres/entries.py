@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from holdfast.core.item import SCHEDULE_US_MIN, Item, NewItem, format_id, id_suffix
-from holdfast.core.moments import microseconds, moment, moment_or_none
+from holdfast.core.moments import microseconds, moment
 from holdfast.core.requests.queue import ImportedItem
 from holdfast.engines.postgres.connection import bigints, byteas, texts, texts_or_null
+from holdfast.engines.postgres.partition import PostgresPartition
 from holdfast.engines.postgres.transaction import Finish, OperationBatch
 from holdfast.errors import StorageFailed
-from holdfast.ports.queue_store import Arrive, Counted, Import, Imported, Operation, Produce, Produced
+from holdfast.ports.queue_store import Arrive, Counted, Import, Imported, Operation, Produce, Produced, imported_item
 
 #: A key that is taken when we insert and free when we look is met anew; so often only by a defect.
 KEY_TRIES_COUNT_MAX = 10
@@ -31,7 +32,7 @@ def has_keys(operation: Operation) -> bool:
 
 async def produce(batch: OperationBatch, operation: Produce) -> Finish:
     """Append items. Plain ones take one statement and no answer before the commit."""
-    items, partition = operation.items, operation.partition
+    items, partition = operation.items, batch.partition(operation.partition)
     if any(item.dedupe_key or item.enqueue_at is not None for item in items):
         return await _produce_keyed(batch, operation)
     batch.made_available()
@@ -47,7 +48,7 @@ async def produce(batch: OperationBatch, operation: Produce) -> Finish:
     )
 
     def finish() -> Produced:
-        ids = batch.stand(partition).ids_of([number for (number,) in batch.work.rows(answer)])
+        ids = partition.ids_of([number for (number,) in batch.work.rows(answer)])
         batch.change(partition).queue(len(ids), expire_at_us=batch.now_us + operation.expire_timeout_us)
         return Produced(ids)
 
@@ -55,13 +56,14 @@ async def produce(batch: OperationBatch, operation: Produce) -> Finish:
 
 
 async def _produce_keyed(batch: OperationBatch, operation: Produce) -> Finish:
-    stand, change = batch.stand(operation.partition), batch.change(operation.partition)
+    partition = batch.partition(operation.partition)
+    change = batch.change(partition)
     ids: dict[int, str] = {}
     left = list(enumerate(operation.items))
     for _ in range(KEY_TRIES_COUNT_MAX):
         for position, number, is_scheduled in await _insert_keyed(batch, operation, [item for _, item in left]):
             index, item = left[position - 1]
-            ids[index] = stand.id_of(number)
+            ids[index] = partition.id_of(number)
             if is_scheduled:
                 change.schedule(1, at_us=_us(item.enqueue_at))
             else:
@@ -89,7 +91,7 @@ async def _insert_keyed(
 ) -> list[tuple[int, int, bool]]:
     rows = await batch.ask(
         "produce_keyed_items",
-        operation.partition,
+        batch.partition(operation.partition),
         batch.work.now_us,
         operation.expire_timeout_us,
         texts([item.kind for item in items]),
@@ -109,10 +111,11 @@ def _us(at: datetime | None) -> int:
 
 async def import_items(batch: OperationBatch, operation: Import) -> Finish:
     """Append items with their story; what is here already is left out."""
-    stand, change = batch.stand(operation.partition), batch.change(operation.partition)
+    partition = batch.partition(operation.partition)
+    change = batch.change(partition)
     stored: list[Item] = []
     for position, number, is_scheduled, created_at, expire_at in await _insert_story(
-        batch, operation.partition, operation.items, operation.expire_timeout_us
+        batch, partition, operation.items, operation.expire_timeout_us
     ):
         item = operation.items[position - 1]
         if is_scheduled:
@@ -123,30 +126,19 @@ async def import_items(batch: OperationBatch, operation: Import) -> Finish:
                 change.death_us = min(change.death_us or _us(item.died_at), _us(item.died_at))
             batch.made_available()
         stored.append(
-            Item(
-                id=stand.id_of(number),
-                source_id=item.source_id,
-                attempts=item.attempts,
-                created_at=moment(created_at),
-                enqueue_at=item.enqueue_at if is_scheduled else None,
-                expire_deadline=moment(expire_at),
-                reference=item.reference,
-                encoding=item.encoding,
-                kind=item.kind,
-                payload=item.payload,
-                dedupe_key=item.dedupe_key,
-                source_queue=item.source_queue,
-                death_reason=item.death_reason,
-                death_attempts=item.death_attempts,
-                died_at=moment_or_none(_us(item.died_at)),
-                former_key=item.former_key,
+            imported_item(
+                item,
+                partition.id_of(number),
+                created_at_us=created_at,
+                expire_at_us=expire_at,
+                scheduled=is_scheduled,
             )
         )
     return lambda: Imported(stored)
 
 
 async def _insert_story(
-    batch: OperationBatch, partition: int, items: Sequence[ImportedItem], expire_timeout_us: int
+    batch: OperationBatch, partition: PostgresPartition, items: Sequence[ImportedItem], expire_timeout_us: int
 ) -> list[tuple[int, int, bool, int, int]]:
     rows = await batch.ask(
         "import_items",
@@ -175,34 +167,35 @@ async def _insert_story(
 
 async def arrive(batch: OperationBatch, operation: Arrive) -> Finish:
     """The second commit of a death: insert what is neither here nor remembered as arrived."""
-    corpses = {corpse.source_id: corpse for corpse in operation.items}
-    new = await batch.work.ask(
+    dying = {item.source_id: item for item in operation.items}
+    remembered = await batch.work.ask(
         "remember_arrivals",
         batch.generation,
-        texts(list(corpses)),
-        texts([corpse.source_queue for corpse in corpses.values()]),
+        texts(list(dying)),
+        texts([item.source_queue for item in dying.values()]),
     )
-    fresh = {source_id for (source_id,) in new}
+    new = {source_id for (source_id,) in remembered}
     letters = [
         ImportedItem(
-            source_id=corpse.source_id,
-            source_queue="" if corpse.is_redrive else corpse.source_queue,
-            kind=corpse.kind,
-            encoding=corpse.encoding,
-            reference=corpse.reference,
-            payload=corpse.payload,
-            death_reason=corpse.death_reason,
-            death_attempts=0 if corpse.is_redrive else corpse.death_attempts,
-            died_at=None if corpse.is_redrive else moment(corpse.died_at_us),
-            former_key=corpse.former_key,
+            source_id=item.source_id,
+            source_queue="" if item.is_redrive else item.source_queue,
+            kind=item.kind,
+            encoding=item.encoding,
+            reference=item.reference,
+            payload=item.payload,
+            death_reason=item.death_reason,
+            death_attempts=0 if item.is_redrive else item.death_attempts,
+            died_at=None if item.is_redrive else moment(item.died_at_us),
+            former_key=item.former_key,
         )
-        for corpse in corpses.values()
-        if corpse.source_id in fresh
+        for item in dying.values()
+        if item.source_id in new
     ]
-    stored = await _insert_story(batch, operation.partition, letters, operation.expire_timeout_us)
+    partition = batch.partition(operation.partition)
+    stored = await _insert_story(batch, partition, letters, operation.expire_timeout_us)
     if stored:
-        change = batch.change(operation.partition)
+        change = batch.change(partition)
         change.queue(len(stored), expire_at_us=min(row[4] for row in stored))
-        change.death_us = min((corpse.died_at_us for corpse in operation.items if not corpse.is_redrive), default=0)
+        change.death_us = min((item.died_at_us for item in operation.items if not item.is_redrive), default=0)
         batch.made_available()
     return lambda: Counted(len(stored))

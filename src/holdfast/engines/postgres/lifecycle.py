@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from holdfast.core.item import REASON_EXPIRED, REASON_MAX_ATTEMPTS, REASON_RETENTION, is_used_up
 from holdfast.engines.postgres.connection import Rows, bigints, texts
+from holdfast.engines.postgres.partition import PostgresPartition
 from holdfast.engines.postgres.transaction import Finish, OperationBatch, State, columns
 from holdfast.ports.queue_store import (
     Clear,
@@ -29,7 +30,7 @@ from holdfast.ports.queue_store import (
 
 async def due(batch: OperationBatch, operation: Due) -> Finish:
     """Everything whose moment has come, at most `count_max` of each kind."""
-    partition, rules, most = operation.partition, operation.mortality, operation.count_max
+    partition, rules, most = batch.partition(operation.partition), operation.rules, operation.count_max
     now_us, change = batch.work.now_us, batch.change(partition)
     batch.looked = True
     first = batch.put("take_leases_run_out", partition, now_us, most)
@@ -43,24 +44,17 @@ async def due(batch: OperationBatch, operation: Due) -> Finish:
     ends = [await die(batch, partition, used_up, REASON_MAX_ATTEMPTS, rules)]
     requeue(batch, partition, [*back, *scheduled])
     counts = [len(late), len(scheduled)]
-    for reason, states in await _mortals(batch, operation):
+    for reason, states in await _dying_now(batch, operation):
         change.queued -= len(states)
         ends.append(await die(batch, partition, states, reason, rules))
         counts.append(len(states))
-    ended = Ended(
-        requeued=len(back),
-        enqueued=len(scheduled),
-        dying=sum(end.dying for end in ends),
-        moved=sum(end.moved for end in ends),
-        deleted=[gone for end in ends for gone in end.deleted],
-        more=max(counts) >= most,
-    )
+    ended = Ended.joined(ends, requeued=len(back), enqueued=len(scheduled), more=max(counts) >= most)
     return lambda: ended
 
 
-async def _mortals(batch: OperationBatch, operation: Due) -> list[tuple[str, list[State]]]:
+async def _dying_now(batch: OperationBatch, operation: Due) -> list[tuple[str, list[State]]]:
     """Queued items that these rules let die now, by reason; they are in no state table any more."""
-    rules, partition, most = operation.mortality, operation.partition, operation.count_max
+    rules, partition, most = operation.rules, batch.partition(operation.partition), operation.count_max
     now_us = batch.work.now_us
     if rules.immortal:
         if not rules.retention_us:
@@ -78,7 +72,7 @@ def _states(rows: Rows) -> list[State]:
     return [(row[0], row[1], row[2], row[3]) for row in rows]
 
 
-def requeue(batch: OperationBatch, partition: int, states: Sequence[State]) -> None:
+def requeue(batch: OperationBatch, partition: PostgresPartition, states: Sequence[State]) -> None:
     """To the tail, each with a new id."""
     if states:
         batch.put("requeue_items", partition, *map(bigints, columns(states, 4)))
@@ -86,12 +80,14 @@ def requeue(batch: OperationBatch, partition: int, states: Sequence[State]) -> N
         batch.made_available()
 
 
-async def die(batch: OperationBatch, partition: int, states: Sequence[State], reason: str, rules: DeathRules) -> Ended:
+async def die(
+    batch: OperationBatch, partition: PostgresPartition, states: Sequence[State], reason: str, rules: DeathRules
+) -> Ended:
     """Move to the dead queue, mark as dying, or delete where there is none. The items are in no state table."""
     if not states:
         return Ended()
-    stand, numbers = batch.stand(partition), [state[0] for state in states]
-    ids = [stand.id_of(number) for number in numbers]
+    numbers = [state[0] for state in states]
+    ids = [partition.id_of(number) for number in numbers]
     target = rules.target if reason != REASON_RETENTION else None
     if target is None:
         batch.work.put("delete_items", bigints(numbers))
@@ -106,7 +102,9 @@ async def die(batch: OperationBatch, partition: int, states: Sequence[State], re
     return Ended(dying=len(ids))
 
 
-def _mark(batch: OperationBatch, partition: int, states: Sequence[State], reason: str, target: MoveTarget) -> None:
+def _mark(
+    batch: OperationBatch, partition: PostgresPartition, states: Sequence[State], reason: str, target: MoveTarget
+) -> None:
     batch.put(
         "insert_dying",
         partition,
@@ -118,15 +116,14 @@ def _mark(batch: OperationBatch, partition: int, states: Sequence[State], reason
     batch.change(partition).dying += len(states)
 
 
-async def redrive(batch: OperationBatch, operation: SendBack) -> Finish:
+async def send_back(batch: OperationBatch, operation: SendBack) -> Finish:
     """Back to the queue that they died in, or marked for it: without a reason, and with their story, in case they have
     to stay."""
-    partition, target = operation.partition, operation.target
-    stand = batch.stand(partition)
+    partition, target = batch.partition(operation.partition), operation.target
     states = _states(
-        await batch.ask("take_redrivable", partition, bigints(stand.numbers_of(operation.ids)), target.queue_name)
+        await batch.ask("take_redrivable", partition, bigints(partition.numbers_of(operation.ids)), target.queue_name)
     )
-    ids = [stand.id_of(state[0]) for state in states]
+    ids = [partition.id_of(state[0]) for state in states]
     if not states:
         return lambda: SentBack(ids)
     batch.change(partition).queued -= len(states)
@@ -172,20 +169,20 @@ def _move(batch: OperationBatch, states: Sequence[State], ids: Sequence[str], re
 
 async def remove(batch: OperationBatch, operation: Remove) -> Finish:
     """The third commit of a death."""
-    taken = await _take_dying(batch, operation.partition, operation.ids)
+    taken = await _take_dying(batch, batch.partition(operation.partition), operation.ids)
     batch.work.put("delete_items", bigints([state[0] for state in taken]))
     return lambda: Counted(len(taken))
 
 
 async def revive(batch: OperationBatch, operation: Revive) -> Finish:
     """Their target is gone for good: back to the tail."""
-    taken = await _take_dying(batch, operation.partition, operation.ids)
-    requeue(batch, operation.partition, taken)
+    taken = await _take_dying(batch, batch.partition(operation.partition), operation.ids)
+    requeue(batch, batch.partition(operation.partition), taken)
     return lambda: Counted(len(taken))
 
 
-async def _take_dying(batch: OperationBatch, partition: int, ids: Sequence[str]) -> list[State]:
-    numbers = bigints(batch.stand(partition).numbers_of(ids))
+async def _take_dying(batch: OperationBatch, partition: PostgresPartition, ids: Sequence[str]) -> list[State]:
+    numbers = bigints(partition.numbers_of(ids))
     taken = _states(await batch.ask("take_dying", partition, numbers))
     batch.change(partition).dying -= len(taken)
     return taken
@@ -199,27 +196,28 @@ async def forget(batch: OperationBatch, operation: Forget) -> Finish:
 
 async def delete(batch: OperationBatch, operation: Delete) -> Finish:
     """By id, wherever in sight; unknown ids are skipped."""
-    partition, stand = operation.partition, batch.stand(operation.partition)
-    rows = await batch.ask("delete_in_sight", partition, bigints(stand.numbers_of(operation.ids)))
+    partition = batch.partition(operation.partition)
+    rows = await batch.ask("delete_in_sight", partition, bigints(partition.numbers_of(operation.ids)))
     change = batch.change(partition)
     places = [place for place, _ in rows]
     change.queued -= places.count("q")
     change.leased -= places.count("l")
     change.scheduled -= places.count("s")
-    batch.note("deleted", [stand.id_of(number) for _, number in rows], "items.delete")
+    batch.note("deleted", [partition.id_of(number) for _, number in rows], "items.delete")
     return lambda: Counted(len(rows))
 
 
 async def clear(batch: OperationBatch, operation: Clear) -> Finish:
     """At most `count_max` items of the chosen kinds, oldest first."""
-    left, change = operation.count_max, batch.change(operation.partition)
+    partition, left = batch.partition(operation.partition), operation.count_max
+    change = batch.change(partition)
     for chosen, statement, count in (
         (operation.queued, "clear_ready", "queued"),
         (operation.leased, "clear_leases", "leased"),
         (operation.scheduled, "clear_scheduled", "scheduled"),
     ):
         if chosen and left:
-            gone = (await batch.ask(statement, operation.partition, left))[0][0]
+            gone = (await batch.ask(statement, partition, left))[0][0]
             setattr(change, count, getattr(change, count) - gone)
             left -= gone
     cleared = operation.count_max - left

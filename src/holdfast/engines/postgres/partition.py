@@ -1,4 +1,4 @@
-"""How this process believes that partitions stand.
+"""What this process believes of the partitions of its queues: counts and deadlines.
 
 Exact while no other server works on the queue. Beside others the counts are estimates, which is all that placing and
 leasing need: whoever finds less than it thought counts again, and `stats` reads the database. Deadlines are lower
@@ -57,16 +57,16 @@ class PostgresPartition:
         "first_id_until_s",
         "generation",
         "leased",
-        "partition",
+        "number",
         "queued",
         "scheduled",
         "suffix",
     )
 
-    def __init__(self, generation: int, partition: int) -> None:
+    def __init__(self, generation: int, number: int) -> None:
         self.generation = generation
-        self.partition = partition
-        self.suffix = id_suffix(generation, partition)
+        self.number = number
+        self.suffix = id_suffix(generation, number)
         self._are_ids = ids_pattern(self.suffix).fullmatch  # one look for a whole request
         self.queued = self.leased = self.scheduled = self.dying = 0
         self.due_us = self.expiry_us = self.death_us = 0
@@ -103,11 +103,17 @@ class PostgresPartition:
         self.expiry_us = earlier(self.expiry_us, change.expiry_us)
         self.death_us = earlier(self.death_us, change.death_us)
 
+    def load(self, counts: Sequence[int], moments: tuple[Any, ...]) -> None:
+        """Everything, as the database has it."""
+        self.read(moments)
+        self.queued, self.leased, self.scheduled, self.dying = counts
+        self.first_id = 0
+
     def read(self, row: tuple[Any, ...]) -> None:
         """The exact deadlines and what is dying, from the database."""
         self.due_us, self.expiry_us, self.death_us, self.dying = (number or 0 for number in row)
 
-    def shape(self) -> PartitionState:
+    def state(self) -> PartitionState:
         """How it stands."""
         if not self.leased and not self.scheduled:
             self.due_us = 0

@@ -1,8 +1,7 @@
 """One transaction: statements are queued, sent in as few round trips as their answers allow, and committed.
 
-What a transaction changes in the counts of partitions is collected beside it and takes effect after the commit.
-
-A batch of operations inside one transaction: what every operation needs to know and to hand on.
+What a transaction changes in the counts of partitions is collected beside it and takes effect after the commit. An
+`OperationBatch` is one commit of one queue: what every operation needs to know and to hand on.
 """
 
 from __future__ import annotations
@@ -25,6 +24,84 @@ Finish: TypeAlias = Callable[[], Result]
 State: TypeAlias = tuple[int, int, int, int]
 
 
+class PipelineTransaction:
+    """A transaction that has begun. `now_us` is a frozen clock's moment; without one the database's clock holds."""
+
+    def __init__(self, connection: PipelineConnection, *, now_us: int | None) -> None:
+        self._connection = connection
+        self._results: list[PGresult] = []
+        self._queued = 0
+        self.now_us = now_us
+        self.changes: dict[tuple[int, int], CountChange] = {}
+        self.available: set[str] = set()  # queues in which it makes items available
+        self.targets: dict[int, bool] = {}  # dead queues that were looked for: whether they are there
+        self.put("begin")
+
+    def change(self, generation: int, partition: int) -> CountChange:
+        """What it changes in a partition."""
+        return self.changes.setdefault((generation, partition), CountChange())
+
+    def put(self, statement: str, *values: Value) -> int:
+        """Queue a statement; `rows` gives its answer after the next flush or the commit."""
+        self._connection.send(statement, values)
+        self._queued += 1
+        return self._queued - 1
+
+    async def ask(self, statement: str, *values: Value) -> Rows:
+        """Queue a statement and wait for its answer."""
+        place = self.put(statement, *values)
+        await self.flush()
+        return self.rows(place)
+
+    async def flush(self) -> None:
+        """Wait for the answers to everything that was queued."""
+        self._results += await self._connection.receive(sync=False)
+
+    def rows(self, place: int) -> Rows:
+        """The rows that a statement answered."""
+        return self._connection.rows(self._results[place])
+
+    async def commit(self) -> None:
+        """Make it last. When this raises StorageFailed, whether it did is unknown."""
+        crash_point("postgres.before_commit")
+        place = self.put("commit")
+        self._results += await self._connection.receive(sync=True)
+        if self._results[place].command_status != b"COMMIT":
+            raise StorageFailed("storage failed; the transaction was rolled back, try again")
+        crash_point("postgres.after_commit")
+
+    async def rollback(self) -> None:
+        """Undo it."""
+        self.put("rollback")
+        await self._connection.receive(sync=True)
+
+
+@asynccontextmanager
+async def transaction(pool: Pool, *, now_us: int | None) -> AsyncIterator[PipelineTransaction]:
+    """Everything inside and one commit, or nothing. A refusal by ourselves undoes it and keeps the connection."""
+    refusal: HoldfastError | None = None
+    async with pool.connection() as connection:
+        work = PipelineTransaction(connection, now_us=now_us)
+        try:
+            yield work
+        except (StorageFailed, QueueGone):
+            raise
+        except HoldfastError as error:
+            refusal = error
+            await work.rollback()
+        else:
+            await work.commit()
+    if refusal is not None:
+        raise refusal
+
+
+async def read(pool: Pool, statement: str, *values: Value) -> Rows:
+    """The answer to one statement, outside of any transaction."""
+    async with pool.connection() as connection:
+        connection.send(statement, values)
+        return connection.rows((await connection.receive(sync=True))[0])
+
+
 class OperationBatch:
     """One commit of one queue."""
 
@@ -35,16 +112,16 @@ class OperationBatch:
         storage: str,
         queue_name: str,
         generation: int,
-        find_stand: Callable[[int, int], PostgresPartition],
+        find_partition: Callable[[int, int], PostgresPartition],
     ) -> None:
         self.work = work
         self.storage = storage
         self.queue_name = queue_name
         self.generation = generation
-        self._find_stand = find_stand
+        self._find_partition = find_partition
         self.looked = False  # deadlines were looked at: read the next ones
         #: Partitions in which a lease found less than it asked for: whether it began behind the start.
-        self.short: dict[int, bool] = {}
+        self.short: dict[PostgresPartition, bool] = {}
         self._held = work.put("hold_queue", generation, work.now_us)
         self._now_us = work.now_us or 0
 
@@ -55,21 +132,21 @@ class OperationBatch:
             self._now_us = self.work.rows(self._held)[0][0]
         return self._now_us
 
-    def stand(self, partition: int) -> PostgresPartition:
+    def partition(self, number: int) -> PostgresPartition:
         """A partition of this queue."""
-        return self._find_stand(self.generation, partition)
+        return self._find_partition(self.generation, number)
 
-    def change(self, partition: int) -> CountChange:
+    def change(self, partition: PostgresPartition) -> CountChange:
         """What the batch changes in a partition of this queue."""
-        return self.work.change(self.generation, partition)
+        return self.work.change(self.generation, partition.number)
 
-    def put(self, statement: str, partition: int, *values: Value) -> int:
+    def put(self, statement: str, partition: PostgresPartition, *values: Value) -> int:
         """Queue a statement about a partition of this queue."""
-        return self.work.put(statement, self.generation, partition, *values)
+        return self.work.put(statement, self.generation, partition.number, *values)
 
-    async def ask(self, statement: str, partition: int, *values: Value) -> Rows:
+    async def ask(self, statement: str, partition: PostgresPartition, *values: Value) -> Rows:
         """Queue a statement about a partition of this queue and wait for its answer."""
-        return await self.work.ask(statement, self.generation, partition, *values)
+        return await self.work.ask(statement, self.generation, partition.number, *values)
 
     def note(self, action: str, item_ids: Sequence[str], reason: str, *, count: int = 1, detail: str = "") -> None:
         """Rows of the ledger, in this transaction."""
@@ -86,14 +163,14 @@ class OperationBatch:
 
 
 def refusal(
-    stand: PostgresPartition, ids: Sequence[str], *, leased: Sequence[int] | None, queued: Sequence[int] | None
+    partition: PostgresPartition, ids: Sequence[str], *, leased: Sequence[int] | None, queued: Sequence[int] | None
 ) -> IdsRefused:
     """Which ids do not exist and which are not leased."""
     held, known = set(leased or ()), set(queued or ())
     missing: list[str] = []
     unleased: list[str] = []
     for text in ids:
-        number = stand.number_of(text)
+        number = partition.number_of(text)
         if number not in held:
             (unleased if number in known else missing).append(text)
     return IdsRefused(missing, unleased)
@@ -102,81 +179,3 @@ def refusal(
 def columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[int]]:
     """Rows turned into columns, for arrays."""
     return [[row[index] for row in rows] for index in range(count)]
-
-
-class PipelineTransaction:
-    """A transaction that has begun. `now_us` is a frozen clock's moment; without one the database's clock holds."""
-
-    def __init__(self, link: PipelineConnection, *, now_us: int | None) -> None:
-        self._link = link
-        self._results: list[PGresult] = []
-        self._queued = 0
-        self.now_us = now_us
-        self.changes: dict[tuple[int, int], CountChange] = {}
-        self.available: set[str] = set()  # queues in which it makes items available
-        self.targets: dict[int, bool] = {}  # dead queues that were looked for: whether they are there
-        self.put("begin")
-
-    def change(self, generation: int, partition: int) -> CountChange:
-        """What it changes in a partition."""
-        return self.changes.setdefault((generation, partition), CountChange())
-
-    def put(self, statement: str, *values: Value) -> int:
-        """Queue a statement; `rows` gives its answer after the next flush or the commit."""
-        self._link.send(statement, values)
-        self._queued += 1
-        return self._queued - 1
-
-    async def ask(self, statement: str, *values: Value) -> Rows:
-        """Queue a statement and wait for its answer."""
-        place = self.put(statement, *values)
-        await self.flush()
-        return self.rows(place)
-
-    async def flush(self) -> None:
-        """Wait for the answers to everything that was queued."""
-        self._results += await self._link.receive(sync=False)
-
-    def rows(self, place: int) -> Rows:
-        """The rows that a statement answered."""
-        return self._link.rows(self._results[place])
-
-    async def commit(self) -> None:
-        """Make it last. When this raises StorageFailed, whether it did is unknown."""
-        crash_point("postgres.before_commit")
-        place = self.put("commit")
-        self._results += await self._link.receive(sync=True)
-        if self._results[place].command_status != b"COMMIT":
-            raise StorageFailed("storage failed; the transaction was rolled back, try again")
-        crash_point("postgres.after_commit")
-
-    async def rollback(self) -> None:
-        """Undo it."""
-        self.put("rollback")
-        await self._link.receive(sync=True)
-
-
-@asynccontextmanager
-async def transaction(pool: Pool, *, now_us: int | None) -> AsyncIterator[PipelineTransaction]:
-    """Everything inside and one commit, or nothing. A refusal by ourselves undoes it and keeps the connection."""
-    refusal: HoldfastError | None = None
-    async with pool.link() as link:
-        work = PipelineTransaction(link, now_us=now_us)
-        try:
-            yield work
-        except (StorageFailed, QueueGone):
-            raise
-        except HoldfastError as error:
-            refusal = error
-            await work.rollback()
-        else:
-            await work.commit()
-    if refusal is not None:
-        raise refusal
-
-
-async def read(pool: Pool, statement: str, *values: Value) -> Rows:
-    """The answer to one statement, outside of any transaction."""
-    async with pool.link() as link:
-        link.send(statement, values)
-        return link.rows((await link.receive(sync=True))[0])

@@ -16,20 +16,19 @@ from msgspec.structs import replace
 
 from holdfast.core.death import HeaderChange, attempts_used, is_of_cycle, parked, retried, returns
 from holdfast.core.message import Address as Destination
+from holdfast.core.message import Delivery, Outcome, OutcomeKind, Outgoing
 from holdfast.core.moments import moment
 from holdfast.core.policy import Park, Wait, step_for
 from holdfast.core.topology.layouts import TopologyFile
 from holdfast.core.topology.model import Version
 from holdfast.engines.rabbitmq.backoff import retry_call
-from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.declare import Declarer, QueueFamily, surroundings
 from holdfast.engines.rabbitmq.letters import read_message
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.starts import AttemptLog
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
-from holdfast.engines.rabbitmq.wire.confirms import Outcome, OutcomeKind
-from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import BrokerError, NotOurs, StorageFailed
 from holdfast.ports.broker import Incoming, Subscription
 from holdfast.ports.clock import Clock
@@ -64,7 +63,7 @@ class RabbitBroker:
         self._clock = clock
         self._starts = starts
         self._setup = Declarer(self._address, management=management)
-        self._publisher = Publisher(self._address)
+        self._publisher = RabbitPublisher(self._address)
 
     async def __aenter__(self) -> Self:
         await retry_call(self._publisher.__aenter__, address=self._address, is_met=False)
@@ -89,7 +88,7 @@ class RabbitBroker:
         """Consume. At the end everything unsettled is given back."""
         await self._setup.close()  # it was for the start
         login, around = self._address.login, self._around(subscription)
-        consuming = Consumer(self._address, subscription.queue, prefetch=subscription.prefetch, on_start="resume")
+        consuming = RabbitConsumer(self._address, subscription.queue, prefetch=subscription.prefetch, on_start="resume")
         async with consuming as consumer:
             starts = None
             if self._starts is not None and around.main.type != "quorum":
@@ -107,8 +106,8 @@ class RabbitIntake:
 
     def __init__(
         self,
-        consumer: Consumer,
-        publisher: Publisher,
+        consumer: RabbitConsumer,
+        publisher: RabbitPublisher,
         around: QueueFamily,
         subscription: Subscription,
         *,
@@ -252,6 +251,6 @@ class RabbitIntake:
             raw = properties.splice_headers(raw, put=dict(change.put), drop=change.drop)  # type: ignore[arg-type]
         except properties.Unreadable as error:
             return Outcome(OutcomeKind.REFUSED, 0, f"its properties cannot be read: {error}")
-        return await self._publisher.publish(
-            Outgoing(destination.exchange, destination.routing_key, raw, delivery.body)
-        )
+        return (
+            await self._publisher.publish([Outgoing(destination.exchange, destination.routing_key, raw, delivery.body)])
+        )[0]

@@ -15,12 +15,13 @@ from typing import Literal, Self
 
 from pamqp import commands as amqp
 
+from holdfast.core.message import Delivery
 from holdfast.engines.rabbitmq.backoff import Backoff, BackoffTimer, passes
 from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
 from holdfast.engines.rabbitmq.consumer_channel import AckTracker, count_consumers, wait_until_settled
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.engines.rabbitmq.wire.events import Cancelled, Delivery, Event
+from holdfast.engines.rabbitmq.wire.events import Cancelled, Event
 from holdfast.errors import BrokerError, BrokerLost, ConsumerLost
 from holdfast.telemetry.events import emit
 
@@ -34,7 +35,7 @@ DELIVERIES_ALONE = {Delivery}
 class _Intake:
     """The listener of one channel. Once the consumer has left that channel, nothing of it is heard any more."""
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: RabbitConsumer) -> None:
         self._consumer = consumer
 
     def on_events(self, events: list[Event]) -> None:
@@ -56,7 +57,7 @@ class _Intake:
         """Settling is small, and never waits for the socket."""
 
 
-class Consumer:
+class RabbitConsumer:
     """`async with Consumer(address, "q") as consumer:`, then `batch()` and `ack()`.
 
     Opening it raises BrokerError: at the start nothing is retried, so that a wrong name is seen at once. With

@@ -25,11 +25,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from pamqp import commands as amqp
 
+from holdfast.core.message import Delivery
 from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
 from holdfast.engines.rabbitmq.recovery_lock import NoEvents
 from holdfast.engines.rabbitmq.wire import commands
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.engines.rabbitmq.wire.events import Cancelled, Delivery, Event
+from holdfast.engines.rabbitmq.wire.events import Cancelled, Event
 from holdfast.errors import BrokerError, BrokerLost
 
 

@@ -30,22 +30,21 @@ from holdfast.core.letter import (
     fingerprint,
 )
 from holdfast.core.message import Address as Destination
-from holdfast.core.message import Message
+from holdfast.core.message import Delivery, Message, Outcome, OutcomeKind, Outgoing
 from holdfast.core.moments import microseconds, moment
 from holdfast.core.plan import Place, Retries, Target
 from holdfast.core.routes import TYPE_HEADER, Mode, RouteTable, find_route
 from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
-from holdfast.engines.rabbitmq.consumer import Consumer
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.inspector import Outlook
 from holdfast.engines.rabbitmq.letters import digest
 from holdfast.engines.rabbitmq.management import ManagedQueue, Management
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.redriver import Rewriter
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.engines.rabbitmq.wire.confirms import Outcome, OutcomeKind
-from holdfast.engines.rabbitmq.wire.events import Delivery, Event
+from holdfast.engines.rabbitmq.wire.events import Event
 from holdfast.engines.rabbitmq.wire.table import Undecodable, Value
 from holdfast.errors import BrokerError, BrokerRefused
 from holdfast.ports.clock import Clock
@@ -99,7 +98,7 @@ class RabbitCustody:
         self._known = tuple(known)
         self._patterns = tuple(patterns)
         self._grouped = grouped
-        self._publisher = Publisher(self._address)
+        self._publisher = RabbitPublisher(self._address)
         self._outlook = Outlook(self._address, management, retries or Retries())
         self._rewriter = Rewriter(self._address.login.user)
 
@@ -114,7 +113,7 @@ class RabbitCustody:
 
     @asynccontextmanager
     async def source(self, queue: str, *, capacity_count: int) -> AsyncIterator[RabbitSource]:
-        async with Consumer(self._address, queue, prefetch=min(capacity_count, PREFETCH)) as consumer:
+        async with RabbitConsumer(self._address, queue, prefetch=min(capacity_count, PREFETCH)) as consumer:
             yield RabbitSource(consumer, self._grouped)
 
     async def queues(self) -> list[DeadQueue]:
@@ -186,12 +185,12 @@ class RabbitCustody:
                 outgoing.append(self._rewriter.outgoing(parcel, at=at))
             except (properties.Unreadable, ValueError, TypeError) as error:
                 refused[place] = Posted("failed", f"it cannot be written: {error}")
-        outcomes = iter(await self._publisher.publish_all(outgoing))
+        outcomes = iter(await self._publisher.publish(outgoing))
         return [refused.get(place) or _posted(next(outcomes)) for place in range(len(parcels))]
 
     async def peek(self, queue: str, *, count_max: int) -> list[NewLetter]:
         found: list[NewLetter] = []
-        async with Consumer(self._address, queue, prefetch=count_max) as consumer:
+        async with RabbitConsumer(self._address, queue, prefetch=count_max) as consumer:
             source = RabbitSource(consumer, self._grouped)
             while len(found) < count_max:
                 batch = await source.take(count_max=count_max - len(found), timeout_s=0.3 if found else PEEK_TIMEOUT_S)
@@ -204,7 +203,7 @@ class RabbitCustody:
 class RabbitSource:
     """Deliveries of one queue, as letters."""
 
-    def __init__(self, consumer: Consumer, grouped: Fingerprinter) -> None:
+    def __init__(self, consumer: RabbitConsumer, grouped: Fingerprinter) -> None:
         self._consumer = consumer
         self._grouped = grouped
 
@@ -236,7 +235,7 @@ class RabbitSource:
         if len(body) > LETTER_BYTES_MAX:
             failure = f"its body has {len(body)} bytes, {LETTER_BYTES_MAX} is the most that a letter may have"
         else:
-            decoded = delivery.decoded()
+            decoded = properties.decode(delivery.properties)
             if isinstance(unreadable := decoded.get("(unreadable)"), Undecodable):
                 failure = f"its properties cannot be read: {unreadable.reason}"
             else:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from itertools import groupby
 
 from holdfast.core.message import Address as Destination
-from holdfast.core.message import Message
+from holdfast.core.message import Delivery, Message, Outgoing
 from holdfast.core.recovery import as_utf8, may_return
 from holdfast.core.routes import RouteTable
 from holdfast.engines.rabbitmq.connection import Connection
@@ -22,13 +22,13 @@ from holdfast.engines.rabbitmq.consumer_channel import wait_until_settled
 from holdfast.engines.rabbitmq.inspector import Inspection, find_rights, may_write
 from holdfast.engines.rabbitmq.letter_lines import Lines
 from holdfast.engines.rabbitmq.letters import read_message
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher, Told
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.recovery_lock import NoEvents, is_name, take_lock
 from holdfast.engines.rabbitmq.redriver import Copy, Redriver, as_put_back
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
+from holdfast.ports.broker import Told
 from holdfast.ports.recovery import Depth, Exported, OnOutcome, Preflight, RunLetter
 
 #: The copies on their way wait for their confirms here as well; more than this only costs memory.
@@ -52,7 +52,7 @@ class RabbitDeadLetters:
         self._management = management
         self._redriver = redriver
         self._window_bytes_max = window_bytes_max
-        self._publisher = Publisher(address, window_bytes=min(window_bytes_max, PUBLISH_WINDOW_BYTES))
+        self._publisher = RabbitPublisher(address, window_bytes=min(window_bytes_max, PUBLISH_WINDOW_BYTES))
         self._connection: Connection | None = None
         self._locked: Connection | None = None  # that the lock was taken on, with which it ends
         self._ready: deque[Delivery] = deque()
@@ -74,9 +74,7 @@ class RabbitDeadLetters:
 
     @property
     def trouble(self) -> str:
-        if self._publisher.blocked:
-            return f"the broker takes no publishes: {self._publisher.blocked}"
-        return "" if self._publisher.connected else "no connection to publish on"
+        return self._publisher.trouble
 
     @property
     def is_lost(self) -> bool:
@@ -84,7 +82,7 @@ class RabbitDeadLetters:
 
     @property
     def sent_again_count(self) -> int:
-        return self._publisher.counts["sent_again"]
+        return self._publisher.sent_again
 
     @property
     def untaken_count(self) -> int:
@@ -202,15 +200,17 @@ class RabbitDeadLetters:
             copy: Copy = letter.raw
             address = letter.route.address
             assert address is not None  # noqa: S101  a letter without an address is held
-            outgoing.append(Outgoing(address.exchange, address.routing_key, copy.properties, copy.delivery.body))
-        self._publisher.send(outgoing, Told(letters, on_outcome), timeout_s=timeout_s)
+            outgoing.append(
+                Outgoing(address.exchange, address.routing_key, copy.properties, copy.delivery.body, letter)
+            )
+        self._publisher.send(outgoing, _told(on_outcome), timeout_s=timeout_s)
 
     def put_back(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         outgoing = []
         for letter in letters:
             delivery: Delivery = letter.raw.delivery
-            outgoing.append(Outgoing("", self.queue, as_put_back(delivery), delivery.body))
-        self._publisher.send(outgoing, Told(letters, on_outcome), timeout_s=timeout_s)
+            outgoing.append(Outgoing("", self.queue, as_put_back(delivery), delivery.body, letter))
+        self._publisher.send(outgoing, _told(on_outcome), timeout_s=timeout_s)
 
     def ack(self, letters: Sequence[RunLetter]) -> Sequence[RunLetter]:
         missed: list[RunLetter] = []
@@ -376,6 +376,10 @@ class RabbitDeadLetters:
         self._lines.leave()
         self._ready.clear()
         self._read_on()
+
+
+def _told(on_outcome: OnOutcome) -> Told:
+    return lambda messages, outcome: on_outcome([message.made_from for message in messages], outcome)
 
 
 async def _refusal(inspection: Inspection, connection: Connection, exchange: str) -> str:

@@ -29,18 +29,18 @@ from typing import Any
 from pamqp import base
 
 from holdfast.core.message import Address as Destination
+from holdfast.core.message import OutcomeKind, Outgoing
 from holdfast.core.plan import Retries
 from holdfast.core.routes import Mode, RouteTable
-from holdfast.core.topology.model import DEAD_EXCHANGE, DEAD_KEY, TTL, Version, effective
-from holdfast.engines.rabbitmq.bindings import Bindings
+from holdfast.core.topology.model import DEAD_EXCHANGE, DEAD_KEY, TTL, Topology, Version, effective
+from holdfast.core.topology.routing import Graph
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.management import ManagedPermission, ManagedQueue, Management
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.recovery_lock import ACCESS_REFUSED, NoEvents, lock_name
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.engines.rabbitmq.wire.confirms import OutcomeKind
 from holdfast.errors import BrokerRefused, HoldfastError
 from holdfast.ports.custody import Reach
 from holdfast.ports.recovery import Depth, Permission, Preflight
@@ -90,7 +90,7 @@ TIMEOUT_S = 5.0
 
 async def find_rights(
     connection: Connection,
-    publisher: Publisher,
+    publisher: RabbitPublisher,
     queue: str,
     table: RouteTable,
     found: Preflight,
@@ -160,9 +160,9 @@ async def may_write(connection: Connection, exchange: str) -> bool | None:
     return True
 
 
-async def _may_write_by_default(publisher: Publisher) -> bool | None:
+async def _may_write_by_default(publisher: RabbitPublisher) -> bool | None:
     nowhere = Outgoing("", f"holdfast.nowhere.{uuid.uuid4().hex}", properties.encode({}), b"")
-    outcome = await publisher.publish(nowhere, timeout_s=TIMEOUT_S)
+    outcome = (await publisher.publish([nowhere], timeout_s=TIMEOUT_S))[0]
     if outcome.kind is OutcomeKind.RETURNED:
         return True
     return False if outcome.kind is OutcomeKind.REFUSED and outcome.code == ACCESS_REFUSED else None
@@ -181,7 +181,7 @@ class Inspection:
         self._connection = connection
         self._queue = queue
         self._management = management
-        self._seen: Bindings | None = None
+        self._seen: Graph | None = None
         self._info: ManagedQueue | None = None
         self._priority = PRIORITY_UNSEEN
 
@@ -258,7 +258,7 @@ class Inspection:
             )
         return found
 
-    async def _check(self, destination: Destination, world: Bindings | None, found: Preflight) -> None:
+    async def _check(self, destination: Destination, world: Graph | None, found: Preflight) -> None:
         key, exchange = destination.routing_key, destination.exchange
         if not exchange:
             if key == self._queue:
@@ -301,7 +301,7 @@ class Inspection:
         await self._connection.close_channel(channel)
         return answer
 
-    async def _world(self, found: Preflight) -> Bindings | None:
+    async def _world(self, found: Preflight) -> Graph | None:
         if self._management is None:
             return None
         vhost = self._connection.address.login.vhost
@@ -318,7 +318,7 @@ class Inspection:
                 found.alarm = await management.alarms() or ""
                 self._info = await management.queue(vhost, self._queue) if self._queue else None
                 self._priority = await priority_above(management, self._info)
-                world = Bindings(await management.exchanges(vhost), await management.bindings(vhost))
+                world = await _graph(management, vhost)
         except HoldfastError as error:
             found.warnings.append(f"the management API could not be asked, checks are fewer; {error.message}")
             return None
@@ -366,19 +366,19 @@ WAITS_IN_A_ROW_MAX = 10
 class _World:
     """Queues with what holds for them, and their bindings."""
 
-    def __init__(self, queues: dict[str, dict[str, Any]], bindings: Bindings) -> None:
+    def __init__(self, queues: dict[str, dict[str, Any]], graph: Graph) -> None:
         self.queues = queues
-        self._bindings = bindings
+        self._graph = graph
 
     def reached(self, address: Destination) -> set[str] | None:
         """Queues that get it; None where headers decide."""
         if not address.exchange:
             return {address.routing_key} & self.queues.keys()
-        return self._bindings.reached(address.exchange, address.routing_key)
+        return self._graph.reached(address.exchange, address.routing_key)
 
     def only_alternate(self, address: Destination) -> str:
         """The alternate exchange that takes it because no binding does; empty when one does."""
-        return self._bindings.only_alternate(address.exchange, address.routing_key) if address.exchange else ""
+        return self._graph.only_alternate(address.exchange, address.routing_key) if address.exchange else ""
 
     def dead_from(self, queue: str) -> set[str] | None:
         """Where its dead letters go, when the queue says with which key."""
@@ -459,11 +459,11 @@ class Outlook:
                 ours = str(connection.session.server_properties.get("cluster_name") or "")
                 if (await api.overview()).cluster_name != ours:
                     return None, f"the management API at {api.address} is that of another broker"
-                bindings = Bindings(await api.exchanges(vhost), await api.bindings(vhost))
+                graph = await _graph(api, vhost)
                 queues = await api.queues(vhost)
         except HoldfastError as error:
             return None, f"the management API could not be asked; {error.message}"
-        return _World({one.name: effective(one.arguments, one.effective_policy) for one in queues}, bindings), ""
+        return _World({one.name: effective(one.arguments, one.effective_policy) for one in queues}, graph), ""
 
 
 async def _looked(connection: Connection, address: Destination, world: _World | None, trouble: str) -> Reach:
@@ -495,3 +495,7 @@ async def _refusal(connection: Connection, method: base.Frame) -> str:
         return error.message
     await connection.close_channel(channel)
     return ""
+
+
+async def _graph(api: Management, vhost: str) -> Graph:
+    return Graph(Topology(exchanges=tuple(await api.exchanges(vhost)), bindings=tuple(await api.bindings(vhost))))

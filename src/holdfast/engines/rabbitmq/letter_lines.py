@@ -12,11 +12,11 @@ from collections.abc import Callable, Sized
 
 from pamqp import commands as amqp
 
+from holdfast.core.message import Delivery
 from holdfast.engines.rabbitmq.allowance import DeliveryBudget
 from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.consumer_channel import ConsumerChannel
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.errors import BrokerError
 
 PREFETCH_MAX = 65_535

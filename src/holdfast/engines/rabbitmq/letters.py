@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from holdfast.core.message import Message
+from holdfast.core.message import Delivery, Message
 from holdfast.engines.rabbitmq.wire import properties, table
-from holdfast.engines.rabbitmq.wire.events import Delivery
 
 DIGEST_BYTES = 16
 #: A larger body is not copied to be hashed in one go.
@@ -49,7 +48,7 @@ def hash_of(head_bytes: int, head: Sequence[bytes], body: bytes) -> bytes:
 
 def read_message(delivery: Delivery, queue: str, *, attempts_max: int = 0) -> Message:
     """What of it can be decoded. The rest is left out here, and travels on as it came."""
-    decoded = delivery.decoded()
+    decoded = properties.decode(delivery.properties)
     headers = decoded.get("headers")
     identity = _text(decoded.get("message_id"))
     return Message(

@@ -1,8 +1,8 @@
 """RabbitMQ's management API, for what AMQP cannot tell: lists of queues with their policies, bindings, versions.
 
-It only reads. Everything but discovery and effective policies works without it, so a broker without the plugin is
-said (`BrokerUnreachable`, `NotABroker`) and is never a reason to stop moving messages. Its counts are up to five
-seconds old and may be missing; they are for people, never a proof that a queue is empty.
+It only reads, but for the import of definitions. Everything but discovery and effective policies works without it, so
+a broker without the plugin is said (`BrokerUnreachable`, `NotABroker`) and is never a reason to stop moving messages.
+Its counts are up to five seconds old and may be missing; they are for people, never a proof that a queue is empty.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 import httpx2
 import msgspec
 
+from holdfast.core.topology.model import Binding, Exchange, Policy, Queue
 from holdfast.errors import BadAddress, BrokerRefused, BrokerUnreachable, NotABroker
 
 TIMEOUT_S = 30.0
@@ -33,16 +34,11 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
 
 
-class ManagedQueue(msgspec.Struct, frozen=True, kw_only=True):
+class ManagedQueue(Queue, frozen=True, kw_only=True):
     """A queue as it was declared, and what policies make of it."""
 
-    name: str
     vhost: str
-    type: str = "classic"
-    durable: bool = True
-    auto_delete: bool = False
     exclusive: bool = False
-    arguments: dict[str, Any] = {}
     policy: str | None = None
     operator_policy: str | None = None
     effective_policy_definition: dict[str, Any] | list[Any] | None = None
@@ -59,39 +55,10 @@ class ManagedQueue(msgspec.Struct, frozen=True, kw_only=True):
         return self.effective_policy_definition if isinstance(self.effective_policy_definition, dict) else {}
 
 
-class ManagedExchange(msgspec.Struct, frozen=True, kw_only=True):
-    """An exchange."""
+class ManagedExchange(Exchange, frozen=True, kw_only=True):
+    """An exchange, and the policy that holds for it."""
 
-    name: str
-    vhost: str
-    type: str
-    durable: bool = True
-    auto_delete: bool = False
-    internal: bool = False
-    arguments: dict[str, Any] = {}
     policy: str | None = None
-
-
-class ManagedBinding(msgspec.Struct, frozen=True, kw_only=True):
-    """A binding; the source "" is the default exchange, which binds every queue by its name."""
-
-    source: str
-    vhost: str
-    destination: str
-    destination_type: str
-    routing_key: str
-    arguments: dict[str, Any] = {}
-
-
-class ManagedPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy."""
-
-    name: str
-    vhost: str
-    pattern: str
-    definition: dict[str, Any]
-    priority: int = 0
-    apply_to: str = msgspec.field(default="all", name="apply-to")
 
 
 class ManagedPermission(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,13 +120,13 @@ class Management:
         """All exchanges of a virtual host, the default one and the broker's own included."""
         return await self._pages(f"/exchanges/{quote(vhost, safe='')}", ManagedExchange)
 
-    async def bindings(self, vhost: str) -> list[ManagedBinding]:
-        """All bindings of a virtual host, those of the default exchange included."""
-        return _decode(await self._get(f"/bindings/{quote(vhost, safe='')}"), list[ManagedBinding], self.address)
+    async def bindings(self, vhost: str) -> list[Binding]:
+        """All bindings of a virtual host, those of the default exchange (its name is empty) included."""
+        return _decode(await self._get(f"/bindings/{quote(vhost, safe='')}"), list[Binding], self.address)
 
-    async def policies(self, vhost: str) -> list[ManagedPolicy]:
+    async def policies(self, vhost: str) -> list[Policy]:
         """All policies of a virtual host."""
-        return _decode(await self._get(f"/policies/{quote(vhost, safe='')}"), list[ManagedPolicy], self.address)
+        return _decode(await self._get(f"/policies/{quote(vhost, safe='')}"), list[Policy], self.address)
 
     async def permission(self, vhost: str, user: str) -> ManagedPermission:
         """What a user may do. Raises BrokerRefused with 401 or 403 for whoever is no administrator, 404 for nothing."""
@@ -168,11 +135,19 @@ class Management:
 
     async def alarms(self) -> str | None:
         """Why the broker takes no publishes now (memory, disk); None when it does."""
-        answer = await self._send("/health/checks/alarms", {})
+        answer = await self._send("/health/checks/alarms")
         if answer.status_code == httpx2.codes.SERVICE_UNAVAILABLE:
             return answer.text[:500]
         self._check(answer)
         return None
+
+    async def import_definitions(self, vhost: str, definitions: dict[str, object]) -> None:
+        """Add what is missing. Raises BrokerRefused with the broker's reason, or BrokerUnreachable."""
+        answer = await self._send(f"/definitions/{quote(vhost, safe='')}", json=definitions)
+        if answer.status_code == httpx2.codes.BAD_REQUEST:
+            raise BrokerRefused(f"definitions were refused; {answer.text[:500]}", reply_code=answer.status_code)
+        if not answer.is_success:
+            self._check(answer)
 
     async def _pages(self, path: str, kind: type[T]) -> list[T]:
         rows: list[T] = []
@@ -184,13 +159,13 @@ class Management:
         raise NotABroker(f"management API makes no sense; {self.address} has more than {PAGES_MAX} pages of {path}")
 
     async def _get(self, path: str, **query: int) -> bytes:
-        answer = await self._send(path, query)
+        answer = await self._send(path, params=query)
         self._check(answer)
         return answer.content
 
-    async def _send(self, path: str, query: dict[str, int]) -> httpx2.Response:
+    async def _send(self, path: str, **content: Any) -> httpx2.Response:
         try:
-            return await self._client.get(path, params=query)
+            return await self._client.request("POST" if "json" in content else "GET", path, **content)
         except httpx2.HTTPError as error:
             text = str(error) or type(error).__name__
             raise BrokerUnreachable(f"management API cannot be reached; {self.address}: {text}") from error

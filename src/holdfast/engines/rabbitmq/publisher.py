@@ -11,10 +11,6 @@ alone and is reported as *refused*; the first channel goes on with everything el
 A channel that has published to a quorum queue while that had no leader nacks for ever on RabbitMQ 3.10, also when there
 is a leader again. So a nack makes the publisher go on with a fresh channel soon after; the old one is closed when
 everything on it has been answered.
-
-One channel in confirm mode with its books: what is in flight on it, and what became of it.
-
-What a recovery is told of its publishes.
 """
 
 from __future__ import annotations
@@ -27,62 +23,43 @@ from operator import attrgetter
 from types import TracebackType
 from typing import Self
 
-from msgspec import Struct
 from pamqp import commands as amqp
 
+from holdfast.core.message import CONFIRMED, Outcome, OutcomeKind, Outgoing
 from holdfast.engines.rabbitmq.backoff import Backoff, BackoffTimer
 from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.commands import PublishEncoder, Unsendable
-from holdfast.engines.rabbitmq.wire.confirms import CONFIRMED, Confirms, Outcome, OutcomeKind, UnknownTag
+from holdfast.engines.rabbitmq.wire.confirms import Confirms, UnknownTag
 from holdfast.engines.rabbitmq.wire.events import Confirmed, ConnectionClosedByBroker, Event, Returned
 from holdfast.errors import BrokerError, BrokerLost
-from holdfast.ports.recovery import OnOutcome, RunLetter, Verdict
+from holdfast.ports.broker import Told
 from holdfast.telemetry.events import emit
 
-
-class Outgoing(Struct, eq=False, gc=False):
-    """A message to publish. `properties` are raw (`wire.properties`); the publisher sets delivery mode 2 in them."""
-
-    exchange: str
-    routing_key: str
-    properties: bytes
-    body: bytes
-
-
-class Ticket(Struct, eq=False, gc=False):
-    """A publish on its way: the message as it is sent, and the batch that waits for it, at which place.
-
-    Not for the garbage collector: a batch holds its tickets by its timer alone, which goes with the last outcome.
-    """
-
-    exchange: str
-    routing_key: str
-    properties: bytes
-    body: bytes
-    batch: PublishBatch
-    place: int
-    size_bytes: int  #: what it counts for in the window
-    done: bool = False
-    sent_count: int = 0
+WINDOW_MESSAGES = 8192
+WINDOW_BYTES = 16 * 2**20
+PUBLISH_TIMEOUT_S = 60.0
+CONNECTION_FORCED = 320
+RENEWAL = Backoff(first_s=0.25, delay_s_max=15.0)
+NOT_IN_TIME = "no answer within {timeout_s:g} s"
 
 
 class PublishBatch:
-    """The publishes of one call, and their outcomes as they come in."""
+    """The publishes of one call: how many have no outcome yet, and who is told of each and of the last."""
 
-    __slots__ = ("missing", "on_done", "outcomes")
+    __slots__ = ("missing", "on_done", "told")
 
-    def __init__(self, count: int, on_done: Callable[[], None]) -> None:
-        self.outcomes: list[Outcome | None] = [None] * count
+    def __init__(self, count: int, told: Told | None, on_done: Callable[[], None]) -> None:
         self.missing = count
+        self.told = told
         self.on_done = on_done
 
-    def settle(self, places: Sequence[int], outcome: Outcome) -> None:
+    def settle(self, messages: Sequence[Outgoing], outcome: Outcome) -> None:
         """What became of these; the caller is woken by the last."""
-        for place in places:
-            self.outcomes[place] = outcome
-        self.missing -= len(places)
+        self.missing -= len(messages)
+        if self.told is not None:
+            self.told(messages, outcome)
         if not self.missing:
             self.on_done()
 
@@ -93,15 +70,15 @@ class ConfirmChannel:
     def __init__(
         self,
         *,
-        on_outcomes: Callable[[ConfirmChannel, list[tuple[Ticket, Outcome]]], None],
-        on_lost: Callable[[ConfirmChannel, list[Ticket], BrokerError, Close], None],
+        on_outcomes: Callable[[ConfirmChannel, list[tuple[Outgoing, Outcome]]], None],
+        on_lost: Callable[[ConfirmChannel, list[Outgoing], BrokerError, Close], None],
         on_writable: Callable[[], None],
     ) -> None:
         self.flying_bytes = 0
         self._tell = on_outcomes
         self._tell_lost = on_lost
         self.on_writable = on_writable
-        self._books: Confirms[Ticket] = Confirms()
+        self._books: Confirms[Outgoing] = Confirms()
         self._channel: Channel | None = None
         self._encoder: PublishEncoder | None = None
 
@@ -129,13 +106,13 @@ class ConfirmChannel:
         if self._channel is not None:
             await connection.close_channel(self._channel)
 
-    def encode(self, ticket: Ticket) -> Sequence[bytes | memoryview]:
+    def encode(self, message: Outgoing) -> Sequence[bytes | memoryview]:
         """Enter a publish into the books and pack it; the caller joins and writes. Raises Unsendable, not entered."""
         assert self._encoder is not None  # noqa: S101  callers ask is_open first
-        pieces = self._encoder.pieces(ticket.exchange, ticket.routing_key, ticket.properties, ticket.body)
-        self._books.sent(ticket)
-        ticket.sent_count += 1
-        self.flying_bytes += ticket.size_bytes
+        pieces = self._encoder.pieces(message.exchange, message.routing_key, message.properties, message.body)
+        self._books.sent(message)
+        message.sent_count += 1
+        self.flying_bytes += message.size_bytes
         return pieces
 
     def write(self, data: bytes) -> None:
@@ -144,7 +121,7 @@ class ConfirmChannel:
             self._channel.write(data)
 
     def on_events(self, events: list[Event]) -> None:
-        outcomes: list[tuple[Ticket, Outcome]] = []
+        outcomes: list[tuple[Outgoing, Outcome]] = []
         try:
             for event in events:
                 if isinstance(event, Confirmed):
@@ -156,7 +133,7 @@ class ConfirmChannel:
             if self._channel is not None:
                 self._channel.close(BrokerLost(f"the broker's answers make no sense; {error}"), None)
         if outcomes:
-            self.flying_bytes -= sum(ticket.size_bytes for ticket, _ in outcomes)
+            self.flying_bytes -= sum(message.size_bytes for message, _ in outcomes)
             self._tell(self, outcomes)
 
     def on_closed(self, error: BrokerError, close: Close) -> None:
@@ -165,36 +142,7 @@ class ConfirmChannel:
         self._tell_lost(self, self._books.lost(), error, close)
 
 
-VERDICTS = {kind: Verdict(kind.value) for kind in OutcomeKind}
-
-
-class Told(PublishBatch):
-    """Tells each outcome to the run as soon as it is known."""
-
-    __slots__ = ("_letters", "_on_outcome")
-
-    def __init__(self, letters: Sequence[RunLetter], on_outcome: OnOutcome) -> None:
-        super().__init__(len(letters), lambda: None)
-        self._letters = letters
-        self._on_outcome = on_outcome
-
-    def settle(self, places: Sequence[int], outcome: Outcome) -> None:
-        letters = self._letters
-        self._on_outcome([letters[place] for place in places], VERDICTS[outcome.kind], outcome.code, outcome.text)
-        self.missing -= len(places)
-        if not self.missing:
-            self.on_done()
-
-
-WINDOW_MESSAGES = 8192
-WINDOW_BYTES = 16 * 2**20
-PUBLISH_TIMEOUT_S = 60.0
-CONNECTION_FORCED = 320
-RENEWAL = Backoff(first_s=0.25, delay_s_max=15.0)
-NOT_IN_TIME = "no answer within {timeout_s:g} s"
-
-
-class Publisher:
+class RabbitPublisher:
     """`async with Publisher(address) as publisher:` and `await publisher.publish(message)`.
 
     Opening it raises what `Connection.open` raises; after that, it connects again by itself.
@@ -216,10 +164,10 @@ class Publisher:
         self._timeout_s = timeout_s
         self._read_pause_s = 0.0
         self._patience = BackoffTimer(backoff or Backoff())
-        self._waiting: deque[Ticket] = deque()
-        self._suspects: deque[Ticket] = deque()
+        self._waiting: deque[Outgoing] = deque()
+        self._suspects: deque[Outgoing] = deque()
         self._alone_only = False  # a publish ended the whole connection: nothing else goes out until it is found
-        self._only: Ticket | None = None  # what is in flight when nothing else is, on either channel
+        self._only: Outgoing | None = None  # what is in flight when nothing else is, on either channel
         self._connection: Connection | None = None
         self._main = self._lane()
         self._alone = self._lane()
@@ -253,44 +201,48 @@ class Publisher:
         if self._connection is not None:
             self._connection.read_pause_s = pause_s
 
-    async def publish(self, message: Outgoing, *, timeout_s: float | None = None) -> Outcome:
-        """Publish one message and wait for what becomes of it. Raises only when the publisher is closed."""
-        return (await self.publish_all((message,), timeout_s=timeout_s))[0]
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be published at the moment; the empty text while it can."""
+        if self.blocked:
+            return f"the broker takes no publishes: {self.blocked}"
+        return "" if self.connected else "no connection to publish on"
 
-    async def publish_all(self, messages: Sequence[Outgoing], *, timeout_s: float | None = None) -> list[Outcome]:
+    @property
+    def sent_again(self) -> int:
+        """How many publishes were repeated because the outcome of the first was unknown."""
+        return self.counts["sent_again"]
+
+    async def publish(self, messages: Sequence[Outgoing], *, timeout_s: float | None = None) -> list[Outcome]:
         """Publish a batch, pipelined, and wait until each message has its outcome; they are in the same order.
 
-        Several batches may be under way at once. A cancelled call leaves its messages unknown.
+        Several batches may be under way at once. A cancelled call leaves its messages unknown. Raises BrokerLost when
+        the publisher is closed.
         """
-        if self._keeper is None or self._keeper.done():
-            raise BrokerLost("the publisher is closed; nothing was sent")
-        if not messages:
-            return []
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        batch = PublishBatch(len(messages), lambda: None if done.done() else done.set_result(None))
-        tickets = self._tickets(messages, batch)
-        self._waiting.extend(tickets)
-        self._pump()
-        timer = loop.call_later(limit_s, self._give_up, tickets, limit_s)
+        batch = PublishBatch(len(messages), None, lambda: None if done.done() else done.set_result(None))
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        self._begin(messages, batch)
+        timer = loop.call_later(limit_s, self._give_up, messages, limit_s)
         try:
-            await done
+            if batch.missing:
+                await done
         finally:
             timer.cancel()
             if batch.missing:
-                self._give_up(tickets, 0.0)
-        return [outcome for outcome in batch.outcomes if outcome is not None]
+                self._give_up(messages, 0.0)
+        return [message.outcome for message in messages if message.outcome is not None]
 
-    def send(self, messages: Sequence[Outgoing], batch: PublishBatch, *, timeout_s: float) -> None:
-        """As `publish_all`, without waiting: `batch.settle` is called with each outcome as soon as it is known."""
-        if self._keeper is None or self._keeper.done():
-            raise BrokerLost("the publisher is closed; nothing was sent")
-        tickets = self._tickets(messages, batch)
-        self._waiting.extend(tickets)
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._give_up, tickets, timeout_s)
-        batch.on_done = timer.cancel
-        self._pump()
+    def send(self, messages: Sequence[Outgoing], told: Told, *, timeout_s: float) -> None:
+        """As `publish`, without waiting: `told` is called with messages that share an outcome as soon as it is known,
+        once for each message."""
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._give_up, messages, timeout_s)
+        try:
+            self._begin(messages, PublishBatch(len(messages), told, timer.cancel))
+        except BaseException:
+            timer.cancel()
+            raise
 
     async def __aenter__(self) -> Self:
         try:
@@ -319,19 +271,25 @@ class Publisher:
 
     # Sending.
 
-    def _tickets(self, messages: Iterable[Outgoing], batch: PublishBatch) -> list[Ticket]:
-        tickets = []
+    def _begin(self, messages: Sequence[Outgoing], batch: PublishBatch) -> None:
+        """Send what can go now, the others wait for their turn. Raises BrokerLost, and nothing was sent."""
+        if self._keeper is None or self._keeper.done():
+            raise BrokerLost("the publisher is closed; nothing was sent")
+        waiting = []
         persistent = properties.persistent
-        for place, message in enumerate(messages):
+        for message in messages:
+            if message.batch is not None:
+                raise ValueError("a message was published before; each publish needs an Outgoing of its own")
+            message.batch = batch
             try:
-                raw = persistent(message.properties)
+                message.properties = raw = persistent(message.properties)
             except properties.Unreadable as error:
-                outcome = Outcome(OutcomeKind.REFUSED, 0, f"properties cannot be read: {error}")
-                batch.settle([place], self._counted(outcome))
+                self._settle(message, Outcome(OutcomeKind.REFUSED, 0, f"properties cannot be read: {error}"))
                 continue
-            body = message.body
-            tickets.append(Ticket(message.exchange, message.routing_key, raw, body, batch, place, len(raw) + len(body)))
-        return tickets
+            message.size_bytes = len(raw) + len(message.body)
+            waiting.append(message)
+        self._waiting.extend(waiting)
+        self._pump()
 
     def _pump(self) -> None:
         """Send what the windows allow: everything that can go now goes in one write."""
@@ -347,66 +305,66 @@ class Publisher:
         """To find out who ends the connection, all other channels have to be quiet."""
         return self._alone_only and any(lane.flying for lane in (self._main, *self._retiring))
 
-    def _send(self, lane: ConfirmChannel, queue: deque[Ticket], *, messages_max: int) -> None:
+    def _send(self, lane: ConfirmChannel, queue: deque[Outgoing], *, messages_max: int) -> None:
         pieces: list[bytes | memoryview] = []
-        refused: list[tuple[Ticket, Outcome]] = []
+        refused: list[tuple[Outgoing, Outcome]] = []
         count, size = lane.flying, lane.flying_bytes
         while queue and count < messages_max:
-            ticket = queue[0]
+            message = queue[0]
             # One that is larger than the whole window goes alone.
-            if count and size + ticket.size_bytes > self._window_bytes:
+            if count and size + message.size_bytes > self._window_bytes:
                 break
             queue.popleft()
-            if ticket.done:
+            if message.outcome is not None:
                 continue
             try:
-                pieces += lane.encode(ticket)
+                pieces += lane.encode(message)
             except Unsendable as error:
-                refused.append((ticket, Outcome(OutcomeKind.REFUSED, 0, str(error))))
+                refused.append((message, Outcome(OutcomeKind.REFUSED, 0, str(error))))
                 continue
             count += 1
-            size += ticket.size_bytes
-            if ticket.sent_count > 1:
+            size += message.size_bytes
+            if message.sent_count > 1:
                 self.counts["sent_again"] += 1
         if pieces:
             lane.write(b"".join(pieces))
         # Not before that: whoever is told may send at once, and then the broker would count in another order than we.
-        for ticket, outcome in refused:
-            if not ticket.done:
-                self._settle(ticket, outcome)
+        for message, outcome in refused:
+            if message.outcome is None:
+                self._settle(message, outcome)
 
     # Answers.
 
-    def _on_outcomes(self, lane: ConfirmChannel, outcomes: list[tuple[Ticket, Outcome]]) -> None:
-        confirmed: list[Ticket] = []
-        for ticket, outcome in outcomes:
-            if outcome is CONFIRMED and not ticket.done:
-                ticket.done = True
-                confirmed.append(ticket)
+    def _on_outcomes(self, lane: ConfirmChannel, outcomes: list[tuple[Outgoing, Outcome]]) -> None:
+        confirmed: list[Outgoing] = []
+        for message, outcome in outcomes:
+            if outcome is CONFIRMED and message.outcome is None:
+                message.outcome = CONFIRMED
+                confirmed.append(message)
             else:
-                self._on_outcome(lane, ticket, outcome)
+                self._on_outcome(lane, message, outcome)
         self.counts["confirmed"] += len(confirmed)
-        for batch, tickets in groupby(confirmed, key=attrgetter("batch")):
-            batch.settle([ticket.place for ticket in tickets], CONFIRMED)
+        for batch, messages in groupby(confirmed, key=attrgetter("batch")):
+            batch.settle(list(messages), CONFIRMED)
         if lane is self._alone and not self._suspects:
             self._alone_only = False
         if lane in self._retiring and not lane.flying:
             self._broken.set()
         self._pump()
 
-    def _on_outcome(self, lane: ConfirmChannel, ticket: Ticket, outcome: Outcome) -> None:
+    def _on_outcome(self, lane: ConfirmChannel, message: Outgoing, outcome: Outcome) -> None:
         if outcome.kind is OutcomeKind.NACKED and self._renewal is None and lane not in self._retiring:
             self._renew_soon()
-        if ticket.done:
+        if message.outcome is not None:
             self.counts["answered_too_late"] += 1
         elif outcome.kind is OutcomeKind.UNKNOWN:
-            self._suspects.append(ticket)  # alone, its answer cannot be anybody else's
+            self._suspects.append(message)  # alone, its answer cannot be anybody else's
         else:
-            self._settle(ticket, outcome)
+            self._settle(message, outcome)
 
-    def _on_lost(self, lane: ConfirmChannel, tickets: list[Ticket], error: BrokerError, close: Close) -> None:
+    def _on_lost(self, lane: ConfirmChannel, messages: list[Outgoing], error: BrokerError, close: Close) -> None:
         """A channel ended. By a publish of ours, or with the connection; in both cases nothing is known of these."""
-        if lane is not self._main and lane is not self._alone and not tickets:
+        if lane is not self._main and lane is not self._alone and not messages:
             return  # an old one, closed in order
         self._trouble = error
         self._broken.set()
@@ -414,38 +372,35 @@ class Publisher:
         blamed = close is not None and close.code != CONNECTION_FORCED
         self._at_once = blamed
         # Counted with those whose time was over: one of them may be the guilty one.
-        guilty = len(tickets) == 1 and (not whole or tickets[0] is self._only)
-        tickets = [ticket for ticket in tickets if not ticket.done]
+        guilty = len(messages) == 1 and (not whole or messages[0] is self._only)
+        messages = [message for message in messages if message.outcome is None]
         if close is None or not blamed:
-            self._waiting.extendleft(reversed(tickets))
-        elif guilty and tickets:
-            self._settle(tickets[0], Outcome(OutcomeKind.REFUSED, close.code, close.text))
+            self._waiting.extendleft(reversed(messages))
+        elif guilty and messages:
+            self._settle(messages[0], Outcome(OutcomeKind.REFUSED, close.code, close.text))
         else:
-            self._suspects.extend(tickets)
+            self._suspects.extend(messages)
             self._alone_only = self._alone_only or whole
         if not self._suspects:
             self._alone_only = False
 
-    def _settle(self, ticket: Ticket, outcome: Outcome) -> None:
-        ticket.done = True
-        ticket.batch.settle([ticket.place], self._counted(outcome))
-
-    def _counted(self, outcome: Outcome) -> Outcome:
+    def _settle(self, message: Outgoing, outcome: Outcome) -> None:
         self.counts[outcome.kind.value] += 1
-        return outcome
+        message.outcome = outcome
+        message.batch.settle((message,), outcome)
 
-    def _give_up(self, tickets: Iterable[Ticket], limit_s: float) -> None:
+    def _give_up(self, messages: Iterable[Outgoing], limit_s: float) -> None:
         """The time is over: these are unknown. Those in flight keep their place in the window until answered."""
         text = NOT_IN_TIME.format(timeout_s=limit_s) if limit_s else "nobody waits for it any more"
         if self.blocked:
             text += f"; the broker takes nothing: {self.blocked}"
         elif not self.connected and self._trouble:
             text += f"; {self._trouble}"
-        for ticket in tickets:
-            if not ticket.done:
-                self._settle(ticket, Outcome(OutcomeKind.UNKNOWN, 0, text))
-        self._waiting = deque(ticket for ticket in self._waiting if not ticket.done)
-        self._suspects = deque(ticket for ticket in self._suspects if not ticket.done)
+        for message in messages:
+            if message.outcome is None:
+                self._settle(message, Outcome(OutcomeKind.UNKNOWN, 0, text))
+        self._waiting = deque(message for message in self._waiting if message.outcome is None)
+        self._suspects = deque(message for message in self._suspects if message.outcome is None)
         if not self._suspects:
             self._alone_only = False
 

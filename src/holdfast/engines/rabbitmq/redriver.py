@@ -31,12 +31,10 @@ from holdfast.core.death import (
 )
 from holdfast.core.death import returns as returns_of
 from holdfast.core.letter import Content, JsonValue
-from holdfast.core.message import Address, Message
+from holdfast.core.message import Address, Delivery, Message, Outgoing
 from holdfast.core.routes import Route, RouteTable, find_route
 from holdfast.engines.rabbitmq.letters import COUNTS, digest, hash_of, read_message
-from holdfast.engines.rabbitmq.publisher import Outgoing
 from holdfast.engines.rabbitmq.wire import properties, table
-from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.engines.rabbitmq.wire.table import Value
 from holdfast.ports.custody import Parcel
 from holdfast.ports.recovery import RunLetter

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from holdfast.core.message import Delivery
 from holdfast.engines.rabbitmq.letters import digest
-from holdfast.engines.rabbitmq.wire.events import Delivery
 from holdfast.ports.starts import Starts
 
 

@@ -1,73 +1,54 @@
 """A virtual host of RabbitMQ, to be read, added to and probed. Reading needs the management API; adding is AMQP's.
 
-A marked message that is sent along a path and has to arrive. Whatever else is in the queues is given back as it was.
-
-The probe has the type `holdfast.probe` and a header of its own, so that a consumer that meets one can tell.
+A probe is a marked message that is sent along a path and has to arrive; whatever else is in the queues is given back
+as it was. It has the type `holdfast.probe` and a header of its own, so that a consumer that meets one can tell.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from urllib.parse import quote
 from uuid import uuid4
 
-import httpx2
+from msgspec import structs
 from pamqp import base
 from pamqp import commands as amqp
 
+from holdfast.core.message import Delivery, Outgoing
 from holdfast.core.topology.definitions import is_brokers_own, to_definitions
 from holdfast.core.topology.model import (
     ALTERNATE,
-    QUEUE_TYPE,
+    Arguments,
     Binding,
     Exchange,
-    Policy,
     Queue,
     Topology,
     Version,
     effective,
+    plain_queue,
     topology,
 )
-from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
-from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.management import (
-    ManagedBinding,
-    ManagedExchange,
-    ManagedPolicy,
-    ManagedQueue,
-    Management,
-)
-from holdfast.engines.rabbitmq.publisher import Outgoing, Publisher
+from holdfast.engines.rabbitmq.connection import Channel, Connection
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+from holdfast.engines.rabbitmq.management import ManagedExchange, ManagedQueue, Management
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
+from holdfast.engines.rabbitmq.recovery_lock import NoEvents
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.engines.rabbitmq.wire.events import Delivery, Event
-from holdfast.errors import BadAddress, BrokerError, BrokerRefused, BrokerUnreachable
+from holdfast.errors import BadAddress, BrokerError, BrokerRefused
 from holdfast.ports.topology import LiveTopology, Probe, ProbeResult, QueueState, Thing
 
+#: How old the management API's counts may be: a queue tells them every five seconds, and the API collects what was told
+#: every five. A queue that looks empty for longer has been empty since the first look.
+COUNTS_AGE_S_MAX = 15.0
+LOOK_S = 1.0
 GROWN_S = 1.5
-
-
-class YoungQueues:
-    """`born` for each quorum queue that was made; `grown` returns when the youngest is old enough."""
-
-    def __init__(self) -> None:
-        self._born_at_s: float | None = None
-
-    def born(self) -> None:
-        """A quorum queue was made now."""
-        self._born_at_s = asyncio.get_running_loop().time()
-
-    async def grown(self) -> None:
-        """Wait, where there is something to wait for."""
-        if self._born_at_s is not None:
-            await asyncio.sleep(self._born_at_s + GROWN_S - asyncio.get_running_loop().time())
-            self._born_at_s = None
-
+MANAGEMENT_PORTS = {False: ("http", 15672), True: ("https", 15671)}
 
 PROBE_TIMEOUT_S = 10.0
 MARK = "x-holdfast-probe"
@@ -78,127 +59,12 @@ ROOM_COUNT = 100
 LEFT_OVER_MS_MAX = 60_000
 
 
-class Prober:
-    """Sends probes; one publisher for all of them, opened with the first."""
-
-    def __init__(self, address: BrokerUrl, *, timeout_s: float = PROBE_TIMEOUT_S) -> None:
-        self._address = address
-        self._timeout_s = timeout_s
-        self._publisher: Publisher | None = None
-        self._opening = asyncio.Lock()
-
-    async def close(self) -> None:
-        """End the connection."""
-        if self._publisher is not None:
-            await self._publisher.close()
-
-    async def send(self, probe: Probe, depths: Mapping[str, int]) -> ProbeResult:
-        """Send it and take it out where it has to arrive. `depths` says how many messages are in its queues."""
-        deep = [name for name, depth in depths.items() if depth + ROOM_COUNT > HELD_COUNT_MAX]
-        if deep:
-            reason = f"'{deep[0]}' has {depths[deep[0]]} messages, and a probe is not looked for behind so many"
-            return ProbeResult(name=probe.name, outcome="skipped", reason=reason)
-        if probe.waits_in is not None and depths[probe.waits_in]:
-            reason = f"'{probe.waits_in}' has messages, and a delay cannot be cut short behind others"
-            return ProbeResult(name=probe.name, outcome="skipped", reason=reason)
-        mark = uuid4().hex
-        try:
-            reason = await self.carry(probe, mark, depths)
-        except BrokerError as error:
-            reason = str(error)
-        if not reason:
-            return ProbeResult(name=probe.name, outcome="arrived")
-        return ProbeResult(name=probe.name, outcome="lost", reason=f"{reason} (message id {_message_id(mark)})")
-
-    async def carry(self, probe: Probe, mark: str, depths: Mapping[str, int]) -> str:
-        """Why it did not arrive; empty when it did. Raises BrokerError: then nobody knows."""
-        async with AsyncExitStack() as stack:
-            consumers = {
-                name: await stack.enter_async_context(
-                    Consumer(self._address, name, prefetch=depths.get(name, 0) + ROOM_COUNT, on_loss="raise")
-                )
-                for name in (probe.rejected_in, probe.arrives_in)
-                if name is not None
-            }
-            outcome = await (await self._open()).publish(_message(probe, mark), timeout_s=self._timeout_s)
-            if not outcome.stored:
-                return f"the broker did not take it: {outcome.kind.value} {outcome.text}".strip()
-            if probe.rejected_in is not None:
-                found = await self._find(consumers[probe.rejected_in], mark)
-                if found is None:
-                    return f"it did not arrive in '{probe.rejected_in}' within {self._timeout_s:g} s"
-                consumers[probe.rejected_in].dead_letter([found])
-            found = await self._find(consumers[probe.arrives_in], mark)
-            if found is None:
-                return f"it did not arrive in '{probe.arrives_in}' within {self._timeout_s:g} s"
-            consumers[probe.arrives_in].ack([found])
-        return ""
-
-    async def _find(self, consumer: Consumer, mark: str) -> Delivery | None:
-        """The probe among what comes. The others stay unsettled: closing the consumer gives them back, in order."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while True:
-                    for delivery in await consumer.batch():
-                        if mark.encode() in delivery.properties and _marked(delivery) == mark:
-                            return delivery
-        except TimeoutError:
-            return None
-
-    async def _open(self) -> Publisher:
-        async with self._opening:
-            if self._publisher is None:
-                self._publisher = await Publisher(self._address).__aenter__()
-            return self._publisher
-
-
-def _message(probe: Probe, mark: str) -> Outgoing:
-    values: dict[str, str | dict[str, str]] = {"message_id": _message_id(mark), "type": TYPE, "headers": {MARK: mark}}
-    # In milliseconds. The delay of a wait queue is not what is being proved; elsewhere a probe that comes again, since
-    # a crash of the broker has undone its ack, goes away by itself.
-    values["expiration"] = "1" if probe.expires else str(LEFT_OVER_MS_MAX)
-    body = b"A probe of 'holdfast topology'. It may be deleted."
-    return Outgoing(probe.exchange, probe.key, properties.encode(values), body)
-
-
-def _message_id(mark: str) -> str:
-    return f"holdfast-probe-{mark}"
-
-
-def _marked(delivery: Delivery) -> object:
-    headers = delivery.decoded().get("headers")
-    return headers.get(MARK) if isinstance(headers, dict) else None
-
-
-#: How old the management API's counts may be: a queue tells them every five seconds, and the API collects what was told
-#: every five. A queue that looks empty for longer has been empty since the first look.
-COUNTS_AGE_S_MAX = 15.0
-LOOK_S = 1.0
-MANAGEMENT_PORTS = {False: ("http", 15672), True: ("https", 15671)}
-
-
-class DefinitionsClient(Management):
-    """The management API with the one thing in which it writes."""
-
-    async def import_definitions(self, vhost: str, definitions: dict[str, object]) -> None:
-        """Raises BrokerRefused with the broker's reason, or BrokerUnreachable."""
-        try:
-            answer = await self._client.post(f"/definitions/{quote(vhost, safe='')}", json=definitions)
-        except httpx2.HTTPError as error:
-            text = str(error) or type(error).__name__
-            raise BrokerUnreachable(f"management API cannot be reached; {self.address}: {text}") from error
-        if answer.status_code == httpx2.codes.BAD_REQUEST:
-            raise BrokerRefused(f"definitions were refused; {answer.text[:500]}", reply_code=answer.status_code)
-        if not answer.is_success:
-            self._check(answer)
-
-
 class RabbitTopology:
     """`async with RabbitTopology(url) as broker:`; `management` is its API, by default on the same host."""
 
     def __init__(self, url: str, *, management: str | None = None, counts_age_s_max: float = COUNTS_AGE_S_MAX) -> None:
         self._address = BrokerUrl.parse(url)
-        self._management = DefinitionsClient(
+        self._management = Management(
             management or default_management(self._address),
             ca_file=self._address.tls.ca_file if self._address.tls else None,
         )
@@ -252,9 +118,7 @@ class RabbitTopology:
         ours = [exchange for exchange in exchanges if not is_brokers_own(exchange.name)]
         names = {queue.name for queue in lasting}
         kept = [
-            _binding(each)
-            for each in bindings
-            if each.source and (each.destination_type != "queue" or each.destination in names)
+            each for each in bindings if each.source and (each.destination_type != "queue" or each.destination in names)
         ]
         known = {policy.name: policy.definition for policy in policies}
         return LiveTopology(
@@ -262,14 +126,14 @@ class RabbitTopology:
             version=version,
             declared=topology(
                 exchanges=[_exchange(each, {}) for each in ours],
-                queues=[_queue(each, {}) for each in lasting],
+                queues=[plain_queue(each) for each in lasting],
                 bindings=kept,
-                policies=[_policy(each) for each in policies],
+                policies=policies,
                 checked=False,
             ),
             effective=topology(
                 exchanges=[_exchange(each, known.get(each.policy or "", {})) for each in ours],
-                queues=[_queue(each, each.effective_policy) for each in lasting],
+                queues=[_effective(each) for each in lasting],
                 bindings=kept,
                 checked=False,
             ),
@@ -301,7 +165,7 @@ class RabbitTopology:
         await self._management.import_definitions(self.vhost, to_definitions(topology, vhost=None))
 
     async def probe(self, probe: Probe, *, anyway: bool) -> ProbeResult:
-        """See `topology_probe`."""
+        """Send it, where the queues on its way are free or it is sent `anyway`."""
         depths = {}
         for name in probe.queues:
             try:
@@ -314,25 +178,12 @@ class RabbitTopology:
             return ProbeResult(name=probe.name, outcome="skipped", reason=f"{', '.join(busy)}; --probe sends it anyway")
         return await self._prober.send(probe, {name: ready for name, (ready, _) in depths.items()})
 
-    # What the channel calls: nothing comes unasked.
-
-    def on_events(self, events: list[Event]) -> None:
-        """Nobody consumes here."""
-
-    def on_closed(self, error: BrokerError, close: Close) -> None:
-        """Whoever waits for an answer is told by the channel."""
-
-    def on_writable(self) -> None:
-        """Declarations are small."""
-
-    # Inside.
-
     async def _call(self, method: base.Frame) -> base.Frame:
         """On a channel that lives: the broker closes it with every refusal. One at a time, so that each has its own."""
         async with self._turn:
             connection = await self._open()
             if self._channel is None or not self._channel.is_open:
-                self._channel = await connection.channel(self)
+                self._channel = await connection.channel(NoEvents())
             return await self._channel.call(method)
 
     async def _open(self) -> Connection:
@@ -363,6 +214,97 @@ class RabbitTopology:
         return reasons
 
 
+class Prober:
+    """Sends probes; one publisher for all of them, opened with the first."""
+
+    def __init__(self, address: BrokerUrl, *, timeout_s: float = PROBE_TIMEOUT_S) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        self._publisher: RabbitPublisher | None = None
+        self._opening = asyncio.Lock()
+
+    async def close(self) -> None:
+        """End the connection."""
+        if self._publisher is not None:
+            await self._publisher.close()
+
+    async def send(self, probe: Probe, depths: Mapping[str, int]) -> ProbeResult:
+        """Send it and take it out where it has to arrive. `depths` says how many messages are in its queues."""
+        deep = [name for name, depth in depths.items() if depth + ROOM_COUNT > HELD_COUNT_MAX]
+        if deep:
+            reason = f"'{deep[0]}' has {depths[deep[0]]} messages, and a probe is not looked for behind so many"
+            return ProbeResult(name=probe.name, outcome="skipped", reason=reason)
+        if probe.waits_in is not None and depths[probe.waits_in]:
+            reason = f"'{probe.waits_in}' has messages, and a delay cannot be cut short behind others"
+            return ProbeResult(name=probe.name, outcome="skipped", reason=reason)
+        mark = uuid4().hex
+        try:
+            reason = await self.carry(probe, mark, depths)
+        except BrokerError as error:
+            reason = str(error)
+        if not reason:
+            return ProbeResult(name=probe.name, outcome="arrived")
+        return ProbeResult(name=probe.name, outcome="lost", reason=f"{reason} (message id {_message_id(mark)})")
+
+    async def carry(self, probe: Probe, mark: str, depths: Mapping[str, int]) -> str:
+        """Why it did not arrive; empty when it did. Raises BrokerError: then nobody knows."""
+        async with AsyncExitStack() as stack:
+            consumers = {
+                name: await stack.enter_async_context(
+                    RabbitConsumer(self._address, name, prefetch=depths.get(name, 0) + ROOM_COUNT, on_loss="raise")
+                )
+                for name in (probe.rejected_in, probe.arrives_in)
+                if name is not None
+            }
+            outcome = (await (await self._open()).publish([_message(probe, mark)], timeout_s=self._timeout_s))[0]
+            if not outcome.stored:
+                return f"the broker did not take it: {outcome.kind.value} {outcome.text}".strip()
+            if probe.rejected_in is not None:
+                found = await self._find(consumers[probe.rejected_in], mark)
+                if found is None:
+                    return f"it did not arrive in '{probe.rejected_in}' within {self._timeout_s:g} s"
+                consumers[probe.rejected_in].dead_letter([found])
+            found = await self._find(consumers[probe.arrives_in], mark)
+            if found is None:
+                return f"it did not arrive in '{probe.arrives_in}' within {self._timeout_s:g} s"
+            consumers[probe.arrives_in].ack([found])
+        return ""
+
+    async def _find(self, consumer: RabbitConsumer, mark: str) -> Delivery | None:
+        """The probe among what comes. The others stay unsettled: closing the consumer gives them back, in order."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    for delivery in await consumer.batch():
+                        if mark.encode() in delivery.properties and _marked(delivery) == mark:
+                            return delivery
+        except TimeoutError:
+            return None
+
+    async def _open(self) -> RabbitPublisher:
+        async with self._opening:
+            if self._publisher is None:
+                self._publisher = await RabbitPublisher(self._address).__aenter__()
+            return self._publisher
+
+
+class YoungQueues:
+    """`born` for each quorum queue that was made; `grown` returns when the youngest is old enough."""
+
+    def __init__(self) -> None:
+        self._born_at_s: float | None = None
+
+    def born(self) -> None:
+        """A quorum queue was made now."""
+        self._born_at_s = asyncio.get_running_loop().time()
+
+    async def grown(self) -> None:
+        """Wait, where there is something to wait for."""
+        if self._born_at_s is not None:
+            await asyncio.sleep(self._born_at_s + GROWN_S - asyncio.get_running_loop().time())
+            self._born_at_s = None
+
+
 def default_management(address: BrokerUrl) -> str:
     """Where the management API usually is: on the same host, with the same login."""
     scheme, port = MANAGEMENT_PORTS[address.tls is not None]
@@ -371,49 +313,16 @@ def default_management(address: BrokerUrl) -> str:
     return f"{scheme}://{login}@{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _exchange(info: ManagedExchange, policy: dict[str, Any]) -> Exchange:
-    arguments = dict(info.arguments)
-    if ALTERNATE in policy:
-        arguments.setdefault(ALTERNATE, policy[ALTERNATE])
-    return Exchange(
-        name=info.name,
-        type=info.type,
-        durable=info.durable,
-        auto_delete=info.auto_delete,
-        internal=info.internal,
-        arguments=arguments,
-    )
+def _exchange(told: ManagedExchange, policy: Arguments) -> Exchange:
+    """Without the policy's name, and with the alternate exchange that the policy adds."""
+    added = {ALTERNATE: policy[ALTERNATE]} if ALTERNATE in policy else {}
+    own = {name: getattr(told, name) for name in Exchange.__struct_fields__}
+    return Exchange(**own | {"arguments": added | told.arguments})
 
 
-def _queue(info: ManagedQueue, policy: dict[str, Any]) -> Queue:
-    arguments = {key: value for key, value in info.arguments.items() if key != QUEUE_TYPE}
-    return Queue(
-        name=info.name,
-        type=info.arguments.get(QUEUE_TYPE, info.type),
-        durable=info.durable,
-        auto_delete=info.auto_delete,
-        arguments=effective(arguments, policy),
-    )
-
-
-def _binding(info: ManagedBinding) -> Binding:
-    return Binding(
-        source=info.source,
-        destination=info.destination,
-        destination_type=info.destination_type,
-        key=info.routing_key,
-        arguments=info.arguments,
-    )
-
-
-def _policy(info: ManagedPolicy) -> Policy:
-    return Policy(
-        name=info.name,
-        pattern=info.pattern,
-        definition=info.definition,
-        priority=info.priority,
-        apply_to=info.apply_to,
-    )
+def _effective(told: ManagedQueue) -> Queue:
+    queue = plain_queue(told)
+    return structs.replace(queue, arguments=effective(queue.arguments, told.effective_policy))
 
 
 def _state(info: ManagedQueue) -> QueueState:
@@ -441,13 +350,7 @@ def _making(thing: Thing) -> base.Frame:
             return methods.QueueDeclare(
                 queue=thing.name, durable=thing.durable, auto_delete=thing.auto_delete, arguments=thing.all_arguments
             )
-        case Binding(destination_type="queue"):
-            return methods.QueueBind(
-                queue=thing.destination, exchange=thing.source, routing_key=thing.key, arguments=thing.arguments
-            )
-    return methods.ExchangeBind(
-        destination=thing.destination, source=thing.source, routing_key=thing.key, arguments=thing.arguments
-    )
+    return _bound(thing, methods.QueueBind, methods.ExchangeBind)
 
 
 def _unmaking(thing: Thing) -> base.Frame:
@@ -458,10 +361,29 @@ def _unmaking(thing: Thing) -> base.Frame:
             # Quorum queues do not know these conditions: there, the looks of `not_empty` are all there is.
             careful = thing.type == "classic"
             return methods.QueueDelete(queue=thing.name, if_unused=careful, if_empty=careful)
-        case Binding(destination_type="queue"):
-            return methods.QueueUnbind(
-                queue=thing.destination, exchange=thing.source, routing_key=thing.key, arguments=thing.arguments
-            )
-    return methods.ExchangeUnbind(
-        destination=thing.destination, source=thing.source, routing_key=thing.key, arguments=thing.arguments
-    )
+    return _bound(thing, methods.QueueUnbind, methods.ExchangeUnbind)
+
+
+def _bound(binding: Binding, to_queue: Callable[..., base.Frame], to_exchange: Callable[..., base.Frame]) -> base.Frame:
+    more = {"routing_key": binding.key, "arguments": binding.arguments}
+    if binding.destination_type == "queue":
+        return to_queue(queue=binding.destination, exchange=binding.source, **more)
+    return to_exchange(destination=binding.destination, source=binding.source, **more)
+
+
+def _message(probe: Probe, mark: str) -> Outgoing:
+    values: dict[str, str | dict[str, str]] = {"message_id": _message_id(mark), "type": TYPE, "headers": {MARK: mark}}
+    # In milliseconds. The delay of a wait queue is not what is being proved; elsewhere a probe that comes again, since
+    # a crash of the broker has undone its ack, goes away by itself.
+    values["expiration"] = "1" if probe.expires else str(LEFT_OVER_MS_MAX)
+    body = b"A probe of 'holdfast topology'. It may be deleted."
+    return Outgoing(probe.exchange, probe.key, properties.encode(values), body)
+
+
+def _message_id(mark: str) -> str:
+    return f"holdfast-probe-{mark}"
+
+
+def _marked(delivery: Delivery) -> object:
+    headers = properties.decode(delivery.properties).get("headers")
+    return headers.get(MARK) if isinstance(headers, dict) else None

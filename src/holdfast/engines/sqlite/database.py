@@ -1,4 +1,8 @@
-"""The vault in a SQLite file: one thread writes, another reads beside it. Without a path it is in memory."""
+"""A database in a SQLite file: one thread writes. Without a path it is in memory.
+
+The vault's file has a reader beside its writer. What the collector knows is written and read by one thread, in order,
+and its folder is this process's alone.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,27 @@ import apsw
 import msgspec
 
 from holdfast.engines.sqlite.connection import open_reader, open_writer, transaction, translated
-from holdfast.errors import StorageFailed
+from holdfast.engines.sqlite.storage import FolderLock
+from holdfast.errors import CannotStart, HoldfastError, StorageFailed
+from holdfast.ports.clock import Clock
 from holdfast.ports.database import Dialect, Row, Tx
 
 T = TypeVar("T")
-CACHE_KIB = 65_536
+VAULT_READER_CACHE_KIB = 65_536
+#: Ordinals come nearly in order and are written once: more would only grow with the result.
+COLLECT_CACHE_KIB = 1_024
 MEMORY = Path(":memory:")
 
 
 class SqliteDialect:
     """How SQLite says it."""
 
+    shared = False
     in_ids = "IN (SELECT value FROM json_each(:ids))"
+    given = "json_each(:given) AS given"
+    is_false = "= 0"
+    skip_locked = ""
+    collect_prefix = ""
     # In this order: the index gives its rows by id, newest first, so that a page need not look at all of them.
     text_from = "letters_text t CROSS JOIN letters l ON l.id = t.rowid"
     text_matches = "t.letters_text MATCH :words"
@@ -42,13 +55,21 @@ class SqliteDialect:
         return " ".join(f'"{word}"' for word in words)
 
 
+DIALECT: Dialect = SqliteDialect()
+
+
 class SqliteTx:
     """Statements on one connection."""
 
-    def __init__(self, connection: apsw.Connection, dialect: Dialect) -> None:
-        self.dialect = dialect
-        self.moved: list[Any] = []
+    dialect = DIALECT
+
+    def __init__(self, connection: apsw.Connection, clock: Clock) -> None:
         self._connection = connection
+        self._clock = clock
+
+    @property
+    def now_us(self) -> int:
+        return self._clock.now_us()
 
     def rows(self, sql: str, **values: Any) -> list[Row]:
         return self._connection.execute(sql, values).fetchall()
@@ -58,27 +79,41 @@ class SqliteTx:
 
 
 class SqliteDatabase:
-    """One file, or memory."""
+    """One file of a kind that there are migrations for, or memory."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.dialect: Dialect = SqliteDialect()
+    def __init__(self, path: Path | None, *, kind: str, clock: Clock) -> None:
         self._path = path or MEMORY
-        self._writing = ThreadPoolExecutor(1, thread_name_prefix="vault-write")
-        self._reading = ThreadPoolExecutor(1, thread_name_prefix="vault-read")
+        self._kind = kind
+        self._clock = clock
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix=f"{kind}-write")
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix=f"{kind}-read")
+        self._folder = FolderLock(self._path.parent) if path is not None and kind == "collect" else None
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
 
     def open(self) -> None:
+        if self._folder is None:
+            self._open()
+            return
+        self._folder.take()
+        try:
+            self._open()
+        except HoldfastError as error:
+            self._folder.let_go()
+            raise CannotStart(f"collector cannot be opened; '{self._path}': {error.message}") from error
+
+    def _open(self) -> None:
         in_memory = self._path == MEMORY
         if not in_memory:
             with translated(self._path):
                 self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         create = in_memory or not self._path.exists()
-        self._writer = open_writer(self._path, kind="vault", create=create)
-        if in_memory:
-            return
-        self._reader = open_reader(self._path)
-        self._reader.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        self._writer = open_writer(self._path, kind=self._kind, create=create)
+        if self._kind == "collect":
+            self._writer.execute(f"PRAGMA cache_size = -{COLLECT_CACHE_KIB}")
+        elif not in_memory:
+            self._reader = open_reader(self._path)
+            self._reader.execute(f"PRAGMA cache_size = -{VAULT_READER_CACHE_KIB}")
 
     def close(self) -> None:
         self._reading.shutdown(wait=True)
@@ -87,32 +122,34 @@ class SqliteDatabase:
             if connection is not None:
                 connection.close()
         self._reader = self._writer = None
+        if self._folder is not None:
+            self._folder.let_go()
 
     async def write(self, work: Callable[[Tx], T]) -> T:
         def run() -> T:
             with translated(self._path):
-                connection = self._open(self._writer)
+                connection = self._opened(self._writer)
                 with transaction(connection):
-                    return work(SqliteTx(connection, self.dialect))
+                    return work(SqliteTx(connection, self._clock))
 
         return await asyncio.get_running_loop().run_in_executor(self._writing, run)
 
     async def read(self, work: Callable[[Tx], T]) -> T:
-        # In memory there is one connection, and one thread that uses it.
+        # Where there is one connection, one thread uses it.
         threads = self._reading if self._reader is not None else self._writing
 
         def run() -> T:
             with translated(self._path):
-                connection = self._open(self._reader or self._writer)
+                connection = self._opened(self._reader or self._writer)
                 connection.execute("BEGIN")
                 try:
-                    return work(SqliteTx(connection, self.dialect))
+                    return work(SqliteTx(connection, self._clock))
                 finally:
                     connection.execute("COMMIT")
 
         return await asyncio.get_running_loop().run_in_executor(threads, run)
 
-    def _open(self, connection: apsw.Connection | None) -> apsw.Connection:
+    def _opened(self, connection: apsw.Connection | None) -> apsw.Connection:
         if connection is None:
-            raise StorageFailed("storage failed; the vault is closed")
+            raise StorageFailed(f"storage failed; the {'collector' if self._kind == 'collect' else 'vault'} is closed")
         return connection

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import apsw
 
 from holdfast.core.item import REASON_EXPIRED, REASON_MAX_ATTEMPTS, REASON_RETENTION, is_used_up
-from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one
+from holdfast.engines.sqlite.connection import SQL
 from holdfast.engines.sqlite.partition import Moments, SqlitePartition
-from holdfast.ports.queue_store import Clear, Counted, DeathRules, Due, Ended, MoveTarget, SendBack, SentBack
+from holdfast.ports.queue_store import (
+    Clear,
+    Counted,
+    DeathRules,
+    Delete,
+    Due,
+    Ended,
+    Forget,
+    MoveTarget,
+    Remove,
+    Revive,
+    SendBack,
+    SentBack,
+)
 
-State = tuple[int, int, int, int]  # row id, created_at, expire_at, attempts
+#: Of an item outside of its state table: row id, created_at, expire_at, attempts.
+State = tuple[int, int, int, int]
 
 
 class Deaths:
@@ -24,7 +39,7 @@ class Deaths:
 
     def due(self, operation: Due, partition: SqlitePartition) -> Ended:
         """Everything whose moment has come, at most `count_max` of each kind."""
-        rules, most = operation.mortality, operation.count_max
+        rules, most = operation.rules, operation.count_max
         span = (partition.first, partition.last, most)
         late = self._select("select_leases_run_out", self.now_us, *span)
         used_up = [] if rules.immortal else [row for row in late if is_used_up(row[3], rules.max_attempts)]
@@ -38,31 +53,21 @@ class Deaths:
         partition.scheduled -= len(scheduled)
         self._requeue(partition, scheduled)
         counts = [len(late), len(scheduled)]
-        for reason, rows in self._mortals(rules, span):
+        for reason, rows in self._dying_now(rules, span):
             self._delete_rows("delete_ready", rows)
             partition.queued -= len(rows)
             ends.append(self.die(partition, rows, reason, rules))
             counts.append(len(rows))
         self._moments.read(self._db)
-        return Ended(
-            requeued=len(back),
-            enqueued=len(scheduled),
-            dying=sum(end.dying for end in ends),
-            deleted=[gone for end in ends for gone in end.deleted],
-            more=max(counts) >= most,
-        )
+        return Ended.joined(ends, requeued=len(back), enqueued=len(scheduled), more=max(counts) >= most)
 
-    def _mortals(self, rules: DeathRules, span: tuple[int, int, int]) -> list[tuple[str, list[State]]]:
+    def _dying_now(self, rules: DeathRules, span: tuple[int, int, int]) -> list[tuple[str, list[State]]]:
         """Queued items that these rules let die now, by reason."""
         if rules.immortal:
             if not rules.retention_us:
                 return []
-            return [
-                (
-                    REASON_RETENTION,
-                    self._select("select_past_retention", self.now_us - rules.retention_us, *span),
-                )
-            ]
+            past = self._select("select_past_retention", self.now_us - rules.retention_us, *span)
+            return [(REASON_RETENTION, past)]
         expired = self._select("select_expired", self.now_us, *span)
         if not rules.max_attempts:
             return [(REASON_EXPIRED, expired)]
@@ -71,7 +76,8 @@ class Deaths:
         return [(REASON_EXPIRED, expired), (REASON_MAX_ATTEMPTS, used_up)]
 
     def _select(self, name: str, *bindings: int) -> list[State]:
-        return fetch_all(self._db, name, bindings)
+        rows: list[Any] = self._db.execute(SQL[name], bindings).fetchall()
+        return rows
 
     def _delete_rows(self, name: str, rows: Sequence[State]) -> None:
         self._db.executemany(SQL[name], [(row[0],) for row in rows])
@@ -103,13 +109,13 @@ class Deaths:
         self._db.executemany(SQL["insert_dying"], [(*row, reason, self.now_us, *place) for row in rows])
         partition.dying += len(rows)
 
-    def redrive(self, operation: SendBack, partition: SqlitePartition) -> SentBack:
+    def send_back(self, operation: SendBack, partition: SqlitePartition) -> SentBack:
         """Mark what may go back: without a reason, and with its story, in case it has to stay."""
         rows: list[State] = []
         marked: list[str] = []
         for text in operation.ids:
             row_id = partition.row_of(text)
-            found = fetch_one(self._db, "find_redrivable", (row_id, operation.target.queue_name))
+            found = self._db.execute(SQL["find_redrivable"], (row_id, operation.target.queue_name)).fetchone()
             if found is not None:
                 self._db.execute(SQL["delete_ready"], (row_id,))
                 rows.append((row_id, *found))
@@ -122,9 +128,9 @@ class Deaths:
     def _note(self, entries: Sequence[tuple[str, str, str, int, str]]) -> None:
         self._db.executemany(SQL["insert_ledger"], [(self.now_us, *entry) for entry in entries])
 
-    def remove(self, ids: Sequence[str], partition: SqlitePartition) -> Counted:
+    def remove(self, operation: Remove, partition: SqlitePartition) -> Counted:
         """The third commit of a death."""
-        rows = [(partition.row_of(text),) for text in ids]
+        rows = [(partition.row_of(text),) for text in operation.ids]
         before = self._db.total_changes()
         self._db.executemany(SQL["delete_dying"], rows)
         count = self._db.total_changes() - before
@@ -132,12 +138,12 @@ class Deaths:
         partition.dying -= count
         return Counted(count)
 
-    def revive(self, ids: Sequence[str], partition: SqlitePartition) -> Counted:
+    def revive(self, operation: Revive, partition: SqlitePartition) -> Counted:
         """Their target is gone for good: back to the tail."""
         rows: list[State] = []
-        for text in ids:
+        for text in operation.ids:
             row_id = partition.row_of(text)
-            found = fetch_one(self._db, "find_dying", (row_id,))
+            found = self._db.execute(SQL["find_dying"], (row_id,)).fetchone()
             if found is not None:
                 rows.append((row_id, *found))
         self._delete_rows("delete_dying", rows)
@@ -146,10 +152,15 @@ class Deaths:
         self._moments.read(self._db)
         return Counted(len(rows))
 
-    def delete(self, ids: Sequence[str], partition: SqlitePartition) -> Counted:
+    def forget(self, operation: Forget, partition: SqlitePartition) -> Counted:
+        """The third commit of these deaths is known."""
+        self._db.executemany(SQL["delete_arrival"], [(source_id,) for source_id in operation.source_ids])
+        return Counted(len(operation.source_ids))
+
+    def delete(self, operation: Delete, partition: SqlitePartition) -> Counted:
         """By id, wherever in sight; unknown ids are skipped."""
         deleted = []
-        for text in ids:
+        for text in operation.ids:
             row_id = partition.row_of(text)
             for table in ("ready", "leases", "scheduled"):
                 if self._deleted_from(table, row_id, partition):
@@ -178,7 +189,7 @@ class Deaths:
         ):
             if not chosen or not left:
                 continue
-            rows = fetch_all(self._db, select, (partition.first, partition.last, left))
+            rows: list[Any] = self._db.execute(SQL[select], (partition.first, partition.last, left)).fetchall()
             for (row_id,) in rows:
                 self._deleted_from(table, row_id, partition)
             self._db.executemany(SQL["delete_item"], rows)

@@ -1,38 +1,34 @@
 """The operations of a queue, as SQL inside a transaction that somebody else began.
 
-Counts of the partitions are changed in memory beside the rows; `shelves.py` writes them in the same transaction, and
-reads them anew after a failure.
+Counts of the partitions are changed in memory beside the rows; `queue_store.py` writes them in the same transaction,
+and reads them anew after a failure.
 
-Many items in few statements.
-
-Python's lock is let go and taken again for every statement, not for every row: beside a busy event loop each taking is
-a wait, and a row of its own each time made a commit of thousands of items mostly that.
+Many items take few statements: Python's lock is let go and taken again for every statement, not for every row. Beside
+a busy event loop each taking is a wait, and a row of its own each time made a commit of thousands of items mostly that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import apsw
 
 from holdfast.core.item import (
-    REASON_MAX_ATTEMPTS,
-    REASON_REJECTED,
     SEQUENCE_BITS,
     SEQUENCE_MAX,
     ExtendedItem,
     Item,
     LeasedItem,
     NewItem,
+    after_retry,
     is_scheduled,
-    is_used_up,
 )
-from holdfast.core.moments import microseconds, moment, moment_or_none
+from holdfast.core.moments import microseconds, moment
 from holdfast.core.requests.queue import ImportedItem
-from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one, json_list
-from holdfast.engines.sqlite.lifecycle import Deaths
+from holdfast.engines.sqlite.connection import SQL, json_list
+from holdfast.engines.sqlite.lifecycle import Deaths, State
 from holdfast.engines.sqlite.partition import NEVER_US, Moments, SqlitePartition
 from holdfast.ports.queue_store import (
     Arrive,
@@ -59,47 +55,11 @@ from holdfast.ports.queue_store import (
     RetryItems,
     Revive,
     SendBack,
-    SentBack,
+    imported_item,
 )
-
-if TYPE_CHECKING:
-    from holdfast.core.item import NewItem
-
 
 #: So many rows have a statement of their own, which stays compiled; any number is a sum of few of these.
 ROWS_COUNTS = (500, 200, 100, 50, 20, 10, 5, 2, 1)
-
-
-def insert_items(connection: apsw.Connection, first_row_id: int, items: Sequence[NewItem]) -> None:
-    """Insert items that have no story, under row ids that rise by one."""
-    if len(items) == 1:
-        (one,) = items
-        connection.execute(SQL["insert_item"], (first_row_id, one.kind, one.encoding, one.reference, one.payload))
-        return
-    for item in items:
-        if item.kind or item.encoding or item.reference:
-            _insert_whole(connection, first_row_id, items)
-            return
-    # Payloads alone are one array, bound as one value: a single statement, however many there are.
-    payloads = apsw.carray(tuple([item.payload for item in items]))
-    connection.execute(SQL["insert_bare_items"], (first_row_id, payloads))
-
-
-def _insert_whole(connection: apsw.Connection, first_row_id: int, items: Sequence[NewItem]) -> None:
-    position, left = 0, len(items)
-    for count in ROWS_COUNTS:
-        while left >= count:
-            values: list[int | str | bytes] = [first_row_id + position]
-            for item in items[position : position + count]:
-                values += (item.kind, item.encoding, item.reference, item.payload)
-            connection.execute(_whole(count), values)
-            position += count
-            left -= count
-
-
-@cache
-def _whole(count: int) -> str:
-    return SQL["insert_items"] + ",".join(f"(?1+{n},?,?,?,?)" for n in range(count))
 
 
 class Operations:
@@ -109,7 +69,7 @@ class Operations:
         self._db = connection
         self._partitions = partitions
         self._moments = moments
-        self._deaths = Deaths(connection, moments)
+        self._deaths = deaths = Deaths(connection, moments)
         self._now_us = 0
         self._verbs: dict[type, Callable[[Any, SqlitePartition], Result]] = {
             Produce: self._produce,
@@ -118,15 +78,15 @@ class Operations:
             Complete: self._complete,
             RetryItems: self._retry,
             Extend: self._extend,
-            Due: self._due,
+            Due: deaths.due,
             Import: self._import,
-            Delete: self._delete,
-            Clear: self._clear,
+            Delete: deaths.delete,
+            Clear: deaths.clear,
             Arrive: self._arrive,
-            Remove: self._remove,
-            Revive: self._revive,
-            Forget: self._forget,
-            SendBack: self._redrive,
+            Remove: deaths.remove,
+            Revive: deaths.revive,
+            Forget: deaths.forget,
+            SendBack: deaths.send_back,
         }
 
     def carry_out(self, operations: Sequence[Operation], now_us: int) -> list[Result]:
@@ -157,7 +117,7 @@ class Operations:
         if not items:
             return []
         row_ids = partition.next_row_ids(self._now_us, len(items))
-        insert_items(self._db, row_ids[0], items)
+        _insert_items(self._db, row_ids[0], items)
         if len(items) == 1:
             self._db.execute(SQL["insert_ready"], (row_ids[0], self._now_us, expire_at, 0))
         else:
@@ -184,7 +144,7 @@ class Operations:
         """The id of the item that has this key now."""
         if not dedupe_key:
             return None
-        row = fetch_one(self._db, "find_dedupe_key", (dedupe_key,))
+        row = self._db.execute(SQL["find_dedupe_key"], (dedupe_key,)).fetchone()
         return None if row is None else self._partitions[row[0] >> SEQUENCE_BITS].id_of(row[0])
 
     def _place(self, partition: SqlitePartition, row_id: int, at_us: int, state: tuple[int, int, int]) -> None:
@@ -209,7 +169,7 @@ class Operations:
         )
 
     def _is_source_here(self, source_id: str) -> bool:
-        return bool(source_id) and fetch_one(self._db, "find_source_id", (source_id,)) is not None
+        return bool(source_id) and self._db.execute(SQL["find_source_id"], (source_id,)).fetchone() is not None
 
     def _import_one(self, item: ImportedItem, partition: SqlitePartition, expire_timeout_us: int) -> Item:
         row_id = partition.next_row_id(self._now_us)
@@ -232,49 +192,30 @@ class Operations:
         )
         self._place(partition, row_id, enqueue_at, (created_at, expire_at, item.attempts))
         self._moments.death_us = min(self._moments.death_us, died_at or NEVER_US)
-        return Item(
-            id=partition.id_of(row_id),
-            source_id=item.source_id,
-            attempts=item.attempts,
-            created_at=moment(created_at),
-            enqueue_at=moment(enqueue_at) if is_scheduled(enqueue_at, self._now_us) else None,
-            expire_deadline=moment(expire_at),
-            reference=item.reference,
-            encoding=item.encoding,
-            kind=item.kind,
-            payload=item.payload,
-            dedupe_key=item.dedupe_key,
-            source_queue=item.source_queue,
-            death_reason=item.death_reason,
-            death_attempts=item.death_attempts,
-            died_at=moment_or_none(died_at),
-            former_key=item.former_key,
+        return imported_item(
+            item,
+            partition.id_of(row_id),
+            created_at_us=created_at,
+            expire_at_us=expire_at,
+            scheduled=is_scheduled(enqueue_at, self._now_us),
         )
 
     def _arrive(self, operation: Arrive, partition: SqlitePartition) -> Counted:
         count = 0
-        for corpse in operation.items:
+        for item in operation.items:
             # A new arrival is remembered; a repeat, whether its copy is still here or completed, is a no-op.
-            self._db.execute(SQL["insert_arrival"], (corpse.source_id, corpse.source_queue))
-            if not self._db.changes() or self._is_source_here(corpse.source_id):
+            self._db.execute(SQL["insert_arrival"], (item.source_id, item.source_queue))
+            if not self._db.changes() or self._is_source_here(item.source_id):
                 continue
             row_id = partition.next_row_id(self._now_us)
-            story: tuple[str | int | None, ...] = (
-                None,
-                corpse.source_id,
-                None,
-                None,
-                None,
-                None,
-                corpse.former_key or None,
-            )
-            if not corpse.is_redrive:
-                death = (corpse.death_reason, corpse.death_attempts, corpse.died_at_us)
-                story = (None, corpse.source_id, corpse.source_queue, *death, corpse.former_key or None)
-                self._moments.death_us = min(self._moments.death_us, corpse.died_at_us)
+            story: tuple[str | int | None, ...] = (None, None, None, None)
+            if not item.is_redrive:
+                story = (item.source_queue, item.death_reason, item.death_attempts, item.died_at_us)
+                self._moments.death_us = min(self._moments.death_us, item.died_at_us)
+            story = (None, item.source_id, *story, item.former_key or None)
             self._db.execute(
                 SQL["insert_item_with_story"],
-                (row_id, corpse.kind, corpse.encoding, corpse.reference, *story, corpse.payload),
+                (row_id, item.kind, item.encoding, item.reference, *story, item.payload),
             )
             self._place(partition, row_id, 0, (self._now_us, self._now_us + operation.expire_timeout_us, 0))
             count += 1
@@ -283,12 +224,12 @@ class Operations:
     # --- lease and settle -------------------------------------------------------------------------------------
 
     def _lease(self, operation: LeaseItems, partition: SqlitePartition) -> LeasedItems:
-        rules = operation.mortality
+        rules = operation.rules
         now_us, until_us = self._now_us, self._now_us + operation.lease_timeout_us
         floor = -1 if rules.immortal else now_us
         ceiling = NEVER_US if rules.immortal or not rules.max_attempts else rules.max_attempts
         span = (partition.first, partition.last, floor, ceiling, operation.count_max)
-        rows = fetch_all(self._db, "select_ready", span)
+        rows: list[Any] = self._db.execute(SQL["select_ready"], span).fetchall()
         if not rows:
             return LeasedItems(())
         first, last = rows[0][0], rows[-1][0]
@@ -317,8 +258,7 @@ class Operations:
         return Counted(len(rows))
 
     def _lease_of(self, row_id: int) -> tuple[int, int, int] | None:
-        row: tuple[int, int, int] | None = fetch_one(self._db, "find_lease", (row_id,))
-        return row
+        return self._db.execute(SQL["find_lease"], (row_id,)).fetchone()
 
     def _complete(self, operation: Complete, partition: SqlitePartition) -> Result:
         if len(operation.ids) == 1:
@@ -350,7 +290,7 @@ class Operations:
         for text in ids:
             row_id = partition.row_of(text)
             if self._lease_of(row_id) is None:
-                known = fetch_one(self._db, "find_ready", (row_id,)) is not None
+                known = self._db.execute(SQL["find_ready"], (row_id,)).fetchone() is not None
                 (unleased if known else missing).append(text)
         return IdsRefused(missing, unleased)
 
@@ -364,55 +304,56 @@ class Operations:
         return Extended([ExtendedItem(text, moment(until_us)) for text in operation.ids])
 
     def _retry(self, operation: RetryItems, partition: SqlitePartition) -> Result:
-        rules = operation.mortality
+        rules = operation.rules
         rows = [partition.row_of(item.id) for item in operation.items]
         leases = [self._lease_of(row) for row in rows]
         if any(lease is None for lease in leases):
             return self._refused([item.id for item in operation.items], partition)
-        requeued = 0
-        dead: dict[str, list[tuple[int, int, int, int]]] = {}
+        dead: dict[str, list[State]] = {}
         for item, row, lease in zip(operation.items, rows, leases, strict=True):
             assert lease is not None  # noqa: S101 - checked for all of them above
             self._db.execute(SQL["delete_lease"], (row,))
             partition.leased -= 1
-            reason = item.reason or REASON_REJECTED if item.dead else ""
-            if not reason and is_used_up(lease[2], rules.max_attempts):
-                reason = REASON_MAX_ATTEMPTS
-            if reason and not rules.immortal:
+            reason, at_us = after_retry(
+                item, attempts=lease[2], max_attempts=rules.max_attempts, immortal=rules.immortal
+            )
+            if reason:
                 dead.setdefault(reason, []).append((row, *lease))
                 continue
-            requeued += 1
             new = partition.next_row_id(self._now_us)
             self._db.execute(SQL["renumber_item"], (row, new))
-            at_us = microseconds(item.retry_at) if item.retry_at and not item.dead else 0
             self._place(partition, new, at_us, lease)
         ended = [self._deaths.die(partition, states, reason, rules) for reason, states in dead.items()]
-        return Ended(
-            requeued=requeued,
-            dying=sum(end.dying for end in ended),
-            deleted=[gone for end in ended for gone in end.deleted],
-        )
+        return Ended.joined(ended, requeued=len(rows) - sum(map(len, dead.values())))
 
-    # --- deadlines, deaths, deletions -------------------------------------------------------------------------
 
-    def _due(self, operation: Due, partition: SqlitePartition) -> Ended:
-        return self._deaths.due(operation, partition)
+def _insert_items(connection: apsw.Connection, first_row_id: int, items: Sequence[NewItem]) -> None:
+    """Insert items that have no story, under row ids that rise by one."""
+    if len(items) == 1:
+        (one,) = items
+        connection.execute(SQL["insert_item"], (first_row_id, one.kind, one.encoding, one.reference, one.payload))
+        return
+    for item in items:
+        if item.kind or item.encoding or item.reference:
+            _insert_with_texts(connection, first_row_id, items)
+            return
+    # Payloads alone are one array, bound as one value: a single statement, however many there are.
+    payloads = apsw.carray(tuple([item.payload for item in items]))
+    connection.execute(SQL["insert_bare_items"], (first_row_id, payloads))
 
-    def _remove(self, operation: Remove, partition: SqlitePartition) -> Counted:
-        return self._deaths.remove(operation.ids, partition)
 
-    def _revive(self, operation: Revive, partition: SqlitePartition) -> Counted:
-        return self._deaths.revive(operation.ids, partition)
+def _insert_with_texts(connection: apsw.Connection, first_row_id: int, items: Sequence[NewItem]) -> None:
+    position, left = 0, len(items)
+    for count in ROWS_COUNTS:
+        while left >= count:
+            values: list[int | str | bytes] = [first_row_id + position]
+            for item in items[position : position + count]:
+                values += (item.kind, item.encoding, item.reference, item.payload)
+            connection.execute(_insert_statement(count), values)
+            position += count
+            left -= count
 
-    def _forget(self, operation: Forget, partition: SqlitePartition) -> Counted:
-        self._db.executemany(SQL["delete_arrival"], [(source_id,) for source_id in operation.source_ids])
-        return Counted(len(operation.source_ids))
 
-    def _redrive(self, operation: SendBack, partition: SqlitePartition) -> SentBack:
-        return self._deaths.redrive(operation, partition)
-
-    def _delete(self, operation: Delete, partition: SqlitePartition) -> Counted:
-        return self._deaths.delete(operation.ids, partition)
-
-    def _clear(self, operation: Clear, partition: SqlitePartition) -> Counted:
-        return self._deaths.clear(operation, partition)
+@cache
+def _insert_statement(count: int) -> str:
+    return SQL["insert_items"] + ",".join(f"(?1+{n},?,?,?,?)" for n in range(count))

@@ -126,7 +126,7 @@ class Moments:
         self.expiry_us = expiry or NEVER_US
         self.death_us = death or NEVER_US
 
-    def shape(self, partition: SqlitePartition) -> PartitionState:
+    def state(self, partition: SqlitePartition) -> PartitionState:
         """How a partition stands. Deadlines are those of the whole file."""
         return PartitionState(
             partition.queued,

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import apsw
 
-from holdfast.core.item import Item, QueueRecord
-from holdfast.core.moments import moment, moment_or_none
+from holdfast.core.item import Item, QueueRecord, listed_item
 from holdfast.engines.sqlite.checkpoints import BESIDE_PAGES_COUNT, Checkpoints
 from holdfast.engines.sqlite.connection import (
     SQL,
@@ -24,9 +23,9 @@ from holdfast.engines.sqlite.connection import (
     translation,
 )
 from holdfast.engines.sqlite.operations import Operations
-from holdfast.engines.sqlite.partition import Moments, SqlitePartition, read_partitions
+from holdfast.engines.sqlite.partition import NEVER_US, Moments, SqlitePartition, read_partitions
 from holdfast.errors import Invalid, StorageFailed
-from holdfast.ports.queue_store import Committed, DeathRules, DyingItem, LedgerEntry, MoveTarget, Operation, Tally
+from holdfast.ports.queue_store import Committed, DeathRules, DyingItem, LedgerEntry, Operation, Tally
 from holdfast.proof import crash_point
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-_NEVER = 1 << 62
 
 
 class SqliteQueueStore:
@@ -79,13 +77,13 @@ class SqliteQueueStore:
     def _commit(self, operations: Sequence[Operation], *, alone: bool = False) -> Committed:
         if self._writer is None:
             self._open()
-        writer, carry_out, checkpoints = self._writer, self._operations, self._checkpoints
-        assert writer and carry_out and checkpoints  # noqa: S101, PT018 - _open has set all of them
+        writer, work, checkpoints = self._writer, self._operations, self._checkpoints
+        assert writer and work and checkpoints  # noqa: S101, PT018 - _open has set all of them
         now_us = self._storage.clock.now_us()
         try:
             # Written out instead of `transaction`: this is the hot path, and a context manager costs as much as a row.
             writer.execute("BEGIN IMMEDIATE")
-            results = carry_out.carry_out(operations, now_us)
+            results = work.carry_out(operations, now_us)
             touched = [self._partitions[number] for number in {o.partition for o in operations}]
             for partition in touched:
                 if (row := partition.reserve()) is not None:
@@ -102,14 +100,14 @@ class SqliteQueueStore:
         crash_point("sqlite.after_commit")
         if checkpoints.pages_count >= BESIDE_PAGES_COUNT:
             checkpoints.after_commit(alone=alone)
-        shapes = {p.number: self._moments.shape(p) for p in touched}
-        return Committed(results, shapes, now_us, self._storage.clock.now_us() - now_us)
+        states = {p.number: self._moments.state(p) for p in touched}
+        return Committed(results, states, now_us, self._storage.clock.now_us() - now_us)
 
     def _load(self) -> Committed:
         self._let_go_of_writer()
         self._open()
-        shapes = {number: self._moments.shape(self._partitions[number]) for number in self._numbers}
-        return Committed([], shapes, self._storage.clock.now_us())
+        states = {number: self._moments.state(self._partitions[number]) for number in self._numbers}
+        return Committed([], states, self._storage.clock.now_us())
 
     def _open(self) -> None:
         exists = self.path.exists()
@@ -172,31 +170,10 @@ class SqliteQueueStore:
             raise StorageFailed(f"storage failed; {self.path.name}: partition {partition} is not loaded, try again")
         return place
 
-    async def corpses(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
+    async def dying_items(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
         place = self._place(partition)
         rows = await self._read(lambda db: fetch_all(db, "select_dying", (place.first, place.last, count_max)))
-        return [
-            DyingItem(
-                source_id=place.id_of(row[0]),
-                source_queue=self._name,
-                death_reason=row[1],
-                death_attempts=row[2],
-                died_at_us=row[3],
-                target=MoveTarget(
-                    queue_name=row[4],
-                    generation=row[5],
-                    partition=row[6],
-                    storage=row[7],
-                    expire_timeout_us=row[8],
-                ),
-                kind=row[9],
-                encoding=row[10],
-                reference=row[11],
-                payload=row[12],
-                former_key=row[13] or "",
-            )
-            for row in rows
-        ]
+        return [DyingItem.from_row(place.id_of(row[0]), self._name, row[1:]) for row in rows]
 
     async def arrivals(self, *, source_queue: str, count_max: int) -> Sequence[str]:
         rows = await self._read(lambda db: fetch_all(db, "select_arrivals", (source_queue, count_max)))
@@ -209,12 +186,12 @@ class SqliteQueueStore:
             raise Invalid(f"invalid storage id; '{pivot}' is not an id of this partition")
         statement = "list_scheduled" if scheduled else "list_items"
         rows = await self._read(lambda db: fetch_all(db, statement, (first, place.last, count_max)))
-        return [_item(place, row) for row in rows]
+        return [listed_item(place.id_of(row[0]), row[1:]) for row in rows]
 
-    async def tally(self, partition: int, *, mortality: DeathRules) -> Tally:
+    async def tally(self, partition: int, *, rules: DeathRules) -> Tally:
         place, now_us = self._place(partition), self._storage.clock.now_us()
         span = (place.first, place.last)
-        ceiling = mortality.max_attempts or _NEVER
+        ceiling = rules.max_attempts or NEVER_US
 
         def read(db: apsw.Connection) -> Tally:
             db.execute("BEGIN")
@@ -230,7 +207,7 @@ class SqliteQueueStore:
                 leased=leased,
                 scheduled=waiting,
                 dying=dying,
-                overdue=overdue if mortality.immortal else 0,
+                overdue=overdue if rules.immortal else 0,
                 average_age_us=max(0, (queued_age_us + leased_age_us) // (queued + leased)) if queued + leased else 0,
                 average_leased_age_us=max(0, lease_age_us // leased) if leased else 0,
             )
@@ -239,18 +216,7 @@ class SqliteQueueStore:
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
         rows = await self._read(lambda db: fetch_all(db, "select_ledger", (after, count_max)))
-        return [
-            LedgerEntry(
-                at_us=row[0],
-                action=row[1],
-                queue_name=self._name,
-                item_id=row[2],
-                reason=row[3],
-                count=row[4],
-                detail=row[5],
-            )
-            for row in rows
-        ]
+        return [LedgerEntry.from_row((*row[:2], self._name, *row[2:])) for row in rows]
 
     # --- letting go -------------------------------------------------------------------------------------------
 
@@ -279,39 +245,3 @@ class SqliteQueueStore:
             partition.exact = True
         with suppress(StorageFailed), translated(self.path), transaction(self._writer):
             self._writer.executemany(SQL["update_partition"], [partition.row() for partition in stale])
-
-
-def _item(place: SqlitePartition, row: Any) -> Item:
-    (
-        row_id,
-        attempts,
-        created_at,
-        expire_at,
-        lease_deadline,
-        enqueue_at,
-        kind,
-        encoding,
-        reference,
-        payload,
-    ) = row[:10]
-    dedupe_key, source_id, source_queue, death_reason, death_attempts, died_at, former_key = row[10:]
-    return Item(
-        id=place.id_of(row_id),
-        attempts=attempts,
-        created_at=moment(created_at),
-        expire_deadline=moment(expire_at),
-        lease_deadline=moment_or_none(lease_deadline),
-        enqueue_at=moment_or_none(enqueue_at),
-        is_leased=bool(lease_deadline),
-        kind=kind,
-        encoding=encoding,
-        reference=reference,
-        payload=payload,
-        dedupe_key=dedupe_key or "",
-        source_id=source_id or "",
-        source_queue=source_queue or "",
-        death_reason=death_reason or "",
-        death_attempts=death_attempts or 0,
-        died_at=moment_or_none(died_at),
-        former_key=former_key or "",
-    )

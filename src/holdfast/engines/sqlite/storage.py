@@ -259,8 +259,8 @@ class SqliteStorage:
             raise CannotStart(f"data folder cannot be opened; '{self._folder}': {error.message}") from error
 
     async def close(self) -> None:
-        for shelves in list(self._open):
-            await shelves.close()
+        for store in list(self._open):
+            await store.close()
         self._catalog.close()
         self.threads.shutdown(wait=True)
         self.checkpointer.shutdown(wait=True)
@@ -269,7 +269,7 @@ class SqliteStorage:
     def catalog(self) -> SqliteCatalog:
         return self._catalog
 
-    def shelves(self, record: QueueRecord, partitions: Sequence[int]) -> SqliteQueueStore:
+    def queue_store(self, record: QueueRecord, partitions: Sequence[int]) -> SqliteQueueStore:
         return SqliteQueueStore(self, record, partitions, self._path(record))
 
     def _path(self, record: QueueRecord) -> Path:
@@ -293,7 +293,7 @@ class SqliteStorage:
     async def watch(self, hint: Callable[[str], None]) -> None:
         """The folder is this process's own: nobody else changes it."""
 
-    # --- called by shelves ------------------------------------------------------------------------------------
+    # --- called by store ------------------------------------------------------------------------------------
 
     def was_made(self, generation: int) -> bool:
         """Whether the file of a queue has existed."""
@@ -303,20 +303,20 @@ class SqliteStorage:
         """The file of a queue exists now."""
         self._catalog.note_made(generation)
 
-    def used(self, shelves: SqliteQueueStore) -> None:
+    def used(self, store: SqliteQueueStore) -> None:
         """A file was just used."""
-        self._open[shelves] = None
-        self._open.move_to_end(shelves)
+        self._open[store] = None
+        self._open.move_to_end(store)
 
-    def closed(self, shelves: SqliteQueueStore) -> None:
+    def closed(self, store: SqliteQueueStore) -> None:
         """A file was closed."""
-        self._open.pop(shelves, None)
+        self._open.pop(store, None)
 
-    async def make_room(self, shelves: SqliteQueueStore) -> None:
+    async def make_room(self, store: SqliteQueueStore) -> None:
         """A file is about to be used: close those unused for longest while too many are open."""
-        self.used(shelves)
+        self.used(store)
         while len(self._open) > self._open_files_max:
-            oldest = next((other for other in self._open if other is not shelves and other.idle), None)
+            oldest = next((other for other in self._open if other is not store and other.idle), None)
             if oldest is None:
                 return
             await oldest.close()

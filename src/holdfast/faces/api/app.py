@@ -116,11 +116,11 @@ def standing_captures(office: VaultApp) -> list[str]:
 def health_of(manager: QueueManager, version: str, *, standing: Sequence[str] = ()) -> tuple[int, bytes]:
     """200 while requests can be served; a storage that is set aside, and a capture that stands still, are named."""
     failing = [
-        f"{record.name}: storage '{lane.storage}' is set aside"
+        f"{record.name}: storage '{share.storage}' is set aside"
         for record in manager.records()
         if (queue := manager.find(record.name)) is not None
-        for lane in queue.lanes
-        if not lane.healthy
+        for share in queue.shares
+        if not share.healthy
     ]
     queues = manager.records()
     down = manager.closing or (bool(queues) and len(failing) >= len(queues))
@@ -135,11 +135,11 @@ def gauges(manager: QueueManager) -> Iterator[QueueGauge]:
         queue = manager.find(record.name)
         if queue is None:
             continue
-        shapes = [shape for lane in queue.lanes for shape in lane.shapes.values()]
-        yield QueueGauge(record.name, "queued", sum(shape.queued for shape in shapes))
-        yield QueueGauge(record.name, "leased", sum(shape.leased for shape in shapes))
-        yield QueueGauge(record.name, "scheduled", sum(shape.scheduled for shape in shapes))
-        yield QueueGauge(record.name, "dying", sum(shape.dying for shape in shapes))
-        yield QueueGauge(record.name, "leases_waiting", len(queue.leases))
-        yield QueueGauge(record.name, "produces_waiting", len(queue.produces))
-        yield QueueGauge(record.name, "storages_failing", sum(not lane.healthy for lane in queue.lanes))
+        states = [state for share in queue.shares for state in share.states.values()]
+        yield QueueGauge(record.name, "queued", sum(state.queued for state in states))
+        yield QueueGauge(record.name, "leased", sum(state.leased for state in states))
+        yield QueueGauge(record.name, "scheduled", sum(state.scheduled for state in states))
+        yield QueueGauge(record.name, "dying", sum(state.dying for state in states))
+        yield QueueGauge(record.name, "leases_waiting", len(queue.waiting.leases))
+        yield QueueGauge(record.name, "produces_waiting", len(queue.waiting.produces))
+        yield QueueGauge(record.name, "storages_failing", sum(not share.healthy for share in queue.shares))

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from holdfast.faces.api.app import make_app
 from holdfast.faces.api.authenticator import token_hash
 from holdfast.faces.api.results import LazyCollector
 from holdfast.ports.queue_store import Catalog
-from holdfast.ports.vault import Ledger
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.settings import ListenAddress, Settings
@@ -131,12 +130,10 @@ async def _serve(
 
 
 def _recoveries(settings: Settings, service: QueueService, office: VaultApp) -> ScheduledRecoveries:
-    @asynccontextmanager
-    async def ledger() -> AsyncIterator[Ledger]:
-        yield office.vault.ledger
-
     broker = settings.broker.reveal() if settings.broker else None
-    return ScheduledRecoveries(settings, queues=lambda: Queues(service), broker=broker, ledger=ledger)
+    return ScheduledRecoveries(
+        settings, queues=lambda: Queues(service), broker=broker, ledger=lambda: nullcontext(office.vault.ledger)
+    )
 
 
 def _results(settings: Settings, service: QueueService) -> LazyCollector:

@@ -1,6 +1,6 @@
 """`holdfast topology plan|apply|check|export|import|draw`: the exchanges, queues and bindings of a RabbitMQ broker.
 
-How plans, applies and imports of a topology read: as JSON for programs, as lines for people.
+What was found or done is shown as JSON for programs and as lines for people.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import typer
+from msgspec import structs
 
 from holdfast.core.topology.definitions import from_definitions, to_definitions
 from holdfast.core.topology.diff import Difference, DifferenceKind
@@ -31,51 +32,184 @@ from holdfast.faces.draw import mermaid, svg
 from holdfast.ports.topology import ProbeResult
 from holdfast.services.topology import Applied, ImportReport, Topologies, TopologyPlan
 
-_SIGNS = {DifferenceKind.MISSING: "+", DifferenceKind.DIFFERENT: "!", DifferenceKind.SUPERFLUOUS: "-"}
+DEFINITIONS_BYTES_MAX = 64_000_000
+VERSION_DEFAULT = "3.10"
 NAMES_COUNT_MAX = 3
+_SIGNS = {DifferenceKind.MISSING: "+", DifferenceKind.DIFFERENT: "!", DifferenceKind.SUPERFLUOUS: "-"}
+
+Result = TopologyPlan | Applied | ImportReport
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        help="The broker: amqp://user:password@host/vhost, or amqps://…. Also HOLDFAST_URL.",
+        rich_help_panel=PANEL,
+        show_default=False,
+    ),
+]
+Management = Annotated[
+    str | None,
+    typer.Option(
+        help="The broker's management API, http://user:password@host:15672; by default on the broker's host with its "
+        "login. Also HOLDFAST_MANAGEMENT_URL.",
+        show_default=False,
+    ),
+]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The topology file (TOML).", show_default=False)]
+BrokerVersion = Annotated[
+    str,
+    typer.Option(help="The RabbitMQ version to design for; arguments differ between 3.x and 4.x.", metavar="VERSION"),
+]
+Target = Annotated[Path | None, typer.Option("--output", help="Write to this file instead of stdout.")]
+
+SHARED = (
+    inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Url),
+    CONFIG_PARAMETER,
+    JSON_PARAMETER,
+)
+OFFLINE = (JSON_PARAMETER,)
 
 
-def plan_document(plan: TopologyPlan) -> dict[str, object]:
-    """A plan or a check as JSON."""
-    return {
-        "vhost": plan.vhost,
-        "version": str(plan.version),
-        "clean": plan.is_clean,
-        "differences": _differences(plan.differences),
-        "remarks": [{"name": remark.name, "reason": remark.reason} for remark in plan.remarks],
-        "probes": list(plan.probes),
-    }
+class Format(StrEnum):
+    """What can be drawn."""
+
+    MERMAID = "mermaid"
+    SVG = "svg"
 
 
-def applied_document(done: Applied) -> dict[str, object]:
-    """An apply as JSON."""
-    return {
-        "vhost": done.vhost,
-        "version": str(done.version),
-        "done": done.is_done,
-        "created": done.created,
-        "deleted": done.deleted,
-        "kept": done.kept,
-        "remaining": _differences(done.remaining),
-        "probes": list(done.probes),
-        "failure": done.failure,
-    }
+@command(app, "plan", example="holdfast topology plan topology.toml --url amqp://guest:guest@localhost", shared=SHARED)
+async def plan(session: CommandContext, file: File, management: Management = None) -> None:
+    """Show what apply would change, and what cannot be changed with the way out of it. Changes nothing."""
+    wanted = _read(file)
+    async with _open(session, management) as topologies:
+        found = await topologies.plan(wanted)
+    _show(session.out, found)
 
 
-def imported_document(done: ImportReport) -> dict[str, object]:
-    """An import as JSON."""
-    return {
-        "vhost": done.vhost,
-        "version": str(done.version),
-        "created": done.created,
-        "remaining": _differences(done.remaining),
-        "left_out": done.left_out,
-        "hazards": [{"name": hazard.name, "reason": hazard.reason} for hazard in done.hazards],
-    }
+@command(
+    app,
+    "apply",
+    example="holdfast topology apply topology.toml\nholdfast topology apply topology.toml --delete --probe",
+    shared=SHARED,
+)
+async def apply(
+    session: CommandContext,
+    file: File,
+    delete: Annotated[
+        bool,
+        typer.Option(
+            "--delete",
+            help="Also delete what is superfluous, and make queues anew whose arguments differ: only queues that are "
+            "empty and without consumers.",
+        ),
+    ] = False,
+    probe: Annotated[
+        bool | None,
+        typer.Option(
+            "--probe/--no-probe",
+            help="Send a probe through every path, or none; by default through queues that are new or idle.",
+            show_default=False,
+        ),
+    ] = None,
+    management: Management = None,
+) -> ExitCode:
+    """Make what is missing, read it back, and send a probe through the retry and dead-letter paths."""
+    wanted = _read(file)
+    async with _open(session, management) as topologies:
+        done = await topologies.apply(wanted, delete=delete, probe=probe)
+    _show(session.out, done)
+    if done.is_done:
+        return ExitCode.DONE
+    return ExitCode.PARTLY_DONE if done.has_changed else ExitCode.FAILED
 
 
-def show(out: Output, found: TopologyPlan | Applied | ImportReport) -> None:
-    """The same in lines."""
+@command(app, "check", example="holdfast topology check topology.toml || echo 'the broker has drifted'", shared=SHARED)
+async def check(
+    session: CommandContext,
+    file: File,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Send a probe through every path as well, busy queues included.")
+    ] = False,
+    management: Management = None,
+) -> ExitCode:
+    """Compare the broker with the file; exit code 1 when they differ or a probe does not arrive."""
+    wanted = _read(file)
+    async with _open(session, management) as topologies:
+        found = await topologies.check(wanted, probe=probe)
+    _show(session.out, found)
+    return ExitCode.DONE if found.is_clean else ExitCode.FAILED
+
+
+@command(
+    app,
+    "export",
+    example="holdfast topology export --url amqp://guest:guest@localhost > definitions.json\n"
+    "holdfast topology export topology.toml --broker-version 4.0",
+    shared=SHARED,
+)
+async def export(
+    session: CommandContext,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="A topology file; without one, the broker as it is.", show_default=False),
+    ] = None,
+    broker_version: BrokerVersion = VERSION_DEFAULT,
+    vhost: Annotated[str, typer.Option(help="With FILE: the virtual host that the definitions name.")] = "/",
+    output: Target = None,
+    management: Management = None,
+) -> None:
+    """Write RabbitMQ's definitions.json, of a broker or of a topology file. Users and permissions are not in it."""
+    if file is not None:
+        made = design(_read(file), Version.parse(broker_version))
+        found = {"rabbit_version": str(made.version), **to_definitions(made.topology, vhost=vhost)}
+    else:
+        async with _open(session, management) as topologies:
+            found = await topologies.export()
+    _write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n", output)
+
+
+@command(app, "import", example="holdfast topology import definitions.json", shared=SHARED)
+async def import_definitions(
+    session: CommandContext,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A definitions.json.", show_default=False)],
+    accept_hazards: Annotated[
+        bool, typer.Option("--accept-hazards", help="Import also what is known to lose messages; it is named.")
+    ] = False,
+    management: Management = None,
+) -> ExitCode:
+    """Import exchanges, queues, bindings and policies, read them back, and name every difference that is left.
+
+    The broker ignores changed arguments without a word; this does not. Users and permissions are left out.
+    """
+    data = read_file(file, bytes_max=DEFINITIONS_BYTES_MAX)
+    async with _open(session, management) as topologies:
+        given = from_definitions(data, vhost=topologies.vhost, source=str(file))
+        done = await topologies.import_definitions(given, accept_hazards=accept_hazards)
+    _show(session.out, done)
+    if not done.remaining:
+        return ExitCode.DONE
+    return ExitCode.PARTLY_DONE if done.created else ExitCode.FAILED
+
+
+@command(app, "draw", example="holdfast topology draw topology.toml --format svg > topology.svg", shared=OFFLINE)
+async def draw(
+    session: CommandContext,
+    file: File,
+    form: Annotated[Format, typer.Option("--format", help="mermaid or svg.")] = Format.MERMAID,
+    broker_version: BrokerVersion = VERSION_DEFAULT,
+    output: Target = None,
+) -> None:
+    """Draw a topology file as a Mermaid flowchart or as SVG. Needs no broker."""
+    made = design(_read(file), Version.parse(broker_version))
+    picture = mermaid(made) if form is Format.MERMAID else svg(made)
+    if session.as_json:
+        session.out.document({"format": form.value, "picture": picture})
+    else:
+        _write(picture.encode(), output)
+
+
+def _show(out: Output, found: Result) -> None:
+    out.document(_document(found))
     out.say(f"RabbitMQ {found.version}, virtual host '{found.vhost}'")
     match found:
         case TopologyPlan():
@@ -144,193 +278,28 @@ def _show_probes(out: Output, probes: Iterable[ProbeResult]) -> None:
         out.say(f"{plural(arrived, 'probe')} arrived")
 
 
-def _differences(differences: Iterable[Difference]) -> list[dict[str, object]]:
-    return [
-        {
-            "kind": difference.kind.value,
-            "what": difference.what,
-            "name": difference.name,
-            "aspects": list(difference.aspects),
-            "way_out": difference.way_out,
-        }
-        for difference in differences
-    ]
+def _document(found: Result) -> dict[str, object]:
+    verdict: dict[str, object] = {}
+    if isinstance(found, TopologyPlan):
+        verdict["clean"] = found.is_clean
+    elif isinstance(found, Applied):
+        verdict["done"] = found.is_done
+    fields = {name: _plain(value) for name, value in structs.asdict(found).items()}
+    return {"vhost": found.vhost, "version": str(found.version)} | verdict | fields
 
 
-DEFINITIONS_BYTES_MAX = 64_000_000
-VERSION_DEFAULT = "3.10"
-
-Url = Annotated[
-    str | None,
-    typer.Option(
-        help="The broker: amqp://user:password@host/vhost, or amqps://…. Also HOLDFAST_URL.",
-        rich_help_panel=PANEL,
-        show_default=False,
-    ),
-]
-Management = Annotated[
-    str | None,
-    typer.Option(
-        help="The broker's management API, http://user:password@host:15672; by default on the broker's host with its "
-        "login. Also HOLDFAST_MANAGEMENT_URL.",
-        show_default=False,
-    ),
-]
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The topology file (TOML).", show_default=False)]
-BrokerVersion = Annotated[
-    str,
-    typer.Option(help="The RabbitMQ version to design for; arguments differ between 3.x and 4.x.", metavar="VERSION"),
-]
-Target = Annotated[Path | None, typer.Option("--output", help="Write to this file instead of stdout.")]
-
-SHARED = (
-    inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Url),
-    CONFIG_PARAMETER,
-    JSON_PARAMETER,
-)
-OFFLINE = (JSON_PARAMETER,)
-
-
-class Format(StrEnum):
-    """What can be drawn."""
-
-    MERMAID = "mermaid"
-    SVG = "svg"
-
-
-@command(app, "plan", example="holdfast topology plan topology.toml --url amqp://guest:guest@localhost", shared=SHARED)
-async def plan(session: CommandContext, file: File, management: Management = None) -> None:
-    """Show what apply would change, and what cannot be changed with the way out of it. Changes nothing."""
-    wanted = _read(file)
-    async with _open(session, management) as topologies:
-        found = await topologies.plan(wanted)
-    session.out.document(plan_document(found))
-    show(session.out, found)
-
-
-@command(
-    app,
-    "apply",
-    example="holdfast topology apply topology.toml\nholdfast topology apply topology.toml --delete --probe",
-    shared=SHARED,
-)
-async def apply(
-    session: CommandContext,
-    file: File,
-    delete: Annotated[
-        bool,
-        typer.Option(
-            "--delete",
-            help="Also delete what is superfluous, and make queues anew whose arguments differ: only queues that are "
-            "empty and without consumers.",
-        ),
-    ] = False,
-    probe: Annotated[
-        bool | None,
-        typer.Option(
-            "--probe/--no-probe",
-            help="Send a probe through every path, or none; by default through queues that are new or idle.",
-            show_default=False,
-        ),
-    ] = None,
-    management: Management = None,
-) -> ExitCode:
-    """Make what is missing, read it back, and send a probe through the retry and dead-letter paths."""
-    wanted = _read(file)
-    async with _open(session, management) as topologies:
-        done = await topologies.apply(wanted, delete=delete, probe=probe)
-    session.out.document(applied_document(done))
-    show(session.out, done)
-    if done.is_done:
-        return ExitCode.DONE
-    return ExitCode.PARTLY_DONE if done.has_changed else ExitCode.FAILED
-
-
-@command(app, "check", example="holdfast topology check topology.toml || echo 'the broker has drifted'", shared=SHARED)
-async def check(
-    session: CommandContext,
-    file: File,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Send a probe through every path as well, busy queues included.")
-    ] = False,
-    management: Management = None,
-) -> ExitCode:
-    """Compare the broker with the file; exit code 1 when they differ or a probe does not arrive."""
-    wanted = _read(file)
-    async with _open(session, management) as topologies:
-        found = await topologies.check(wanted, probe=probe)
-    session.out.document(plan_document(found))
-    show(session.out, found)
-    return ExitCode.DONE if found.is_clean else ExitCode.FAILED
-
-
-@command(
-    app,
-    "export",
-    example="holdfast topology export --url amqp://guest:guest@localhost > definitions.json\n"
-    "holdfast topology export topology.toml --broker-version 4.0",
-    shared=SHARED,
-)
-async def export(
-    session: CommandContext,
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="A topology file; without one, the broker as it is.", show_default=False),
-    ] = None,
-    broker_version: BrokerVersion = VERSION_DEFAULT,
-    vhost: Annotated[str, typer.Option(help="With FILE: the virtual host that the definitions name.")] = "/",
-    output: Target = None,
-    management: Management = None,
-) -> None:
-    """Write RabbitMQ's definitions.json, of a broker or of a topology file. Users and permissions are not in it."""
-    if file is not None:
-        made = design(_read(file), Version.parse(broker_version))
-        found = {"rabbit_version": str(made.version), **to_definitions(made.topology, vhost=vhost)}
-    else:
-        async with _open(session, management) as topologies:
-            found = await topologies.export()
-    _write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n", output)
-
-
-@command(app, "import", example="holdfast topology import definitions.json", shared=SHARED)
-async def import_definitions(
-    session: CommandContext,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A definitions.json.", show_default=False)],
-    accept_hazards: Annotated[
-        bool, typer.Option("--accept-hazards", help="Import also what is known to lose messages; it is named.")
-    ] = False,
-    management: Management = None,
-) -> ExitCode:
-    """Import exchanges, queues, bindings and policies, read them back, and name every difference that is left.
-
-    The broker ignores changed arguments without a word; this does not. Users and permissions are left out.
-    """
-    data = read_file(file, bytes_max=DEFINITIONS_BYTES_MAX)
-    async with _open(session, management) as topologies:
-        given = from_definitions(data, vhost=topologies.vhost, source=str(file))
-        done = await topologies.import_definitions(given, accept_hazards=accept_hazards)
-    session.out.document(imported_document(done))
-    show(session.out, done)
-    if not done.remaining:
-        return ExitCode.DONE
-    return ExitCode.PARTLY_DONE if done.created else ExitCode.FAILED
-
-
-@command(app, "draw", example="holdfast topology draw topology.toml --format svg > topology.svg", shared=OFFLINE)
-async def draw(
-    session: CommandContext,
-    file: File,
-    form: Annotated[Format, typer.Option("--format", help="mermaid or svg.")] = Format.MERMAID,
-    broker_version: BrokerVersion = VERSION_DEFAULT,
-    output: Target = None,
-) -> None:
-    """Draw a topology file as a Mermaid flowchart or as SVG. Needs no broker."""
-    made = design(_read(file), Version.parse(broker_version))
-    picture = mermaid(made) if form is Format.MERMAID else svg(made)
-    if session.as_json:
-        session.out.document({"format": form.value, "picture": picture})
-    else:
-        _write(picture.encode(), output)
+def _plain(value: object) -> object:
+    match value:
+        case tuple() if not isinstance(value, Version):
+            return [_plain(each) for each in value]
+        case Difference():
+            names = ("kind", "what", "name", "aspects", "way_out")
+            return {name: _plain(getattr(value, name)) for name in names}
+        case Hazard():
+            return {"name": value.name, "reason": value.reason}
+        case Version():
+            return str(value)
+    return value
 
 
 @asynccontextmanager

@@ -14,10 +14,10 @@ from holdfast.core.collect import DEAD_QUEUE
 from holdfast.core.item import NewItem
 from holdfast.core.policy import RetryPolicy
 from holdfast.core.requests.queue import ImportedItem
-from holdfast.errors import HoldfastError, Invalid, QueueMissing, TryAgain
+from holdfast.errors import HoldfastError, Invalid, MessageRefused, QueueMissing, TryAgain
 from holdfast.ports.broker import Incoming, Subscription
 from holdfast.ports.clock import Clock
-from holdfast.ports.collect import GroupIntake, MessageRefused
+from holdfast.ports.collect import GroupIntake
 from holdfast.services.queue.broker import QueueBroker, QueueIntake
 from holdfast.services.queue.queues import Queues
 

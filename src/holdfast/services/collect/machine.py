@@ -10,8 +10,7 @@ import asyncio
 
 from holdfast.core.collect import DEAD_QUEUE, check_move
 from holdfast.core.states import TransactionState
-from holdfast.errors import ConsumerLost, HoldfastError, QueueMissing
-from holdfast.ports.collect import LeaseLost, MessageRefused
+from holdfast.errors import ConsumerLost, HoldfastError, LeaseLost, MessageRefused, QueueMissing
 from holdfast.proof import crash_point
 from holdfast.services.collect.awaiting import await_results
 from holdfast.services.collect.completion import clear, send_completion

@@ -20,9 +20,10 @@ from holdfast.core.policy import Failure, Park
 from holdfast.errors import HoldfastError
 from holdfast.ports.blobs import BlobContent
 from holdfast.ports.broker import Incoming, Intake
-from holdfast.ports.collect import GroupIntake, Index, PartsStored
+from holdfast.ports.collect import GroupIntake
 from holdfast.proof import crash_point
 from holdfast.services.collect.transaction import FOR_NOW, OwnedTransaction
+from holdfast.stores.collect import CollectStore, PartsStored
 from holdfast.telemetry.events import emit
 
 BATCH_COUNT_MAX = 256
@@ -39,7 +40,7 @@ class _Group:
 class IndexWriter:
     """Writes the parts of one transaction. The first waiter commits for all who came in the meantime."""
 
-    def __init__(self, index: Index, transaction: str, *, fence: int) -> None:
+    def __init__(self, index: CollectStore, transaction: str, *, fence: int) -> None:
         self._index = index
         self._transaction = transaction
         self._fence = fence

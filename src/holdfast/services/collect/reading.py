@@ -10,7 +10,7 @@ from msgspec import Struct
 from holdfast.core.collect import Part, Range, SeriesState, Transaction, digest, known_set, ranges
 from holdfast.errors import StorageFailed
 from holdfast.ports.blobs import Blobs
-from holdfast.ports.collect import Index
+from holdfast.stores.collect import CollectStore
 
 PAGE_COUNT_MAX = 500
 RANGES_COUNT_MAX = 1_000
@@ -44,7 +44,7 @@ async def read_part(blobs: Blobs, part: Part) -> bytes:
     return body
 
 
-async def parts_in_order(index: Index, blobs: Blobs, transaction: str, series: str) -> AsyncIterator[StoredPart]:
+async def parts_in_order(index: CollectStore, blobs: Blobs, transaction: str, series: str) -> AsyncIterator[StoredPart]:
     """From ordinal 0 up to the first gap."""
     wanted = 0
     while page := await index.parts(transaction, series, first=wanted, count_max=PAGE_COUNT_MAX):
@@ -56,7 +56,7 @@ async def parts_in_order(index: Index, blobs: Blobs, transaction: str, series: s
             wanted += 1
 
 
-async def gaps_of(index: Index, transaction: Transaction) -> list[Gaps]:
+async def gaps_of(index: CollectStore, transaction: Transaction) -> list[Gaps]:
     """For each series of the set, and each that has come, what is missing."""
     stand = await index.stand(transaction.id)
     known = known_set(transaction.series, stand)

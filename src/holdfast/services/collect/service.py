@@ -27,13 +27,13 @@ from holdfast.core.collect import (
 from holdfast.core.moments import format_duration
 from holdfast.core.requests.results import GapsReply, GapView, ResultsReply, ResultView, StartResultRequest, result_view
 from holdfast.core.states import TransactionState
-from holdfast.errors import HoldfastError, Invalid, StorageFailed, TryAgain
-from holdfast.ports.collect import LeaseLost, LedgerLine
+from holdfast.errors import HoldfastError, Invalid, LeaseLost, StorageFailed, TryAgain
 from holdfast.proof import crash_point
 from holdfast.services.collect.awaiting import request_missing
 from holdfast.services.collect.machine import REASON_CHARACTERS_MAX, TransactionRunner
 from holdfast.services.collect.reading import Gaps, StoredPart, gaps_of, parts_in_order
 from holdfast.services.collect.transaction import CollectContext, OwnedTransaction
+from holdfast.stores.collect import LedgerLine
 from holdfast.telemetry.events import emit
 
 PAGE_COUNT_MAX = 1_000

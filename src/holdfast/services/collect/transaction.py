@@ -20,7 +20,8 @@ from holdfast.core.collect import SeriesState, Transaction, queue_names
 from holdfast.core.moments import SECOND_US
 from holdfast.errors import BrokerError, Invalid, NotOurs, ShuttingDown, TryAgain, Unreachable
 from holdfast.ports.blobs import Blobs
-from holdfast.ports.collect import CollectStore, Transport
+from holdfast.ports.collect import Transport
+from holdfast.stores.collect import CollectStore
 from holdfast.telemetry.events import emit
 
 

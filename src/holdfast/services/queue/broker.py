@@ -13,28 +13,21 @@ from contextlib import asynccontextmanager
 from holdfast.core.checks import BATCH_COUNT_MAX, TEXT_CHARACTERS_MAX
 from holdfast.core.item import LeasedItem, RetryItem
 from holdfast.core.message import Message
-from holdfast.core.moments import SECOND_US, moment, parse_duration
+from holdfast.core.moments import moment
 from holdfast.core.policy import Park, Wait
-from holdfast.core.requests.queue import LeaseReply
 from holdfast.errors import (
     BadIds,
     HoldfastError,
     Invalid,
-    NothingToLease,
     NotOurs,
     QueueMissing,
-    ShuttingDown,
-    TryAgain,
-    Unreachable,
 )
 from holdfast.ports.broker import Incoming, Subscription
 from holdfast.ports.clock import Clock
-from holdfast.services.queue.queues import Queues
+from holdfast.services.queue.queues import Leaser, Queues, lease_s
 from holdfast.telemetry.events import emit
 
 DEAD_SUFFIX = ".dlq"
-BACKOFF_S_FIRST = 0.1
-BACKOFF_S_MAX = 10.0
 
 
 class QueueBroker:
@@ -89,10 +82,9 @@ class QueueBroker:
     @asynccontextmanager
     async def open(self, subscription: Subscription) -> AsyncIterator[QueueIntake]:
         """Lease from the queue. Raises QueueMissing."""
-        info = await self.queues.queues_info(subscription.queue)
-        lease_s = parse_duration(info.lease_timeout, what="lease timeout") / SECOND_US
+        every_s = await lease_s(self.queues, subscription.queue) / 3
         intake = QueueIntake(self.queues, subscription, clock=self._clock)
-        keeper = asyncio.create_task(intake.keep_alive(lease_s / 3), name=f"leases of {subscription.queue}")
+        keeper = asyncio.create_task(intake.keep_alive(every_s), name=f"leases of {subscription.queue}")
         try:
             yield intake
         finally:
@@ -110,46 +102,16 @@ class QueueIntake:
         self._clock = clock
         self._open: dict[str, int] = {}  # item id → partition
         self._stopped = asyncio.Event()
-        self._trouble = ""
+        self._leases = Leaser(queues, subscription.queue, stopped=self._stopped)
 
     @property
     def trouble(self) -> str:
-        return self._trouble
+        return self._leases.trouble
 
     async def take(self, count_max: int) -> Sequence[Incoming]:
         """Wait for items. Raises QueueMissing when the queue is gone, ShuttingDown when the service ends."""
-        failures = 0
-        while not self._stopped.is_set():
-            try:
-                reply = await self._lease(min(count_max, BATCH_COUNT_MAX))
-            except NothingToLease:
-                self._trouble, failures = "", 0
-                continue
-            except (TryAgain, Unreachable, ShuttingDown) as error:
-                if isinstance(error, ShuttingDown) and not self._queues.outlives_its_server:
-                    raise
-                failures += 1
-                self._trouble = error.message
-                emit("consumer.waits", queue=self._queue, error=error.message)
-                await self._pause(min(BACKOFF_S_MAX, BACKOFF_S_FIRST * 2 ** min(failures, 16)))
-                continue
-            self._trouble = ""
-            if reply is None:
-                break
-            return [self._incoming(item, reply.partition) for item in reply.items]
-        return ()
-
-    async def _lease(self, count_max: int) -> LeaseReply | None:
-        """Lease, or None when stopped first. A lease that is called off is undone by the queue."""
-        lease = asyncio.ensure_future(self._queues.queue_lease(self._queue, batch_size=count_max))
-        stopped = asyncio.ensure_future(self._stopped.wait())
-        try:
-            await asyncio.wait((lease, stopped), return_when=asyncio.FIRST_COMPLETED)
-            return lease.result() if lease.done() else None
-        finally:
-            for waiting in (lease, stopped):
-                waiting.cancel()
-            await asyncio.gather(lease, stopped, return_exceptions=True)
+        reply = await self._leases.next(min(count_max, BATCH_COUNT_MAX))
+        return () if reply is None else [self._incoming(item, reply.partition) for item in reply.items]
 
     def _incoming(self, item: LeasedItem, partition: int) -> Incoming:
         self._open[item.id] = partition
@@ -230,13 +192,6 @@ class QueueIntake:
         if partition is None:
             raise NotOurs(f"lease is lost; item '{item_id}' of queue '{self._queue}'")
         return item_id, partition
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopped.wait()
-        except TimeoutError:
-            return
 
     async def keep_alive(self, every_s: float) -> None:
         """Extend what is open, for as long as it is."""

@@ -1,4 +1,4 @@
-"""Which changes of queues are allowed: pure decisions over a queue and its neighbours, under the catalog's lock."""
+"""Which changes of queues are allowed: pure decisions over a queue and its relatives, under the catalog's lock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from holdfast.core.moments import parse_duration
 from holdfast.core.requests.queue import CreateQueueRequest, UpdateQueueRequest
 from holdfast.errors import Invalid, QueueMissing
 from holdfast.ports.queue_store import RelatedQueues
-from holdfast.services.queue.batch import spread
 
 Places = Callable[[int], list[PartitionPlace]]
 
@@ -27,8 +26,22 @@ def places_by(affinities: Mapping[str, float]) -> Places:
     return places
 
 
+def spread(partition_count: int, affinities: Mapping[str, float]) -> list[str]:
+    """A storage for each partition, in proportion to the storages' affinities and interleaved."""
+    total = sum(affinities.values())
+    debt = dict.fromkeys(affinities, 0.0)
+    places = []
+    for _ in range(partition_count):
+        for name, affinity in affinities.items():
+            debt[name] += affinity / total
+        chosen = max(debt, key=lambda name: debt[name])
+        debt[chosen] -= 1.0
+        places.append(chosen)
+    return places
+
+
 def created(request: CreateQueueRequest, places: Places) -> Callable[[RelatedQueues, int], QueueRecord]:
-    """Checks a new queue's settings now, and its neighbours under the lock."""
+    """Checks a new queue's settings now, and the queues related to it under the lock."""
     checks.queue_name(request.queue_name)
     _check_texts(request.dead_queue, request.reference)
     checks.max_attempts(request.max_attempts)
@@ -47,10 +60,10 @@ def created(request: CreateQueueRequest, places: Places) -> Callable[[RelatedQue
         partitions=tuple(places(checks.partitions(request.requested_partitions))),
     )
 
-    def decide(neighbours: RelatedQueues, now_us: int) -> QueueRecord:
-        if neighbours.current is not None:
+    def decide(related: RelatedQueues, now_us: int) -> QueueRecord:
+        if related.current is not None:
             raise Invalid(f"invalid queue; '{record.name}' already exists")
-        check_dead_queue(record, neighbours)
+        check_dead_queue(record, related)
         return replace(record, created_at_us=now_us, updated_at_us=now_us)
 
     return decide
@@ -62,8 +75,8 @@ def updated(request: UpdateQueueRequest, places: Places) -> Callable[[RelatedQue
     dead_queue = "" if request.dead_queue is UNSET else request.dead_queue
     _check_texts(dead_queue, "" if request.reference is UNSET else request.reference)
 
-    def decide(neighbours: RelatedQueues, now_us: int) -> QueueRecord:
-        current = neighbours.current
+    def decide(related: RelatedQueues, now_us: int) -> QueueRecord:
+        current = related.current
         if current is None:
             raise QueueMissing(request.queue_name)
         record = replace(current, updated_at_us=max(now_us, current.updated_at_us + 1), **_changed(request, current))
@@ -73,7 +86,7 @@ def updated(request: UpdateQueueRequest, places: Places) -> Callable[[RelatedQue
             count = checks.partitions(request.requested_partitions, now=len(current.partitions))
             added = places(count)[len(current.partitions) :]
             record = replace(record, partitions=current.partitions + tuple(added))
-        check_dead_queue(record, neighbours)
+        check_dead_queue(record, related)
         return record
 
     return decide
@@ -97,10 +110,10 @@ def _changed(request: UpdateQueueRequest, current: QueueRecord) -> dict[str, int
 def paused(name: str, *, pause: bool) -> Callable[[RelatedQueues, int], QueueRecord]:
     """A paused queue takes items in and gives none out."""
 
-    def decide(neighbours: RelatedQueues, now_us: int) -> QueueRecord:
-        if neighbours.current is None:
+    def decide(related: RelatedQueues, now_us: int) -> QueueRecord:
+        if related.current is None:
             raise QueueMissing(name)
-        return replace(neighbours.current, paused=pause, updated_at_us=max(now_us, neighbours.current.updated_at_us))
+        return replace(related.current, paused=pause, updated_at_us=max(now_us, related.current.updated_at_us))
 
     return decide
 
@@ -108,37 +121,37 @@ def paused(name: str, *, pause: bool) -> Callable[[RelatedQueues, int], QueueRec
 def deleted(name: str, *, force: bool, item_count: int) -> Callable[[RelatedQueues], QueueRecord]:
     """A dead queue in use stays, also by force; one with items goes only by force."""
 
-    def decide(neighbours: RelatedQueues) -> QueueRecord:
-        if neighbours.current is None:
+    def decide(related: RelatedQueues) -> QueueRecord:
+        if related.current is None:
             raise QueueMissing(name)
-        others = [source for source in neighbours.source_queues if source != name]
+        others = [source for source in related.source_queues if source != name]
         if others:
             raise Invalid(f"queue is in use; '{name}' is the dead_queue of '{others[0]}'")
-        count = item_count if neighbours.item_count is None else neighbours.item_count
+        count = item_count if related.item_count is None else related.item_count
         if count and not force:
             items = "1 item" if count == 1 else f"{count} items"
             raise Invalid(f"queue is not empty; '{name}' has {items}, use force")
-        return neighbours.current
+        return related.current
 
     return decide
 
 
-def check_dead_queue(record: QueueRecord, neighbours: RelatedQueues) -> None:
+def check_dead_queue(record: QueueRecord, related: RelatedQueues) -> None:
     """A dead queue exists, is another queue, and neither it nor a dead queue has a dead queue of its own."""
     if not record.dead_queue:
         return
     if record.dead_queue == record.name:
         raise Invalid("dead_queue cannot reference itself")
-    if neighbours.dead_queue is None:
+    if related.dead_queue is None:
         raise Invalid(f"dead_queue does not exist; '{record.dead_queue}' was not found, create it first")
-    if neighbours.dead_queue.dead_queue:
+    if related.dead_queue.dead_queue:
         raise Invalid(
             f"dead_queue is invalid; '{record.dead_queue}' already has its own dead_queue configured, "
             "a dead_queue cannot have its own dead_queue"
         )
-    if neighbours.source_queues:
+    if related.source_queues:
         raise Invalid(
-            f"dead_queue is invalid; '{record.name}' is the dead_queue of '{neighbours.source_queues[0]}' "
+            f"dead_queue is invalid; '{record.name}' is the dead_queue of '{related.source_queues[0]}' "
             "and cannot have its own dead_queue"
         )
 

@@ -1,16 +1,14 @@
 """All queues of an installation: opens, creates, changes and deletes them, and links each to its dead queue.
 
 The catalog of the first storage is the truth about which queues exist. On a shared storage other servers change it
-too: a hint, and a poll of at most a second behind it, brings their changes here.
-
-Keeping up with other servers on a shared storage: their hints, and a poll behind them that needs no hint.
+too: their hints, and behind them a poll that needs no hint, bring their changes here within a second.
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from holdfast.core.item import QueueRecord
@@ -18,64 +16,21 @@ from holdfast.core.requests.queue import LeaseReply
 from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDown, StorageFailed
 from holdfast.ports.clock import Clock
 from holdfast.ports.queue_store import Catalog, DeathRules, Ended, Forget, MoveTarget, SentBack, Storage
-from holdfast.services.queue.batch import place_produce
-from holdfast.services.queue.logical_queue import Hooks, LogicalQueue
+from holdfast.services.queue.logical_queue import (
+    CommitFailed,
+    DyingFound,
+    InFlight,
+    ItemsEnded,
+    ItemsSentBack,
+    LogicalQueue,
+    QueueEvent,
+    QueueLost,
+)
 from holdfast.services.queue.mover import Mover
 from holdfast.services.queue.storage_share import StorageShare
-from holdfast.services.queue.waiting import InFlight
 from holdfast.telemetry.events import emit
 
 POLL_S = 0.5
-
-
-@asynccontextmanager
-async def keep_up(manager: QueueManager) -> AsyncIterator[None]:
-    """While this is open, changes made by other servers arrive here within a second."""
-    if not manager.shared:
-        yield
-        return
-    tasks = [asyncio.create_task(_follow_catalog(manager), name="catalog poll")]
-    tasks += [
-        asyncio.create_task(_follow(manager, storage), name="storage hints")
-        for storage in manager.storages.values()
-        if storage.abilities.shared
-    ]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _follow_catalog(manager: QueueManager) -> None:
-    seen = -1
-    stale = manager.hinted_catalog()
-    while True:
-        try:
-            version = await manager.catalog.version()
-            if version != seen or stale.is_set():
-                stale.clear()
-                await manager.refresh()
-                seen = version
-        except HoldfastError as error:
-            emit("catalog.failed", error=error.message)
-        manager.poll()
-        try:
-            await asyncio.wait_for(stale.wait(), POLL_S)
-        except TimeoutError:
-            continue
-
-
-async def _follow(manager: QueueManager, storage: Storage) -> None:
-    while True:
-        try:
-            await storage.watch(manager.hint)
-        except HoldfastError as error:
-            emit("catalog.failed", error=error.message)
-        await asyncio.sleep(POLL_S)
-
-
 OPEN_AT_ONCE_COUNT_MAX = 16
 ARRIVALS_COUNT_MAX = 10_000
 FINISH_TIMEOUT_S = 2.0
@@ -86,27 +41,24 @@ _DELETED_EVENTS = {
 }
 
 
-class QueueManager(Hooks):
+class QueueManager:
     """The queues that are open, by name."""
 
     def __init__(self, storages: Mapping[str, Storage], *, clock: Clock) -> None:
         self.storages = dict(storages)
         self.clock = clock
         self.catalog: Catalog = next(iter(self.storages.values())).catalog()
-        self.lock = asyncio.Lock()
-        self.activity = InFlight()
         self.closing = False
         self._queues: dict[str, LogicalQueue] = {}
+        #: An open queue by its name, if there is one.
+        self.find: Callable[[str], LogicalQueue | None] = self._queues.get
+        self._lock = asyncio.Lock()
+        self._activity = InFlight()
         self._movers: dict[str, Mover] = {}
         self._names: list[str] = []
         self._source_queues: dict[str, list[str]] = {}
-        self._mortalities: dict[str, DeathRules] = {}
-        self._stale = asyncio.Event()
-
-    @property
-    def shared(self) -> bool:
-        """Other servers use a storage of ours."""
-        return any(storage.abilities.shared for storage in self.storages.values())
+        self._rules: dict[str, DeathRules] = {}
+        self._stale = asyncio.Event()  # the catalog is to be read before the next poll
 
     # --- finding ----------------------------------------------------------------------------------------------
 
@@ -118,10 +70,6 @@ class QueueManager(Hooks):
                 raise ShuttingDown
             raise QueueMissing(name)
         return queue
-
-    def find(self, name: str) -> LogicalQueue | None:
-        """An open queue, if there is one."""
-        return self._queues.get(name)
 
     def give_back(self, reply: LeaseReply) -> None:
         """Nobody will hear of these leases: undo them."""
@@ -180,20 +128,28 @@ class QueueManager(Hooks):
         self.stop()
         for mover in self._movers.values():
             await mover.close()
-        queues, self._queues = list(self._queues.values()), {}
+        queues = list(self._queues.values())
+        self._queues.clear()
         for queue in queues:
             await queue.close()
         for storage in self.storages.values():
             await storage.close()
 
     async def _add(self, record: QueueRecord) -> LogicalQueue:
-        queue = LogicalQueue(record, self._lanes(record), clock=self.clock, hooks=self, activity=self.activity)
-        for lane in queue.lanes:
+        queue = LogicalQueue(
+            record,
+            self._shares(record),
+            clock=self.clock,
+            activity=self._activity,
+            rules=self._rules_of,
+            on_event=self._on_event,
+        )
+        for share in queue.shares:
             try:
-                await lane.load()
+                await share.load()
             except HoldfastError as error:
-                lane.set_aside(error)
-                emit("queue.storage_failed", queue=record.name, storage=lane.storage, error=error.message)
+                share.set_aside(error)
+                emit("queue.storage_failed", queue=record.name, storage=share.storage, error=error.message)
         self._queues[record.name] = queue
         self._movers[record.name] = Mover(queue, clock=self.clock, find=self.find)
         return queue
@@ -206,7 +162,7 @@ class QueueManager(Hooks):
                     f"'{place.storage}', name it in the settings"
                 )
 
-    def _lanes(self, record: QueueRecord) -> list[StorageShare]:
+    def _shares(self, record: QueueRecord) -> list[StorageShare]:
         self._check_configured(record)
         places: dict[str, list[int]] = {}
         for place in record.partitions:
@@ -215,7 +171,7 @@ class QueueManager(Hooks):
             StorageShare(
                 storage=name,
                 partitions=partitions,
-                shelves=self.storages[name].shelves(record, partitions),
+                store=self.storages[name].queue_store(record, partitions),
                 abilities=self.storages[name].abilities,
                 clock=self.clock,
             )
@@ -223,7 +179,7 @@ class QueueManager(Hooks):
         ]
 
     def _index(self) -> None:
-        self._mortalities.clear()
+        self._rules.clear()
         self._names = sorted(self._queues)
         self._source_queues = {}
         for name in self._names:
@@ -237,19 +193,19 @@ class QueueManager(Hooks):
             target, queue = self._queues.get(target_name), self._queues.get(source)
             if target is None or queue is None:
                 continue
-            idle = all(lane.healthy and not any(s.dying for s in lane.shapes.values()) for lane in queue.lanes)
+            idle = all(share.healthy and not any(s.dying for s in share.states.values()) for share in queue.shares)
             if idle:
                 # What cannot be forgotten now is forgotten at the next start; the others do not wait for it.
                 with suppress(HoldfastError):
                     await self._forget_arrivals(target, source)
 
     async def _forget_arrivals(self, target: LogicalQueue, source_queue: str) -> None:
-        for lane in target.lanes:
-            if lane.healthy:
-                source_ids = await lane.shelves.arrivals(source_queue=source_queue, count_max=ARRIVALS_COUNT_MAX)
+        for share in target.shares:
+            if share.healthy:
+                source_ids = await share.store.arrivals(source_queue=source_queue, count_max=ARRIVALS_COUNT_MAX)
                 if source_ids:
-                    forget = Forget(lane.partitions[0], source_ids)
-                    await target.operate(forget, partition=lane.partitions[0])
+                    forget = Forget(share.partitions[0], source_ids)
+                    await target.operate(forget, partition=share.partitions[0])
 
     # --- changes ----------------------------------------------------------------------------------------------
 
@@ -258,7 +214,7 @@ class QueueManager(Hooks):
         """The catalog, for one change at a time. A change that was reported as failed may have happened all the same:
         then the catalog is read anew, so that what is known here is what it says."""
         try:
-            async with self.lock:
+            async with self._lock:
                 yield self.catalog
         except StorageFailed:
             with suppress(HoldfastError):
@@ -278,7 +234,7 @@ class QueueManager(Hooks):
             self._movers[record.name].wake()
         else:
             old_dead_queue = queue.record.dead_queue
-            await queue.change(record, self._lanes(record))
+            await queue.change(record, self._shares(record))
             self._index()
             self._look_again(old_dead_queue)
         self._look_again(record.name)
@@ -302,101 +258,156 @@ class QueueManager(Hooks):
             await queue.close(QueueMissing(name))
             self._look_again(queue.record.dead_queue)
 
-    # --- what queues tell -------------------------------------------------------------------------------------
+    # --- rules of death ---------------------------------------------------------------------------------------
 
-    def mortality(self, queue: LogicalQueue) -> DeathRules:
+    def _rules_of(self, record: QueueRecord) -> DeathRules:
         """In a dead queue nothing dies by itself; elsewhere the dead go to the emptiest healthy partition."""
-        known = self._mortalities.get(queue.record.name)
+        known = self._rules.get(record.name)
         if known is not None:
             return known
-        record = queue.record
         if self._source_queues.get(record.name):
             rules = DeathRules(max_attempts=record.max_attempts, immortal=True, retention_us=record.dead_retention_us)
         else:
-            rules = DeathRules(max_attempts=record.max_attempts, target=self._dead_target(record.dead_queue))
+            rules = DeathRules(max_attempts=record.max_attempts, target=self._target(record.dead_queue))
         if rules.target is None:
             if record.dead_queue and not rules.immortal:
                 # Its dead queue is not open here yet: until it is, nothing may die, least of all into nowhere.
                 return DeathRules(immortal=True)
             # Where the dead go depends on how full the dead queue's partitions are; the rest only on settings.
-            self._mortalities[record.name] = rules
+            self._rules[record.name] = rules
         return rules
 
     def source_target(self, source_queue: str) -> MoveTarget:
         """Where what died in a queue goes back to; raises QueueMissing."""
-        target = self._dead_target(source_queue)
+        target = self._target(source_queue)
         if target is None:
             raise QueueMissing(source_queue)
         return target
 
-    def _dead_target(self, dead_queue: str) -> MoveTarget | None:
-        target = self._queues.get(dead_queue) if dead_queue else None
-        if target is None:
+    def _target(self, name: str) -> MoveTarget | None:
+        """Where in a queue what moves there is put; none when it is not open."""
+        queue = self._queues.get(name) if name else None
+        if queue is None:
             return None
-        lanes = [lane for lane in target.lanes if lane.healthy] or list(target.lanes)
-        counts = {partition: count for lane in lanes for partition, count in lane.un_leased().items()}
-        partition = place_produce(counts)
+        shares = [share for share in queue.shares if share.healthy] or list(queue.shares)
+        _, partition, storage = min(
+            (count, partition, share.storage) for share in shares for partition, count in share.un_leased().items()
+        )
         return MoveTarget(
-            queue_name=dead_queue,
-            generation=target.record.generation,
+            queue_name=name,
+            generation=queue.record.generation,
             partition=partition,
-            storage=target.lane_of(partition).storage,
-            expire_timeout_us=target.record.expire_timeout_us,
+            storage=storage,
+            expire_timeout_us=queue.record.expire_timeout_us,
         )
 
-    def ended(self, queue: LogicalQueue, ended: Ended) -> None:
-        """Carry what is dying, wake who waits at the dead queue, and say what was deleted."""
+    # --- what queues tell -------------------------------------------------------------------------------------
+
+    def _on_event(self, queue: LogicalQueue, event: QueueEvent) -> None:
         record = queue.record
+        match event:
+            case ItemsEnded(ended=ended):
+                self._on_ended(record, ended)
+            case ItemsSentBack(target=target, sent_back=sent_back):
+                self._on_sent_back(record, target, sent_back)
+            case DyingFound():
+                # A commit whose answer was lost may have marked items as dying: carry them.
+                if (mover := self._movers.get(record.name)) is not None:
+                    mover.wake()
+            case CommitFailed():
+                # A death, or a redrive, whose answer was lost may have happened: who waits where it leads to looks.
+                for name in (record.dead_queue, *self._source_queues.get(record.name, ())):
+                    self._look_again(name)
+            case QueueLost():
+                # Another server deleted the queue or made it anew: read the catalog.
+                queue.close_requests(QueueMissing(record.name))
+                self._stale.set()
+
+    def _on_ended(self, record: QueueRecord, ended: Ended) -> None:
+        """Carry what is dying, wake who waits at the dead queue, and say what was deleted."""
         if ended.dying or ended.moved:
             emit("item.dead", queue=record.name, dead_queue=record.dead_queue, count=ended.dying + ended.moved)
         if ended.dying:
             self._movers[record.name].wake()
-        if ended.moved and (dead_queue := self._queues.get(record.dead_queue)) is not None:
-            dead_queue.look_again()
+        if ended.moved:
+            self._look_again(record.dead_queue)
         for item, reason in ended.deleted:
             emit(_DELETED_EVENTS.get(reason, "item.rejected"), queue=record.name, item=item)
 
-    def redriven(self, queue: LogicalQueue, target: MoveTarget, redriven: SentBack) -> None:
+    def _on_sent_back(self, record: QueueRecord, target: MoveTarget, sent_back: SentBack) -> None:
         """Carry what is marked, or wake who waits where it is."""
-        emit("item.redriven", queue=queue.record.name, source_queue=target.queue_name, count=len(redriven.ids))
-        if not redriven.moved:
-            self._movers[queue.record.name].wake()
-        elif (source := self._queues.get(target.queue_name)) is not None:
-            source.look_again()
-
-    def loaded(self, queue: LogicalQueue) -> None:
-        """A commit whose answer was lost may have marked items as dying: carry them."""
-        if (mover := self._movers.get(queue.record.name)) is not None:
-            mover.wake()
-
-    def failed(self, queue: LogicalQueue) -> None:
-        """A death, or a redrive, whose answer was lost may have happened: who waits where it leads to looks again."""
-        record = queue.record
-        for name in (record.dead_queue, *self._source_queues.get(record.name, ())):
-            self._look_again(name)
-
-    def missing(self, queue: LogicalQueue) -> None:
-        """Another server deleted the queue or made it anew: read the catalog."""
-        queue.close_requests(QueueMissing(queue.record.name))
-        self._stale.set()
-
-    # --- sharing ----------------------------------------------------------------------------------------------
-
-    def hint(self, name: str) -> None:
-        """Another server may have changed a queue."""
-        queue = self._queues.get(name)
-        if queue is None:
-            self._stale.set()
+        emit("item.redriven", queue=record.name, source_queue=target.queue_name, count=len(sent_back.ids))
+        if sent_back.moved:
+            self._look_again(target.queue_name)
         else:
-            queue.look_again()
+            self._movers[record.name].wake()
 
-    def hinted_catalog(self) -> asyncio.Event:
-        """Set when the catalog should be read before the next poll."""
-        return self._stale
+    # --- other servers on a shared storage --------------------------------------------------------------------
+
+    @property
+    def shared(self) -> bool:
+        """Other servers use a storage of ours."""
+        return any(storage.abilities.shared for storage in self.storages.values())
+
+    @asynccontextmanager
+    async def keep_up(self) -> AsyncIterator[None]:
+        """While this is open, changes made by other servers arrive here within a second."""
+        tasks = [
+            asyncio.create_task(self._follow(storage), name="storage hints")
+            for storage in self.storages.values()
+            if storage.abilities.shared
+        ]
+        if tasks:
+            tasks.append(asyncio.create_task(self._follow_catalog(), name="catalog poll"))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, storage: Storage) -> None:
+        while True:
+            try:
+                await storage.watch(self._on_hint)
+            except HoldfastError as error:
+                emit("catalog.failed", error=error.message)
+            await asyncio.sleep(POLL_S)
+
+    def _on_hint(self, name: str) -> None:
+        """Another server may have changed a queue."""
+        if name in self._queues:
+            self._look_again(name)
+        else:
+            self._stale.set()
+
+    async def _follow_catalog(self) -> None:
+        seen = -1
+        while True:
+            try:
+                version = await self.catalog.version()
+                if version != seen or self._stale.is_set():
+                    self._stale.clear()
+                    await self.refresh()
+                    seen = version
+            except HoldfastError as error:
+                emit("catalog.failed", error=error.message)
+            self._poll()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stale.wait(), POLL_S)
+
+    def _poll(self) -> None:
+        """Queues somebody waits at look again, whatever hints were lost; at the others the next lease does, so that a
+        client which waits for less than the time between two polls is served too."""
+        for queue in self._queues.values():
+            if queue.waiting.leases:
+                queue.look_again()
+            else:
+                queue.hint()
 
     async def refresh(self) -> None:
         """Bring the catalog's present state here."""
-        async with self.lock:
+        async with self._lock:
             records = {record.name: record for record in await self.catalog.queues()}
             for queue in list(self._queues.values()):
                 record = records.get(queue.record.name)
@@ -409,12 +420,3 @@ class QueueManager(Hooks):
         return [
             record for record in records if (queue := self._queues.get(record.name)) is None or queue.record != record
         ]
-
-    def poll(self) -> None:
-        """Queues somebody waits at look again, whatever hints were lost; at the others the next lease does, so that a
-        client which waits for less than the time between two polls is served too."""
-        for queue in self._queues.values():
-            if queue.leases:
-                queue.look_again()
-            else:
-                queue.hint()

@@ -22,7 +22,7 @@ from holdfast.proof import crash_point
 from holdfast.services.queue.logical_queue import LogicalQueue
 from holdfast.telemetry.events import emit
 
-CORPSES_COUNT_MAX = 500
+CARRIED_COUNT_MAX = 500
 BACKOFF_US_FIRST = 100_000
 BACKOFF_US_MAX = 30_000_000
 
@@ -67,19 +67,19 @@ class Mover:
     def _partitions_with_dying(self) -> list[int]:
         return [
             partition
-            for lane in self.queue.lanes
-            if lane.healthy
-            for partition, shape in lane.shapes.items()
-            if shape.dying
+            for share in self.queue.shares
+            if share.healthy
+            for partition, state in share.states.items()
+            if state.dying
         ]
 
     async def run_once(self, partition: int) -> int:
         """Carry one batch of a partition; returns how many there were. Raises what the source or a target raises,
         after every other target has been served."""
-        shelves = self.queue.lane_of(partition).shelves
-        corpses = await shelves.corpses(partition, count_max=CORPSES_COUNT_MAX)
+        store = self.queue.share_of(partition).store
+        dying = await store.dying_items(partition, count_max=CARRIED_COUNT_MAX)
         failed: HoldfastError | None = None
-        for target, group in groupby(sorted(corpses, key=_target), key=lambda corpse: corpse.target):
+        for target, group in groupby(sorted(dying, key=_target), key=lambda item: item.target):
             try:
                 await self._carry(partition, target, list(group))
             except ShuttingDown:
@@ -88,10 +88,10 @@ class Mover:
                 failed, self._failing = error, target.queue_name
         if failed is not None:
             raise failed
-        return len(corpses)
+        return len(dying)
 
-    async def _carry(self, partition: int, target: MoveTarget, corpses: Sequence[DyingItem]) -> None:
-        ids = [corpse.source_id for corpse in corpses]
+    async def _carry(self, partition: int, target: MoveTarget, dying: Sequence[DyingItem]) -> None:
+        ids = [item.source_id for item in dying]
         dead_queue = self._find(target.queue_name)
         if dead_queue is None or dead_queue.record.generation != target.generation:
             # Its dead queue was taken from it and deleted between the mark and now. Today's rules decide anew.
@@ -101,7 +101,7 @@ class Mover:
         crash_point("dead.after_mark")
         try:
             await dead_queue.operate(
-                Arrive(target.partition, corpses, dead_queue.record.expire_timeout_us),
+                Arrive(target.partition, dying, dead_queue.record.expire_timeout_us),
                 partition=target.partition,
             )
         except QueueMissing as error:
@@ -144,5 +144,5 @@ class Mover:
             await asyncio.wait([self._task])
 
 
-def _target(corpse: DyingItem) -> tuple[int, int]:
-    return corpse.target.generation, corpse.target.partition
+def _target(item: DyingItem) -> tuple[int, int]:
+    return item.target.generation, item.target.partition

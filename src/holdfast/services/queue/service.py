@@ -133,7 +133,7 @@ class QueueService:
     async def complete(self, request: CompleteRequest) -> CodeReply:
         queue = self._queue(request.queue_name)
         timeout_us = checks.request_timeout(request.request_timeout)
-        queue.lane_of(request.partition)
+        queue.share_of(request.partition)
         checks.ids(request.ids)
         operation = Complete(request.partition, _unique(request.ids))
         await _settled(queue, operation, request.partition, "completed", timeout_us)
@@ -141,19 +141,19 @@ class QueueService:
 
     async def retry(self, request: RetryRequest) -> CodeReply:
         queue = self._queue(request.queue_name)
-        queue.lane_of(request.partition)
+        queue.share_of(request.partition)
         checks.items(request.items, most="max_retry_batch_size")
         for item in request.items:
             checks.text_field(item.reason, what="reason")
         items = list({item.id: item for item in request.items}.values())
-        operation = RetryItems(request.partition, items, self.manager.mortality(queue))
+        operation = RetryItems(request.partition, items, queue.rules())
         await _settled(queue, operation, request.partition, "retried")
         return OK
 
     async def extend(self, request: ExtendRequest) -> ExtendReply:
         queue = self._queue(request.queue_name)
         lease_timeout_us = parse_duration(request.lease_timeout, what="lease timeout")
-        queue.lane_of(request.partition)
+        queue.share_of(request.partition)
         checks.ids(request.ids)
         lease_timeout_us = lease_timeout_us or queue.record.lease_timeout_us
         operation = Extend(request.partition, _unique(request.ids), lease_timeout_us)
@@ -164,21 +164,21 @@ class QueueService:
 
     async def stats(self, request: QueueNameRequest) -> StatsReply:
         queue = self._queue(request.queue_name)
-        mortality = self.manager.mortality(queue)
+        rules = queue.rules()
         partitions = []
-        for lane in queue.lanes:
-            for partition in lane.partitions:
+        for share in queue.shares:
+            for partition in share.partitions:
                 try:
-                    tally = await lane.shelves.tally(partition, mortality=mortality)
+                    tally = await share.store.tally(partition, rules=rules)
                 except StorageFailed:
-                    partitions.append(PartitionStats(partition=partition, failures=max(1, lane.failures)))
+                    partitions.append(PartitionStats(partition=partition, failures=max(1, share.failures)))
                     continue
                 partitions.append(
                     PartitionStats(
                         partition=partition,
                         total=tally.queued + tally.leased,
                         total_leased=tally.leased,
-                        failures=lane.failures,
+                        failures=share.failures,
                         average_age=format_duration(tally.average_age_us),
                         average_leased_age=format_duration(tally.average_leased_age_us),
                         scheduled=tally.scheduled,
@@ -187,9 +187,9 @@ class QueueService:
                     )
                 )
         logical = LogicalQueueStats(
-            produce_waiting=len(queue.produces),
-            lease_waiting=len(queue.leases),
-            complete_waiting=sum(waiting.settles for lane in queue.lanes for waiting in lane.bound),
+            produce_waiting=len(queue.waiting.produces),
+            lease_waiting=len(queue.waiting.leases),
+            complete_waiting=queue.waiting.settling_count(),
             in_flight=queue.in_flight,
             partitions=sorted(partitions, key=lambda stats: stats.partition),
         )
@@ -200,8 +200,8 @@ class QueueService:
         if not (request.queue or request.scheduled):
             raise Invalid("invalid clear request; one of 'queue', 'scheduled' must be true")
         total = 0
-        for lane in queue.lanes:
-            for partition in lane.partitions:
+        for share in queue.shares:
+            for partition in share.partitions:
                 clear = Clear(
                     partition,
                     request.queue,
@@ -233,7 +233,7 @@ class QueueService:
 
     async def redrive(self, request: RedriveItemsRequest) -> RedriveItemsReply:
         queue = self._queue(request.queue_name)
-        queue.lane_of(request.partition)
+        queue.share_of(request.partition)
         checks.ids(request.ids)
         if request.source_queue == request.queue_name:
             raise Invalid(f"source queue is invalid; '{request.queue_name}' cannot be redriven into itself")
@@ -243,11 +243,7 @@ class QueueService:
         return RedriveItemsReply(list(redriven.ids))
 
     async def reload(self, request: QueueNameRequest) -> CodeReply:
-        queue = self._queue(request.queue_name)
-        async with queue.freeze():
-            for lane in queue.lanes:
-                await lane.load()
-        queue.look_again()
+        await self._queue(request.queue_name).reload()
         return OK
 
     # --- queues -----------------------------------------------------------------------------------------------
@@ -286,9 +282,9 @@ class QueueService:
         queue = self._queue(name)
         async with self.manager.changing() as catalog, queue.freeze():
             count = sum(
-                shape.queued + shape.leased + shape.scheduled + shape.dying
-                for lane in queue.lanes
-                for shape in lane.shapes.values()
+                state.queued + state.leased + state.scheduled + state.dying
+                for share in queue.shares
+                for state in share.states.values()
             )
             decide = changes.deleted(name, force=request.force, item_count=count)
             record = await catalog.delete(name, decide=decide, count=count)
@@ -308,16 +304,16 @@ class QueueService:
 
     async def _list(self, request: ListItemsRequest, *, scheduled: bool) -> ItemsReply:
         queue = self._queue(request.queue_name)
-        lane = queue.lane_of(request.partition)
+        share = queue.share_of(request.partition)
         count_max = checks.list_limit(request.limit)
-        items = await lane.shelves.list_items(
+        items = await share.store.list_items(
             request.partition, pivot=request.pivot, count_max=count_max, scheduled=scheduled
         )
         return ItemsReply(list(items))
 
     async def import_items(self, request: ImportItemsRequest) -> ItemsReply:
         queue = self._queue(request.queue_name)
-        queue.lane_of(request.partition)
+        queue.share_of(request.partition)
         checks.items(request.items, most="max_import_batch_size")
         for item in request.items:
             for what in (
@@ -339,7 +335,7 @@ class QueueService:
 
     async def delete_items(self, request: DeleteItemsRequest) -> CodeReply:
         queue = self._queue(request.queue_name)
-        queue.lane_of(request.partition)
+        queue.share_of(request.partition)
         checks.ids(request.ids)
         await queue.operate(Delete(request.partition, _unique(request.ids)), partition=request.partition)
         return OK

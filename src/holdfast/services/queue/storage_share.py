@@ -1,93 +1,108 @@
 """A queue's share of one storage: its partitions, how they stand, and whether the storage can be used at present.
 
-A lane runs one commit at a time. After a failure it is set aside, loads its state anew with back-off, and comes
-back. It knows nothing of requests; `logical.py` decides what goes into a batch.
+A share runs one commit at a time. After a failure it is set aside, loads its state anew with back-off, and comes
+back. It knows nothing of requests; `batch.py` decides what goes into a commit.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.ports.clock import Clock
 from holdfast.ports.queue_store import Committed, DeathRules, Operation, PartitionState, QueueStore, StorageAbilities
 
-if TYPE_CHECKING:
-    from holdfast.services.queue.waiting import WaitingOperation
-
 BACKOFF_US_FIRST = 100_000
 BACKOFF_US_MAX = 30_000_000
 #: A commit slower than this is not made on the event loop's thread, even for a lone request.
 INLINE_COMMIT_US_MAX = 2_000
+NEVER_US = 1 << 62
 
 
 class StorageShare:
     """The partitions of one queue in one storage."""
 
     def __init__(
-        self, *, storage: str, partitions: Sequence[int], shelves: QueueStore, abilities: StorageAbilities, clock: Clock
+        self, *, storage: str, partitions: Sequence[int], store: QueueStore, abilities: StorageAbilities, clock: Clock
     ) -> None:
         self.storage = storage
         self.partitions = tuple(partitions)
-        self.shelves = shelves
+        self.store = store
         self.abilities = abilities
         self.clock = clock
-        self.shapes: dict[int, PartitionState] = {partition: PartitionState() for partition in partitions}
-        self.bound: list[WaitingOperation] = []
+        self.states: dict[int, PartitionState] = {partition: PartitionState() for partition in partitions}
         self.loaded = False
-        self.busy = False
+        self.healthy = False  # loaded, and the last commit did not fail
+        self.busy = False  # a commit or a load runs
         self.failures = 0
         self.retry_at_us = 0
-        self.hinted = set(partitions)  # on a shared storage: where others may have added items since our last look
-        self.due_more: set[int] = set()
-        self.dry: dict[int, int] = {}  # partitions that had so many items and none that could be leased
-        self._clock_ahead_us = 0  # the store's clock minus ours
+        self.due_again: set[int] = set()  # partitions whose deadlines are looked at with the next commit, come what may
+        #: Nothing is due before this moment of ours, by whatever rules; NEVER_US when there is no deadline.
+        self.soonest_us = NEVER_US
+        self._hinted = set(partitions)  # on a shared storage: where others may have added items since our last look
+        self._dry: dict[int, int] = {}  # partitions that had so many items and none that could be leased
+        self._clock_ahead_us = 0  # the store's clock minus ours; a storage that nobody shares goes by ours
         self._commit_us = 0.0
 
-    @property
-    def healthy(self) -> bool:
-        """Loaded, and the last commit did not fail."""
-        return self.loaded and self.failures == 0
+    # --- the store --------------------------------------------------------------------------------------------
 
     def commits_inline(self) -> bool:
         """Whether a commit would be made at once, on the calling thread."""
-        return self.abilities.inline and self._commit_us < INLINE_COMMIT_US_MAX and self.shelves.can_commit_inline()
+        return self.abilities.inline and self._commit_us < INLINE_COMMIT_US_MAX and self.store.can_commit_inline()
 
     async def load(self) -> None:
         """Read the state from the store; raises StorageFailed or QueueMissing."""
-        started_us = self.clock.now_us()
-        self._take_over(await self.shelves.load(), started_us)
-        self.loaded = True
+        started_us = self.clock.now_us() if self.abilities.shared else 0
+        self.busy = True
+        try:
+            committed = await self.store.load()
+        finally:
+            self.busy = False
+        self._learn(committed, started_us)
+        self.loaded = self.healthy = True
         self.failures = 0
-        self.hinted = set(self.partitions)
-        self.due_more = set(self.partitions)
+        self.look_again()
 
     async def commit(self, operations: Sequence[Operation], *, alone: bool) -> Committed:
         """One commit; raises StorageFailed or QueueMissing."""
-        started_us = self.clock.now_us()
-        inline = alone and self.commits_inline()
-        committed = await self.shelves.commit(operations, inline=inline)
-        self._take_over(committed, started_us)
+        inline = alone and self.abilities.inline and self._commit_us < INLINE_COMMIT_US_MAX
+        started_us = self.clock.now_us() if self.abilities.shared else 0
+        self.busy = True
+        try:
+            committed = await self.store.commit(operations, inline=inline)
+        finally:
+            self.busy = False
+        self._learn(committed, started_us)
         # A short memory: one slow sync sends the next requests to a thread, quick ones bring them back. A thread also
         # waits for the interpreter: a commit in one was never slower than it seems, and may have been quicker.
         recent_us = 0.7 * self._commit_us + 0.3 * committed.took_us
         self._commit_us = recent_us if inline else min(recent_us, committed.took_us)
         return committed
 
-    def _take_over(self, committed: Committed, started_us: int) -> None:
-        """How the partitions stand now."""
-        self.shapes.update(committed.shapes)
-        now_us, store_us = self.clock.now_us(), committed.now_us
+    def _compare_clocks(self, store_us: int, started_us: int) -> None:
         # The store looked at its clock at some moment since we asked. Only what that cannot explain is a difference:
         # a commit that took a minute must not make every deadline a minute late.
+        now_us = self.clock.now_us()
         self._clock_ahead_us = (
             0 if started_us <= store_us <= now_us else max(store_us - now_us, min(0, store_us - started_us))
         )
 
+    def _learn(self, committed: Committed, started_us: int) -> None:
+        """How the partitions stand now."""
+        self.states.update(committed.states)
+        if started_us:
+            self._compare_clocks(committed.now_us, started_us)
+        soonest_us = NEVER_US
+        for state in self.states.values():
+            for moment_us in (state.next_due_us, state.next_expiry_us, state.oldest_death_us):
+                if 0 < moment_us < soonest_us:
+                    soonest_us = moment_us
+        self.soonest_us = soonest_us - self._clock_ahead_us
+
     def set_aside(self, error: HoldfastError) -> StorageFailed:
-        """Use the lane no more until it has been loaded again; returns what its requests are answered with."""
+        """Use the share no more until it has been loaded again; returns what its requests are answered with."""
+        self.healthy = False
         self.failures += 1
         backoff_us = min(BACKOFF_US_MAX, BACKOFF_US_FIRST * 2 ** min(self.failures - 1, 16))
         self.retry_at_us = self.clock.now_us() + int(backoff_us * random.uniform(0.5, 1.0))  # noqa: S311
@@ -95,24 +110,63 @@ class StorageShare:
             return error
         return StorageFailed(f"storage failed; {error.message}")
 
-    def due_partitions(self, mortality: DeathRules) -> list[int]:
-        """Partitions with a deadline that has passed by the store's clock."""
-        now_us = self.clock.now_us() + self._clock_ahead_us
-        due = [p for p, shape in self.shapes.items() if 0 < shape.due_us(mortality) <= now_us]
-        if self.due_more:
-            due.extend(self.due_more.difference(due))
+    async def take_over(self, wider: StorageShare) -> None:
+        """The same storage with more partitions; load it then."""
+        await self.store.close()
+        self.partitions, self.store = wider.partitions, wider.store
+
+    # --- deadlines --------------------------------------------------------------------------------------------
+
+    def due_partitions(self, rules: Callable[[], DeathRules]) -> list[int]:
+        """Partitions with a deadline that has passed by the store's clock, or that are to be looked at again."""
+        now_us = self.clock.now_us()
+        if now_us < self.soonest_us and not self.due_again:
+            return []
+        now_us, by = now_us + self._clock_ahead_us, rules()
+        due = [p for p, state in self.states.items() if 0 < state.due_us(by) <= now_us]
+        due.extend(self.due_again.difference(due))
         return due
 
-    def next_due_us(self, mortality: DeathRules) -> int:
-        """Our moment of the next deadline of the lane; 0 if there is none."""
-        moments = [due_us for shape in self.shapes.values() if (due_us := shape.due_us(mortality))]
+    def next_due_us(self, rules: DeathRules) -> int:
+        """Our moment of the next deadline of the share; 0 if there is none."""
+        moments = [due_us for state in self.states.values() if (due_us := state.due_us(rules))]
         return min(moments) - self._clock_ahead_us if moments else 0
+
+    def look_again(self) -> None:
+        """Look at deadlines and items anew: something changed of which nobody was told."""
+        self.hint(self.partitions)
+        self.due_again.update(self.partitions)
+
+    def look_at_due(self, partition: int) -> None:
+        """More may be due there than its deadlines say."""
+        self.due_again.add(partition)
+
+    def carries_out_due(self, partition: int) -> None:
+        """The next commit carries out what is due there, and may bring items that can be leased."""
+        self._dry.pop(partition, None)
+        self.due_again.discard(partition)
+
+    # --- leases -----------------------------------------------------------------------------------------------
+
+    def hint(self, partitions: Iterable[int]) -> None:
+        """Others may have added items there: the next lease asks the store, whatever was counted here."""
+        self._hinted.update(partitions)
+
+    def asks(self, partition: int) -> None:
+        """The next commit leases there; the other hinted ones are asked next, if somebody still waits."""
+        self._hinted.discard(partition)
+
+    def gave_nothing(self, partition: int) -> None:
+        """A lease found nothing there that could be leased."""
+        self._dry[partition] = self.states[partition].queued
 
     def available(self, counts: Mapping[int, int]) -> dict[int, int]:
         """Partitions that may have something to lease. One that gave nothing, though it has items, gives nothing until
         something changes there."""
-        return {p: count for p, count in counts.items() if count > 0 and self.dry.get(p) != count}
+        if self.abilities.shared:
+            counts = {p: max(1, count) if p in self._hinted else count for p, count in counts.items()}
+        return {p: count for p, count in counts.items() if count > 0 and self._dry.get(p) != count}
 
     def un_leased(self) -> dict[int, int]:
         """Un-leased items by partition."""
-        return {partition: shape.queued for partition, shape in self.shapes.items()}
+        return {partition: state.queued for partition, state in self.states.items()}

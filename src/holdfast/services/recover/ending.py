@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
+from holdfast.core.message import Outcome, OutcomeKind
 from holdfast.core.recovery import RunLimits, Summary, may_return
 from holdfast.errors import BrokerError
-from holdfast.ports.recovery import DeadLetters, RunLetter, Verdict, address_text
+from holdfast.ports.recovery import DeadLetters, RunLetter, address_text
 from holdfast.services.recover.letter_table import LetterTable
 from holdfast.services.recover.limits import unless
 
@@ -122,11 +123,11 @@ class Ending:
         waiting = set(tired)
         stored: list[RunLetter] = []
 
-        def on_outcome(letters: Sequence[RunLetter], verdict: Verdict, code: int, text: str) -> None:
+        def on_outcome(letters: Sequence[RunLetter], outcome: Outcome) -> None:
             waiting.difference_update(letters)
-            if verdict is Verdict.CONFIRMED:
+            if outcome.kind is OutcomeKind.CONFIRMED:
                 stored.extend(letters)
-            elif verdict is Verdict.UNKNOWN:
+            elif outcome.kind is OutcomeKind.UNKNOWN:
                 self._summary.possible_duplicates += len(letters)
             if not waiting and not done.done():
                 done.set_result(None)

@@ -20,13 +20,13 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from holdfast.core.message import Address
+from holdfast.core.message import Address, Outcome, OutcomeKind
 from holdfast.core.recovery import RunLimits, StoppedBy, Summary, add_planned, may_return
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.core.selection import LetterFilter
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
 from holdfast.ports.clock import Clock
-from holdfast.ports.recovery import Backup, DeadLetters, Journal, Preflight, RunLetter, Verdict, address_text
+from holdfast.ports.recovery import Backup, DeadLetters, Journal, Preflight, RunLetter, address_text
 from holdfast.proof import crash_point
 from holdfast.services.recover.ending import Ending
 from holdfast.services.recover.letter_table import LetterTable
@@ -91,10 +91,10 @@ class Keeper:
         timeout_s = self._watch.left_s() + self._limits.stop_timeout_s + PUBLISH_SPARE_S
         self._letters.put_back([letter], self._on_put_back, timeout_s=timeout_s)
 
-    def _on_put_back(self, letters: Sequence[RunLetter], verdict: Verdict, code: int, text: str) -> None:
+    def _on_put_back(self, letters: Sequence[RunLetter], outcome: Outcome) -> None:
         """They are in the queue a second time, with a count that begins anew: the first ones go."""
         landed = self._books.land(letters)
-        if verdict is not Verdict.CONFIRMED:
+        if outcome.kind is not OutcomeKind.CONFIRMED:
             return  # they stay held; the end tries again
         for letter in landed:
             self._watch.progressed()
@@ -106,11 +106,12 @@ class Keeper:
                 self._summary.possible_duplicates += 1
 
 
-def why_not(verdict: Verdict, code: int, text: str) -> str:
+def why_not(outcome: Outcome) -> str:
     """Why a publish did not succeed, in words."""
-    if verdict is Verdict.NACKED:
+    if outcome.kind is OutcomeKind.NACKED:
         return "nacked: the target does not take it (it is full, or has no leader)"
-    return f"{verdict.value}: {code} {text}" if code else f"{verdict.value}: {text}"
+    kind = outcome.kind.value
+    return f"{kind}: {outcome.code} {outcome.text}" if outcome.code else f"{kind}: {outcome.text}"
 
 
 #: Refusals that concern the exchange, not the letter: the next one would be refused as well.
@@ -147,10 +148,10 @@ class Settler:
         self._settle_due = False
         self._sent_again_count = 0
 
-    def on_outcome(self, letters: Sequence[RunLetter], verdict: Verdict, code: int, text: str) -> None:
+    def on_outcome(self, letters: Sequence[RunLetter], outcome: Outcome) -> None:
         """Letters that share this outcome."""
         landed = self._books.land(letters)
-        if verdict is Verdict.CONFIRMED:
+        if outcome.kind is OutcomeKind.CONFIRMED:
             for letter in landed:
                 letter.stored = True
             if self.doubtful:
@@ -160,18 +161,22 @@ class Settler:
             self._settle_soon()
             return
         for letter in landed:
-            self._not_stored(letter, verdict, code, text)
+            self._not_stored(letter, outcome)
 
-    def _not_stored(self, letter: RunLetter, verdict: Verdict, code: int, text: str) -> None:
+    def _not_stored(self, letter: RunLetter, outcome: Outcome) -> None:
         address = letter.address or Address()
-        if verdict is Verdict.REFUSED and code in EXCHANGE_REFUSALS and len(self.refused) < REFUSED_COUNT_MAX:
+        if (
+            outcome.kind is OutcomeKind.REFUSED
+            and outcome.code in EXCHANGE_REFUSALS
+            and len(self.refused) < REFUSED_COUNT_MAX
+        ):
             # Rights by topic are rights to keys: the other keys of the exchange may be allowed.
-            self.refused[address if TOPIC in text else address.exchange] = why_not(verdict, code, text)
-        self._summary.unknown += verdict is Verdict.UNKNOWN
+            self.refused[address if TOPIC in outcome.text else address.exchange] = why_not(outcome)
+        self._summary.unknown += outcome.kind is OutcomeKind.UNKNOWN
         # Of several queues that a letter goes to, one may have taken it though another did not.
-        some_may_have_it = verdict is Verdict.NACKED and len(self._letters.receivers(address)) != 1
-        self._summary.possible_duplicates += verdict is Verdict.UNKNOWN or some_may_have_it
-        self._keeper.failed(letter, why_not(verdict, code, text))
+        some_may_have_it = outcome.kind is OutcomeKind.NACKED and len(self._letters.receivers(address)) != 1
+        self._summary.possible_duplicates += outcome.kind is OutcomeKind.UNKNOWN or some_may_have_it
+        self._keeper.failed(letter, why_not(outcome))
         self._watch.progressed()
         self._room.set()
 

@@ -27,9 +27,9 @@ from holdfast.core.selection import LetterFilter
 from holdfast.errors import HoldfastError, RecoveryRefused
 from holdfast.ports.clock import Clock
 from holdfast.ports.recovery import Backup, DeadLetters, Journal, Preflight
-from holdfast.ports.vault import Ledger
 from holdfast.services.recover.report import Notices
 from holdfast.services.recover.run import Recovery
+from holdfast.stores.ledger import Ledger
 from holdfast.telemetry.events import emit
 
 ACTION = "recovery"

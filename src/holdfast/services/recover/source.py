@@ -7,11 +7,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
+from holdfast.core.message import Outcome, OutcomeKind
 from holdfast.core.recovery import StoppedBy, Summary, add_planned
 from holdfast.core.selection import LetterFilter
 from holdfast.errors import Invalid
 from holdfast.ports.clock import Clock
-from holdfast.ports.recovery import DeadLetters, Exported, RunLetter, Verdict, address_text
+from holdfast.ports.recovery import DeadLetters, Exported, RunLetter, address_text
 from holdfast.services.recover.limits import Quota, RunClock, wait
 from holdfast.services.recover.report import Notices, sample
 from holdfast.services.recover.run import LEFT_OUT, why_not
@@ -178,21 +179,21 @@ class BackupRun:
         while self._flying and not self._abandoned.is_set() and self._watch.now_s() < deadline_s:
             self._landed.clear()
             await wait(self._landed, min(0.1, deadline_s - self._watch.now_s()))
-        self._on_outcome(list(self._flying), Verdict.UNKNOWN, 0, "no answer before the end")
+        self._on_outcome(list(self._flying), Outcome(OutcomeKind.UNKNOWN, 0, "no answer before the end"))
 
-    def _on_outcome(self, letters: Sequence[RunLetter], verdict: Verdict, code: int, text: str) -> None:
+    def _on_outcome(self, letters: Sequence[RunLetter], outcome: Outcome) -> None:
         summary = self.summary
         for letter in letters:
             if letter not in self._flying:
                 continue  # its answer came after the end
             self._flying.discard(letter)
-            if verdict is Verdict.CONFIRMED:
+            if outcome.kind is OutcomeKind.CONFIRMED:
                 summary.recovered += 1
                 summary.went(address_text(letter.address))
             else:
-                summary.unknown += verdict is Verdict.UNKNOWN
-                summary.possible_duplicates += verdict is Verdict.UNKNOWN
-                self._fail(letter, why_not(verdict, code, text))
+                summary.unknown += outcome.kind is OutcomeKind.UNKNOWN
+                summary.possible_duplicates += outcome.kind is OutcomeKind.UNKNOWN
+                self._fail(letter, why_not(outcome))
         if not self._flying:
             self._landed.set()
 

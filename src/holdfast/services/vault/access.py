@@ -23,7 +23,7 @@ from holdfast.core.moments import moment
 from holdfast.core.requests.roles import Caller, Role, Token
 from holdfast.errors import Conflict, Invalid, NotFound
 from holdfast.ports.clock import Clock
-from holdfast.ports.vault import Vault
+from holdfast.stores.vault import Vault
 
 SESSION_S = 12 * 3600
 SESSIONS_COUNT_MAX = 1_000

@@ -50,8 +50,9 @@ from holdfast.errors import (
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.clock import Clock
 from holdfast.ports.custody import Caught, Post, Source
-from holdfast.ports.vault import Stored, Vault
 from holdfast.proof import crash_point
+from holdfast.stores.letters import Stored
+from holdfast.stores.vault import Vault
 from holdfast.telemetry.events import emit
 
 
@@ -338,7 +339,7 @@ class Capture:
         if self._blobs is None or all(len(letter.body) <= BLOB_BYTES_MIN for letter in letters):
             return letters
         names = {place: _blob_name() for place, one in enumerate(letters) if len(one.body) > BLOB_BYTES_MIN}
-        await self._vault.loose.announce(list(names.values()), for_s=CLAIM_S)
+        await self._vault.unclaimed.announce(list(names.values()), for_s=CLAIM_S)
         for place, name in names.items():
             await self._blobs.put(name, letters[place].body)
         return [

@@ -15,12 +15,12 @@ from holdfast.core.plan import PLAN_COUNT_MAX, LeasedLetter, Place, Target
 from holdfast.core.requests.roles import Caller
 from holdfast.core.selection import Selection, check_selection
 from holdfast.core.states import LetterState
-from holdfast.errors import BrokerError, Conflict, Forbidden, Invalid, NotFound, StorageFailed
-from holdfast.ports.blobs import BlobMissing, Blobs
+from holdfast.errors import BlobMissing, BrokerError, Conflict, Forbidden, Invalid, NotFound, StorageFailed
+from holdfast.ports.blobs import Blobs
 from holdfast.ports.clock import Clock
 from holdfast.ports.custody import DeadQueue, Post
-from holdfast.ports.vault import Vault
 from holdfast.services.vault.capture import COUNT_MAX, IDLE_S, Capture, CaptureReport
+from holdfast.stores.vault import Vault
 from holdfast.telemetry.events import emit
 
 HEADERS_COUNT_MAX = 200

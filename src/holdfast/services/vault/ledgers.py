@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from holdfast.core.ledger import FIRST, ChainBreak, LedgerRow, is_anchor, verify
 from holdfast.errors import Invalid
-from holdfast.ports.vault import Vault
+from holdfast.stores.vault import Vault
 
 PAGE_COUNT = 5_000
 

@@ -22,8 +22,7 @@ from msgspec import Struct
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.moments import moment
 from holdfast.core.plan import LeasedLetter, RedriveState, RedriveTask, Settled
-from holdfast.errors import BrokerError, Conflict, HoldfastError, NotFound, TryAgain
-from holdfast.ports.blobs import BlobMissing
+from holdfast.errors import BlobMissing, BrokerError, Conflict, HoldfastError, NotFound, TryAgain
 from holdfast.ports.custody import Parcel, Post, Posted
 from holdfast.proof import crash_point
 from holdfast.services.vault.custody import Custody

@@ -21,7 +21,7 @@ from holdfast.core.states import LetterState
 from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.clock import Clock
-from holdfast.ports.vault import Vault
+from holdfast.stores.vault import Vault
 from holdfast.telemetry.events import emit
 
 FLUSH_S = 1.0
@@ -126,7 +126,7 @@ class Retention:
         if self._blobs is None:
             return 0
         gone: list[str] = []
-        for blob in await self._vault.loose.doom(count_max=COUNT_MAX):
+        for blob in await self._vault.unclaimed.delete_later(count_max=COUNT_MAX):
             try:
                 await self._blobs.delete(blob)
             except StorageFailed as error:
@@ -134,5 +134,5 @@ class Retention:
                 continue
             gone.append(blob)
         if gone:
-            await self._vault.loose.forget(gone)
+            await self._vault.unclaimed.forget(gone)
         return len(gone)

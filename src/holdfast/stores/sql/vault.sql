@@ -8,10 +8,13 @@ UPDATE letters SET redriven_count = redriven_count + 1 WHERE id IN_IDS
 INSERT INTO tallies (queue, state, count) VALUES (:queue, :state, :count)
 ON CONFLICT (queue, state) DO UPDATE SET count = tallies.count + excluded.count
 
+-- name: announce_blob
+INSERT INTO loose_blobs (blob, due_at) VALUES (:blob, :due_at)
+
 -- name: change_group
 UPDATE failure_groups SET status = :status, note = :note WHERE key = :key
 
--- name: claim_loose_blob
+-- name: claim_blob
 DELETE FROM loose_blobs WHERE blob = :blob AND doomed = 0 RETURNING blob
 
 -- name: count_came_back
@@ -27,22 +30,22 @@ SELECT count(*) FROM redrive_letters WHERE redrive = :redrive AND repeated = 1
 -- name: count_tallies
 SELECT queue, state, count(*) FROM letters GROUP BY queue, state ORDER BY queue, state
 
+-- name: delete_blob
+DELETE FROM loose_blobs WHERE blob = :blob AND doomed = 1
+
+-- name: delete_blobs_later
+UPDATE loose_blobs SET doomed = 1
+WHERE blob IN (SELECT blob FROM loose_blobs WHERE due_at <= :now ORDER BY due_at LIMIT :count_max)
+RETURNING blob
+
 -- name: delete_contents
 DELETE FROM contents WHERE letter IN_IDS
 
 -- name: delete_letters
 DELETE FROM letters WHERE id IN_IDS
 
--- name: delete_loose_blob
-DELETE FROM loose_blobs WHERE blob = :blob AND doomed = 1
-
 -- name: delete_revisions
 DELETE FROM revisions WHERE letter IN_IDS
-
--- name: doom_loose_blobs
-UPDATE loose_blobs SET doomed = 1
-WHERE blob IN (SELECT blob FROM loose_blobs WHERE due_at <= :now ORDER BY due_at LIMIT :count_max)
-RETURNING blob
 
 -- name: find_came_from
 SELECT r.letter, l.queue, l.state, l.redriven_count FROM redrive_letters r JOIN letters l ON l.id = r.letter
@@ -95,9 +98,6 @@ INSERT INTO letters (id, queue, origin, state, message_id, type, exchange, routi
 VALUES (:id, :queue, :origin, 'captured', :message_id, :type, :exchange, :routing_key, :source_queue, :reason,
     :death_count, :first_died_at, :died_at, :error_type, :error_message, :grp, :redrive_id, :redriven_count, :now,
     :now, :body_bytes, :digest, :came_from)
-
--- name: insert_loose_blob
-INSERT INTO loose_blobs (blob, due_at) VALUES (:blob, :due_at)
 
 -- name: insert_redrive
 INSERT INTO redrives (id, operation, state, name, reason, plan, wish, total, started_at, started_by, why)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.engines.rabbitmq import declare as newborn
+from holdfast.engines.rabbitmq import topology
 
 
 @pytest.fixture(autouse=True)
 def _no_growing(monkeypatch: pytest.MonkeyPatch) -> None:
     """No broker is killed right after a declaration here."""
-    monkeypatch.setattr(newborn, "GROWN_S", 0.0)
+    monkeypatch.setattr(topology, "GROWN_S", 0.0)

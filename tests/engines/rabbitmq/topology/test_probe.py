@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.engines.rabbitmq.consumer import Consumer
-from holdfast.engines.rabbitmq.publisher import Publisher
+from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.topology import HELD_COUNT_MAX, Prober
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import session as methods
@@ -22,11 +22,11 @@ QUIET = '[unroutable]\nenabled = false\n[queues.q]\nretry_delay = "1h"\n'
 async def test_busy_queues_are_probed_only_on_demand_and_keep_their_messages(every_admin: Admin) -> None:
     letters = [f"letter {number}".encode() for number in range(50)]
     wanted = file(QUIET + 'layout = "quorum"')
-    async with topologies(every_admin) as service, Publisher(every_admin.address()) as publisher:
+    async with topologies(every_admin) as service, RabbitPublisher(every_admin.address()) as publisher:
         await service.apply(wanted, probe=False)
         for queue in ("q", "q.dlq"):
             for letter in letters:
-                assert (await publisher.publish(outgoing(queue, letter))).stored
+                assert (await publisher.publish([outgoing(queue, letter)]))[0].stored
 
         async def counted() -> bool:
             return await every_admin.count("q") == len(letters) == await every_admin.count("q.dlq")
@@ -46,7 +46,7 @@ async def test_a_queue_with_a_consumer_is_left_alone(admin: Admin) -> None:
     wanted = file(QUIET)
     async with topologies(admin) as service:
         await service.apply(wanted, probe=False)
-        async with Consumer(admin.address(), "q") as consumer:
+        async with RabbitConsumer(admin.address(), "q") as consumer:
             outcomes = {probe.name: probe for probe in (await service.apply(wanted)).probes}
             assert outcomes["q.retry → q"].outcome == "skipped"
             assert await consumer.batch(timeout_s=0.0) == []
@@ -54,9 +54,9 @@ async def test_a_queue_with_a_consumer_is_left_alone(admin: Admin) -> None:
 
 async def test_a_delay_is_not_waited_for_but_one_that_others_wait_out_is_not_cut_short(admin: Admin) -> None:
     wanted = file(QUIET)
-    async with topologies(admin) as service, Publisher(admin.address()) as publisher:
+    async with topologies(admin) as service, RabbitPublisher(admin.address()) as publisher:
         assert (await service.apply(wanted)).is_done  # an hour's delay, in no time
-        assert (await publisher.publish(outgoing("q.retry", b"waits"))).stored
+        assert (await publisher.publish([outgoing("q.retry", b"waits")]))[0].stored
         outcomes = {probe.name: probe for probe in (await service.apply(wanted, probe=True)).probes}
         assert "cannot be cut short behind others" in outcomes["q.retry → q"].reason
         assert await admin.count("q.retry") == 1

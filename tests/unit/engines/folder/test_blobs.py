@@ -16,8 +16,8 @@ import pytest
 
 from holdfast.engines.folder.blobs import CHUNK_BYTES, FolderBlobs, open_folder_blobs
 from holdfast.engines.folder.files import BlobFolder, PartialFile, in_thread, remove_leftovers
-from holdfast.errors import CannotStart, Invalid, StorageFailed
-from holdfast.ports.blobs import BlobExists, BlobMissing, Blobs, BlobStat
+from holdfast.errors import BlobExists, BlobMissing, CannotStart, Invalid, StorageFailed
+from holdfast.ports.blobs import Blobs, BlobStat
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 import holdfast
 from holdfast.engines.sqlite.connection import open_writer
 from holdfast.engines.sqlite.database import SqliteDatabase
+from holdfast.wiring import SystemClock
 
 
 @pytest.fixture(params=[0o022, 0o000, 0o277])
@@ -45,7 +46,7 @@ def test_every_file_of_a_storage_is_private(folder: Path) -> None:
 
 
 def test_the_vault_and_every_other_kind_of_file_is_private(folder: Path) -> None:
-    database = SqliteDatabase(folder / "vault.db")
+    database = SqliteDatabase(folder / "vault.db", kind="vault", clock=SystemClock())
     database.open()
     others = [open_writer(folder / f"{kind}.db", kind=kind, create=True) for kind in ("starts", "collect")]
     at_work = modes(folder)

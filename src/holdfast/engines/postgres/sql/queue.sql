@@ -5,9 +5,6 @@ SELECT $1::bigint, $2::text, '', 0, ''
 WHERE NOT EXISTS (SELECT 1 FROM holdfast.dropped WHERE generation = $1::bigint)
 ON CONFLICT (generation) DO NOTHING
 
--- name: begin
-BEGIN
-
 -- name: clear_leases
 WITH picked AS (
     SELECT id FROM holdfast.leases WHERE queue = $1::bigint AND partition + 0 = $2::bigint
@@ -43,9 +40,6 @@ WITH picked AS (
     DELETE FROM holdfast.items WHERE id = ANY (ARRAY (SELECT id FROM gone))
 )
 SELECT count(*) FROM gone
-
--- name: commit
-COMMIT
 
 -- name: complete_items
 -- All of $3 or none: $4 is how many there must be. Of a refused one, what is leased and what is queued.
@@ -477,9 +471,6 @@ WITH numbered AS MATERIALIZED (
 )
 INSERT INTO holdfast.ready (id, created_at, expire_at, queue, partition, attempts)
 SELECT id, created_at, expire_at, $1::bigint, $2::bigint, attempts FROM numbered
-
--- name: rollback
-ROLLBACK
 
 -- name: schedule_items
 -- To the schedule, each with a new id: $3 old ids, then created_at, expire_at, attempts, enqueue_at.

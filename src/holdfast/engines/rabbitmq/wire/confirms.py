@@ -10,41 +10,14 @@ a wrong "unknown" only sends it twice.
 
 from __future__ import annotations
 
-import enum
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
+from holdfast.core.message import CONFIRMED, Outcome, OutcomeKind
 from holdfast.engines.rabbitmq.wire.events import Returned
 from holdfast.engines.rabbitmq.wire.properties import canonical
 
-
-class OutcomeKind(enum.Enum):
-    """What became of one publish."""
-
-    CONFIRMED = "confirmed"  #: stored, durably
-    RETURNED = "returned"  #: unroutable: no queue has it
-    NACKED = "nacked"  #: the broker says that it did not take it (another queue of a fanout still may have)
-    REFUSED = "refused"  #: it cannot be published as it is: the broker closed the channel over it, and over it alone
-    UNKNOWN = "unknown"  #: no answer: it may be stored or not
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one publish, and what the broker said about it."""
-
-    kind: OutcomeKind
-    code: int = 0
-    text: str = ""
-
-    @property
-    def stored(self) -> bool:
-        """The only answer after which a source may be settled."""
-        return self.kind is OutcomeKind.CONFIRMED
-
-
-CONFIRMED = Outcome(OutcomeKind.CONFIRMED)
 NACKED = Outcome(OutcomeKind.NACKED)
 AMBIGUOUS = Outcome(
     OutcomeKind.UNKNOWN, 0, "a publish like it was returned, and the broker's answer does not say which"

@@ -5,32 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from msgspec import Struct
 from pamqp import base
 
-from holdfast.engines.rabbitmq.wire import properties
-from holdfast.engines.rabbitmq.wire.table import Value
-
-
-class Delivery(Struct, eq=False, gc=False):
-    """A message from a queue, as it came: `properties` are the raw bytes of its content header.
-
-    Names are decoded so that bytes which are not UTF-8 survive the way back (surrogateescape). It holds nothing that
-    could hold it, and there are thousands: the garbage collector need not look at them.
-    """
-
-    channel: int
-    tag: int
-    redelivered: bool
-    exchange: str
-    routing_key: str
-    consumer_tag: str
-    properties: bytes
-    body: bytes
-
-    def decoded(self) -> dict[str, Value]:
-        """The properties for people and policies; see `wire.properties.decode`."""
-        return properties.decode(self.properties)
+from holdfast.core.message import Delivery
 
 
 @dataclass(frozen=True, slots=True)

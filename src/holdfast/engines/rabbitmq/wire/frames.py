@@ -13,12 +13,12 @@ from pamqp import base
 from pamqp import frame as pamqp_frame
 from pamqp.exceptions import PAMQPException
 
+from holdfast.core.message import Delivery
 from holdfast.engines.rabbitmq.wire.events import (
     Cancelled,
     ChannelClosedByBroker,
     Confirmed,
     ConnectionClosedByBroker,
-    Delivery,
     Event,
     Heartbeat,
     Method,
