@@ -17,6 +17,8 @@ from holdfast.proof.process import Child, child_process
 from tests.support.command import PROGRAM, TIMEOUT_S, Command, Ended, Inside
 from tests.support.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 
 @asynccontextmanager
 async def serving(folder: Path, *options: str) -> AsyncIterator[tuple[Child, Command]]:

@@ -16,6 +16,8 @@ from tests.support.command import Command, Inside
 from tests.support.eventually import eventually
 from tests.vault.letters import QUEUE
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Inside:

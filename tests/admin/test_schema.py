@@ -29,6 +29,8 @@ from tests.faults.serving import TOKEN
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "12"))
 DOCUMENT = schemathesis.openapi.from_dict(json.loads(document("0")))
 CHECKS = (content_type_conformance, response_schema_conformance, status_code_conformance)

@@ -11,7 +11,6 @@ from typing import Any
 import httpx2
 import msgspec
 import psycopg
-from moto.server import ThreadedMotoServer
 from msgspec import Struct
 
 from holdfast.core.message import Outgoing
@@ -23,6 +22,7 @@ from holdfast.wiring import SystemClock, open_blobs, open_collect_store
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
 from tests.collect.worker import SHAPE, TRANSACTION
 from tests.engines.rabbitmq.admin import Admin
+from tests.support.ports import free_port
 
 BUCKET = "results"
 
@@ -31,9 +31,8 @@ class Bucket:
     """A bucket of moto's S3 server, over HTTP on loopback; it can be stopped and started again on its port."""
 
     def __init__(self) -> None:
-        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        self._server.start()
-        self.port = int(self._server.get_host_and_port()[1])
+        self.port = free_port()
+        self.start()
         self.make()
 
     @property
@@ -58,6 +57,8 @@ class Bucket:
         self._server.stop()
 
     def start(self) -> None:
+        from moto.server import ThreadedMotoServer  # half a second, which nobody else needs
+
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
         self._server.start()
 

@@ -14,6 +14,8 @@ import holdfast
 from tests.collect.producing import PRODUCER, answer, make_queues, take_request
 from tests.support.command import PROGRAM, Command
 
+pytestmark = pytest.mark.slow
+
 SHAPE = {"rows": 40, "lines": 3}
 
 

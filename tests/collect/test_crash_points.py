@@ -11,6 +11,8 @@ from holdfast.proof.process import child_process, python_argv
 from tests.collect.invariants import check_folder
 from tests.collect.worker import play
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 POINTS = [
     "collect.before_create",

@@ -13,7 +13,7 @@ from tests.collect.test_crash_points import POINTS, ROOT, passes_of
 from tests.collect.worker import SHAPE
 from tests.engines.rabbitmq.admin import Admin
 
-pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq]
+pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq, pytest.mark.s3]
 
 
 @pytest.mark.parametrize("point", POINTS)

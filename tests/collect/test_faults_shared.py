@@ -22,7 +22,7 @@ from tests.support.eventually import eventually
 from tests.support.postgres import running_cluster
 from tests.support.rabbitmq import running_node
 
-pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq]
+pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq, pytest.mark.s3]
 
 
 async def publish(publisher: RabbitPublisher, transaction: str, payloads: Mapping[str, range], **counts: int) -> None:

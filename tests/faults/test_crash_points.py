@@ -13,6 +13,8 @@ from holdfast.proof.crash import crash_points
 from tests.faults.load import Load, create_queues
 from tests.faults.serving import serving
 
+pytestmark = pytest.mark.slow
+
 POINTS = crash_points()
 TESTS = Path(__file__).parent.parent
 REACHED_TIMEOUT_S = 60.0

@@ -18,6 +18,8 @@ from holdfast.errors import HoldfastError, TryAgain
 from tests.faults.serving import Serving, serving
 from tests.support.eventually import eventually
 
+pytestmark = pytest.mark.slow
+
 GOOD, BAD = "good", "bad"
 BIG = b"x" * 200_000
 

@@ -31,6 +31,8 @@ from holdfast.testing import FrozenClock
 from holdfast.wiring import how_it_ended
 from tests.support.quick_time import run_quickly
 
+pytestmark = pytest.mark.slow
+
 TARGET = Address(routing_key="target")
 QUICK = RunLimits(
     window_count_max=7,

@@ -23,6 +23,8 @@ from tests.recover.world import World, letter
 from tests.support.command import Command
 from tests.support.eventually import eventually
 
+pytestmark = pytest.mark.slow
+
 APP = """
 import holdfast
 
