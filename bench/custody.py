@@ -27,7 +27,7 @@ from bench.rounds import Target, report, run
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.plan import PlanOptions, RedriveTask
 from holdfast.core.plan import Target as Aim
-from holdfast.core.requests.roles import Caller, Role
+from holdfast.core.requests.declare import Caller, Role
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.settings import Secret, Settings, StorageSettings

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import socket
 import sys
-from typing import cast
+from typing import Any, cast
 
-import msgspec
 import uvicorn
 import uvloop
 
 from holdfast.core.item import PlacedItem
-from holdfast.core.requests.queue import ProduceReply, ProduceRequest, Request
+from holdfast.core.requests.queue import ProduceReply, ProduceRequest, QueueRequest
 from holdfast.faces.api.app import make_app
 from holdfast.faces.api.authenticator import token_hash
 from holdfast.faces.api.server import SWITCH_INTERVAL_S
@@ -28,9 +27,9 @@ class Blank:
         self.manager = service.manager
         self._service = service
 
-    async def call(self, verb: str, request: Request) -> msgspec.Struct:
+    async def call(self, request: QueueRequest[Any]) -> Any:
         if not isinstance(request, ProduceRequest):
-            return await self._service.call(verb, request)
+            return await self._service.call(request)
         return ProduceReply([PlacedItem("06605837189357-1-0", 0) for _ in request.items])
 
 

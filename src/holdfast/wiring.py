@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import hashlib
 import os
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -28,23 +27,21 @@ from holdfast.core.ledger import FIRST, verify
 from holdfast.core.letter import Fingerprinter
 from holdfast.core.moments import SECOND_US, format_duration, moment, parse_duration
 from holdfast.core.plan import Retries
-from holdfast.core.recovery import RunLimits, Summary
-from holdfast.core.requests.roles import Caller, Role, needs
+from holdfast.core.recovery import RecoveryOrder, RunEnd, RunLimits, Summary
+from holdfast.core.requests.declare import Caller, Role
 from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_routes
 from holdfast.core.states import LETTER_MOVES, LetterState
-from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.sqlite.database import SqliteDatabase
 from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
 from holdfast.engines.system import SystemClock as SystemClock  # noqa: PLC0414  for the faces
 from holdfast.errors import BadUrl, CannotStart, HoldfastError, Invalid, QueueMissing
 from holdfast.ports.blobs import Blobs
-from holdfast.ports.broker import Broker
+from holdfast.ports.broker import Broker, RecoveryBroker
 from holdfast.ports.clock import Clock
 from holdfast.ports.collect import Transport
 from holdfast.ports.custody import Post
 from holdfast.ports.database import Database
 from holdfast.ports.queue_store import Storage
-from holdfast.ports.recovery import DeadLetters, Journal, RunEnd
 from holdfast.ports.starts import Starts
 from holdfast.services.collect.embedded import QueueTransport
 from holdfast.services.collect.service import CollectService
@@ -58,7 +55,6 @@ from holdfast.services.recover.embedded import EmbeddedRecovery
 from holdfast.services.recover.service import (
     OnBegin,
     OpenLedger,
-    RecoveryOrder,
     RecoverySchedule,
     RunRecord,
     ScheduledRecovery,
@@ -66,17 +62,15 @@ from holdfast.services.recover.service import (
     recorded,
     recover,
 )
-from holdfast.services.vault.access import TokenService
+from holdfast.services.vault.admin import VaultApp
 from holdfast.services.vault.capture import load_fingerprint
 from holdfast.services.vault.custody import Custody
-from holdfast.services.vault.ledgers import LedgerService
-from holdfast.services.vault.planner import Planner
 from holdfast.services.vault.queues import QueuePost
-from holdfast.services.vault.redrive_tasks import RedriveRunner
-from holdfast.services.vault.upkeep import Retention, Successes
+from holdfast.services.vault.upkeep import Successes
 from holdfast.settings import RecoverSettings, Settings, load_settings
-from holdfast.settings.values import masked
+from holdfast.settings.values import made_once, masked
 from holdfast.stores.collect import CollectStore
+from holdfast.stores.journal import FileJournal, JournalPaths, journal_paths
 from holdfast.stores.ledger import Ledger
 from holdfast.stores.vault import Vault
 from holdfast.telemetry.events import emit
@@ -85,35 +79,64 @@ if TYPE_CHECKING:
     from holdfast.core.death import RedriveStamp
     from holdfast.core.routes import RouteTable
     from holdfast.core.topology.layouts import TopologyFile
-    from holdfast.ports.recovery import DeadLetters, Exported
     from holdfast.services.topology import Topologies
     from holdfast.stores.files import FileBackup
-    from holdfast.stores.journal import FileJournal
 
 
 #: Where a SQLite storage keeps what the collector knows.
 COLLECT_FOLDER = "collect"
+PUBLISH_WINDOW_BYTES = 8 * 2**20
+#: Schemes that name what another word names too.
+KINDS = {
+    "": "folder",
+    "file": "folder",
+    "postgres": "postgresql",
+    "amqps": "amqp",
+    "https": "http",
+    "s3": "bucket",
+    "az": "bucket",
+    "gs": "bucket",
+}
+
+
+class Location(Struct, frozen=True, kw_only=True):
+    """What a URL or a path names: which engine, and for what is on this machine, the folder."""
+
+    url: str
+    kind: str  #: sqlite, postgresql, memory, amqp, http, bucket or folder; anything else is a scheme that is not known
+    folder: Path | None = None  #: of sqlite and folder; None where the URL names none
+
+    @classmethod
+    def parse(cls, url: str) -> Location:
+        """Read it. Whoever wants an engine says what is wrong with a kind that has none."""
+        parts = urlsplit(url)
+        kind = KINDS.get(parts.scheme, parts.scheme)
+        if kind == "sqlite" and not parts.netloc and parts.path.strip("/"):
+            # sqlite:///x is relative, sqlite:////x absolute: the first slash only ends the empty host.
+            return cls(url=url, kind=kind, folder=Path(unquote(parts.path[1:])))
+        if kind == "folder":
+            return cls(url=url, kind=kind, folder=Path(unquote(parts.path) if parts.scheme else url))
+        return cls(url=url, kind=kind)
 
 
 def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int) -> Storage:
     """The engine that a URL names; raises CannotStart."""
-    parts = urlsplit(url)
-    if parts.scheme == "memory":
-        return MemoryStorage(clock)
-    if parts.scheme == "sqlite":
-        if parts.netloc or not parts.path.strip("/"):
+    place = Location.parse(url)
+    if place.kind == "memory":
+        return SqliteStorage(None, clock=clock)
+    if place.kind == "sqlite":
+        if place.folder is None:
             raise BadUrl(
                 f"storage URL is invalid; '{url}' names no folder, use sqlite:///relative or sqlite:////absolute"
             )
-        # sqlite:///x is relative, sqlite:////x absolute: the first slash only ends the empty host.
-        return SqliteStorage(Path(unquote(parts.path[1:])), clock=clock, open_files_max=open_files_max)
-    if parts.scheme in {"postgresql", "postgres"}:
+        return SqliteStorage(place.folder, clock=clock, open_files_max=open_files_max)
+    if place.kind == "postgresql":
         # In earnest deadlines are the database's: several servers, whose clocks differ, must agree on them.
         from holdfast.engines.postgres.storage import PostgresStorage
 
         return PostgresStorage(url, name=name, clock=None if isinstance(clock, SystemClock) else clock)
     known = "sqlite:///FOLDER, postgresql://…, memory://"
-    raise BadUrl(f"storage URL is invalid; '{parts.scheme or url}' is not known here, use one of {known}")
+    raise BadUrl(f"storage URL is invalid; '{urlsplit(url).scheme or url}' is not known here, use one of {known}")
 
 
 @asynccontextmanager
@@ -182,10 +205,10 @@ def open_starts(url: str, *, clock: Clock) -> Starts:
     """Which messages were begun and not settled, in a folder of this machine. Raises CannotStart."""
     from holdfast.engines.sqlite.starts import SqliteStarts
 
-    parts = urlsplit(url)
-    if parts.scheme != "sqlite" or parts.netloc or not parts.path.strip("/"):
+    place = Location.parse(url)
+    if place.kind != "sqlite" or place.folder is None:
         raise CannotStart(f"store of starts is invalid; '{masked(url)}' is not sqlite:///FOLDER")
-    return SqliteStarts(Path(unquote(parts.path[1:])), clock=clock)
+    return SqliteStarts(place.folder, clock=clock)
 
 
 @asynccontextmanager
@@ -216,31 +239,32 @@ def open_collect_store(url: str, *, clock: Clock) -> CollectStore:
 @asynccontextmanager
 async def open_blobs(url: str) -> AsyncIterator[Blobs]:
     """A folder (a path, or file:///…), or a bucket: s3://, az://, gs:// with an optional prefix. Raises CannotStart."""
-    scheme = urlsplit(url).scheme
-    if scheme in {"s3", "az", "gs"}:
+    place = Location.parse(url)
+    if place.kind == "bucket":
         from holdfast.engines.objects.blobs import open_object_blobs
 
         async with open_object_blobs(url) as objects:
             yield objects
         return
-    if scheme not in {"", "file"}:
+    if place.kind != "folder" or place.folder is None:
+        scheme = urlsplit(url).scheme
         raise BadUrl(f"blob URL is invalid; '{scheme}' is not known here, use a folder, s3://, az:// or gs://")
     from holdfast.engines.folder.blobs import open_folder_blobs
 
-    async with open_folder_blobs(Path(unquote(urlsplit(url).path) if scheme else url)) as folder:
+    async with open_folder_blobs(place.folder) as folder:
         yield folder
 
 
 def default_blobs(url: str) -> str | None:
     """Beside the queues of a SQLite storage; elsewhere it has to be said."""
-    parts = urlsplit(url)
-    return str(Path(unquote(parts.path[1:])) / "blobs") if parts.scheme == "sqlite" else None
+    place = Location.parse(url)
+    return str((place.folder or Path()) / "blobs") if place.kind == "sqlite" else None
 
 
 def has_collector(url: str) -> bool:
     """Whether a SQLite storage has collected before: then there may be something to resume."""
-    parts = urlsplit(url)
-    return parts.scheme == "sqlite" and (Path(unquote(parts.path[1:])) / COLLECT_FOLDER / "collect.db").exists()
+    place = Location.parse(url)
+    return place.kind == "sqlite" and ((place.folder or Path()) / COLLECT_FOLDER / "collect.db").exists()
 
 
 @asynccontextmanager
@@ -282,39 +306,36 @@ async def open_collector(
 
 
 @asynccontextmanager
-async def open_dead_letters(
-    url: str,
-    redrive: RedriveStamp,
-    table: RouteTable,
-    *,
-    clock: Clock | None = None,
-    management: str | None = None,
-    window_bytes_max: int,
-) -> AsyncIterator[DeadLetters]:
-    """A dead-letter queue of RabbitMQ, for a recovery. Raises BrokerError when the broker cannot be reached."""
-    from msgspec.structs import replace
-
-    from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
-    from holdfast.engines.rabbitmq.recovery_lock import default_management
-    from holdfast.engines.rabbitmq.redriver import Redriver
+async def open_recovery(
+    url: str, order: RecoveryOrder, *, by: str, clock: Clock | None = None, management: str | None = None
+) -> AsyncIterator[RecoveryBroker]:
+    """RabbitMQ for a recovery of one of its dead-letter queues. Raises BrokerError when it cannot be reached."""
+    from holdfast.engines.rabbitmq.drain import RabbitDrain
+    from holdfast.engines.rabbitmq.inspector import RabbitRunInspector, default_management
+    from holdfast.engines.rabbitmq.publisher import RabbitPublisher
+    from holdfast.engines.rabbitmq.redriver import RabbitRedriver
     from holdfast.engines.rabbitmq.url import BrokerUrl
 
     time_source = clock or SystemClock()
-    address = BrokerUrl.parse(url)
-    known = replace(redrive, user=address.login.user, is_wait_queue=table.is_wait_queue)
-    redriver = Redriver(known, table, now=lambda: moment(time_source.now_us()))
-    letters = RabbitDeadLetters(
-        address,
-        redrive.dead_queue,
-        redriver,
-        management=management or default_management(address),
-        window_bytes_max=window_bytes_max,
+    address, name, table, limits = BrokerUrl.parse(url), order.dead_queue, order.table, order.limits
+    stamp = RedriveStamp(
+        run=order.run, by=by, dead_queue=name, user=address.login.user, is_wait_queue=table.is_wait_queue
     )
+    # The copies on their way wait for their confirms there as well; more than this only costs memory.
+    publisher = RabbitPublisher(address, window_bytes=min(limits.window_bytes_max, PUBLISH_WINDOW_BYTES))
+    drain = RabbitDrain(address, name, limits, on_pace=publisher.pause_between_reads)
     try:
-        await letters.connect()
-        yield letters
+        connection = await drain.connect()
+        await publisher.__aenter__()
+        queue = "" if order.backup_file else name
+        questions = RabbitRunInspector(
+            connection, publisher, queue, management=management or default_management(address)
+        )
+        redriver = RabbitRedriver(stamp, table, now=lambda: moment(time_source.now_us()), blocked=questions.blocked)
+        yield RecoveryBroker(drain=drain, publisher=publisher, redriver=redriver, questions=questions)
     finally:
-        await letters.close()
+        await publisher.close()
+        await drain.close()
 
 
 def recovery_source(url: str, dead_queue: str) -> str:
@@ -324,13 +345,6 @@ def recovery_source(url: str, dead_queue: str) -> str:
     address = BrokerUrl.parse(url)
     hosts = ",".join(f"{host}:{port}" for host, port in address.hosts)
     return f"queue '{dead_queue}' in '{address.login.vhost}' at {hosts}"
-
-
-def open_journal(path: Path | None, *, source: str, run: str, usual: Path, others: Sequence[Path]) -> FileJournal:
-    """The journal of a recovery, which also ends what killed runs left at other places. Raises CannotStart."""
-    from holdfast.stores.journal import FileJournal
-
-    return FileJournal.open(path, source=source, run=run, usual=usual, others=others)
 
 
 @contextmanager
@@ -345,37 +359,9 @@ def open_backup(path: Path) -> Iterator[FileBackup]:
         backup.close()
 
 
-def backup_letters(path: Path) -> Iterator[Exported]:
-    """The letters of a backup. Raises CannotStart, and Invalid at a damaged line."""
-    from holdfast.stores.files import read_backup
-
-    return read_backup(path)
-
-
 UPKEEP_S = 30.0
 KEY_BYTES = 32
 SERVER = Caller(name="holdfast", role=Role.ADMIN, origin="server")
-
-
-class VaultApp:
-    """Everything that the faces need of custody."""
-
-    def __init__(
-        self, custody: Custody, *, key: bytes, blobs: Blobs | None = None, redrive_role: Role = Role.OPERATOR
-    ) -> None:
-        self.custody = custody
-        self.needs = needs(redrive_role)
-        self.retention = Retention(custody.vault, clock=custody.clock, blobs=blobs)
-        self.vault: Vault = custody.vault
-        self.planner = Planner(custody)
-        self.redrives = RedriveRunner(custody)
-        self.ledgers = LedgerService(custody.vault, key=key)
-        self.tokens = TokenService(custody.vault, clock=custody.clock)
-
-    async def close(self) -> None:
-        """End what runs, after the batch that it has in hand."""
-        await self.custody.close()
-        await self.redrives.close()
 
 
 @asynccontextmanager
@@ -547,7 +533,12 @@ async def _chain_key(settings: Settings, url: str, clock: Clock) -> bytes:
             f"key of the ledger is missing; the vault's chain was begun with a key and {path} is not there, bring back "
             "the file ledger-key or set HOLDFAST_LEDGER_KEY"
         )
-    return await asyncio.to_thread(_key, path)
+    try:
+        return await asyncio.to_thread(made_once, path, secrets.token_hex(KEY_BYTES))
+    except OSError as error:
+        raise CannotStart(
+            f"key of the ledger cannot be kept; {path}: {error.strerror}, set HOLDFAST_LEDGER_KEY"
+        ) from error
 
 
 async def _has_rows(url: str, clock: Clock) -> bool:
@@ -560,23 +551,6 @@ async def _has_rows(url: str, clock: Clock) -> bool:
         return bool(await vault.ledger.rows(after=0, count_max=1))
     finally:
         await vault.close()
-
-
-def _key(path: Path) -> bytes:
-    """The key in a file that only we read, made now if there is none."""
-    try:
-        with suppress(FileExistsError):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_hex(KEY_BYTES).encode())
-                file.flush()
-                os.fsync(descriptor)
-        return path.read_bytes().strip()
-    except OSError as error:
-        raise CannotStart(
-            f"key of the ledger cannot be kept; {path}: {error.strerror}, set HOLDFAST_LEDGER_KEY"
-        ) from error
 
 
 async def _check_key(vault: Vault, key: bytes) -> None:
@@ -617,12 +591,6 @@ def journal_source(url: str, dead_queue: str) -> str:
     return f"{what} at {','.join(same)}"
 
 
-def journal_path(folder: Path, url: str, dead_queue: str) -> Path:
-    """Where the journal of a queue is kept."""
-    mark = hashlib.sha256(journal_source(url, dead_queue).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    return folder / "recover" / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', dead_queue)[:80]}-{mark}.journal"
-
-
 def state_folder(settings: Settings) -> Path:
     """Where the journals of a user are, whichever folder a run is started in and whatever runs it."""
     given = os.environ.get("XDG_STATE_HOME", "")
@@ -634,54 +602,35 @@ def state_folder(settings: Settings) -> Path:
         return settings.data_folder.absolute()
 
 
-class JournalPaths(Struct, frozen=True, kw_only=True):
-    """Where the journals of a queue are."""
-
-    own: Path | None  #: this run's; None: it keeps none
-    usual: Path  #: where every run of this user looks
-    others: tuple[Path, ...] = ()  #: where a server keeps it that cannot write to the usual place
-
-
 def journals(
     settings: Settings, url: str, dead_queue: str, *, file: Path | None = None, keeps: bool = True, serves: bool = False
 ) -> JournalPaths:
     """Those of a run that keeps its journal in `file`, at the usual place, or nowhere."""
-    usual = journal_path(state_folder(settings), url, dead_queue)
-    spare = journal_path(settings.data_folder.absolute(), url, dead_queue)
-    own = file or (spare if serves and not _is_writable(usual.parent) else usual)
-    return JournalPaths(own=own if keeps else None, usual=usual, others=(spare,))
-
-
-def _is_writable(folder: Path) -> bool:
-    """A service may have no home of its own, or may not write there."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK | os.X_OK)
+    source = journal_source(url, dead_queue)
+    folders = (state_folder(settings), settings.data_folder.absolute())
+    return journal_paths(source, dead_queue, folders, file=file, keeps=keeps, serves=serves)
 
 
 class OpenJournal:
     """The journals of one run while it runs; it says with `ended` how it leaves its queue."""
 
-    def __init__(self, journal: Journal | None) -> None:
+    def __init__(self, journal: FileJournal | None) -> None:
         self.journal = journal
         self.end = RunEnd.BROKEN
 
-    def ended(self, summary: Summary, letters: DeadLetters) -> Summary:
+    def ended(self, summary: Summary, broker: RecoveryBroker) -> Summary:
         """It came to its end."""
-        self.end = how_it_ended(summary, has_broker=not letters.trouble, is_lost=letters.is_lost)
+        self.end = how_it_ended(summary, has_broker=not broker.has_trouble, is_lost=broker.drain.is_lost)
         return summary
 
 
 @contextmanager
-def kept_journal(places: JournalPaths | None, url: str, order: RecoveryOrder) -> Iterator[OpenJournal]:
+def kept_journal(places: JournalPaths | None, order: RecoveryOrder) -> Iterator[OpenJournal]:
     """None: a run that takes nothing away. Raises CannotStart."""
     if places is None:
         yield OpenJournal(None)
         return
-    source = journal_source(url, order.dead_queue)
-    journal = open_journal(places.own, source=source, run=order.run, usual=places.usual, others=places.others)
+    journal = places.open(run=order.run)
     keeping = OpenJournal(journal)
     try:
         yield keeping
@@ -720,20 +669,10 @@ async def recover_broker(
     clock: Clock,
 ) -> Summary:
     """One run against RabbitMQ. Raises BrokerError, RecoveryRefused or CannotStart when it cannot begin."""
-    redrive = RedriveStamp(run=order.run, by=by, dead_queue=order.dead_queue)
-    async with AsyncExitStack() as stack:
-        letters = await stack.enter_async_context(
-            open_dead_letters(
-                url,
-                redrive,
-                order.table,
-                clock=clock,
-                management=management,
-                window_bytes_max=order.limits.window_bytes_max,
-            )
-        )
-        kept = stack.enter_context(kept_journal(places, url, order))
-        return kept.ended(await recover(letters, order, clock=clock, journal=kept.journal, on_begin=on_begin), letters)
+    async with open_recovery(url, order, by=by, clock=clock, management=management) as broker:
+        with kept_journal(places, order) as kept:
+            summary = await recover(broker, order, clock=clock, journal=kept.journal, on_begin=on_begin)
+            return kept.ended(summary, broker)
 
 
 async def recover_queues(

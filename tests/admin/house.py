@@ -12,8 +12,9 @@ import httpx2
 from holdfast.faces.api.app import make_app
 from holdfast.faces.api.authenticator import token_hash
 from holdfast.services.queue.queues import Queues
+from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Settings, StorageSettings
-from holdfast.wiring import VaultApp, open_office, open_service
+from holdfast.wiring import open_office, open_service
 from tests.vault.letters import ACT, letter
 
 TOKEN = "the-admin-token"

@@ -9,21 +9,13 @@ import pytest
 
 from holdfast import NewItem, RetryItem
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.requests.queue import VERBS
-from holdfast.core.requests.roles import NEEDS, Role
-from holdfast.faces.api.admin.desk import Endpoint
-from holdfast.faces.api.admin.routes import ENDPOINTS
-from holdfast.faces.api.results import PATHS as RESULT_PATHS
+from holdfast.core.requests.declare import Declared, Role, declared_under
 from tests.admin.house import House
 from tests.support.eventually import eventually
 from tests.vault.letters import QUEUE
 
 PATHS = {"queue": "orders.dlq", "id": "1", "key": "none", "hash": "none", "name": "none"}
-
-
-def test_every_verb_and_every_endpoint_has_a_line_in_the_table_of_roles() -> None:
-    results = {need for _, _, _, need in RESULT_PATHS}
-    assert {endpoint.name for endpoint in ENDPOINTS} | set(VERBS) | results == set(NEEDS)
+ENDPOINTS = list(declared_under("/admin/").values())
 
 
 async def dead_item(house: House, body: bytes = b"\xff1") -> None:
@@ -46,14 +38,14 @@ async def dying_item(house: House, body: bytes = b"\xff1") -> None:
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=[endpoint.name for endpoint in ENDPOINTS])
-async def test_without_a_token_it_is_401_and_with_a_role_too_low_403(house: House, endpoint: Endpoint) -> None:
+async def test_without_a_token_it_is_401_and_with_a_role_too_low_403(house: House, endpoint: Declared) -> None:
     path = endpoint.path.format(**PATHS)
     async with house.client("") as nobody, house.client("wrong") as stranger:
         for client in (nobody, stranger):
             answer = await client.request(endpoint.method, path)
             assert answer.status_code == 401, answer.text
             assert answer.headers["content-type"] == "application/problem+json"
-    need = NEEDS[endpoint.name]
+    need = endpoint.role
     if need is Role.VIEWER:
         return
     lower = Role(need - 1)

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.requests.roles import Role
+from holdfast.core.requests.declare import Role
 from holdfast.services.vault.access import SESSION_S, SESSIONS_COUNT_MAX, Sessions, is_csrf
 from holdfast.testing import FrozenClock
 from tests.admin.house import TOKEN, House

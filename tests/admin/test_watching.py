@@ -12,12 +12,11 @@ import pytest
 
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import DeathStory, Fingerprint, fingerprint
-from holdfast.core.requests.roles import NEEDS, REDRIVES, Caller, Role, needs
+from holdfast.core.requests.declare import REQUESTS, Caller, Role
 from holdfast.core.states import LetterState
 from holdfast.errors import CannotStart
-from holdfast.faces.api.admin import books
 from holdfast.ports.custody import DeadQueue, Post
-from holdfast.services.vault import capture
+from holdfast.services.vault import admin, capture
 from holdfast.services.vault.capture import load_fingerprint
 from holdfast.telemetry.prometheus import OTHERS, QUEUES_COUNT_MAX, CaptureGauge, render_vault
 from holdfast.wiring import SERVER
@@ -27,18 +26,11 @@ from tests.support.eventually import eventually
 from tests.vault.letters import QUEUE, act
 
 
-class _Desk:
-    """As much of a desk as the stream looks at."""
-
-    def __init__(self, house: House) -> None:
-        self.vault = house.office.vault
-
-
 async def test_events_tell_of_arrivals_and_of_progress_as_they_happen(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(books, "EVENTS_STEP_S", 0.01)
-    stream = books._stream(_Desk(house))  # type: ignore[arg-type]  # what a client reads, without a server between
+    monkeypatch.setattr(admin, "EVENTS_STEP_S", 0.01)
+    stream = admin.watch(house.office.vault)  # what a client reads, without a server between
     seen = [await anext(stream), await anext(stream)]
     assert [_event(chunk) for chunk in seen] == [("tallies", []), ("redrives", [])]
     await house.put(b"1", b"2")
@@ -53,8 +45,8 @@ async def test_events_tell_of_arrivals_and_of_progress_as_they_happen(
 
 
 async def test_events_are_served_as_server_sent_events(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(books, "EVENTS_COUNT_MAX", 1)
-    monkeypatch.setattr(books, "EVENTS_STEP_S", 0.0)
+    monkeypatch.setattr(admin, "EVENTS_COUNT_MAX", 1)
+    monkeypatch.setattr(admin, "EVENTS_STEP_S", 0.0)
     await dead_item(house)
     async with house.client() as client:
         await client.post("/admin/captures", json={"queue": QUEUE})
@@ -142,11 +134,23 @@ async def test_a_move_that_was_not_committed_is_not_counted(house: House) -> Non
     assert house.office.vault.moves == moves == {(QUEUE, "", "captured"): 1}
 
 
+REDRIVES = {
+    "queue.redrive",
+    "dlq.redrive",
+    "plans.make",
+    "plans.show",
+    "redrives.start",
+    "redrives.pause",
+    "redrives.resume",
+    "redrives.cancel",
+}
+
+
 def test_redriving_can_be_left_to_admins_and_nothing_else_changes() -> None:
-    assert needs() == NEEDS
-    table = needs(Role.ADMIN)
-    assert {name for name, role in table.items() if role is not NEEDS[name]} == REDRIVES
-    assert {table[name] for name in REDRIVES} == {Role.ADMIN}
+    assert {name: one.needs() for name, one in REQUESTS.items()} == {name: one.role for name, one in REQUESTS.items()}
+    changed = {name for name, one in REQUESTS.items() if one.needs(Role.ADMIN) is not one.role}
+    assert changed == {name for name, one in REQUESTS.items() if one.redrives} == REDRIVES
+    assert {REQUESTS[name].needs(Role.ADMIN) for name in REDRIVES} == {Role.ADMIN}
 
 
 async def test_an_operator_may_not_redrive_where_the_settings_say_so(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.core.requests.declare import declared_under
 from holdfast.core.requests.results import ResultView, StartResultRequest
-from holdfast.faces.api.openapi import DESCRIBED, document
-from holdfast.faces.api.results import PATHS
+from holdfast.faces.api.openapi import document
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,7 @@ def test_every_route_is_described_and_nothing_else(told: dict[str, Any]) -> None
         if path.startswith("/v1/results")
         for method, operation in methods.items()
     }
-    assert described == {(path, method, need) for path, method, _, need in PATHS}
-    assert set(DESCRIBED) == {need for _, _, _, need in PATHS}
+    assert described == {(one.path, one.method, one.name) for one in declared_under("/v1/results").values()}
 
 
 def test_the_schemas_are_those_of_the_types(told: dict[str, Any]) -> None:

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from holdfast.core.item import Item, LeasedItem, NewItem, PartitionPlace, QueueRecord, RetryItem
 from holdfast.core.moments import moment
 from holdfast.core.requests.queue import ImportedItem
-from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.errors import Invalid
@@ -632,7 +631,7 @@ class StoreSuite:
 class TestMemory(StoreSuite):
     @pytest.fixture
     def storage(self, clock: FrozenClock) -> Storage:
-        return MemoryStorage(clock)
+        return SqliteStorage(None, clock=clock)
 
 
 class TestSqlite(StoreSuite):

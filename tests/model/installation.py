@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeVar, cast
 
 import psycopg
 
-from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.errors import HoldfastError
@@ -26,7 +25,8 @@ from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.testing import FrozenClock
-from tests.support.flaky import Faults, FlakyShelves, FlakyStorage
+from tests.support.flaky import Faults, FlakyQueueStore, FlakyStorage
+from tests.support.lasting_memory import LastingMemory
 
 T = TypeVar("T")
 HEAL_STEP_S = 0.25
@@ -68,17 +68,19 @@ class MemoryBackend:
     """The memory of a storage outlives the service over it."""
 
     def __init__(self) -> None:
-        self._storage: MemoryStorage | None = None
+        self._storage: LastingMemory | None = None
 
     def open(self, clock: FrozenClock) -> Storage:
         if self._storage is None:
-            self._storage = MemoryStorage(clock)
+            self._storage = LastingMemory(clock)
         return self._storage
 
     def crash(self) -> None:
         """Nothing is in flight between two commits."""
 
     def close(self) -> None:
+        if self._storage is not None:
+            asyncio.run(self._storage.forget())
         self._storage = None
 
 
@@ -243,7 +245,7 @@ class Installation:
         queue = self.manager.find(queue_name)
         assert queue is not None
         (share,) = queue.shares
-        return cast(FlakyShelves, share.store).real
+        return cast(FlakyQueueStore, share.store).real
 
     @property
     def is_shared(self) -> bool:

@@ -20,12 +20,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from holdfast.core.message import Address, Message, Outcome, OutcomeKind
-from holdfast.core.recovery import RunLimits, Summary
+from holdfast.core.message import Address, Delivery, Message, Outcome, OutcomeKind
+from holdfast.core.recovery import Depth, Preflight, RecoveryOrder, RunLetter, RunLimits, Summary
 from holdfast.core.routes import Route, RouteTable
 from holdfast.errors import BrokerLost
-from holdfast.ports.recovery import Depth, Exported, OnOutcome, Preflight, RunLetter
-from holdfast.services.recover.run import Recovery
+from holdfast.services.recover.run import RecoveryRun
+from holdfast.services.recover.source import OnOutcome
 from holdfast.stores.journal import FileJournal
 from holdfast.testing import FrozenClock
 from holdfast.wiring import how_it_ended
@@ -86,11 +86,12 @@ class Way:
 class WorstQueue:
     """A dead-letter queue in memory; `mishaps` are taken one by one, then all is well."""
 
+    holds = True
+    failure = ""
     warnings: Sequence[str] = ()
     trouble = ""
     is_lost = False
     sent_again_count = 0
-    capacity_count = 7
     wanted: int | None = None
 
     def __init__(self, letters: list[Held], mishaps: list[str], folder: Path) -> None:
@@ -135,17 +136,7 @@ class WorstQueue:
         """Whether the process that has connections here is dead: nothing that it says is heard."""
         return self._left_behind is not None
 
-    # The port.
-
-    @property
-    def untaken_count(self) -> int:
-        return 0
-
-    async def inspect(self, table: RouteTable, *, targets_only: bool = False) -> Preflight:
-        return Preflight(broker="worst", depth=Depth(ready=len(self.ready)))
-
-    def receivers(self, address: Address) -> Sequence[str]:
-        return [address.routing_key]
+    # The source.
 
     async def alarm(self) -> str:
         return ""
@@ -153,20 +144,14 @@ class WorstQueue:
     async def refusal(self, exchange: str) -> str:
         return ""
 
-    async def open(self, *, capacity_count: int) -> str:
+    async def open(self) -> str:
+        self._down = False
         self.generation += 1
         self._acked_last.clear()
         return "tag"
 
-    async def reopen(self, *, capacity_count: int) -> None:
-        self._down = False
-        await self.open(capacity_count=capacity_count)
-
-    async def want(self, count: int | None) -> None:
-        self.wanted = count
-
-    async def widen(self, capacity_count: int) -> None:
-        pass
+    async def allow(self, wanted: int | None, *, held_count: int) -> None:
+        self.wanted = wanted
 
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[RunLetter]:
         await asyncio.sleep(0 if self.ready else 0.005)
@@ -186,22 +171,13 @@ class WorstQueue:
             address = TARGET if held.has_route else None
             digest = held.name.to_bytes(16, "big")
             route = Route(address=address, why="" if address else "unknown")
-            taken.append(
-                RunLetter(
-                    (held, self.generation), digest, route, redelivered=held.redelivered, returns=None, size_bytes=10
-                )
-            )
+            delivery = Delivery(1, 1, held.redelivered, "", "", "", b"", b"", own=(held, self.generation))
+            taken.append(RunLetter(delivery, b"", digest, route, held.redelivered, returns=None, size_bytes=10))
         del self.ready[:count_max]
         return taken
 
     def read(self, letter: RunLetter) -> Message:
         return Message(body=b"")
-
-    def export(self, letter: RunLetter) -> Exported:
-        raise NotImplementedError
-
-    def restored(self, letter: Exported) -> RunLetter:
-        raise NotImplementedError
 
     def send(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -227,7 +203,7 @@ class WorstQueue:
     def put_back(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         raise NotImplementedError
 
-    def ack(self, letters: Sequence[RunLetter]) -> Sequence[RunLetter]:
+    def settle(self, letters: Sequence[RunLetter]) -> Sequence[RunLetter]:
         missed: list[RunLetter] = []
         for letter in letters if self._left_behind is None else ():
             held, generation = _raw(letter)
@@ -239,13 +215,11 @@ class WorstQueue:
                 self._acked_last.append(held)
         return missed
 
-    def forget(self, letter: RunLetter) -> None:
+    def forget_body(self, letter: RunLetter) -> None:
         pass
 
-    async def stop(self) -> None:
+    async def stop(self) -> Sequence[RunLetter]:
         self._stopped = True
-
-    def leftovers(self) -> Sequence[RunLetter]:
         return ()
 
     async def give_back(self) -> int:
@@ -253,14 +227,11 @@ class WorstQueue:
         self._requeue()
         return count
 
-    async def let_go(self) -> None:
+    async def abandon(self) -> None:
         self._requeue()
 
     async def depth(self) -> Depth:
         return Depth(ready=len(self.ready))
-
-    async def close(self) -> None:
-        self._requeue()
 
     # Inside.
 
@@ -294,8 +265,8 @@ class WorstQueue:
 
 
 def _raw(letter: RunLetter) -> tuple[Held, int]:
-    assert isinstance(letter.raw, tuple)
-    return letter.raw
+    assert isinstance(letter.delivery.own, tuple)
+    return letter.delivery.own
 
 
 def _snapshot(folder: Path) -> dict[str, bytes | Path]:
@@ -312,6 +283,12 @@ def _restore(folder: Path, before: dict[str, bytes | Path]) -> None:
             (folder / name).write_bytes(what)
 
 
+def run_of(queue: WorstQueue, limits: RunLimits, journal: FileJournal | None = None) -> RecoveryRun:
+    order = RecoveryOrder(dead_queue="dlq", run="r", table=RouteTable(), limits=limits)
+    preflight = Preflight(broker="worst", depth=Depth(ready=len(queue.ready)), receivers=lambda to: [to.routing_key])
+    return RecoveryRun(queue, order, preflight, clock=FrozenClock(), journal=journal)
+
+
 async def once(queue: WorstQueue, folder: Path, way: Way) -> Summary | None:
     """One run; None when it was killed."""
     own = folder / way.journal if way.journal else None
@@ -323,11 +300,7 @@ async def once(queue: WorstQueue, folder: Path, way: Way) -> Summary | None:
         queue.noted()
 
     journal.confirmed = confirmed  # type: ignore[method-assign]
-    limits = replace(QUICK, limit=way.limit)
-    recovery = Recovery(
-        queue, dead_queue="dlq", run="r", table=RouteTable(), clock=FrozenClock(), limits=limits, journal=journal
-    )
-    summary = await recovery.run(await queue.inspect(RouteTable()))
+    summary = await run_of(queue, replace(QUICK, limit=way.limit), journal).run()
     if not queue.is_killed:
         journal.close(how_it_ended(summary, has_broker=not queue.trouble, is_lost=queue.is_lost))
     return summary
@@ -478,15 +451,15 @@ class SlowQueue(WorstQueue):
         super().__init__(letters, [], folder)
         self.silent = asyncio.Event()
         self._silent_at = silent_at
-        self.let_go_count = 0
+        self.abandoned_count = 0
 
     async def give_back(self) -> int:
         await self._may_be_silent("give_back")
         return await super().give_back()
 
-    async def let_go(self) -> None:
-        self.let_go_count += 1
-        await super().let_go()
+    async def abandon(self) -> None:
+        self.abandoned_count += 1
+        await super().abandon()
 
     async def depth(self) -> Depth:
         if self._stopped and not self.silent.is_set():
@@ -502,10 +475,10 @@ class SlowQueue(WorstQueue):
 @pytest.mark.parametrize("silent_at", ["give_back", "depth"])
 async def test_a_second_signal_does_not_wait_for_what_the_end_waits_for(silent_at: str, tmp_path: Path) -> None:
     queue = SlowQueue([Held(n, has_route=False) for n in range(3)], tmp_path, silent_at=silent_at)
-    recovery = Recovery(queue, dead_queue="dlq", run="r", table=RouteTable(), clock=FrozenClock())
-    running = asyncio.create_task(recovery.run(await queue.inspect(RouteTable())))
+    recovery = run_of(queue, RunLimits())
+    running = asyncio.create_task(recovery.run())
     await asyncio.wait_for(queue.silent.wait(), 60.0)
     recovery.abandon()
     summary = await asyncio.wait_for(running, 60.0)
     assert (summary.skipped, summary.remaining, len(queue.ready)) == (3, 3, 3)
-    assert queue.let_go_count == (silent_at == "give_back")
+    assert queue.abandoned_count == (silent_at == "give_back")

@@ -3,52 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from holdfast.core.death import RedriveStamp
-from holdfast.core.recovery import RunLimits, Summary
-from holdfast.core.routes import RouteTable, parse_routes
-from holdfast.engines.rabbitmq.dead_letters import RabbitDeadLetters
-from holdfast.engines.rabbitmq.redriver import Redriver
-from holdfast.ports.recovery import Depth, Preflight
-from holdfast.services.recover.run import Recovery
-from holdfast.services.recover.service import RecoveryOrder, recover
-from holdfast.wiring import SystemClock
+from holdfast.core.recovery import Depth, RecoveryOrder, RunLimits, Summary
+from holdfast.core.routes import parse_routes
+from holdfast.ports.broker import RecoveryBroker
+from holdfast.services.recover.run import RecoveryRun
+from holdfast.services.recover.source import DeadQueueSource
+from holdfast.wiring import SystemClock, open_recovery
 from tests.recover.world import ROUTES, World
 
-LIMITS = RunLimits(empty_timeout_s=0.5, idle_timeout_s=2.0, total_timeout_s=10.0)
+LIMITS = RunLimits(empty_timeout_s=0.5, idle_timeout_s=2.0, total_timeout_s=10.0, window_bytes_max=2**20)
+
+S = TypeVar("S", bound=DeadQueueSource)
 
 
-class OneMoreFound(RabbitDeadLetters):
-    """One letter more is found than there is, as when somebody else takes it: until the end it is waited for."""
+class Inside(Generic[S]):
+    """`await Inside(MySource, world).run()`: from the first connection to the last. One letter more is found than there
+    is, as when somebody else takes it: until the end it is waited for."""
 
-    async def inspect(self, table: RouteTable, *, targets_only: bool = False) -> Preflight:
-        found = await super().inspect(table, targets_only=targets_only)
-        found.depth = Depth(ready=found.depth.ready + 1)
-        return found
+    broker: RecoveryBroker
+    source: S
 
+    def __init__(self, kind: type[S], world: World, *, port: int | None = None) -> None:
+        self._kind = kind
+        self._world = world
+        self._url = world.admin.node.url(world.admin.vhost, port=port)
 
-L = TypeVar("L", bound=RabbitDeadLetters)
-
-
-def letters_of(kind: type[L], world: World, *, port: int | None = None) -> L:
-    """To be given to `run`."""
-    table = parse_routes(ROUTES.encode(), source="routes")
-    redriver = Redriver(RedriveStamp(run="r", by="me", dead_queue=world.dlq), table, now=lambda: datetime.now(UTC))
-    address, management = world.admin.address(port=port), world.admin.node.management_url
-    return kind(address, world.dlq, redriver, management=management, window_bytes_max=2**20)
-
-
-async def run(
-    letters: RabbitDeadLetters,
-    limits: RunLimits = LIMITS,
-    on_begin: Callable[[Recovery], None] = lambda recovery: None,
-) -> Summary:
-    """From the first connection to the last."""
-    order = RecoveryOrder(dead_queue=letters.queue, table=parse_routes(ROUTES.encode(), source="routes"), limits=limits)
-    await letters.connect()
-    try:
-        return await recover(letters, order, clock=SystemClock(), on_begin=on_begin)
-    finally:
-        await letters.close()
+    async def run(
+        self,
+        limits: RunLimits = LIMITS,
+        on_open: Callable[[S], None] = lambda source: None,
+        on_begin: Callable[[RecoveryRun], None] = lambda run: None,
+    ) -> Summary:
+        table = parse_routes(ROUTES.encode(), source="routes")
+        order = RecoveryOrder(dead_queue=self._world.dlq, table=table, limits=limits, run="r")
+        management = self._world.admin.node.management_url
+        async with open_recovery(self._url, order, by="me", management=management) as self.broker:
+            preflight = await self.broker.questions.preflight(table)
+            preflight.depth = Depth(ready=preflight.depth.ready + 1)
+            self.source = self._kind(self.broker, preflight)
+            on_open(self.source)
+            run = RecoveryRun(self.source, order, preflight, clock=SystemClock())
+            on_begin(run)
+            return await run.run()

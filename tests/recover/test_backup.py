@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import CannotStart
-from holdfast.ports.recovery import Exported
-from holdfast.stores.files import FileBackup, read_backup
+from holdfast.stores.files import Exported, FileBackup, read_backup
 from tests.recover.world import World, ended_by_kill, letter, summary
 
 ONE = Exported(exchange="", routing_key="q", properties=b"", body=b"x")

@@ -94,7 +94,7 @@ async def test_letters_that_wait_for_their_pace_may_be_tired(admin: Admin, tmp_p
 
 
 async def test_equal_letters_that_came_back_before_count_toward_the_limit(world: World) -> None:
-    await world.fill([letter(7)] * 100, counted=False)
+    await world.fill([letter(7) for _ in range(100)], counted=False)
     await world.recover("--dry-run")
     told = summary(await world.recover("--limit", "10", "--window", "5"))
     assert (told["recovered"], told["possible_duplicates"], told["remaining"]) == (10, 0, 90)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
-from holdfast.core.recovery import StoppedBy
-from holdfast.ports.recovery import OnOutcome, RunLetter
+from holdfast.core.message import Outcome
+from holdfast.core.recovery import RunLetter, StoppedBy
 from holdfast.proof.proxy import Proxy
-from tests.recover.inside import OneMoreFound, letters_of, run
+from holdfast.services.recover.source import DeadQueueSource, OnOutcome
+from tests.recover.inside import Inside
 from tests.recover.world import World, letter
 
 pytestmark = pytest.mark.rabbitmq
@@ -18,25 +18,25 @@ pytestmark = pytest.mark.rabbitmq
 COUNT = 20
 
 
-class LateAnswers(OneMoreFound):
+class LateAnswers(DeadQueueSource):
     """The connections are lost when all confirms are there; they are told just before letters that come again."""
 
     proxy: Proxy
-    answers: list[tuple[OnOutcome, tuple[Any, ...]]]
+    answers: list[tuple[OnOutcome, Sequence[RunLetter], Outcome]]
     is_cut = False
 
     def send(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
-        super().send(letters, lambda *what: self.answers.append((on_outcome, what)), timeout_s=timeout_s)
+        super().send(letters, lambda *what: self.answers.append((on_outcome, *what)), timeout_s=timeout_s)
 
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[RunLetter]:
-        if not self.is_cut and sum(len(what[0]) for _, what in self.answers) == COUNT:
+        if not self.is_cut and sum(len(letters) for _, letters, _ in self.answers) == COUNT:
             self.is_cut = True
             await self.proxy.cut()
         batch = await super().take(count_max=count_max, timeout_s=timeout_s)
         if any(one.redelivered for one in batch):
             answers, self.answers = self.answers, []
-            for on_outcome, what in answers:
-                on_outcome(*what)
+            for on_outcome, letters, outcome in answers:
+                on_outcome(letters, outcome)
         return batch
 
 
@@ -44,9 +44,8 @@ async def test_a_letter_that_comes_again_with_its_confirm_counts_once(any_world:
     world = any_world
     await world.fill(letter(n) for n in range(COUNT))
     async with Proxy("127.0.0.1", world.admin.node.port) as proxy:
-        letters = letters_of(LateAnswers, world, port=proxy.port)
-        letters.proxy, letters.answers = proxy, []
-        told = await run(letters)
+        LateAnswers.proxy, LateAnswers.answers = proxy, []
+        told = await Inside(LateAnswers, world, port=proxy.port).run()
     assert (told.interruptions, told.recovered, told.recognised) == (1, COUNT, COUNT)
     assert (told.stopped_by, told.possible_duplicates) == (StoppedBy.EMPTY, 0)
     await world.check()

@@ -8,8 +8,9 @@ import pytest
 
 from holdfast.core.recovery import StoppedBy
 from holdfast.engines.rabbitmq.wire import properties
+from holdfast.services.recover.source import DeadQueueSource
 from tests.engines.rabbitmq.admin import Admin
-from tests.recover.inside import OneMoreFound, letters_of, run
+from tests.recover.inside import Inside
 from tests.recover.world import World, letter, summary
 
 pytestmark = pytest.mark.rabbitmq
@@ -62,6 +63,6 @@ async def test_a_letter_that_is_put_back_does_not_go_round_and_round(admin: Admi
     await admin.quorum_queue(world.dlq, **{"x-delivery-limit": 5})
     await world.make(declare_dlq=False)
     await world.fill(letter(n, kind="Strange") for n in range(10))
-    told = await run(letters_of(OneMoreFound, world))
+    told = await Inside(DeadQueueSource, world).run()
     assert (told.stopped_by, told.skipped, told.put_back, told.remaining) == (StoppedBy.EMPTY, 10, 20, 10)
     await world.check()

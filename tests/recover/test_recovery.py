@@ -187,7 +187,7 @@ async def test_a_publish_that_is_refused_harms_no_neighbour(any_world: World) ->
 
 async def test_twins_are_never_taken_for_one(any_world: World) -> None:
     world = any_world
-    await world.fill([letter(7)] * 20, counted=False)
+    await world.fill([letter(7) for _ in range(20)], counted=False)
     told = summary(await world.recover())
     assert (told["recovered"], told["possible_duplicates"]) == (20, 0)
     assert await world.admin.count("collection.scan") == 20

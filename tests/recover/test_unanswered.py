@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from holdfast.core.recovery import RunLimits, StoppedBy
+from holdfast.core.recovery import Depth, RunLimits, StoppedBy
 from holdfast.engines.rabbitmq.connection import Channel
 from holdfast.errors import BrokerRefused
-from holdfast.ports.recovery import Depth
 from holdfast.proof.proxy import Proxy
-from holdfast.services.recover.run import Recovery
-from tests.recover.inside import OneMoreFound, letters_of, run
+from holdfast.services.recover.run import RecoveryRun
+from holdfast.services.recover.source import DeadQueueSource
+from tests.recover.inside import Inside
 from tests.recover.world import World, letter
 from tests.support.eventually import eventually
 
@@ -24,7 +24,7 @@ CONSUME, CONSUME_BYTES_MAX = bytes((0, 60, 0, 20)), 60
 ENDS_S = 60.0
 
 
-class Unanswered(OneMoreFound):
+class Unanswered(DeadQueueSource):
     """The first time that somebody asks how many letters there are."""
 
     proxy: Proxy
@@ -55,34 +55,41 @@ async def test_the_run_begins_anew_with_one_consumer(
     world = any_world
     await world.fill(letter(n, kind="Strange" if n % 2 else "CollectionScan") for n in range(COUNT))
     async with Proxy("127.0.0.1", world.admin.node.port) as proxy:
-        letters = letters_of(Unanswered, world, port=proxy.port)
-        letters.proxy, letters.is_refused = proxy, is_refused
-        told = await run(letters)
+
+        def set_up(source: Unanswered) -> None:
+            source.proxy, source.is_refused = proxy, is_refused
+
+        told = await Inside(Unanswered, world, port=proxy.port).run(on_open=set_up)
     assert (told.interruptions, told.stopped_by, told.failure) == (1, StoppedBy.EMPTY, "")
     assert (told.recovered, told.skipped, told.remaining) == (COUNT // 2, COUNT // 2, COUNT // 2)
     assert not [note for note in told.notes if "not come again" in note or "has not taken all acks" in note]
     await world.check(duplicates_max=told.possible_duplicates)
 
 
-class Silent(OneMoreFound):
+class Silent(DeadQueueSource):
     """Nobody answers when more letters are to be let in."""
 
     silent: asyncio.Event
+    is_open = False
 
-    async def widen(self, capacity_count: int) -> None:
-        self.silent.set()
-        await asyncio.Event().wait()
+    async def open(self) -> str:
+        self.is_open = True
+        return await super().open()
+
+    async def allow(self, wanted: int | None, *, held_count: int) -> None:
+        if self.is_open:
+            self.silent.set()
+            await asyncio.Event().wait()
 
 
 async def test_a_second_signal_waits_for_no_answer(any_world: World) -> None:
     world = any_world
     await world.fill(letter(n) for n in range(COUNT))
-    letters = letters_of(Silent, world)
-    letters.silent = asyncio.Event()
-    begun: list[Recovery] = []
+    Silent.silent = asyncio.Event()
+    begun: list[RecoveryRun] = []
     async with asyncio.timeout(ENDS_S), asyncio.TaskGroup() as group:
-        running = group.create_task(run(letters, on_begin=begun.append))
-        await letters.silent.wait()
+        running = group.create_task(Inside(Silent, world).run(on_begin=begun.append))
+        await Silent.silent.wait()
         begun[0].stop()
         begun[0].abandon()
     told = await running
@@ -92,40 +99,36 @@ async def test_a_second_signal_waits_for_no_answer(any_world: World) -> None:
     await world.check(duplicates_max=told.possible_duplicates + told.recovered)
 
 
-class Locked(OneMoreFound):
+class Locked(DeadQueueSource):
     """The connections are lost, and then somebody else has the lock for long."""
 
     proxy: Proxy
+    opened_count = 0
 
     async def depth(self) -> Depth:
         await self.proxy.cut()
         return await super().depth()
 
-    async def reopen(self, *, capacity_count: int) -> None:
-        await asyncio.Event().wait()
+    async def open(self) -> str:
+        self.opened_count += 1
+        if self.opened_count > 1:
+            await asyncio.Event().wait()
+        return await super().open()
 
 
 async def test_the_total_limit_holds_also_for_a_connection_that_does_not_come(world: World) -> None:
     await world.fill(letter(n, kind="Strange") for n in range(COUNT))
     async with asyncio.timeout(ENDS_S), Proxy("127.0.0.1", world.admin.node.port) as proxy:
-        letters = letters_of(Locked, world, port=proxy.port)
-        letters.proxy = proxy
-        told = await run(letters, RunLimits(empty_timeout_s=0.2, total_timeout_s=1.5))
+        Locked.proxy = proxy
+        told = await Inside(Locked, world, port=proxy.port).run(RunLimits(empty_timeout_s=0.2, total_timeout_s=1.5))
     assert (told.stopped_by, told.interruptions) == (StoppedBy.TOTAL, 1)
     await eventually(lambda: _all_are_there(world))
     await world.check()
 
 
-class SilentAgain(Unanswered):
-    """The first question is refused; when it then consumes again, there is no answer until it lets go."""
-
-    async def let_go(self) -> None:
-        self.proxy.resume()
-        await super().let_go()
-
-
 async def test_whoever_does_not_come_back_has_lost_its_connection(world: World) -> None:
-    """Of its last acks nobody knows whether they arrived: the next run is told so."""
+    """Of its last acks nobody knows whether they arrived: the next run is told so. The first question is refused; when
+    it then consumes again, there is no answer until it lets go."""
     await world.fill(letter(n) for n in range(COUNT))
     consumed_count = 0
 
@@ -138,11 +141,21 @@ async def test_whoever_does_not_come_back_has_lost_its_connection(world: World) 
 
     async with asyncio.timeout(ENDS_S), Proxy("127.0.0.1", world.admin.node.port) as proxy:
         proxy.cut_when("up", seen)
-        letters = letters_of(SilentAgain, world, port=proxy.port)
-        letters.proxy, letters.is_refused = proxy, True
-        told = await run(letters, RunLimits(empty_timeout_s=0.2, total_timeout_s=2.0))
+        inside = Inside(Unanswered, world, port=proxy.port)
+
+        def set_up(source: Unanswered) -> None:
+            source.proxy, source.is_refused = proxy, True
+            abandon = inside.broker.drain.abandon
+
+            async def abandoned() -> None:
+                proxy.resume()
+                await abandon()
+
+            inside.broker.drain.abandon = abandoned  # type: ignore[method-assign]
+
+        told = await inside.run(RunLimits(empty_timeout_s=0.2, total_timeout_s=2.0), on_open=set_up)
     assert (told.stopped_by, told.interruptions) == (StoppedBy.TOTAL, 1)
-    assert letters.is_lost
+    assert inside.broker.drain.is_lost
 
 
 async def _all_are_there(world: World) -> bool:

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 }
 
 #: Siblings do not know each other, so that each can be deleted without touching another.
-ENGINES = frozenset({"memory", "sqlite", "postgres", "rabbitmq", "folder", "objects"})
+ENGINES = frozenset({"sqlite", "postgres", "rabbitmq", "folder", "objects"})
 
 
 def offences(source: str, module: str, *, is_package: bool = False) -> list[str]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from holdfast.core.requests.queue import VERBS
-from holdfast.core.states import ITEM_MOVES, LETTER_MOVES, ItemState, mermaid
+from holdfast.core.states import ITEM_MOVES, LETTER_MOVES, RECOVERY_MOVES, ItemState, RunState, mermaid
 from tests.rules.tree import AT_REST, DOCUMENTS, SOURCE, drawn
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +39,14 @@ def test_every_state_can_be_reached_and_left() -> None:
 
 def test_the_diagram_of_custody_is_drawn_from_the_table() -> None:
     assert _blocks("docs/custody.md", "mermaid") == [mermaid(LETTER_MOVES) + "\n"]
+
+
+def test_the_diagram_of_recovery_is_drawn_from_the_table() -> None:
+    assert _blocks("docs/recovery.md", "mermaid") == [mermaid(RECOVERY_MOVES) + "\n"]
+
+
+def test_every_state_of_a_run_can_be_reached() -> None:
+    assert {target for _, target in RECOVERY_MOVES} == set(RunState) - {RunState.OUTSIDE}
 
 
 def test_every_verb_is_described() -> None:

@@ -14,7 +14,7 @@ ENDINGS = (
     ("al", ""), ("ment", ""), ("ure", ""), ("ence", ""),
 )  # fmt: skip
 #: Words that mean nothing by themselves.
-SMALL = re.compile("a|after|again|any|back|by|cannot|down|in|later|left|new|no|not|nothing|of|once|ours|out|to")
+SMALL = re.compile("a|after|again|any|back|be|by|cannot|down|in|later|left|may|new|no|not|nothing|of|once|ours|out|to")
 
 
 def names(root: Path) -> Iterator[tuple[str, str]]:

@@ -107,7 +107,7 @@ class Faults:
             quiet = quiet + 1 if before == self.calls_count and not self.running_count else 0
 
 
-class FlakyShelves:
+class FlakyQueueStore:
     """Shelves whose commits and loads can fail."""
 
     def __init__(self, real: QueueStore, queue_name: str, faults: Faults, storage: str = "") -> None:
@@ -199,8 +199,8 @@ class FlakyStorage:
     def catalog(self) -> FlakyCatalog:
         return FlakyCatalog(self.real.catalog(), self.faults)
 
-    def queue_store(self, record: QueueRecord, partitions: Sequence[int]) -> FlakyShelves:
-        return FlakyShelves(self.real.queue_store(record, partitions), record.name, self.faults, self._name)
+    def queue_store(self, record: QueueRecord, partitions: Sequence[int]) -> FlakyQueueStore:
+        return FlakyQueueStore(self.real.queue_store(record, partitions), record.name, self.faults, self._name)
 
     async def drop(self, record: QueueRecord) -> None:
         await self.real.drop(record)

@@ -78,10 +78,12 @@ class Parent:
 def serve(control: socket.socket) -> int:
     """Fork for each request; returns in the parent at the end, and in each process with its exit code."""
     del sys.path[0]  # where this module was found; an installed program has no such place
-    from holdfast.faces.cli import main
+    from holdfast.faces.cli import TREE, load, main
 
     for name in READ_LATER:
         importlib.import_module(name)
+    for name in TREE:
+        load(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that wait for a command are not waited for
     while True:
         message, files, _, _ = socket.recv_fds(control, REQUEST_BYTES_MAX, FILES_COUNT)

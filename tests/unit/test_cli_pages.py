@@ -9,7 +9,7 @@ import pytest
 from holdfast import Item, NewItem
 from holdfast.faces.cli.context import CommandFailed, ExitCode
 from holdfast.faces.cli.items import GROWTH_COUNT_MAX, PAGE_COUNT_MAX, pages
-from holdfast.faces.cli.lines import InputLine, LineBatch, batches, read_lines
+from holdfast.faces.cli.transfer import InputLine, LineBatch, batches, read_lines
 from holdfast.services.queue.queues import Queues
 from holdfast.testing import memory_queues
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.recovery import RunEnd
 from holdfast.errors import CannotStart
-from holdfast.ports.recovery import RunEnd
 from holdfast.stores import journal as module
 from holdfast.stores.journal import FileJournal
 

@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from holdfast.core.message import Outgoing
-from holdfast.core.requests.roles import Caller, Role
+from holdfast.core.requests.declare import Caller, Role
 from holdfast.core.selection import Selection
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties
+from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Secret, Settings, StorageSettings
-from holdfast.wiring import VaultApp, open_office
+from holdfast.wiring import open_office
 from tests.engines.rabbitmq.admin import Admin
 
 DLQ, MAIN = "orders.dlq", "orders"

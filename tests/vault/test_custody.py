@@ -19,8 +19,9 @@ from holdfast.engines.postgres.database import SCHEMA
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.errors import Conflict, NotFound
 from holdfast.proof.proxy import Proxy
+from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Secret, Settings, StorageSettings
-from holdfast.wiring import VaultApp, open_office
+from holdfast.wiring import open_office
 from tests.admin.house import open_house
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.eventually import eventually

@@ -19,7 +19,7 @@ from holdfast.engines.rabbitmq.redriver import Rewriter
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.errors import Conflict, Invalid
 from holdfast.ports.custody import Parcel
-from holdfast.wiring import VaultApp
+from holdfast.services.vault.admin import VaultApp
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, vhost_name

@@ -15,10 +15,10 @@ from holdfast.core.plan import PlanOptions, Settled
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.engines.postgres.database import SCHEMA
+from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Secret
 from holdfast.stores.vault import Vault
 from holdfast.testing import FrozenClock
-from holdfast.wiring import VaultApp
 from tests.engines.rabbitmq.admin import Admin
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, vhost_name

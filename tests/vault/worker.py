@@ -11,8 +11,9 @@ from holdfast.core.ledger import LedgerAct
 from holdfast.core.plan import PlanOptions, RedriveState
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
+from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Settings, load_settings
-from holdfast.wiring import VaultApp, open_office
+from holdfast.wiring import open_office
 from tests.vault.brokers import ADMIN, DLQ
 
 ACT = LedgerAct(actor="worker", action="redrives.start")

@@ -1,17 +1,19 @@
-"""A recovery run in values: its limits, why it stopped, and what it says at its end. Pure.
-
-The summary of a recovery for people, line by line.
-"""
+"""A recovery run in values: what is asked for, a letter in hand, what was found before, why it stopped, and what it
+says at its end, also for people. Pure."""
 
 from __future__ import annotations
 
+import enum
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct, field
 
+from holdfast.core.message import Address, Delivery
 from holdfast.core.moments import SECOND_US, format_duration
-from holdfast.core.routes import Route
+from holdfast.core.routes import Route, RouteTable
+from holdfast.core.states import RunState
 
 MINUTE_S = 60.0
 #: No letter comes nearer than this many returns to its queue's delivery limit, at which the broker deletes it.
@@ -50,6 +52,99 @@ class RunLimits(Struct, frozen=True, kw_only=True):
     stop_timeout_s: float = 10.0
     held_count_max: int = 1_000_000
     rate_per_s: float = 0.0  #: 0: as fast as it goes
+
+
+class RecoveryOrder(Struct, frozen=True, kw_only=True):
+    """What somebody asks for."""
+
+    dead_queue: str
+    table: RouteTable
+    limits: RunLimits = RunLimits()
+    where: tuple[str, ...] = ()
+    dry_run: bool = False
+    keep_unroutable: bool = False
+    strict: bool = False
+    run: str = ""
+    journal_file: str = ""  #: where the journal is kept, for people
+    backup_file: str = ""  #: the letters of this backup are published; the queue is not touched
+
+
+class RunLetter(Struct, eq=False, gc=False):
+    """A letter of a run. It lives through lost connections: a later delivery of the same bytes takes its place.
+
+    Nothing that it holds holds it, and there are thousands: the garbage collector need not look at them.
+    """
+
+    delivery: Delivery
+    properties: bytes  #: what its copy carries instead of those that it came with
+    digest: bytes
+    route: Route
+    redelivered: bool
+    returns: int | None  #: how often the queue had it back; None where nobody counts
+    size_bytes: int
+    at_s: float = 0.0
+    here: bool = True  #: its delivery is ours; False: it was lost with its connection
+    state: RunState = RunState.OUTSIDE  #: `LetterTable` alone changes it
+
+    @property
+    def address(self) -> Address | None:
+        """Where it goes; None when it is kept."""
+        return self.route.address
+
+
+class Depth(Struct, frozen=True, kw_only=True):
+    """What a queue says of itself. 0 may also mean that it has no leader at the moment."""
+
+    ready: int
+    consumers: int = 0
+    untaken: int = 0  #: of ours: delivered, and nobody has taken them yet
+    is_sure: bool = False  #: it need not be asked again
+
+
+class Permission(Struct, frozen=True, kw_only=True):
+    """Something that the user must be allowed to do."""
+
+    verb: str  #: read, write or configure
+    what: str
+    given: bool | None  #: None: nobody could say
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.what}: {'not known' if self.given is None else 'yes' if self.given else 'NO'}"
+
+
+def _nobody_says(address: Address) -> Sequence[str]:
+    return ()
+
+
+class Preflight(Struct, kw_only=True):
+    """What was found before the first letter is taken."""
+
+    broker: str  #: name and version
+    depth: Depth
+    queue_type: str = ""  #: empty when nobody could say
+    delivery_limit: int | None = None
+    limit_is_assumed: bool = False
+    cure: str = ""  #: what would take the limit away
+    gives_back_at_tail: bool = False  #: what is given back to a queue that counts returns goes behind newer letters
+    alarm: str = ""
+    has_management: bool = False
+    missing: list[str] = field(default_factory=list)  #: targets that are not there or do not route
+    cycles: list[str] = field(default_factory=list)  #: targets that lead back into the dead-letter queue
+    copies: Mapping[str, list[str]] = {}  #: address → all queues that get a copy
+    rights: list[Permission] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    #: The queues that get what is sent to an address, as they were seen then; none when nobody could say.
+    receivers: Callable[[Address], Sequence[str]] = _nobody_says
+
+
+class RunEnd(enum.Enum):
+    """How a run leaves its queue, as far as it matters to journals."""
+
+    BROKEN = "broken"  #: by an error: what it noted is for the next run
+    LOST = "lost"  #: without its connection: letters whose acks were lost with it may be there, nobody knows which
+    PARTLY = "partly"  #: clean, and letters may be there that it has not looked at
+    KEPT = "kept"  #: it has looked at every letter, and some are still there
+    WHOLE = "whole"  #: nothing is left
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -145,6 +240,11 @@ def _has_room(names: Counter[str], name: str) -> bool:
 def may_return(returns: int, delivery_limit: int | None, *, times: int = 1) -> bool:
     """Whether a letter that came back so often may be given back (so many times) without coming near the limit."""
     return delivery_limit is None or returns + times <= delivery_limit - RETURNS_SPARE_COUNT
+
+
+def address_text(address: Address | None) -> str:
+    """An address as a key of counts: what a person would call it."""
+    return "" if address is None else address.routing_key or address.exchange
 
 
 def as_utf8(name: str) -> str:

@@ -106,6 +106,47 @@ TRANSACTION_MOVES: Mapping[tuple[TransactionState, TransactionState], str] = {
 }
 
 
+class RunState(Enum):
+    """Where a letter of a recovery run is. The last four are its end."""
+
+    OUTSIDE = "[*]"
+    WAITING = "waiting"  #: it has a route, and waits to be sent
+    SENT = "sent"  #: published, and not answered yet
+    CONFIRMED = "confirmed"  #: the broker has its copy; only the ack is missing
+    HELD = "held"  #: it stays in the queue; unacked until the run ends
+    RETURNING = "returning"  #: on its way back into its queue by a publish: it bears no other return
+    SETTLED = "settled"
+    PUT_BACK = "put_back"
+    UNKNOWN = "unknown"  #: published, and nobody answered
+    GIVEN_BACK = "given_back"
+
+
+#: A lost connection changes no state: the letter is *away*, and goes on where it was when it comes again.
+RECOVERY_MOVES: Mapping[tuple[RunState, RunState], str] = {
+    (RunState.OUTSIDE, RunState.WAITING): "taken, with a route; also one that was acked and is there again",
+    (
+        RunState.OUTSIDE,
+        RunState.HELD,
+    ): "taken, without a route, left out, blocked, unwanted, put back before, or dry run",
+    (RunState.OUTSIDE, RunState.CONFIRMED): "noted in the journal of a killed run",
+    (RunState.WAITING, RunState.SENT): "its pace allows it, its backup is written",
+    (RunState.WAITING, RunState.HELD): "its exchange refuses",
+    (RunState.SENT, RunState.CONFIRMED): "confirmed, and not returned",
+    (RunState.SENT, RunState.HELD): "returned, nacked, refused or unknown",
+    (RunState.CONFIRMED, RunState.SETTLED): "noted in the journal, then acked; away at the end, a possible duplicate",
+    (RunState.HELD, RunState.RETURNING): "near the delivery limit",
+    (RunState.RETURNING, RunState.PUT_BACK): "confirmed, then acked",
+    (RunState.RETURNING, RunState.HELD): "not confirmed",
+    (RunState.PUT_BACK, RunState.HELD): "was away, and came again",
+    (RunState.SENT, RunState.UNKNOWN): "no answer at the end; given back",
+    (RunState.OUTSIDE, RunState.RETURNING): "the end, near the delivery limit: delivered, and never looked at",
+    (RunState.WAITING, RunState.RETURNING): "the end, near the delivery limit",
+    (RunState.UNKNOWN, RunState.RETURNING): "the end, near the delivery limit",
+    (RunState.WAITING, RunState.GIVEN_BACK): "the end",
+    (RunState.HELD, RunState.GIVEN_BACK): "the end",
+}
+
+
 State = TypeVar("State", bound=Enum)
 
 

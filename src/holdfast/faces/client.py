@@ -1,23 +1,32 @@
-"""`holdfast.Client`: the queues of a server, with the same methods as in process."""
+"""`holdfast.Client`: the queues of a server, with the same methods as in process; and every other request by `call`.
+
+Two ways to ask: over HTTP, or the services of this process themselves (`LocalClient`), with the same checks, roles and
+rows in the ledger. Either way an answer or an error is the same.
+"""
 
 from __future__ import annotations
 
 import ssl
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self, TypeVar, cast
 
 import httpx2
 import msgspec
 
 from holdfast.core.checks import REQUEST_TIMEOUT_US_MAX
-from holdfast.core.requests.queue import VERBS, ErrorReply, Request
+from holdfast.core.requests.declare import JSON, Caller, Declared, Request, Stream, from_wire, to_wire
+from holdfast.core.requests.queue import ErrorReply, QueueRequest
+from holdfast.core.requests.vault import Problem
 from holdfast.errors import (
     BadBody,
     BadIds,
+    CannotStart,
+    Conflict,
     Forbidden,
     HoldfastError,
     InternalError,
     Invalid,
+    NotFound,
     NothingToLease,
     QueueMissing,
     ShuttingDown,
@@ -26,16 +35,21 @@ from holdfast.errors import (
     UnknownMethod,
     Unreachable,
 )
+from holdfast.services.collect.service import CollectService
 from holdfast.services.queue.queues import Queues
+from holdfast.services.queue.service import QueueService
+from holdfast.services.vault.admin import VaultApp
 
 CONNECT_TIMEOUT_S = 10.0
 #: A server answers within the request's own timeout; this much longer, and the answer is taken as lost.
 ANSWER_TIMEOUT_S = REQUEST_TIMEOUT_US_MAX / 1_000_000 + 30
 CONNECTIONS_COUNT_MAX = 1_000
 
-_encode = msgspec.json.Encoder().encode
+R = TypeVar("R")
+
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _error = msgspec.json.Decoder(ErrorReply)
-_replies = {name: msgspec.json.Decoder(verb.reply) for name, verb in VERBS.items()}
+_problem = msgspec.json.Decoder(Problem)
 _ERRORS: dict[int, type[HoldfastError]] = {
     400: Invalid,
     403: Forbidden,
@@ -44,6 +58,14 @@ _ERRORS: dict[int, type[HoldfastError]] = {
     500: InternalError,
     501: UnknownMethod,
 }
+_PROBLEMS: dict[int, type[HoldfastError]] = {400: Invalid, 403: Forbidden, 404: NotFound, 409: Conflict}
+
+
+class RequestClient(Protocol):
+    """Who answers requests, here or far away."""
+
+    async def call(self, request: Request[R]) -> R:
+        """Raises HoldfastError."""
 
 
 class Client(Queues):
@@ -63,18 +85,54 @@ class Client(Queues):
     ) -> None:
         await self.close()
 
+    async def call(self, request: Request[R]) -> R:
+        """Ask anything that the server answers: the verbs, results, and what /admin has."""
+        return await self._http.call(request)
+
     async def close(self) -> None:
         """Close the connections."""
         await self._http.client.aclose()
 
 
+class LocalClient:
+    """The services of this process, as far as they are open."""
+
+    def __init__(
+        self,
+        *,
+        queues: QueueService | None = None,
+        results: CollectService | None = None,
+        vault: VaultApp | None = None,
+        caller: Caller | None = None,
+    ) -> None:
+        self._queues = queues
+        self._results = results
+        self._vault = vault
+        self._caller = caller
+
+    async def call(self, request: Request[R]) -> R:
+        """What the service answers. Raises HoldfastError as a server would tell it."""
+        if isinstance(request, QueueRequest) and self._queues is not None:
+            return cast(R, await self._queues.call(request))
+        if self._vault is None or self._caller is None:
+            if self._results is None:
+                raise UnknownMethod(f"method is unknown; nobody here answers '{request.declared.name}'")
+            return await self._results.call(request)
+        written = to_wire(request)
+        try:  # what cannot be sent to a server is refused here too
+            checked = from_wire(request.declared, written.names, written.query.items(), written.body)
+            return await self._vault.call(checked, self._caller)
+        except HoldfastError as error:
+            raise _error_of_problem(Problem.of(error)) from error
+
+
 class _Http:
-    """Calls verbs over HTTP."""
+    """Asks a server."""
 
     def __init__(self, url: str, token: str, tls: ssl.SSLContext | None) -> None:
         self._url = url.rstrip("/")
         self.client = httpx2.AsyncClient(
-            headers={"content-type": "application/json", **authorization(token)},
+            headers={"content-type": JSON, **authorization(token)},
             timeout=httpx2.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             limits=httpx2.Limits(
                 max_connections=CONNECTIONS_COUNT_MAX, max_keepalive_connections=CONNECTIONS_COUNT_MAX
@@ -83,23 +141,42 @@ class _Http:
             trust_env=False,
         )
 
-    async def call(self, verb: str, request: Request) -> msgspec.Struct:
+    async def call(self, request: Request[R]) -> R:
+        declared, written = request.declared, to_wire(request)
+        url = f"{self._url}{written.target(declared.path)}"
+        if declared.reply is Stream:
+            return cast(R, self._stream(url, request))
         try:
-            answer = await self.client.post(f"{self._url}/v1/{verb}", content=_encode(request))
-        except httpx2.InvalidURL as error:
-            raise Invalid(f"server URL is invalid; '{self._url}': {error}") from error
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise Unreachable(
-                f"server cannot be reached; {self._url}: {str(error) or type(error).__name__}, nothing was sent"
-            ) from error
-        except httpx2.HTTPError as error:
-            raise Unreachable(
-                f"server cannot be reached; {self._url}: {str(error) or type(error).__name__}, the outcome is unknown"
-            ) from error
-        if answer.status_code == 200:
-            reply: msgspec.Struct = _replies[verb].decode(answer.content)
-            return reply
-        raise _error_of(answer.status_code, answer.content, request)
+            answer = await self.client.request(declared.method, url, content=written.body)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise self._unreachable(error) from error
+        if answer.status_code != 200:
+            raise _error_of(answer.status_code, answer.content, request)
+        reply = answer.content if declared.reply is bytes else _decoder(declared).decode(answer.content)
+        return cast(R, reply)
+
+    async def _stream(self, url: str, request: Request[Any]) -> Stream:
+        try:
+            async with self.client.stream(request.declared.method, url) as answer:
+                if answer.status_code != 200:
+                    raise _error_of(answer.status_code, await answer.aread(), request)
+                async for chunk in answer.aiter_bytes():
+                    yield chunk
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> HoldfastError:
+        if isinstance(error, httpx2.InvalidURL):
+            return Invalid(f"server URL is invalid; '{self._url}': {error}")
+        is_unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
+        outcome = "nothing was sent" if is_unsent else "the outcome is unknown"
+        return Unreachable(f"server cannot be reached; {self._url}: {str(error) or type(error).__name__}, {outcome}")
+
+
+def _decoder(declared: Declared) -> msgspec.json.Decoder[Any]:
+    if declared.reply not in _decoders:
+        _decoders[declared.reply] = msgspec.json.Decoder(declared.reply)
+    return _decoders[declared.reply]
 
 
 def authorization(token: str) -> dict[str, str]:
@@ -112,8 +189,10 @@ def authorization(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
-def _error_of(status: int, content: bytes, request: Request) -> HoldfastError:
+def _error_of(status: int, content: bytes, request: Request[Any]) -> HoldfastError:
     try:
+        if request.declared.path.startswith("/admin/"):
+            return _error_of_problem(_problem.decode(content))
         reply = _error.decode(content)
     except msgspec.DecodeError:
         return Unreachable(f"server answered strangely; HTTP {status}, is this a Holdfast server?")
@@ -125,6 +204,16 @@ def _error_of(status: int, content: bytes, request: Request) -> HoldfastError:
         return BadIds(reply.message, ids=ids)
     if reply.message == str(NothingToLease()):
         return NothingToLease()
+    if reply.code_text == CannotStart.code_text:
+        return CannotStart(reply.message)
     if status == 400 and reply.message.startswith("queue does not exist; "):
         return QueueMissing(getattr(request, "queue_name", ""))
     return _ERRORS.get(status, HoldfastError)(reply.message)
+
+
+def _error_of_problem(problem: Problem) -> HoldfastError:
+    if problem.status == 401:
+        return Unauthorized()
+    error = _PROBLEMS.get(problem.status, HoldfastError)(problem.detail)
+    error.code, error.code_text = problem.status, problem.title
+    return error

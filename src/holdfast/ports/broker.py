@@ -13,8 +13,10 @@ from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from holdfast.core.message import Message, Outcome, Outgoing
+from holdfast.core.message import Delivery, Message, Outcome, Outgoing
 from holdfast.core.policy import Park, RetryPolicy, Wait
+from holdfast.core.recovery import Depth, Preflight, RunLetter
+from holdfast.core.routes import RouteTable
 
 #: Called with messages that share an outcome.
 Told: TypeAlias = Callable[[Sequence[Outgoing], Outcome], None]
@@ -94,6 +96,97 @@ class Publisher(Protocol):
 
     def send(self, messages: Sequence[Outgoing], told: Told, *, timeout_s: float) -> None:
         """As `publish`, without waiting: `told` hears of every message once, as soon as its outcome is known."""
+
+
+class DrainConsumer(Protocol):
+    """Consumes one dead-letter queue to empty it, under the lock of a run; it never gets more letters than are wanted.
+
+    It does not connect again by itself: when the connection is lost `take` raises BrokerLost, every delivery is the
+    broker's again, and `open` begins anew. Raises BrokerError throughout when the broker is gone or says no.
+    """
+
+    queue: str
+    warnings: list[str]  #: what could not be made as safe as it should be
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether consuming was interrupted and not taken up again: what was acked last may still be in the queue."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether nothing is known to be lost."""
+
+    async def open(self) -> str:
+        """Take the lock and consume; again after a loss, one try. Answers the consumer's tag. Raises RecoveryLocked."""
+
+    async def allow(self, wanted: int | None, *, held_count: int) -> None:
+        """So many letters are to come beside those that were taken, no more are delivered; None: whatever there is. As
+        many are in hand as fit the window, beside so many that are only held."""
+
+    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Delivery]:
+        """Wait for letters; none when none came in time. Raises BrokerLost: nothing that was in hand still is."""
+
+    def ack(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Settle those that are in hand; answers those that are not."""
+
+    def forget_body(self, delivery: Delivery) -> None:
+        """The letter is only held from now on."""
+
+    async def stop(self, keeps: Callable[[Delivery], bool]) -> Sequence[Delivery]:
+        """No new letters. Answers those that were delivered and not taken, as far as somebody wants to see them."""
+
+    async def release_all(self, *, others_count: int) -> int:
+        """Everything that is unsettled goes back, in order, by one frame; only after `stop`. Answers how many. So many
+        others consume as well."""
+
+    async def abandon(self) -> None:
+        """End the connection at once: everything unsettled goes back by itself."""
+
+    async def depth(self) -> Depth:
+        """How many letters the queue says it has."""
+
+
+class Redriver(Protocol):
+    """From a delivery to what is published in its place."""
+
+    def tick(self) -> None:
+        """A new batch begins: what is redriven in it carries this moment."""
+
+    def letter(self, delivery: Delivery) -> RunLetter:
+        """With its route and the properties of its copy. Never raises: what cannot be read has no route."""
+
+    def read(self, delivery: Delivery) -> Message:
+        """The letter for filters and people."""
+
+    def put_back(self, letter: RunLetter) -> Outgoing:
+        """Into its own queue: all as it came, but nothing that expires."""
+
+
+class RunInspector(Protocol):
+    """What a recovery asks of a broker. Changes nothing."""
+
+    async def preflight(self, table: RouteTable) -> Preflight:
+        """Look at the broker, the queue and the targets."""
+
+    async def alarm(self) -> str:
+        """Why the broker takes no publishes, asked anew; the empty text when it does, or nobody can say."""
+
+    async def refusal(self, exchange: str) -> str:
+        """Why every publish to this exchange would be refused; the empty text when not, or nobody can say."""
+
+
+class RecoveryBroker(Struct, frozen=True, kw_only=True):
+    """A broker as far as a recovery of one of its queues needs it."""
+
+    drain: DrainConsumer
+    publisher: Publisher
+    redriver: Redriver
+    questions: RunInspector
+
+    @property
+    def has_trouble(self) -> bool:
+        """Whether nothing can be published at the moment."""
+        return bool(self.publisher.trouble)
 
 
 class Broker(Protocol):

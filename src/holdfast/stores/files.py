@@ -12,11 +12,20 @@ from typing import BinaryIO
 import msgspec
 
 from holdfast.errors import CannotStart, Invalid
-from holdfast.ports.recovery import Exported
 
 LINE_BYTES_MAX = 512 * 2**20
 
 _encoder = msgspec.json.Encoder()
+
+
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """A letter byte by byte; `properties` are the broker's own bytes."""
+
+    exchange: str
+    routing_key: str
+    properties: bytes
+    body: bytes
+    message_id: str = ""
 
 
 class FileBackup:

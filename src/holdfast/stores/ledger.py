@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from holdfast.core.ledger import FIRST, TEXT_CHARACTERS_MAX, LedgerAct, LedgerRow, covers, mac_of, ranges
 from holdfast.core.letter import NOTE_CHARACTERS_MAX, Group, GroupStatus, clip
 from holdfast.core.moments import microseconds, moment, moment_or_none
-from holdfast.core.requests.roles import Token
+from holdfast.core.requests.declare import Token
 from holdfast.ports.clock import Clock
 from holdfast.ports.database import Database, Row, Tx
 from holdfast.stores import run

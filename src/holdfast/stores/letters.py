@@ -66,7 +66,7 @@ class Letters:
         """
 
         def work(tx: Tx) -> list[Stored]:
-            return _Taking(self._writer, tx, act).take(letters)
+            return _NewLetters(self._writer, tx, act).take(letters)
 
         stored = await self._writer.write(work)
         crash_point("vault.after_put")
@@ -315,7 +315,7 @@ def free(tx: Tx, blobs: Sequence[str]) -> None:
         run(tx, "free_blob", blob=blob, due_at=0)
 
 
-class _Taking:
+class _NewLetters:
     """One batch of deliveries on its way into the vault."""
 
     def __init__(self, writer: LedgerWriter, tx: Tx, act: LedgerAct) -> None:

@@ -13,12 +13,12 @@ import pytest
 from psycopg import sql
 
 from holdfast import Queues
-from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.testing import FrozenClock
 from tests.conformance.queue.house import House, MakeStorage
 from tests.support.folders import tmp_path
+from tests.support.lasting_memory import LastingMemory
 from tests.support.postgres import Cluster
 
 __all__ = ["tmp_path"]
@@ -43,7 +43,7 @@ def make_storage(request: pytest.FixtureRequest, tmp_path: Path, databases: Data
     """A storage by its name; opened again, the same name has the same data."""
     match request.param:
         case "memory":
-            return cache(lambda name, clock: MemoryStorage(clock))
+            return cache(lambda name, clock: LastingMemory(clock))
         case "sqlite":
             return lambda name, clock: SqliteStorage(tmp_path / name, clock=clock)
         case _:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from holdfast import ImportedItem, NewItem, Queues, RetryItem
-from holdfast.core.requests.queue import ListRequest, QueueNameRequest
+from holdfast.core.requests.queue import ListRequest, StatsRequest
 from tests.conformance.queue.house import House, refused
 
 Call = Callable[[Queues, str], Awaitable[object]]
@@ -130,13 +130,12 @@ async def test_a_lease_looks_at_the_client_before_the_batch(queues: Queues) -> N
 @pytest.mark.parametrize("namespace", ["", "_system"])
 async def test_a_namespace_may_be_left_out_or_named(queues: Queues, namespace: str) -> None:
     await queues.queues_create("orders")
-    request = QueueNameRequest(queue_name="orders", namespace=namespace)
-    await queues._caller.call("queue.stats", request)
+    await queues._caller.call(StatsRequest(queue_name="orders", namespace=namespace))
 
 
 async def test_another_namespace_is_refused(queues: Queues) -> None:
     with refused("namespace is invalid; 'mine' is not known here, leave it out"):
-        await queues._caller.call("queues.list", ListRequest(namespace="mine"))
+        await queues._caller.call(ListRequest(namespace="mine"))
 
 
 async def test_huge_numbers_are_refused(queues: Queues) -> None:

@@ -16,16 +16,16 @@ import pytest
 
 from holdfast import Client, HoldfastError
 from holdfast.core.requests.queue import VERBS
-from holdfast.engines.memory.storage import MemoryStorage
 from holdfast.faces.api.app import make_app
 from tests.conformance.queue.house import TOKEN, House, MakeStorage, serving
 from tests.conformance.queue.plain import error, plain_client, post
 from tests.support.eventually import eventually
+from tests.support.lasting_memory import LastingMemory
 
 
 @pytest.fixture
 def make_storage() -> MakeStorage:
-    return cache(lambda name, clock: MemoryStorage(clock))
+    return cache(lambda name, clock: LastingMemory(clock))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from holdfast.core.death import REDRIVE_ID, RedriveStamp
 from holdfast.core.message import Address, Delivery
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.engines.rabbitmq.letters import digest
-from holdfast.engines.rabbitmq.redriver import REMEMBERED_BYTES_MAX, Copy, Redriver
+from holdfast.engines.rabbitmq.redriver import REMEMBERED_BYTES_MAX, RabbitRedriver
 from holdfast.engines.rabbitmq.wire import properties, table
 
 ID_HEAD = b"\x0cx-redrive-idS\0\0\0\x24"
@@ -35,9 +35,9 @@ def header_tables(draw: st.DrawFn) -> bytes:
     return len(payload).to_bytes(4, "big") + payload
 
 
-def _redriver(type_header: str) -> Redriver:
+def _redriver(type_header: str) -> RabbitRedriver:
     place: Any = {"mode": Mode.PLACE, "place": Address(exchange="e", routing_key="k"), "type_header": type_header}
-    return Redriver(
+    return RabbitRedriver(
         RedriveStamp(run="r", by="me", dead_queue="dlq"),
         RouteTable(**place),
         now=lambda: datetime(2026, 11, 15, tzinfo=UTC),
@@ -53,11 +53,9 @@ def test_a_letter_is_redriven_as_if_it_were_the_first(tables: list[bytes], type_
         delivery = Delivery(1, number, False, "", "dlq", "tag", raw, b"body")
         fresh = _redriver(type_header)
         fresh.tick()
-        first, again = fresh.taken(delivery), remembering.taken(delivery)
+        first, again = fresh.letter(delivery), remembering.letter(delivery)
         assert again.digest == first.digest == digest(raw, b"body")
-        assert isinstance(first.raw, Copy)
-        assert isinstance(again.raw, Copy)
-        assert again.raw.properties == first.raw.properties
+        assert again.properties == first.properties
         assert (again.route, again.returns, again.size_bytes) == (first.route, first.returns, first.size_bytes)
 
 
@@ -70,7 +68,7 @@ def test_what_is_remembered_is_bounded_by_its_bytes(name: str, size: int) -> Non
     try:
         for number in range(1_000):
             raw = properties.encode({"headers": {name: f"{number:08}" + "x" * size}})
-            redriver.taken(Delivery(1, number, False, "", "dlq", "tag", raw, b"body"))
+            redriver.letter(Delivery(1, number, False, "", "dlq", "tag", raw, b"body"))
         kept_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

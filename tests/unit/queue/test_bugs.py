@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import HoldfastError, Queues
-from holdfast.engines.memory.storage import MemoryStorage
+from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.services.queue import batch, logical_queue
 from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.manager import QueueManager
@@ -28,7 +28,7 @@ def clock() -> FrozenClock:
 
 @pytest.fixture
 async def queues(clock: FrozenClock) -> AsyncIterator[Queues]:
-    manager = QueueManager({"default": FlakyStorage(MemoryStorage(clock))}, clock=clock)
+    manager = QueueManager({"default": FlakyStorage(SqliteStorage(None, clock=clock))}, clock=clock)
     await manager.open()
     queues = Queues(QueueService(manager, places=places_by({"default": 1.0})))
     await queues.queues_create("orders")
@@ -62,7 +62,7 @@ async def test_a_bug_while_answering_is_454_and_the_queue_goes_on(
 async def test_a_bug_in_the_loop_itself_is_500_for_everybody(
     clock: FrozenClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manager = QueueManager({"default": MemoryStorage(clock)}, clock=clock)
+    manager = QueueManager({"default": SqliteStorage(None, clock=clock)}, clock=clock)
     await manager.open()
     queues = Queues(QueueService(manager, places=places_by({"default": 1.0})))
     await queues.queues_create("orders")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 import holdfast
-from holdfast.engines.memory.storage import MemoryStorage
+from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.ports.queue_store import Committed, Operation, Produce
 from holdfast.services.queue.storage_share import INLINE_COMMIT_US_MAX, StorageShare
 from holdfast.testing import FrozenClock
@@ -40,7 +40,7 @@ async def test_requests_that_come_within_a_few_turns_of_the_loop_share_a_commit(
         assert counts == [24]
 
 
-class TimedShelves:
+class TimedStore:
     """Takes as long as it is told, and notes on which thread it was asked to work."""
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class TimedShelves:
 
 
 async def test_a_slow_commit_sends_the_next_to_a_thread_and_a_quick_one_there_brings_them_back() -> None:
-    clock, store = FrozenClock(), TimedShelves()
-    abilities = MemoryStorage(clock).abilities
+    clock, store = FrozenClock(), TimedStore()
+    abilities = SqliteStorage(None, clock=clock).abilities
     share = StorageShare(storage="s", partitions=[0], store=store, abilities=abilities, clock=clock)  # type: ignore[arg-type]
     for took_us in (QUICK_US, SLOW_US, SLOW_US, SLOW_US, QUICK_US, QUICK_US):
         store.took_us = took_us

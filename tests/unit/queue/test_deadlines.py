@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from holdfast import NothingToLease, Queues
-from holdfast.engines.memory.storage import MemoryStorage
+from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.ports.clock import Timer
 from holdfast.ports.queue_store import Committed, DeathRules, LeasedItems, PartitionState, StorageAbilities
 from holdfast.services.queue.changes import places_by
@@ -18,7 +18,7 @@ from holdfast.services.queue.service import QueueService
 from holdfast.services.queue.storage_share import StorageShare
 from holdfast.testing import FrozenClock
 from tests.support.eventually import eventually
-from tests.support.flaky import Faults, FlakyShelves, FlakyStorage
+from tests.support.flaky import Faults, FlakyQueueStore, FlakyStorage
 
 MINUTE_US = 60_000_000
 TURNS_COUNT = 200
@@ -71,7 +71,7 @@ def faults() -> Faults:
 
 @pytest.fixture
 async def queues(clock: CountingClock, faults: Faults) -> AsyncIterator[Queues]:
-    manager = QueueManager({"default": FlakyStorage(MemoryStorage(clock), faults)}, clock=clock)
+    manager = QueueManager({"default": FlakyStorage(SqliteStorage(None, clock=clock), faults)}, clock=clock)
     await manager.open()
     queues = Queues(QueueService(manager, places=places_by({"default": 1.0})))
     await queues.queues_create("orders", lease_timeout="1m")
@@ -127,7 +127,7 @@ async def test_a_lease_that_got_nothing_in_its_own_turn_ends_when_its_time_is_up
         return Committed([LeasedItems(())] * len(operations), {}, clock.now_us())
 
     faults.gate = None  # a gate may suspend a commit, and then no client makes its own
-    monkeypatch.setattr(FlakyShelves, "commit", gives_nothing)
+    monkeypatch.setattr(FlakyQueueStore, "commit", gives_nothing)
     lease = asyncio.create_task(queues.queue_lease("orders", request_timeout="10ms"))
     for _ in range(20):
         await asyncio.sleep(0)
@@ -144,7 +144,7 @@ def _is_queued(queues: Queues) -> Callable[[], asyncio.Future[bool]]:
     return lambda: asyncio.ensure_future(queued())
 
 
-class SlowShelves:
+class SlowStore:
     """The clock moves on between the store's look at it and the answer."""
 
     def __init__(self, clock: FrozenClock, took_s: float, ahead_us: int) -> None:
@@ -163,7 +163,7 @@ async def test_a_deadline_is_neither_late_nor_early_however_long_the_answer_took
     clock = FrozenClock()
     began_us = clock.now_us()
     abilities = StorageAbilities(shared=True, moves_in_one_commit=False, inline=False)
-    store = SlowShelves(clock, took_s, ahead_us)
+    store = SlowStore(clock, took_s, ahead_us)
     share = StorageShare(storage="s", partitions=[0], store=store, abilities=abilities, clock=clock)  # type: ignore[arg-type]
     await share.load()
     assert share.next_due_us(DeathRules()) == began_us + MINUTE_US

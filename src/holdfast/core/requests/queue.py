@@ -7,157 +7,36 @@ client sends. Unknown fields are refused; texts and limits are checked in `core.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import NamedTuple
+from typing import Annotated, Generic, TypeVar
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from holdfast.core.item import ExtendedItem, Item, LeasedItem, NewItem, PlacedItem, QueueInfo, RetryItem
+from holdfast.core.requests.declare import REQUESTS, Request, Role, declare
+
+R = TypeVar("R")
+
+QueueName = Annotated[str, Meta(description="The queue's name.")]
+Partition = Annotated[int, Meta(description="The partition that they are in.")]
+Ids = Annotated[list[str], Meta(description="The ids, as 'queue lease' shows them.")]
+Wait = Annotated[str, Meta(description="How long the request may wait, 10ms to 15m.")]
+Pivot = Annotated[str, Meta(description="Begin with this one.")]
+Count = Annotated[int, Meta(description="At most so many; 0 is as many as a page has.")]
+Moment = Annotated[datetime | None, Meta(description="Accepted and ignored: the server alone decides it.")]
+Partitions = Annotated[
+    list[dict[str, int | str]], Meta(description="Accepted and ignored: the server alone decides them.")
+]
+
+LEASE = Meta(description="How long a lease lasts, such as 30s or 5m.")
+EXPIRE = Meta(description="How long an item may wait before it dies, such as 24h.")
+ATTEMPTS = Meta(description="How often an item may be leased before it dies; 0 is without limit.")
+DEAD = Meta(description="The queue that dead items go to; it must exist.")
+REFERENCE = Meta(description="A text of your own to find the queue by.")
+PARTITIONS = Meta(description="How many partitions it has; an update may only raise it.")
+RETENTION = Meta(description="In a dead queue: how long an item is kept before it is deleted; for ever if left out.")
 
 
-class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every request may carry: other services of this family send a namespace."""
-
-    namespace: str = ""
-
-
-class ProduceRequest(Request, frozen=True, kw_only=True):
-    queue_name: str = ""
-    request_timeout: str = ""
-    items: list[NewItem] = []
-
-
-class LeaseRequest(Request, frozen=True, kw_only=True):
-    queue_name: str = ""
-    client_id: str = ""
-    batch_size: int = 0
-    request_timeout: str = ""
-
-
-class CompleteRequest(Request, frozen=True, kw_only=True):
-    queue_name: str = ""
-    partition: int = 0
-    request_timeout: str = ""
-    ids: list[str] = []
-
-
-class RetryRequest(Request, frozen=True, kw_only=True):
-    queue_name: str = ""
-    partition: int = 0
-    items: list[RetryItem] = []
-
-
-class ExtendRequest(Request, frozen=True, kw_only=True):
-    queue_name: str = ""
-    partition: int = 0
-    ids: list[str] = []
-    lease_timeout: str = ""
-
-
-class ClearRequest(Request, frozen=True, kw_only=True):
-    queue_name: str = ""
-    queue: bool = False
-    scheduled: bool = False
-    destructive: bool = False
-
-
-class QueueNameRequest(Request, frozen=True, kw_only=True):
-    queue_name: str = ""
-
-
-class DeleteQueueRequest(Request, frozen=True, kw_only=True):
-    queue_name: str = ""
-    force: bool = False
-
-
-class CreateQueueRequest(Request, frozen=True, kw_only=True):
-    """A Queue; what the server alone decides is accepted, so that a listing can be sent back, and ignored."""
-
-    queue_name: str = ""
-    lease_timeout: str = ""
-    expire_timeout: str = ""
-    max_attempts: int = 0
-    dead_queue: str = ""
-    reference: str = ""
-    requested_partitions: int = 0
-    dead_retention: str = ""
-    created_at: datetime | None = None
-    updated_at: datetime | None = None
-    partitions: list[dict[str, int | str]] = []
-    paused: bool = False
-
-
-class UpdateQueueRequest(Request, frozen=True, kw_only=True):
-    """A Queue; what is left out stays as it is."""
-
-    queue_name: str = ""
-    lease_timeout: str | UnsetType = UNSET
-    expire_timeout: str | UnsetType = UNSET
-    max_attempts: int | UnsetType = UNSET
-    dead_queue: str | UnsetType = UNSET
-    reference: str | UnsetType = UNSET
-    requested_partitions: int | UnsetType = UNSET
-    dead_retention: str | UnsetType = UNSET
-    created_at: datetime | None = None
-    updated_at: datetime | None = None
-    partitions: list[dict[str, int | str]] = []
-
-
-class ListRequest(Request, frozen=True, kw_only=True):
-    pivot: str = ""
-    limit: int = 0
-
-
-class ListItemsRequest(Request, frozen=True, kw_only=True):
-    queue_name: str = ""
-    partition: int = 0
-    pivot: str = ""
-    limit: int = 0
-
-
-class ImportedItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An item to import. `id`, `is_leased`, `lease_deadline`, `updated_at`, `dead_deadline`, `max_attempts` are
-    accepted, so that an export can be sent back, and ignored: an imported item is new and un-leased."""
-
-    id: str = ""
-    source_id: str = ""
-    attempts: int = 0
-    created_at: datetime | None = None
-    enqueue_at: datetime | None = None
-    lease_deadline: datetime | None = None
-    expire_deadline: datetime | None = None
-    dead_deadline: datetime | None = None
-    updated_at: datetime | None = None
-    is_leased: bool = False
-    max_attempts: int = 0
-    reference: str = ""
-    encoding: str = ""
-    kind: str = ""
-    payload: bytes = b""
-    dedupe_key: str = ""
-    source_queue: str = ""
-    death_reason: str = ""
-    death_attempts: int = 0
-    died_at: datetime | None = None
-    former_key: str = ""
-
-
-class ImportItemsRequest(Request, frozen=True, kw_only=True):
-    queue_name: str = ""
-    partition: int = 0
-    items: list[ImportedItem] = []
-
-
-class DeleteItemsRequest(Request, frozen=True, kw_only=True):
-    queue_name: str = ""
-    partition: int = 0
-    ids: list[str] = []
-
-
-class RedriveItemsRequest(Request, frozen=True, kw_only=True):
-    queue_name: str = ""
-    partition: int = 0
-    source_queue: str = ""
-    ids: list[str] = []
+# --- what is answered -----------------------------------------------------------------------------------------
 
 
 class RedriveItemsReply(Struct, frozen=True):
@@ -226,36 +105,230 @@ class ErrorReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
     details: dict[str, list[str]] = {}
 
 
-class Verb(NamedTuple):
-    """A verb: what it takes, what it answers, and how large its body may be."""
-
-    request: type[Request]
-    reply: type[Struct]
-    body: str  # which body limit applies: "produce", "import" or "other"
-    summary: str
+# --- what is asked --------------------------------------------------------------------------------------------
 
 
-VERBS: dict[str, Verb] = {
-    "queue.produce": Verb(ProduceRequest, ProduceReply, "produce", "Store items; 200 means committed"),
-    "queue.lease": Verb(LeaseRequest, LeaseReply, "other", "Wait for items and lease them"),
-    "queue.complete": Verb(CompleteRequest, CodeReply, "other", "Finish leased items: all or none"),
-    "queue.retry": Verb(RetryRequest, CodeReply, "other", "Give leased items back, later, or to the dead queue"),
-    "queue.extend": Verb(ExtendRequest, ExtendReply, "other", "Let leases run longer: all or none"),
-    "queue.stats": Verb(QueueNameRequest, StatsReply, "other", "Count what waits, is leased, scheduled, dying"),
-    "queue.clear": Verb(ClearRequest, CodeReply, "other", "Delete queued or scheduled items"),
-    "queue.pause": Verb(QueueNameRequest, CodeReply, "other", "Take items in and give none out"),
-    "queue.resume": Verb(QueueNameRequest, CodeReply, "other", "Give items out again"),
-    "queue.reload": Verb(QueueNameRequest, CodeReply, "other", "Read the queue's state from its store again"),
-    "queue.redrive": Verb(
-        RedriveItemsRequest, RedriveItemsReply, "other", "Move dead items back to the queue they died in"
-    ),
-    "queues.create": Verb(CreateQueueRequest, CodeReply, "other", "Make a queue"),
-    "queues.update": Verb(UpdateQueueRequest, CodeReply, "other", "Change a queue's settings"),
-    "queues.list": Verb(ListRequest, QueuesReply, "other", "List queues by name"),
-    "queues.info": Verb(QueueNameRequest, QueueInfo, "other", "Show one queue"),
-    "queues.delete": Verb(DeleteQueueRequest, CodeReply, "other", "Delete a queue and its items"),
-    "storage/items.list": Verb(ListItemsRequest, ItemsReply, "other", "List queued and leased items"),
-    "storage/scheduled.list": Verb(ListItemsRequest, ItemsReply, "other", "List scheduled items"),
-    "storage/items.import": Verb(ImportItemsRequest, ItemsReply, "import", "Store items with their story"),
-    "storage/items.delete": Verb(DeleteItemsRequest, CodeReply, "other", "Delete items by id"),
-}
+class QueueRequest(Request[R], Generic[R], frozen=True, kw_only=True):
+    """What every request may carry: other services of this family send a namespace."""
+
+    namespace: Annotated[str, Meta(description="Left out, or _system.")] = ""
+
+
+class QueueNameRequest(QueueRequest[R], Generic[R], frozen=True, kw_only=True):
+    """A queue by its name."""
+
+    queue_name: QueueName = ""
+
+
+@declare("queue.produce", "POST /v1/queue.produce", role=Role.OPERATOR, limit="produce")
+class ProduceRequest(QueueRequest[ProduceReply], frozen=True, kw_only=True):
+    """Store items; 200 means committed."""
+
+    queue_name: QueueName = ""
+    request_timeout: Wait = ""
+    items: Annotated[list[NewItem], Meta(description="What to store, 1 to 1000 of them.")] = []
+
+
+@declare("queue.lease", "POST /v1/queue.lease", role=Role.OPERATOR)
+class LeaseRequest(QueueRequest[LeaseReply], frozen=True, kw_only=True):
+    """Wait for items and lease them."""
+
+    queue_name: QueueName = ""
+    client_id: Annotated[str, Meta(description="Who leases; unique among those who wait.")] = ""
+    batch_size: Annotated[int, Meta(description="At most so many items, 1 to 1000.")] = 0
+    request_timeout: Wait = ""
+
+
+@declare("queue.complete", "POST /v1/queue.complete", role=Role.OPERATOR)
+class CompleteRequest(QueueRequest[CodeReply], frozen=True, kw_only=True):
+    """Finish leased items: all or none."""
+
+    queue_name: QueueName = ""
+    partition: Partition = 0
+    request_timeout: Wait = ""
+    ids: Ids = []
+
+
+@declare("queue.retry", "POST /v1/queue.retry", role=Role.OPERATOR)
+class RetryRequest(QueueRequest[CodeReply], frozen=True, kw_only=True):
+    """Give leased items back, later, or to the dead queue."""
+
+    queue_name: QueueName = ""
+    partition: Partition = 0
+    items: Annotated[list[RetryItem], Meta(description="Which, and how each goes back.")] = []
+
+
+@declare("queue.extend", "POST /v1/queue.extend", role=Role.OPERATOR)
+class ExtendRequest(QueueRequest[ExtendReply], frozen=True, kw_only=True):
+    """Let leases run longer: all or none."""
+
+    queue_name: QueueName = ""
+    partition: Partition = 0
+    ids: Ids = []
+    lease_timeout: Annotated[str, Meta(description="From now on; the queue's own if left out.")] = ""
+
+
+@declare("queue.stats", "POST /v1/queue.stats", role=Role.VIEWER)
+class StatsRequest(QueueNameRequest[StatsReply], frozen=True, kw_only=True):
+    """Count what waits, is leased, scheduled, dying."""
+
+
+@declare("queue.clear", "POST /v1/queue.clear", role=Role.ADMIN)
+class ClearRequest(QueueRequest[CodeReply], frozen=True, kw_only=True):
+    """Delete queued or scheduled items."""
+
+    queue_name: QueueName = ""
+    queue: Annotated[bool, Meta(description="Delete the queued items.")] = False
+    scheduled: Annotated[bool, Meta(description="Delete the scheduled items.")] = False
+    destructive: Annotated[bool, Meta(description="With --queue: leased items too.")] = False
+
+
+@declare("queue.pause", "POST /v1/queue.pause", role=Role.ADMIN)
+class PauseRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
+    """Take items in and give none out."""
+
+
+@declare("queue.resume", "POST /v1/queue.resume", role=Role.ADMIN)
+class ResumeRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
+    """Give items out again."""
+
+
+@declare("queue.reload", "POST /v1/queue.reload", role=Role.ADMIN)
+class ReloadRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
+    """Read the queue's state from its store again."""
+
+
+@declare("queue.redrive", "POST /v1/queue.redrive", role=Role.OPERATOR, redrives=True)
+class RedriveItemsRequest(QueueRequest[RedriveItemsReply], frozen=True, kw_only=True):
+    """Move dead items back to the queue they died in."""
+
+    queue_name: QueueName = ""
+    partition: Partition = 0
+    source_queue: Annotated[str, Meta(description="The queue that they died in.")] = ""
+    ids: Ids = []
+
+
+@declare("queues.create", "POST /v1/queues.create", role=Role.ADMIN)
+class CreateQueueRequest(QueueRequest[CodeReply], frozen=True, kw_only=True):
+    """Make a queue.
+
+    What the server alone decides is accepted, so that a listing can be sent back, and ignored.
+    """
+
+    queue_name: QueueName = ""
+    lease_timeout: Annotated[str, LEASE] = ""
+    expire_timeout: Annotated[str, EXPIRE] = ""
+    max_attempts: Annotated[int, ATTEMPTS] = 0
+    dead_queue: Annotated[str, DEAD] = ""
+    reference: Annotated[str, REFERENCE] = ""
+    requested_partitions: Annotated[int, PARTITIONS] = 0
+    dead_retention: Annotated[str, RETENTION] = ""
+    created_at: Moment = None
+    updated_at: Moment = None
+    partitions: Partitions = []
+    paused: Annotated[bool, Meta(description="Accepted and ignored: 'queue pause' does that.")] = False
+
+
+@declare("queues.update", "POST /v1/queues.update", role=Role.ADMIN)
+class UpdateQueueRequest(QueueRequest[CodeReply], frozen=True, kw_only=True):
+    """Change a queue's settings.
+
+    What is left out stays as it is.
+    """
+
+    queue_name: QueueName = ""
+    lease_timeout: Annotated[str | UnsetType, LEASE] = UNSET
+    expire_timeout: Annotated[str | UnsetType, EXPIRE] = UNSET
+    max_attempts: Annotated[int | UnsetType, ATTEMPTS] = UNSET
+    dead_queue: Annotated[str | UnsetType, DEAD] = UNSET
+    reference: Annotated[str | UnsetType, REFERENCE] = UNSET
+    requested_partitions: Annotated[int | UnsetType, PARTITIONS] = UNSET
+    dead_retention: Annotated[str | UnsetType, RETENTION] = UNSET
+    created_at: Moment = None
+    updated_at: Moment = None
+    partitions: Partitions = []
+
+
+@declare("queues.list", "POST /v1/queues.list", role=Role.VIEWER)
+class ListRequest(QueueRequest[QueuesReply], frozen=True, kw_only=True):
+    """List queues by name."""
+
+    pivot: Pivot = ""
+    limit: Count = 0
+
+
+@declare("queues.info", "POST /v1/queues.info", role=Role.VIEWER)
+class InfoRequest(QueueNameRequest[QueueInfo], frozen=True, kw_only=True):
+    """Show one queue."""
+
+
+@declare("queues.delete", "POST /v1/queues.delete", role=Role.ADMIN)
+class DeleteQueueRequest(QueueRequest[CodeReply], frozen=True, kw_only=True):
+    """Delete a queue and its items."""
+
+    queue_name: QueueName = ""
+    force: Annotated[bool, Meta(description="Delete it with the items that are in it.")] = False
+
+
+@declare("storage/items.list", "POST /v1/storage/items.list", role=Role.OPERATOR)
+class ListItemsRequest(QueueRequest[ItemsReply], frozen=True, kw_only=True):
+    """List queued and leased items."""
+
+    queue_name: QueueName = ""
+    partition: Partition = 0
+    pivot: Pivot = ""
+    limit: Count = 0
+
+
+@declare("storage/scheduled.list", "POST /v1/storage/scheduled.list", role=Role.OPERATOR)
+class ListScheduledRequest(ListItemsRequest, frozen=True, kw_only=True):
+    """List scheduled items."""
+
+
+class ImportedItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An item to import. `id`, `is_leased`, `lease_deadline`, `updated_at`, `dead_deadline`, `max_attempts` are
+    accepted, so that an export can be sent back, and ignored: an imported item is new and un-leased."""
+
+    id: str = ""
+    source_id: str = ""
+    attempts: int = 0
+    created_at: datetime | None = None
+    enqueue_at: datetime | None = None
+    lease_deadline: datetime | None = None
+    expire_deadline: datetime | None = None
+    dead_deadline: datetime | None = None
+    updated_at: datetime | None = None
+    is_leased: bool = False
+    max_attempts: int = 0
+    reference: str = ""
+    encoding: str = ""
+    kind: str = ""
+    payload: bytes = b""
+    dedupe_key: str = ""
+    source_queue: str = ""
+    death_reason: str = ""
+    death_attempts: int = 0
+    died_at: datetime | None = None
+    former_key: str = ""
+
+
+@declare("storage/items.import", "POST /v1/storage/items.import", role=Role.ADMIN, limit="import")
+class ImportItemsRequest(QueueRequest[ItemsReply], frozen=True, kw_only=True):
+    """Store items with their story."""
+
+    queue_name: QueueName = ""
+    partition: Annotated[int, Meta(description="The partition that they go into.")] = 0
+    items: Annotated[list[ImportedItem], Meta(description="What to store, 1 to 1000 of them.")] = []
+
+
+@declare("storage/items.delete", "POST /v1/storage/items.delete", role=Role.ADMIN)
+class DeleteItemsRequest(QueueRequest[CodeReply], frozen=True, kw_only=True):
+    """Delete items by id."""
+
+    queue_name: QueueName = ""
+    partition: Partition = 0
+    ids: Ids = []
+
+
+#: The verbs of the contract, by name.
+VERBS = {name: one for name, one in REQUESTS.items() if issubclass(one.request, QueueRequest)}

@@ -1,14 +1,20 @@
-"""What the faces show of collected results, and what they are asked: the JSON shapes, in one place."""
+"""`/v1/results`: what can be asked of collected results, and what is answered."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from holdfast.core.collect import Range, SeriesState, Transaction
 from holdfast.core.moments import moment
+from holdfast.core.requests.declare import BYTES, Request, Role, Stream, declare
+
+PAGE_COUNT_MAX = 1_000
+
+TransactionId = Annotated[str, Meta(description="The transaction's id.")]
 
 
 class SeriesView(Struct, frozen=True, kw_only=True):
@@ -56,21 +62,63 @@ class GapsReply(Struct, frozen=True, kw_only=True):
     items: Sequence[GapView]
 
 
-class StartResultRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a result is asked for with. `bytes` is base64; `utf8` stands instead of it."""
+@declare("results.list", "GET /v1/results", role=Role.VIEWER)
+class ListResults(Request[ResultsReply], frozen=True, kw_only=True):
+    """Transactions by id, a page at a time."""
 
-    producer: str
-    notify: str = ""
-    transaction_id: str = ""
-    series: Sequence[str] | None = None
-    request: bytes = field(name="bytes", default=b"")
-    utf8: str = ""
+    after: Annotated[str, Meta(description="Begin after this id.")] = ""
+    limit: Annotated[int, Meta(ge=1, le=PAGE_COUNT_MAX, description="How many.")] = PAGE_COUNT_MAX
 
 
-class AbandonResultRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Why a result is given up."""
+@declare("results.start", "POST /v1/results", role=Role.OPERATOR)
+class StartResultRequest(Request[ResultView], frozen=True, kw_only=True):
+    """Ask for a result, or find the one that has this id.
 
-    reason: str = "by hand"
+    `bytes` is base64; `utf8` stands instead of it.
+    """
+
+    producer: Annotated[str, Meta(description="Where the request goes: a queue, or EXCHANGE/KEY.")]
+    notify: Annotated[str, Meta(description="Where the completion notice goes.")] = ""
+    transaction_id: Annotated[
+        str, Meta(description="Its id; the same again is the same result. Made when left out.")
+    ] = ""
+    series: Annotated[
+        Sequence[str] | None,
+        Meta(description="A series of the result, several times for several; else headers say how many there are."),
+    ] = None
+    request: Annotated[bytes, Meta(description="The request's body.")] = field(name="bytes", default=b"")
+    utf8: Annotated[str, Meta(description="The request's body, as text.")] = ""
+
+
+# The more specific path stands first.
+@declare("results.gaps", "GET /v1/results/{id}/gaps", role=Role.VIEWER)
+class ReadGaps(Request[GapsReply], frozen=True, kw_only=True):
+    """Which ordinals are missing, as ranges with both ends."""
+
+    id: TransactionId
+
+
+@declare("results.abandon", "POST /v1/results/{id}/abandon", role=Role.OPERATOR, schema="AbandonResultRequest")
+class AbandonResult(Request[ResultView], frozen=True, kw_only=True):
+    """Give a result up."""
+
+    id: TransactionId
+    reason: Annotated[str, Meta(description="Why, for the ledger.")] = "by hand"
+
+
+@declare("results.read", "GET /v1/results/{id}/{series}", role=Role.OPERATOR, media=BYTES)
+class ReadSeries(Request[Stream], frozen=True, kw_only=True):
+    """The bytes of a series in order, verified, up to the first gap."""
+
+    id: TransactionId
+    series: Annotated[str, Meta(description="The series.")]
+
+
+@declare("results.show", "GET /v1/results/{id}", role=Role.VIEWER)
+class ReadResult(Request[ResultView], frozen=True, kw_only=True):
+    """One transaction with its series."""
+
+    id: TransactionId
 
 
 def result_view(transaction: Transaction, series: Sequence[SeriesState] = ()) -> ResultView:

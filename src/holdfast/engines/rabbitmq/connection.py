@@ -52,6 +52,19 @@ class Listener(Protocol):
         """The socket takes bytes again."""
 
 
+class NoEvents:
+    """A listener for a channel that only asks."""
+
+    def on_events(self, events: list[Event]) -> None:
+        """Nothing comes unasked."""
+
+    def on_closed(self, error: BrokerError, close: Close) -> None:
+        """Whoever waits for an answer is told by the channel."""
+
+    def on_writable(self) -> None:
+        """Questions are small."""
+
+
 class Channel:
     """`call` asks and waits for the answer; `write` sends what needs none."""
 

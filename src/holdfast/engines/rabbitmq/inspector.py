@@ -1,20 +1,13 @@
-"""What a plan wants to know of RabbitMQ before a letter is sent: whether an address routes, which queues get a copy,
-and how long a letter that fails there takes to be dead again.
+"""What is asked of RabbitMQ before a letter is published: by a recovery before it takes its first letter (broker,
+alarms, limits, permissions, whether targets route), and by a plan (whether an address routes, which queues get a copy,
+and how long a letter that fails there takes to be dead again). Nothing here changes anything.
 
-AMQP tells whether queues and exchanges are there; bindings and delays only the management API can say.
-
-What takes the delivery limit of a dead-letter queue away, for people: a sentence, and a command to be copied.
-
-What the user may do that a recovery needs, asked before the first letter is taken.
+AMQP tells whether queues and exchanges are there. What they are bound to, their type, limits and delays only the
+management API can say; without it the delivery limit is assumed from the broker's version, on the safe side.
 
 The management API shows the rights of every user, but to administrators only. AMQP answers by refusing: a binding that
 does not exist can be removed by whoever may write to its exchange, and an unroutable message comes back to whoever may
 write to the default exchange; neither changes anything. Whether the queue may be read is seen when it is consumed.
-
-What is looked at before a recovery takes its first letter: broker, alarms, limits, and whether targets route.
-
-AMQP tells whether queues and exchanges are there. What they are bound to, their type and their limits only the
-management API can say; without it the delivery limit is assumed from the broker's version, on the safe side.
 """
 
 from __future__ import annotations
@@ -25,25 +18,26 @@ import shlex
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from pamqp import base
 
 from holdfast.core.message import Address as Destination
 from holdfast.core.message import OutcomeKind, Outgoing
 from holdfast.core.plan import Retries
+from holdfast.core.recovery import Depth, Permission, Preflight
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.core.topology.model import DEAD_EXCHANGE, DEAD_KEY, TTL, Topology, Version, effective
 from holdfast.core.topology.routing import Graph
-from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.connection import Connection, NoEvents
+from holdfast.engines.rabbitmq.drain import ACCESS_REFUSED, is_name, lock_name
 from holdfast.engines.rabbitmq.management import ManagedPermission, ManagedQueue, Management
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.recovery_lock import ACCESS_REFUSED, NoEvents, lock_name
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.errors import BrokerRefused, HoldfastError
 from holdfast.ports.custody import Reach
-from holdfast.ports.recovery import Depth, Permission, Preflight
 
 #: Where nobody could say which policy the queue has: above those that people usually make.
 PRIORITY_UNSEEN = 100
@@ -174,11 +168,14 @@ DELIVERY_LIMIT_DEFAULT = 20
 MANAGEMENT_TIMEOUT_S = 5.0
 
 
-class Inspection:
-    """`run` once, on the connection that will consume."""
+class RabbitRunInspector:
+    """`preflight` once, on the connection that will consume; without a queue it is about the targets alone."""
 
-    def __init__(self, connection: Connection, queue: str, management: str | None) -> None:
+    def __init__(
+        self, connection: Connection, publisher: RabbitPublisher, queue: str, *, management: str | None
+    ) -> None:
         self._connection = connection
+        self._publisher = publisher
         self._queue = queue
         self._management = management
         self._seen: Graph | None = None
@@ -204,6 +201,8 @@ class Inspection:
 
     async def alarm(self) -> str:
         """Why the broker takes no publishes; empty when it does, or the management API does not say."""
+        if self._publisher.blocked:
+            return self._publisher.trouble
         if self._management is None or self._seen is None:
             return ""
         try:
@@ -213,14 +212,28 @@ class Inspection:
             return ""
         return f"the broker takes no publishes: {alarm}" if alarm else ""
 
-    async def refusal(self, connection: Connection, exchange: str) -> str:
+    async def refusal(self, exchange: str) -> str:
         """Why every publish to this exchange would be refused; empty when it would not, or nobody can say."""
-        self._connection = connection  # that of the start may be lost
-        try:
-            await self._ask(methods.ExchangeDeclare(exchange=exchange, passive=True))
-        except BrokerRefused as error:
-            return f"refused: {error.message}" if error.reply_code == NOT_FOUND else ""
+        if not exchange or not is_name(exchange):
+            return ""  # what is no name cannot be asked for, nor published to: the publisher says so
+        # Not where letters come: they are on their way just then, and to hear the answer all would have to be read.
+        async with await Connection.open(self._connection.address) as self._connection:
+            try:
+                await self._ask(methods.ExchangeDeclare(exchange=exchange, passive=True))
+            except BrokerRefused as error:
+                if error.reply_code == NOT_FOUND:
+                    return f"refused: {error.message}"
+            if await may_write(self._connection, exchange) is False:
+                return f"refused: 403 exchange '{exchange}' may not be written to"
         return ""
+
+    async def preflight(self, table: RouteTable) -> Preflight:
+        """Everything. Raises BrokerRefused when the queue is not there or may not be read."""
+        found = await self.run(table)
+        found.receivers = self.receivers
+        publisher, management = self._publisher, self._management
+        found.rights = await find_rights(self._connection, publisher, self._queue, table, found, management)
+        return found
 
     async def run(self, table: RouteTable) -> Preflight:
         """Raises BrokerRefused when the queue is not there or may not be read. Without a queue: of the targets."""
@@ -358,6 +371,7 @@ def _version(text: str) -> Version:
         return Version(3, 0)
 
 
+MANAGEMENT_PORTS = {5672: ("http", 15672), 5671: ("https", 15671)}
 LOOK_TIMEOUT_S = 10.0
 MS_PER_S = 1_000
 WAITS_IN_A_ROW_MAX = 10
@@ -499,3 +513,14 @@ async def _refusal(connection: Connection, method: base.Frame) -> str:
 
 async def _graph(api: Management, vhost: str) -> Graph:
     return Graph(Topology(exchanges=tuple(await api.exchanges(vhost)), bindings=tuple(await api.bindings(vhost))))
+
+
+def default_management(address: BrokerUrl) -> str | None:
+    """Where the management API is by default; None where the broker itself is not on its default port."""
+    host, port = address.hosts[0]
+    standard = MANAGEMENT_PORTS.get(port)
+    if standard is None:
+        return None
+    scheme, management_port = standard
+    user, password = quote(address.login.user, safe=""), quote(address.login.password, safe="")
+    return f"{scheme}://{user}:{password}@{f'[{host}]' if ':' in host else host}:{management_port}"

@@ -1,11 +1,8 @@
-"""From a delivery to what is published in its place: route, digest, and the changed header table.
+"""What is published in the place of a letter, by splicing raw headers: of a delivery in a recovery (route, digest, and
+the changed header table), and of a letter of the vault (its own bytes, its edits, and what a redrive changes).
 
 Most letters of a queue died of the same cause in the same second, so what their headers tell is decided once and
 remembered under the bytes that were read for it. Everything that is not changed keeps its bytes.
-
-A letter of the vault as it is published again: its own bytes, its edits, and what a redrive changes.
-
-Most letters of a task died of the same cause, so what is made of a header table is remembered under its bytes.
 """
 
 from __future__ import annotations
@@ -32,15 +29,16 @@ from holdfast.core.death import (
 from holdfast.core.death import returns as returns_of
 from holdfast.core.letter import Content, JsonValue
 from holdfast.core.message import Address, Delivery, Message, Outgoing
+from holdfast.core.recovery import RunLetter
 from holdfast.core.routes import Route, RouteTable, find_route
 from holdfast.engines.rabbitmq.letters import COUNTS, digest, hash_of, read_message
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.table import Value
 from holdfast.ports.custody import Parcel
-from holdfast.ports.recovery import RunLetter
 
 #: Neighbours in a queue died at about the same time, and of the same.
 REMEMBERED_COUNT_MAX = 1_024
+REWRITTEN_COUNT_MAX = 4_096
 #: A header table may fill a frame of 128 KiB, and differ from letter to letter.
 REMEMBERED_BYTES_MAX = 2 * 2**20
 #: Headers whose values decide what is changed and where the letter goes; with these the type header.
@@ -118,18 +116,18 @@ class _KnownHeaders(Struct, frozen=True, kw_only=True):
     returns: int
 
 
-class Copy(Struct, eq=False, gc=False):
-    """A delivery and what is published in its place."""
+class RabbitRedriver:
+    """`letter(delivery)` for every delivery of one run; see `ports.broker.Redriver`."""
 
-    delivery: Delivery
-    properties: bytes
-
-
-class Redriver:
-    """`taken(delivery)` for every delivery of one run."""
-
-    def __init__(self, redrive: RedriveStamp, routes: RouteTable, *, now: Callable[[], datetime]) -> None:
-        self.blocked: Callable[[Address], str] = lambda address: ""  #: why nothing sent there would arrive
+    def __init__(
+        self,
+        redrive: RedriveStamp,
+        routes: RouteTable,
+        *,
+        now: Callable[[], datetime],
+        blocked: Callable[[Address], str] = lambda address: "",
+    ) -> None:
+        self._blocked = blocked  # why nothing sent there would arrive
         self._redrive = redrive
         self._routes = routes
         self._telling = TELLING | {routes.type_header.encode("utf-8", "surrogateescape")}
@@ -146,7 +144,7 @@ class Redriver:
         """A new batch begins: what is redriven in it carries this moment."""
         self._own = _entry(REDRIVEN_AT, table.encode_value(self._now().isoformat())) + self._id_head
 
-    def taken(self, delivery: Delivery) -> RunLetter:
+    def letter(self, delivery: Delivery) -> RunLetter:
         """Never raises: what cannot be read is kept, with the reason."""
         raw, body, front = delivery.properties, delivery.body, self._last
         known = self._known.get(_key(raw, front))
@@ -168,7 +166,18 @@ class Redriver:
                 copy = properties.splice(copy, drop=plan.dropped_properties)
         returns = (known.returns if delivery.redelivered else 0) if known.counts else None
         size_bytes = len(raw) + len(copy) + len(body)
-        return RunLetter(Copy(delivery, copy), mark, plan.route, delivery.redelivered, returns, size_bytes)
+        return RunLetter(delivery, copy, mark, plan.route, delivery.redelivered, returns, size_bytes)
+
+    def read(self, delivery: Delivery) -> Message:
+        return read_message(delivery, self._redrive.dead_queue)
+
+    def put_back(self, letter: RunLetter) -> Outgoing:
+        delivery = letter.delivery
+        try:
+            raw = properties.splice(delivery.properties, drop=("expiration",))
+        except properties.Unreadable:
+            raw = delivery.properties
+        return Outgoing("", self._redrive.dead_queue, raw, delivery.body, letter)
 
     def _look(self, delivery: Delivery) -> _KnownHeaders:
         """At a letter that is made otherwise than the one before. Raises Unreadable."""
@@ -260,7 +269,7 @@ class Redriver:
 
     def _decide(self, key: bytes, message: Message) -> _Plan:
         route = find_route(message.headers, self._routes, dead_queue=self._redrive.dead_queue)
-        if route.address is not None and (why := self.blocked(route.address)):
+        if route.address is not None and (why := self._blocked(route.address)):
             route = replace(route, blocked=why)
         change = redriven(message, self._redrive)
         fixed = b"".join(_entry(name, table.encode_value(value)) for name, value in change.put.items())  # type: ignore[arg-type]
@@ -271,7 +280,8 @@ class Redriver:
 
     def _unreadable(self, delivery: Delivery, why: str) -> RunLetter:
         return RunLetter(
-            Copy(delivery, delivery.properties),
+            delivery,
+            delivery.properties,
             digest(delivery.properties, delivery.body),
             Route(address=None, why=why),
             delivery.redelivered,
@@ -285,20 +295,9 @@ def _key(raw: bytes, front: _Front) -> bytes:
     return raw[: front.hole] + raw[front.hole_end : front.end]
 
 
-def as_put_back(delivery: Delivery) -> bytes:
-    """The properties of a letter that goes back into its own queue: all as it came, but nothing that expires."""
-    try:
-        return properties.splice(delivery.properties, drop=("expiration",))
-    except properties.Unreadable:
-        return delivery.properties
-
-
 def _entry(name: str, value: bytes) -> bytes:
     raw = name.encode()
     return bytes((len(raw),)) + raw + value
-
-
-REWRITTEN_COUNT_MAX = 4_096
 
 
 class Rewriter:
@@ -312,7 +311,9 @@ class Rewriter:
         """Raises Unreadable, ValueError or TypeError for what cannot be written."""
         content = parcel.content
         raw = content.properties
-        own = _rewritten_entry(REDRIVEN_AT, at.isoformat()) + _rewritten_entry(REDRIVE_ID, parcel.redrive_id)
+        own = _entry(REDRIVEN_AT, table.encode_value(at.isoformat())) + _entry(
+            REDRIVE_ID, table.encode_value(parcel.redrive_id)
+        )
         start, end = properties.header_span(raw)
         if content.put or content.drop or raw[1] & HAS_SENSITIVE:
             raw = self._edited(parcel, own)
@@ -330,7 +331,7 @@ class Rewriter:
             found = table.scan(headers)
             gone = {name.encode() for name in (*change.drop, *change.put, REDRIVEN_AT, REDRIVE_ID)}
             kept = [headers[first:last] for name, first, last in found.entries if name not in gone]
-            put = [_rewritten_entry(name, _wire(value)) for name, value in change.put.items()]
+            put = [_entry(name, table.encode_value(_wire(value))) for name, value in change.put.items()]
             known = b"".join([*kept, *put]), headers[found.rest :]
             if len(self._known) >= REWRITTEN_COUNT_MAX:
                 self._known.clear()
@@ -381,11 +382,6 @@ def _wire(value: JsonValue | list[str]) -> Value:
     if isinstance(value, dict):
         return {name: _wire(one) for name, one in value.items()}
     return value
-
-
-def _rewritten_entry(name: str, value: Value) -> bytes:
-    raw = name.encode()
-    return bytes((len(raw),)) + raw + table.encode_value(value)
 
 
 def _text(value: object) -> str:

@@ -32,11 +32,10 @@ from holdfast.core.topology.model import (
     plain_queue,
     topology,
 )
-from holdfast.engines.rabbitmq.connection import Channel, Connection
+from holdfast.engines.rabbitmq.connection import Channel, Connection, NoEvents
 from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.management import ManagedExchange, ManagedQueue, Management
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.recovery_lock import NoEvents
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods

@@ -1,10 +1,14 @@
 """SQLite connections: how a file is opened, brought to today's schema, and how its errors read.
 
 Every write is one `BEGIN IMMEDIATE` transaction with WAL and `synchronous=FULL`: a commit survives a power cut.
+
+What is below `MEMORY` is no file: SQLite's `memdb` keeps it by its name, for all connections of this process, as long
+as one of them is open. The one that made it stays open until `delete_files`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +31,11 @@ CACHE_KIB = 8_192
 READER_CACHE_KIB = 1_024
 #: Bodies are nobody else's to read.
 FILE_MODE = 0o600
+MEMORY = Path(":memory:")
+MEMORY_BYTES_MAX = 2**40  #: SQLite's own limit is one GiB
+
+#: What is in memory, by its path; each connection is there only to be open.
+_in_memory: dict[Path, apsw.Connection] = {}
 
 _READ_WRITE = apsw.SQLITE_OPEN_READWRITE
 _READ_ONLY = apsw.SQLITE_OPEN_READONLY
@@ -73,6 +82,32 @@ def fetch_one(connection: apsw.Connection, statement: str, bindings: tuple[Any, 
     return connection.execute(SQL[statement], bindings).fetchone()
 
 
+def is_in_memory(path: Path) -> bool:
+    """Whether a path is below `MEMORY`."""
+    return path.parts[:1] == MEMORY.parts
+
+
+def size_of(path: Path) -> int | None:
+    """How long a file is; None when there is none."""
+    if is_in_memory(path):
+        return int(_in_memory[path].pragma("page_count")) if path in _in_memory else None
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def delete_files(folder: Path, start: str = "") -> None:
+    """Delete the files of a folder whose names begin so."""
+    if is_in_memory(folder):
+        for path in [path for path in _in_memory if path.parent == folder and path.name.startswith(start)]:
+            _in_memory.pop(path).close()
+        return
+    for path in sorted(folder.glob(f"{start}*")):
+        with suppress(FileNotFoundError):
+            path.unlink()
+
+
 def json_list(row_ids: list[int]) -> str:
     """Row ids for `json_each`: one statement for many rows."""
     return f"[{','.join(map(str, row_ids))}]"
@@ -81,11 +116,9 @@ def json_list(row_ids: list[int]) -> str:
 def open_writer(path: Path, *, kind: str, create: bool) -> apsw.Connection:
     """The one connection that writes a file, at today's schema."""
     with translated(path):
-        if create and str(path) != ":memory:":
+        if create:
             _make_private(path)
-        connection = apsw.Connection(
-            str(path), flags=_CREATE if create else _READ_WRITE, statementcachesize=STATEMENTS_COUNT_MAX
-        )
+        connection = _connect(path, _CREATE if create else _READ_WRITE)
         try:
             connection.set_busy_timeout(BUSY_TIMEOUT_MS)
             for pragma in (
@@ -108,10 +141,16 @@ def open_writer(path: Path, *, kind: str, create: bool) -> apsw.Connection:
 def open_reader(path: Path) -> apsw.Connection:
     """A connection that only reads: listings and counts beside the writer."""
     with translated(path):
-        connection = apsw.Connection(str(path), flags=_READ_ONLY)
+        connection = _connect(path, _READ_ONLY)
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)
         connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
         return connection
+
+
+def _connect(path: Path, flags: int) -> apsw.Connection:
+    if is_in_memory(path):
+        return apsw.Connection(f"/{path}", flags=flags, vfs="memdb", statementcachesize=STATEMENTS_COUNT_MAX)
+    return apsw.Connection(str(path), flags=flags, statementcachesize=STATEMENTS_COUNT_MAX)
 
 
 def _migrate(connection: apsw.Connection, path: Path, kind: str) -> None:
@@ -151,6 +190,12 @@ def _make_private(path: Path) -> None:
 
     A file that is there is not even opened: closing it would end the locks that this process has on it.
     """
+    if is_in_memory(path):
+        if path not in _in_memory:
+            connection = _in_memory[path] = _connect(path, _CREATE)
+            limit = ctypes.c_int64(MEMORY_BYTES_MAX)
+            connection.file_control("main", apsw.SQLITE_FCNTL_SIZE_LIMIT, ctypes.addressof(limit))
+        return
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     except FileExistsError:
@@ -162,6 +207,8 @@ def _make_private(path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
+    if is_in_memory(folder):
+        return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

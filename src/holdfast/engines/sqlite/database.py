@@ -7,6 +7,7 @@ and its folder is this process's alone.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,15 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
-from holdfast.engines.sqlite.connection import open_reader, open_writer, transaction, translated
+from holdfast.engines.sqlite.connection import (
+    MEMORY,
+    delete_files,
+    open_reader,
+    open_writer,
+    size_of,
+    transaction,
+    translated,
+)
 from holdfast.engines.sqlite.storage import FolderLock
 from holdfast.errors import CannotStart, HoldfastError, StorageFailed
 from holdfast.ports.clock import Clock
@@ -25,7 +34,6 @@ T = TypeVar("T")
 VAULT_READER_CACHE_KIB = 65_536
 #: Ordinals come nearly in order and are written once: more would only grow with the result.
 COLLECT_CACHE_KIB = 1_024
-MEMORY = Path(":memory:")
 
 
 class SqliteDialect:
@@ -82,7 +90,8 @@ class SqliteDatabase:
     """One file of a kind that there are migrations for, or memory."""
 
     def __init__(self, path: Path | None, *, kind: str, clock: Clock) -> None:
-        self._path = path or MEMORY
+        self._path = path or MEMORY / secrets.token_hex() / f"{kind}.db"
+        self._in_memory = path is None
         self._kind = kind
         self._clock = clock
         self._writing = ThreadPoolExecutor(1, thread_name_prefix=f"{kind}-write")
@@ -103,15 +112,13 @@ class SqliteDatabase:
             raise CannotStart(f"collector cannot be opened; '{self._path}': {error.message}") from error
 
     def _open(self) -> None:
-        in_memory = self._path == MEMORY
-        if not in_memory:
+        if not self._in_memory:
             with translated(self._path):
                 self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        create = in_memory or not self._path.exists()
-        self._writer = open_writer(self._path, kind=self._kind, create=create)
+        self._writer = open_writer(self._path, kind=self._kind, create=size_of(self._path) is None)
         if self._kind == "collect":
             self._writer.execute(f"PRAGMA cache_size = -{COLLECT_CACHE_KIB}")
-        elif not in_memory:
+        elif not self._in_memory:
             self._reader = open_reader(self._path)
             self._reader.execute(f"PRAGMA cache_size = -{VAULT_READER_CACHE_KIB}")
 
@@ -122,6 +129,8 @@ class SqliteDatabase:
             if connection is not None:
                 connection.close()
         self._reader = self._writer = None
+        if self._in_memory:
+            delete_files(self._path.parent)
         if self._folder is not None:
             self._folder.let_go()
 

@@ -18,6 +18,7 @@ from holdfast.engines.sqlite.connection import (
     fetch_one,
     open_reader,
     open_writer,
+    size_of,
     transaction,
     translated,
     translation,
@@ -44,6 +45,7 @@ class SqliteQueueStore:
         self._generation = record.generation
         self._numbers = tuple(partitions)
         self.path = path
+        self.last_use = 0
         self._writer: apsw.Connection | None = None
         self._operations: Operations | None = None
         self._checkpoints: Checkpoints | None = None
@@ -57,7 +59,6 @@ class SqliteQueueStore:
 
     async def commit(self, operations: Sequence[Operation], *, inline: bool = False) -> Committed:
         if inline and self.can_commit_inline():
-            self._storage.used(self)
             return self._commit(operations, alone=True)
         async with self._write_lock:
             await self._storage.make_room(self)
@@ -80,6 +81,7 @@ class SqliteQueueStore:
         writer, work, checkpoints = self._writer, self._operations, self._checkpoints
         assert writer and work and checkpoints  # noqa: S101, PT018 - _open has set all of them
         now_us = self._storage.clock.now_us()
+        self.last_use = next(self._storage.uses)
         try:
             # Written out instead of `transaction`: this is the hot path, and a context manager costs as much as a row.
             writer.execute("BEGIN IMMEDIATE")
@@ -104,21 +106,21 @@ class SqliteQueueStore:
         return Committed(results, states, now_us, self._storage.clock.now_us() - now_us)
 
     def _load(self) -> Committed:
+        self.last_use = next(self._storage.uses)
         self._let_go_of_writer()
         self._open()
         states = {number: self._moments.state(self._partitions[number]) for number in self._numbers}
         return Committed([], states, self._storage.clock.now_us())
 
     def _open(self) -> None:
-        exists = self.path.exists()
-        is_empty = not exists or not self.path.stat().st_size  # also while somebody copies a backup to its place
-        if is_empty and self._storage.was_made(self._generation):
-            what = "empty" if exists else "missing"
+        size = size_of(self.path)  # 0 also while somebody copies a backup to its place
+        if not size and self._storage.was_made(self._generation):
+            what = "missing" if size is None else "empty"
             raise StorageFailed(
                 f"storage failed; the file {self.path.name} of queue '{self._name}' is {what}, restore it from a "
                 "backup or delete the queue"
             )
-        writer = open_writer(self.path, kind="queue", create=not exists)
+        writer = open_writer(self.path, kind="queue", create=size is None)
         with translated(self.path):
             self._partitions = read_partitions(writer, self._generation)
             missing = [(number,) for number in self._numbers if number not in self._partitions]
@@ -144,7 +146,7 @@ class SqliteQueueStore:
 
     async def _read(self, work: Callable[[apsw.Connection], T]) -> T:
         def run() -> T:
-            if not self.path.exists():
+            if size_of(self.path) is None:
                 raise StorageFailed(f"storage failed; the file {self.path.name} is missing")
             with translated(self.path):
                 if self._reader is None:

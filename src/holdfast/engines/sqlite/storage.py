@@ -1,8 +1,8 @@
-"""A folder of SQLite files: `catalog.db`, and one file per queue, opened on use and closed when too many are open.
+"""A folder of SQLite files: `catalog.db`, which says what queues there are, and one file per queue, opened on use and
+closed when too many are open. It is locked, so that two processes never write the same files.
 
-The folder of a SQLite storage: made if need be, and locked, so that two processes never write the same files.
-
-The catalog of a folder: which queues there are, and which files belong to them.
+Without a folder all of it is in memory, for tests and for what may be lost: then nothing waits for a disk, so nothing
+runs in a thread of its own, and it is gone when it is closed.
 """
 
 from __future__ import annotations
@@ -11,23 +11,41 @@ import asyncio
 import fcntl
 import os
 import re
+import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import apsw
 import msgspec
 
 from holdfast.core.item import QueueRecord
-from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one, open_writer, transaction, translated
+from holdfast.engines.sqlite.connection import (
+    MEMORY,
+    SQL,
+    delete_files,
+    fetch_all,
+    fetch_one,
+    open_writer,
+    size_of,
+    transaction,
+    translated,
+)
 from holdfast.engines.sqlite.queue_store import SqliteQueueStore
 from holdfast.errors import CannotStart, HoldfastError, StorageFailed
 from holdfast.ports.clock import Clock
 from holdfast.ports.queue_store import LedgerEntry, RelatedQueues, StorageAbilities
+
+T = TypeVar("T")
+
+OPEN_FILES_COUNT_MAX = 200
+COMMIT_THREADS_COUNT_MAX = 4
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(QueueRecord).decode
 
 
 class FolderLock:
@@ -72,9 +90,17 @@ class FolderLock:
             self._descriptor = None
 
 
-T = TypeVar("T")
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(QueueRecord).decode
+class LocalCalls(Executor):
+    """Does at once, in the thread that asks, whatever it is given."""
+
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **more: Any) -> Future[Any]:
+        """The result is there when this returns."""
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*arguments, **more))
+        except BaseException as error:  # noqa: BLE001 - it is told to whoever asks
+            done.set_exception(error)
+        return done
 
 
 class SqliteCatalog:
@@ -91,7 +117,7 @@ class SqliteCatalog:
 
     def open(self) -> list[int]:
         """Open the file, on the calling thread; returns the generations whose files may be removed."""
-        self._db = open_writer(self._path, kind="catalog", create=not self._path.exists())
+        self._db = open_writer(self._path, kind="catalog", create=size_of(self._path) is None)
         files = fetch_all(self._db, "catalog_select_files")
         self._made = {generation for generation, _ in files}
         return [generation for generation, doomed in files if doomed]
@@ -127,7 +153,7 @@ class SqliteCatalog:
     ) -> QueueRecord:
         def work(db: apsw.Connection) -> QueueRecord:
             with transaction(db):
-                record = decide(_neighbours(db, name, dead_queue), self._clock.now_us())
+                record = decide(_related(db, name, dead_queue), self._clock.now_us())
                 text = _encode(record).decode()
                 if record.generation:
                     db.execute(SQL["catalog_update_queue"], (record.generation, record.dead_queue, text))
@@ -142,7 +168,7 @@ class SqliteCatalog:
     async def delete(self, name: str, *, decide: Callable[[RelatedQueues], QueueRecord], count: int) -> QueueRecord:
         def work(db: apsw.Connection) -> QueueRecord:
             with transaction(db):
-                record = decide(_neighbours(db, name, ""))
+                record = decide(_related(db, name, ""))
                 db.execute(SQL["catalog_delete_queue"], (record.generation,))
                 db.execute(SQL["catalog_doom_file"], (record.generation,))
                 entry = (self._clock.now_us(), "queue_deleted", name, "queues.delete", count)
@@ -163,18 +189,7 @@ class SqliteCatalog:
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
         rows = await self._do(lambda db: fetch_all(db, "catalog_select_ledger", (after, count_max)))
-        return [
-            LedgerEntry(
-                at_us=row[0],
-                action=row[1],
-                queue_name=row[2],
-                item_id=row[3],
-                reason=row[4],
-                count=row[5],
-                detail=row[6],
-            )
-            for row in rows
-        ]
+        return [LedgerEntry.from_row(row) for row in rows]
 
     # --- files: called from worker threads --------------------------------------------------------------------
 
@@ -194,7 +209,7 @@ class SqliteCatalog:
         self._locked(work)
         self._made.add(generation)
 
-    def doom(self, generation: int) -> None:
+    def delete_later(self, generation: int) -> None:
         """The file of this queue may be removed."""
 
         def work(db: apsw.Connection) -> None:
@@ -219,33 +234,36 @@ def _record(row: tuple[int, str]) -> QueueRecord:
     return msgspec.structs.replace(_decode(text), generation=generation)
 
 
-def _neighbours(db: apsw.Connection, name: str, dead_queue: str) -> RelatedQueues:
+def _related(db: apsw.Connection, name: str, dead_queue: str) -> RelatedQueues:
     current = fetch_one(db, "catalog_find_queue", (name,))
     dead = fetch_one(db, "catalog_find_queue", (dead_queue,)) if dead_queue else None
     sources = [row[0] for row in fetch_all(db, "catalog_select_sources", (name,))]
     return RelatedQueues(_record(current) if current else None, _record(dead) if dead else None, sources)
 
 
-OPEN_FILES_COUNT_MAX = 200
-COMMIT_THREADS_COUNT_MAX = 4
-
-
 class SqliteStorage:
-    """Queues in a folder that belongs to this process alone."""
+    """Queues in a folder that belongs to this process alone; in memory without one."""
 
     abilities = StorageAbilities(shared=False, moves_in_one_commit=False, inline=True)
 
-    def __init__(self, folder: Path, *, clock: Clock, open_files_max: int = OPEN_FILES_COUNT_MAX) -> None:
+    def __init__(self, folder: Path | None, *, clock: Clock, open_files_max: int = OPEN_FILES_COUNT_MAX) -> None:
         self.clock = clock
-        self.threads = ThreadPoolExecutor(COMMIT_THREADS_COUNT_MAX, thread_name_prefix="sqlite")
-        self.checkpointer = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
-        self._folder = folder
-        self._lock = FolderLock(folder)
-        self._catalog = SqliteCatalog(folder / "catalog.db", clock=clock, threads=self.threads)
+        self._folder = folder or MEMORY / secrets.token_hex()
+        self._lock = FolderLock(folder) if folder else None
+        self.threads: Executor = LocalCalls()
+        self.checkpointer: Executor = self.threads
+        if folder is not None:
+            self.threads = ThreadPoolExecutor(COMMIT_THREADS_COUNT_MAX, thread_name_prefix="sqlite")
+            self.checkpointer = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._catalog = SqliteCatalog(self._folder / "catalog.db", clock=clock, threads=self.threads)
         self._open_files_max = open_files_max
-        self._open: OrderedDict[SqliteQueueStore, None] = OrderedDict()
+        self.uses = count()  # numbers the uses of files: which one has been unused for longest
+        self._open: set[SqliteQueueStore] = set()
 
     async def open(self) -> None:
+        if self._lock is None:
+            self._catalog.open()
+            return
         self._lock.take()
         try:
             (self._folder / "queues").mkdir(exist_ok=True, mode=0o700)
@@ -264,7 +282,11 @@ class SqliteStorage:
         self._catalog.close()
         self.threads.shutdown(wait=True)
         self.checkpointer.shutdown(wait=True)
-        self._lock.let_go()
+        if self._lock is None:
+            delete_files(self._folder)
+            delete_files(self._folder / "queues")
+        else:
+            self._lock.let_go()
 
     def catalog(self) -> SqliteCatalog:
         return self._catalog
@@ -279,21 +301,19 @@ class SqliteStorage:
 
     async def drop(self, record: QueueRecord) -> None:
         def remove() -> None:
-            self._catalog.doom(record.generation)
+            self._catalog.delete_later(record.generation)
             self._remove_files(record.generation)
 
         await asyncio.get_running_loop().run_in_executor(self.threads, remove)
 
     def _remove_files(self, generation: int) -> None:
-        for path in sorted((self._folder / "queues").glob(f"{generation:06d}-*")):
-            with suppress(FileNotFoundError):
-                path.unlink()
+        delete_files(self._folder / "queues", f"{generation:06d}-")
         self._catalog.forget(generation)
 
     async def watch(self, hint: Callable[[str], None]) -> None:
         """The folder is this process's own: nobody else changes it."""
 
-    # --- called by store ------------------------------------------------------------------------------------
+    # --- called by its queues ------------------------------------------------------------------------------------
 
     def was_made(self, generation: int) -> bool:
         """Whether the file of a queue has existed."""
@@ -303,20 +323,15 @@ class SqliteStorage:
         """The file of a queue exists now."""
         self._catalog.note_made(generation)
 
-    def used(self, store: SqliteQueueStore) -> None:
-        """A file was just used."""
-        self._open[store] = None
-        self._open.move_to_end(store)
-
     def closed(self, store: SqliteQueueStore) -> None:
         """A file was closed."""
-        self._open.pop(store, None)
+        self._open.discard(store)
 
     async def make_room(self, store: SqliteQueueStore) -> None:
         """A file is about to be used: close those unused for longest while too many are open."""
-        self.used(store)
+        self._open.add(store)
         while len(self._open) > self._open_files_max:
-            oldest = next((other for other in self._open if other is not store and other.idle), None)
-            if oldest is None:
+            idle = [other for other in self._open if other is not store and other.idle]
+            if not idle:
                 return
-            await oldest.close()
+            await min(idle, key=lambda other: other.last_use).close()

@@ -12,18 +12,16 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from holdfast.errors import HoldfastError, Invalid
-from holdfast.faces.api.admin.routes import admin_routes
 from holdfast.faces.api.authenticator import NAME_HERE, Authenticator
+from holdfast.faces.api.endpoints import LazyCollector, admin_routes, results_routes
 from holdfast.faces.api.openapi import document
-from holdfast.faces.api.results import LazyCollector
-from holdfast.faces.api.results import routes as result_routes
 from holdfast.faces.api.verbs import Verbs, error_body
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
 from holdfast.services.vault.access import Sessions
+from holdfast.services.vault.admin import VaultApp
 from holdfast.telemetry.events import emit
 from holdfast.telemetry.prometheus import CaptureGauge, QueueGauge, Requests, render, render_vault
-from holdfast.wiring import VaultApp
 
 BODY_BYTES_MAX: Mapping[str, int] = {"produce": 5_000_000, "import": 64_000_000, "other": 512_000}
 
@@ -71,7 +69,7 @@ def make_app(
     return Starlette(
         routes=[
             *(admin_routes(office, door) if office is not None else ()),
-            *(result_routes(results, door=door) if results is not None else ()),
+            *(results_routes(results, door) if results is not None else ()),
             Mount("/v1", verbs),
             Route("/health", health),
             Route("/metrics", metrics),
@@ -88,7 +86,7 @@ def office_door(office: VaultApp, admin_token_hash: str | None, name_here: str) 
         admin_token_hash,
         tokens=office.tokens,
         sessions=Sessions(clock=office.custody.clock),
-        needs=office.needs,
+        redrive_role=office.redrive_role,
         name_here=name_here,
     )
 

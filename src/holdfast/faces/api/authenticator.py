@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from holdfast.core.requests.roles import ELSEWHERE, NEEDS, Caller, Role
+from holdfast.core.requests.declare import Caller, Declared, Role
 from holdfast.errors import Forbidden, Unauthorized
 from holdfast.services.vault.access import Sessions, TokenService, WebSession, is_csrf
 
@@ -53,20 +53,20 @@ class Authenticator:
         *,
         tokens: TokenService | None = None,
         sessions: Sessions | None = None,
-        needs: Mapping[str, Role] = NEEDS,
+        redrive_role: Role = Role.OPERATOR,
         name_here: str = NAME_HERE,
     ) -> None:
         self._hash = admin_token_hash
         self._name_here = name_here
         self._tokens = tokens
-        self._needs = needs
+        self._redrive_role = redrive_role
         self.sessions = sessions
 
-    def check(self, scope: Scope, need: str = "") -> Caller:
-        """Check one request; `need` is its line in the table of roles. Without one it takes an admin."""
+    def check(self, scope: Scope, declared: Declared | None) -> Caller:
+        """Check one request; what nobody has declared takes an admin."""
         caller = self.caller(scope)
         self.check_page_of_session(scope)
-        role = self._needs.get(need, ELSEWHERE)
+        role = declared.needs(self._redrive_role) if declared is not None else Role.ADMIN
         if caller.role < role:
             raise Forbidden(f"forbidden; this needs the role {role.word}, you are {caller.role.word}")
         return caller

@@ -21,15 +21,15 @@ from starlette.types import ASGIApp
 from holdfast.errors import CannotStart, HoldfastError
 from holdfast.faces.api.app import make_app
 from holdfast.faces.api.authenticator import token_hash
-from holdfast.faces.api.results import LazyCollector
+from holdfast.faces.api.endpoints import LazyCollector
 from holdfast.ports.queue_store import Catalog
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
+from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import ListenAddress, Settings
 from holdfast.telemetry.events import emit, set_up_logging
 from holdfast.wiring import (
     ScheduledRecoveries,
-    VaultApp,
     has_collector,
     office_at_work,
     open_collector,

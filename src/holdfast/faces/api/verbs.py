@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
-from holdfast.core.requests.queue import VERBS, ErrorReply, LeaseReply, LeaseRequest, Request
+from holdfast.core.requests.queue import VERBS, ErrorReply, LeaseReply, LeaseRequest, QueueRequest
 from holdfast.errors import BadBody, Forbidden, HoldfastError, InternalError, Invalid, UnknownMethod
 from holdfast.faces.api.authenticator import Authenticator
 from holdfast.services.queue.service import QueueService
@@ -42,8 +42,8 @@ class Verbs:
         self._service = service
         self._door = door
         self._requests = requests
-        self._decoders = {name: msgspec.json.Decoder(verb.request) for name, verb in VERBS.items()}
-        self._limits = {name: body_bytes_max[verb.body] for name, verb in VERBS.items()}
+        self._decoders = {name: verb.decoder for name, verb in VERBS.items()}
+        self._limits = {name: body_bytes_max[verb.limit] for name, verb in VERBS.items()}
         self._default_limit = body_bytes_max["other"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,7 +63,7 @@ class Verbs:
         self._requests.count(known, 200, time.perf_counter() - started_s)
 
     async def _reply(self, verb: str, scope: Scope, receive: Receive) -> bytes:
-        caller = self._door.check(scope, verb)
+        caller = self._door.check(scope, VERBS.get(verb))
         body = await _read(receive, self._limits.get(verb, self._default_limit))
         if scope["method"] != "POST":
             raise Invalid(f"method is invalid; use POST, not {scope['method']}")
@@ -74,23 +74,23 @@ class Verbs:
             raise Forbidden(f"forbidden; this token is for the queues {', '.join(caller.queues)} alone")
         try:
             if isinstance(request, LeaseRequest):
-                return _encode(await self._lease(verb, request, receive))
-            return _encode(await self._service.call(verb, request))
+                return _encode(await self._lease(request, receive))
+            return _encode(await self._service.call(request))
         except (HoldfastError, _Disconnected):
             raise
         except Exception as error:
             emit("server.bug", method=verb, error=repr(error), traceback=error)
             raise InternalError("internal error; the server's log has the details") from error
 
-    async def _lease(self, verb: str, request: LeaseRequest, receive: Receive) -> LeaseReply:
+    async def _lease(self, request: LeaseRequest, receive: Receive) -> LeaseReply:
         """The reply; when the client goes away before it, or in the same moment, nothing stays leased."""
-        working = asyncio.ensure_future(self._service.call(verb, request))
+        working = asyncio.ensure_future(self._service.call(request))
         leaving = asyncio.ensure_future(receive())
         try:
             await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
                 raise _Disconnected
-            reply = cast(LeaseReply, working.result())
+            reply = working.result()
             if leaving.done():
                 self._service.manager.give_back(reply)
                 raise _Disconnected
@@ -105,7 +105,7 @@ class _Disconnected(Exception):
     """The client went away while it waited."""
 
 
-def _decode(decoder: msgspec.json.Decoder[Request], body: bytes) -> Request:
+def _decode(decoder: msgspec.json.Decoder[QueueRequest[Any]], body: bytes) -> QueueRequest[Any]:
     try:
         return decoder.decode(body)
     except UnicodeDecodeError as error:

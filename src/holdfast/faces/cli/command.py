@@ -1,30 +1,30 @@
-"""How a command is made: an async function whose first parameter is the Session; the shared options come by themselves.
+"""How a command is made: from a function whose first parameter is the CommandContext, or from a request.
 
-This is the place where the command line enters asyncio, on the loop that the server has too.
+`command` registers a function; `asks` makes a command that asks one request and shows its reply. The shared options
+come by themselves. This is the place where the command line enters asyncio, on the loop that the server has too.
 
-Moments as people type them: RFC 3339, or `+10m` from now.
-
-What a command checks before it begins. A mistake in what was typed is bad usage, whatever the command.
+A mistake in what was typed is bad usage, whatever the command; it is checked before anything begins.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+import types
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import typer
-import uvloop
-from rich.markup import escape
+from msgspec import UNSET, Meta, UnsetType, structs
 
 from holdfast.core.moments import parse_duration
+from holdfast.core.requests.declare import Request
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode, report
-from holdfast.faces.cli.output import forget_stdout, one_line
+from holdfast.faces.cli.output import Output, forget_stdout, one_line
 
 
 def parse_moment(text: str, *, option: str) -> datetime:
@@ -129,15 +129,144 @@ def command(
         parameters = [parameter.replace(kind=_KEYWORD) for parameter in own] + list(shared)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        examples = "\n\n".join(f"  $ {escape(line)}" for line in example.splitlines())
+        examples = "\n\n".join(f"  $ {_escaped(line)}" for line in example.splitlines())
         app.command(name, help=inspect.getdoc(body), epilog=f"Example:\n\n{examples}")(run)
         return body
 
     return register
 
 
-def run_body(body: Body, session: CommandContext, arguments: dict[str, Any]) -> int:
+def _escaped(line: str) -> str:
+    """A bracket in a text is no markup."""
+    if "[" not in line:
+        return line
+    from rich.markup import escape
+
+    return escape(line)
+
+
+# --- commands made from requests ------------------------------------------------------------------------------
+
+
+class CommandOption(NamedTuple):
+    """How a field of a request is given on the command line, where that differs from the field itself.
+
+    `metavar` makes it an argument; `check` gets what was given and the option's name, and raises BadUsage.
+    """
+
+    name: str = ""
+    help: str = ""
+    metavar: str = ""
+    default: Any = ...
+    check: Callable[..., object] | None = None
+
+
+Q = TypeVar("Q", bound=Request[Any])
+Show = Callable[[Output, Q, Any], ExitCode | None]
+S = TypeVar("S", bound=Callable[..., ExitCode | None])
+
+
+def asks(
+    app: typer.Typer,
+    word: str,
+    request: type[Request[Any]],
+    /,
+    *,
+    example: str,
+    lines: str | None = None,
+    shared: tuple[inspect.Parameter, ...] = SHARED,
+    **given: CommandOption,
+) -> Callable[[S], S]:
+    """Make a command that asks `request`: the fields that are given are its options, in their order.
+
+    What it decorates shows the reply to people, and its docstring is the help. As JSON the reply is one document, or
+    with `lines` one line for each element of that field (of the reply itself if it is empty).
+    """
+    fields = {one.name: one for one in structs.fields(request)}
+    names = {field: option.name or field for field, option in given.items()}
+
+    def register(show: S) -> S:
+        async def body(session: CommandContext, **values: Any) -> ExitCode | None:
+            asked = {field: _value(fields[field], given[field], names[field], values[names[field]]) for field in given}
+            wanted = request(**{field: value for field, value in asked.items() if value is not UNSET})
+            async with session.connect(request) as client:
+                reply = await client.call(wanted)
+            if lines is None:
+                session.out.document(reply)
+            else:
+                session.out.documents(getattr(reply, lines) if lines else reply)
+            return show(session.out, wanted, reply)
+
+        parameters = [_parameter(names[field], fields[field], option) for field, option in given.items()]
+        context = inspect.Parameter("session", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        body.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]  # `command` reads it
+        body.__doc__ = show.__doc__
+        command(app, word, example=example, shared=shared)(body)
+        return show
+
+    return register
+
+
+def _parameter(name: str, field: structs.FieldInfo, option: CommandOption) -> inspect.Parameter:
+    kind, metas = _kind_of(field.type)
+    least = next((one.ge for one in metas if one.ge is not None), None)
+    most = next((one.le for one in metas if one.le is not None), None)
+    text = option.help or next(one.description for one in metas if one.description)
+    default = field.default if option.default is ... else option.default
+    if option.metavar:
+        hint: Any = typer.Argument(metavar=option.metavar, help=text, show_default=False, min=least)
+        return inspect.Parameter(name, _KEYWORD, annotation=Annotated[kind, hint])
+    if default is msgspec.NODEFAULT or isinstance(default, UnsetType):
+        default = None  # nothing was given
+    if default is None and type(None) not in get_args(kind):
+        kind = kind | None
+    if kind is bool:
+        hint = typer.Option(f"--{name.replace('_', '-')}", help=text)
+    else:
+        hint = typer.Option(help=text, show_default=default not in (None, ""), min=least, max=most)
+    return inspect.Parameter(name, _KEYWORD, default=default, annotation=Annotated[kind, hint])
+
+
+def _kind_of(hint: Any) -> tuple[Any, list[Meta]]:
+    """What typer is to take for a field, and what its type says of limits and meaning."""
+    metas: list[Meta] = []
+    if get_origin(hint) is Annotated:
+        hint, *more = get_args(hint)
+        metas = [one for one in more if isinstance(one, Meta)]
+    if get_origin(hint) is Literal:
+        return str, metas
+    if get_origin(hint) in (types.UnionType, Union):
+        kinds = [_kind_of(one)[0] for one in get_args(hint) if one is not UnsetType]
+        return Union[tuple(kinds)], metas  # noqa: UP007 - of as many as there are
+    if get_origin(hint) is list:
+        return list[_kind_of(get_args(hint)[0])[0]], metas  # type: ignore[misc]  # made at run time
+    return hint, metas
+
+
+def _value(field: structs.FieldInfo, option: CommandOption, name: str, value: Any) -> Any:
+    """What was given, checked; what was not given is left to the request."""
+    if value is None:
+        return UNSET
+    word = f"--{name.replace('_', '-')}"
+    if option.check is not None:
+        option.check(value, option=word)
+    allowed = _words_of(field.type)
+    if allowed and value != "":
+        one_of(value, allowed, option=word)
+    return value
+
+
+def _words_of(hint: Any) -> list[str]:
+    """The words that a field takes, if it takes no others."""
+    if get_origin(hint) is Literal:
+        return [word for word in get_args(hint) if word]
+    return [word for one in get_args(hint) for word in _words_of(one)]
+
+
+def run_body(body: Body, session: CommandContext, arguments: Mapping[str, Any]) -> int:
     """Run a command to its end; errors of ours are reported here."""
+    import uvloop
+
     _say_warnings(as_json=session.as_json)
     try:
         return uvloop.run(body(session, **arguments)) or ExitCode.DONE

@@ -1,30 +1,40 @@
-"""What every command starts with: the queues that --url names, in process or behind a server, and where to print.
+"""What every command starts with: who answers at --url, a server or the services of this process, and where to print.
 
-What went wrong, for the reader of the command line: one line with what to do next, or one JSON object.
-
-Nobody sees a stack trace for a mistake of theirs, a server that is gone, or a file that is missing.
+What went wrong is told in one line with what to do next, or in one JSON object. Nobody sees a stack trace for a mistake
+of theirs, a server that is gone, or a file that is missing.
 """
 
 from __future__ import annotations
 
+import getpass
 import os
-import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
 import typer
 
+from holdfast.core.requests.declare import Caller, Request, Role
 from holdfast.errors import BadUrl, BrokerUnreachable, CannotStart, HoldfastError, Unauthorized, Unreachable
 from holdfast.faces.cli.output import Output, one_line
-from holdfast.services.queue.queues import Queues
 from holdfast.settings import ListenAddress, Settings, load_settings
 
+if TYPE_CHECKING:  # what takes its time to import is imported when it is needed
+    import ssl
+
+    from holdfast.faces.client import Client, RequestClient
+    from holdfast.services.collect.service import CollectService
+    from holdfast.services.queue.queues import Queues
+    from holdfast.services.queue.service import QueueService
+    from holdfast.services.vault.admin import VaultApp
+
+TOKEN_BYTES_MAX = 10_000
 #: What the service calls a field is an option here.
 OPTIONS = {"say sensitive = true": "say --sensitive", ", use force": ", use --force"}
 
@@ -109,9 +119,6 @@ def advice(error: HoldfastError, *, server: str) -> str:
     return ""
 
 
-TOKEN_BYTES_MAX = 10_000
-
-
 @dataclass(frozen=True)
 class CommandContext:
     """The options that all commands share."""
@@ -121,6 +128,8 @@ class CommandContext:
     ca_file: Path | None = None
     config: Path | None = None
     as_json: bool = False
+    blobs: str | None = None
+    broker: str | None = None
     out: Output = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,25 +145,76 @@ class CommandContext:
         """Where a server of these settings would be."""
         return server_of(self.settings)
 
+    @property
+    def is_far(self) -> bool:
+        """Whether --url names a server."""
+        return urlsplit(self.settings.storages[0].url).scheme in {"http", "https"}
+
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Queues]:
         """The queues. Raises CannotStart when a storage cannot be opened."""
+        from holdfast.services.queue.queues import Queues
+
+        async with AsyncExitStack() as stack:
+            yield await self._client(stack) if self.is_far else Queues(await self._service(stack))
+
+    @asynccontextmanager
+    async def connect(self, request: type[Request[Any]]) -> AsyncIterator[RequestClient]:
+        """Who answers requests of this kind: a server, or the services that they take, in this process. Raises
+        CannotStart."""
+        from holdfast.faces.client import LocalClient
+
+        path = request.declared.path
+        async with AsyncExitStack() as stack:
+            if self.is_far:
+                if self.blobs or self.broker:
+                    raise BadUsage("--blobs and --broker are for a collector in this process; a server has its own")
+                yield await self._client(stack)
+            elif path.startswith("/v1/results"):
+                yield LocalClient(results=await self._collector(stack))
+            elif path.startswith("/admin/"):
+                yield LocalClient(vault=await self._vault(stack), caller=_caller())
+            else:
+                yield LocalClient(queues=await self._service(stack))
+
+    async def _client(self, stack: AsyncExitStack) -> Client:
+        from holdfast.faces.client import Client
+
         url = self.settings.storages[0].url
-        if urlsplit(url).scheme in {"http", "https"}:
-            from holdfast.faces.client import Client
+        return await stack.enter_async_context(Client(url, self.token(url), tls=self.tls()))
 
-            async with Client(url, self.token(url), tls=self.tls()) as client:
-                yield client
-        else:
-            from holdfast.wiring import open_service
+    async def _service(self, stack: AsyncExitStack) -> QueueService:
+        from holdfast.wiring import open_service
 
-            storages = self.settings.storages
-            async with open_service(
-                {storage.name: storage.url for storage in storages},
-                affinities={storage.name: storage.affinity for storage in storages},
-                open_files_max=self.settings.open_files_max,
-            ) as service:
-                yield Queues(service)
+        storages = self.settings.storages
+        opened = open_service(
+            {storage.name: storage.url for storage in storages},
+            affinities={storage.name: storage.affinity for storage in storages},
+            open_files_max=self.settings.open_files_max,
+        )
+        return await stack.enter_async_context(opened)
+
+    async def _vault(self, stack: AsyncExitStack) -> VaultApp:
+        if urlsplit(self.settings.storages[0].url).scheme in {"amqp", "amqps"}:
+            raise BadUsage(
+                "letters are kept in a vault; --url names its storage or server, HOLDFAST_BROKER_URL the broker"
+            )
+        from holdfast.services.queue.queues import Queues
+        from holdfast.wiring import open_office
+
+        service = await self._service(stack)
+        return await stack.enter_async_context(open_office(self.settings, Queues(service)))
+
+    async def _collector(self, stack: AsyncExitStack) -> CollectService:
+        """It runs in this process, and resumes what was left."""
+        from holdfast.wiring import open_collector
+
+        settings = self.settings
+        known = settings.collect_broker.reveal() if settings.collect_broker else None
+        opened = open_collector(
+            settings.storages[0].url, blobs=self.blobs or settings.blobs, broker=self.broker or known
+        )
+        return await stack.enter_async_context(opened)
 
     def token(self, url: str) -> str:
         """The token for a server: --token-file, HOLDFAST_TOKEN, HOLDFAST_ADMIN_TOKEN, or the local data folder's.
@@ -175,12 +235,23 @@ class CommandContext:
         """What --ca-file says about an https server's certificate. Raises CannotStart."""
         if self.ca_file is None:
             return None
+        import ssl
+
         try:
             return ssl.create_default_context(cafile=self.ca_file)
         except (OSError, ssl.SSLError) as error:
             raise CannotStart(
                 f"CA file cannot be used; '{self.ca_file}': {error.strerror or error}, give a PEM file"
             ) from error
+
+
+def _caller() -> Caller:
+    """Whoever runs the command, for the ledger."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError):  # no such user: a container
+        name = "nobody"
+    return Caller(name=f"cli:{name}", role=Role.ADMIN, origin="127.0.0.1")
 
 
 def server_of(settings: Settings) -> str:

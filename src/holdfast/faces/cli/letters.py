@@ -1,24 +1,38 @@
-"""`holdfast letters`: find, look at, edit, archive, restore, discard and export letters in custody."""
+"""`holdfast letters`: find, look at, edit, archive, restore, discard and export letters in custody.
+
+Which letters is said with the same options everywhere: `filtered` gives them to a command.
+"""
 
 from __future__ import annotations
 
-import base64
 import difflib
+import inspect
 import sys
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import aclosing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import msgspec
 import typer
+from msgspec import structs
 
-from holdfast.faces.cli.admin import LIST_COUNT_DEFAULT, Admin, as_selection, filtered, open_admin
-from holdfast.faces.cli.app import letters as app
-from holdfast.faces.cli.command import command, read_file
+from holdfast.core.requests import vault as requests
+from holdfast.faces.cli import groups
+from holdfast.faces.cli.command import command, duration, one_of, read_file
 from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode
 from holdfast.faces.cli.output import Output, filled_table, plural
 
+if TYPE_CHECKING:
+    from holdfast.faces.client import RequestClient
+
+app = groups["letters"]
+
+LIST_COUNT_DEFAULT = 50
 BODY_BYTES_MAX = 64 * 1024 * 1024
 PAGE_COUNT_MAX = 1_000
+PANEL = "Which letters"
+STATES = tuple(word for word in get_args(requests.State) if word)
 COLUMNS = ("#id", "state", "queue", "type", "reason", "error", "died at", "#redriven")
 FIELDS = ("id", "state", "queue", "type", "reason", "error_type", "died_at", "redriven_count")
 
@@ -26,10 +40,64 @@ Id = Annotated[int, typer.Argument(metavar="ID", help="The letter's id.", min=1,
 Limit = Annotated[int, typer.Option(help="At most so many.", min=1)]
 Reason = Annotated[str, typer.Option(help="Why, for the ledger.", show_default=False)]
 
+# --- the options that say which letters -----------------------------------------------------------------------
+
+#: Fields of a filter, in the order of their options.
+FILTERS = ["ids", "queue", "source_queue", "type", "reason", "error", "group", "state", "header", "text", "older_than"]
+#: Where the option is called otherwise.
+NAMES = {"reason": "death_reason"}
+HEADER = "NAME, or NAME=VALUE of a header."
+
+Filtered = Callable[..., Coroutine[Any, Any, ExitCode | None]]
+
+
+def filtered(body: Filtered) -> Filtered:
+    """Give a command the options of FILTERS; its second parameter is the requests.Filter that they make."""
+    session, _filters, *own = inspect.signature(body, eval_str=True).parameters.values()
+
+    async def run(given_session: CommandContext, **given: Any) -> ExitCode | None:
+        wanted = {field: given.pop(NAMES.get(field, field)) for field in FILTERS}
+        return await body(given_session, _filter(wanted), **given)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    texts = {one.name: msgspec.json.schema(one.type)["description"] for one in structs.fields(requests.Filter)}
+    options = []
+    for field in FILTERS:
+        text = HEADER if field == "header" else texts[field]
+        hint = typer.Option(help=text, rich_help_panel=PANEL, show_default=False)
+        options.append(inspect.Parameter(NAMES.get(field, field), keyword, default="", annotation=Annotated[str, hint]))
+    parameters = [session, *(one.replace(kind=keyword) for one in own), *options]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by `command`
+    run.__doc__ = body.__doc__
+    return run
+
+
+def _filter(given: Mapping[str, str]) -> requests.Filter:
+    """What was set. Raises BadUsage."""
+    duration(given["older_than"], option="--older-than")
+    if given["state"]:
+        one_of(given["state"], STATES, option="--state")
+    try:
+        ids = tuple(int(part) for part in given["ids"].split(",") if part.strip())
+    except ValueError as error:
+        raise BadUsage("--ids takes whole numbers with commas between them") from error
+    name, _, value = given["header"].partition("=")
+    return requests.Filter(**{**given, "ids": ids, "header": name, "header_value": value})  # type: ignore[arg-type]  # texts
+
+
+def named(filters: requests.Filter) -> requests.Filter:
+    """The same, when anything was named. Raises BadUsage."""
+    if filters == requests.Filter():
+        raise BadUsage("no letters were named; use --ids, --group, --queue or another filter")
+    return filters
+
+
+# --- commands -------------------------------------------------------------------------------------------------
+
 
 @command(app, "list", example="holdfast letters list --queue orders.dlq --state captured --limit 20")
 @filtered
-async def list_letters(session: CommandContext, filters: dict[str, str], limit: Limit = LIST_COUNT_DEFAULT) -> None:
+async def list_letters(session: CommandContext, filters: requests.Filter, limit: Limit = LIST_COUNT_DEFAULT) -> None:
     """List letters, newest first; all of the given conditions must fit."""
     await _list(session, filters, limit)
 
@@ -41,23 +109,23 @@ async def search(
     limit: Limit = LIST_COUNT_DEFAULT,
 ) -> None:
     """Find letters by words in their bodies and errors."""
-    await _list(session, {"text": words}, limit)
+    await _list(session, requests.Filter(text=words), limit)
 
 
-async def _list(session: CommandContext, filters: dict[str, str], limit: int) -> None:
-    found: list[dict[str, Any]] = []
-    async with open_admin(session) as admin:
-        cursor = ""
-        while True:
-            count = min(PAGE_COUNT_MAX, limit - len(found))
-            page = await admin.get("/admin/letters", **filters, limit=count, cursor=cursor)
-            found += page["letters"]
-            cursor = page["next"]
-            if not cursor or len(found) >= limit:
-                break
+def _search(filters: requests.Filter, limit: int, cursor: str = "") -> requests.SearchLetters:
+    return requests.SearchLetters(**structs.asdict(filters), limit=limit, cursor=cursor)
+
+
+async def _list(session: CommandContext, filters: requests.Filter, limit: int) -> None:
+    async with session.connect(requests.SearchLetters) as custody:
+        page = await custody.call(_search(filters, min(PAGE_COUNT_MAX, limit)))
+        found = list(page.letters)
+        while page.next and len(found) < limit:
+            page = await custody.call(_search(filters, min(PAGE_COUNT_MAX, limit - len(found)), page.next))
+            found += page.letters
     session.out.documents(found)
-    total = f"{'' if page['count_is_exact'] else 'at least '}{plural(page['count'], 'letter')}"
-    rows = [[letter[name] for name in FIELDS] for letter in found]
+    total = f"{'' if page.count_is_exact else 'at least '}{plural(page.count, 'letter')}"
+    rows = [[getattr(letter, name) for name in FIELDS] for letter in found]
     session.out.show(filled_table(COLUMNS, rows, title=f"{total}, {len(found)} shown"))
 
 
@@ -68,29 +136,29 @@ async def show(
     body: Annotated[bool, typer.Option("--body", help="Write the bytes of its body, and nothing else.")] = False,
 ) -> None:
     """Show one letter with its history, or its body."""
-    async with open_admin(session) as admin:
+    async with session.connect(requests.ReadLetter) as custody:
         if body:
-            sys.stdout.buffer.write(await admin.raw(f"/admin/letters/{letter}/body"))
+            sys.stdout.buffer.write(await custody.call(requests.ReadBody(id=letter)))
             return
-        found = await admin.get(f"/admin/letters/{letter}")
-        history = (await admin.get(f"/admin/letters/{letter}/history"))["rows"]
+        found = structs.asdict(await custody.call(requests.ReadLetter(id=letter)))
+        history = (await custody.call(requests.ReadHistory(id=letter))).rows
     session.out.document({**found, "history": history})
     _show_letter(session.out, found)
-    rows = [[row["at"], row["actor"], row["action"], row["to_state"], row["reason"]] for row in history]
+    rows = [[row.at, row.actor, row.action, row.to_state, row.reason] for row in history]
     session.out.show(filled_table(("at", "who", "what", "state", "why"), rows, title="History"))
 
 
-def _show_letter(out: Output, found: dict[str, Any]) -> None:
+def _show_letter(out: Output, found: Mapping[str, object]) -> None:
     """What is short as a record; headers, properties and the stack trace as blocks below it."""
     blocks = {name: value for name, value in found.items() if isinstance(value, dict | list) or name == "error_stack"}
     out.record([(name, value) for name, value in found.items() if name not in blocks and value not in (None, "")])
     for name, value in blocks.items():
-        if isinstance(value, str):
-            lines = value.splitlines()
-        elif isinstance(value, dict):
+        if isinstance(value, dict):
             lines = [f"{key} = {msgspec.json.encode(each).decode()}" for key, each in value.items()]
-        else:
+        elif isinstance(value, list):
             lines = [msgspec.json.encode(each).decode() for each in value]
+        else:
+            lines = str(value).splitlines()
         if lines:
             out.block(name.replace("_", " ").capitalize(), lines)
     out.say("")
@@ -109,15 +177,20 @@ async def edit(
     reason: Reason = "",
 ) -> None:
     """Edit a letter: a new revision. The original stays, and letters diff shows what changed."""
-    request: dict[str, object] = {"revision": revision, "sensitive": sensitive, "restore": restore, "reason": reason}
-    if body_file is not None:
-        request["body"] = base64.b64encode(read_file(body_file, bytes_max=BODY_BYTES_MAX)).decode()
-    request["put"] = dict(_header(text) for text in put or [])
-    request["drop"] = drop or []
-    async with open_admin(session) as admin:
-        made = await admin.post(f"/admin/letters/{letter}/revisions", request)
+    request = requests.EditLetter(
+        id=letter,
+        revision=revision,
+        body=read_file(body_file, bytes_max=BODY_BYTES_MAX) if body_file is not None else None,
+        put=dict(_header(text) for text in put or []),
+        drop=drop or [],
+        sensitive=sensitive,
+        restore=restore,
+        reason=reason,
+    )
+    async with session.connect(requests.EditLetter) as custody:
+        made = await custody.call(request)
     session.out.document(made)
-    session.out.say(f"letter {letter} has revision {made['revision']} now")
+    session.out.say(f"letter {letter} has revision {made.revision} now")
 
 
 def _header(text: str) -> tuple[str, object]:
@@ -133,51 +206,48 @@ def _header(text: str) -> tuple[str, object]:
 @command(app, "diff", example="holdfast letters diff 42")
 async def diff(session: CommandContext, letter: Id) -> None:
     """Show what the newest revision changes against the original."""
-    async with open_admin(session) as admin:
-        original = await admin.raw(f"/admin/letters/{letter}/body", original=True)
-        newest = await admin.raw(f"/admin/letters/{letter}/body")
-        revisions = await admin.get(f"/admin/letters/{letter}/revisions")
-    last: dict[str, Any] = revisions[-1] if revisions else {"number": 0, "put": {}, "drop": []}
+    async with session.connect(requests.ReadBody) as custody:
+        original = await custody.call(requests.ReadBody(id=letter, original=True))
+        newest = await custody.call(requests.ReadBody(id=letter))
+        revisions = await custody.call(requests.ListRevisions(id=letter))
+    number, put, drop = (revisions[-1].number, revisions[-1].put, revisions[-1].drop) if revisions else (0, {}, [])
     lines = list(
         difflib.unified_diff(
             original.decode("utf-8", "backslashreplace").splitlines(),
             newest.decode("utf-8", "backslashreplace").splitlines(),
             "original",
-            f"revision {last['number']}",
+            f"revision {number}",
             lineterm="",
         )
     )
-    session.out.document({"revision": last["number"], "put": last["put"], "drop": last["drop"], "body": lines})
-    for name, value in last["put"].items():
+    session.out.document({"revision": number, "put": put, "drop": drop, "body": lines})
+    for name, value in put.items():
         session.out.say(f"header {name} = {msgspec.json.encode(value).decode()}")
-    for name in last["drop"]:
+    for name in drop:
         session.out.say(f"header {name} is taken off")
     for line in lines:
         session.out.say(line)
 
 
-def _action(word: str, state: str) -> None:
+def _action(word: str, state: requests.State, request: type[requests.ActionRequest]) -> None:
     async def act(
         session: CommandContext,
-        filters: dict[str, str],
+        filters: requests.Filter,
         count: Annotated[
             int | None, typer.Option(help="How many letters you expect; without it they are only counted.", min=0)
         ] = None,
         reason: Reason = "",
     ) -> ExitCode | None:
-        if filters.get("state", state) != state:
-            lost = "; discarded letters cannot be restored" if (word, filters["state"]) == LOST else ""
-            raise BadUsage(f"--state is {filters['state']}; {word} takes letters that are {state} alone{lost}")
-        selection = {"state": state, **as_selection(filters)}
-        filters = {"state": state, **filters}
-        async with open_admin(session) as admin:
+        if (filters.state or state) != state:
+            lost = "; discarded letters cannot be restored" if (word, filters.state) == LOST else ""
+            raise BadUsage(f"--state is {filters.state}; {word} takes letters that are {state} alone{lost}")
+        selection = structs.replace(named(filters), state=state)
+        async with session.connect(request) as custody:
             if count is None:
-                return await _only_counted(session, admin, filters, word)
-            done = await admin.post(
-                f"/admin/letters/{word}", {"selection": selection, "count": count, "reason": reason}
-            )
+                return await _only_counted(session, custody, selection, word)
+            done = await custody.call(request(selection=selection, count=count, reason=reason))
         session.out.document(done)
-        session.out.say(f"{plural(done['count'], 'letter')}: {word} is done")
+        session.out.say(f"{plural(done.count, 'letter')}: {word} is done")
         return ExitCode.DONE
 
     act.__doc__ = (
@@ -188,31 +258,36 @@ def _action(word: str, state: str) -> None:
     command(app, word, example=example)(filtered(act))
 
 
-async def _only_counted(session: CommandContext, admin: Admin, filters: dict[str, str], word: str) -> ExitCode:
-    page = await admin.get("/admin/letters", **filters, limit=1)
-    session.out.document({"count": page["count"], "count_is_exact": page["count_is_exact"], "done": False})
-    if not page["count"]:
-        text = f"no letter that is {filters['state']} fits; there is nothing to {word}"
+async def _only_counted(
+    session: CommandContext, custody: RequestClient, filters: requests.Filter, word: str
+) -> ExitCode:
+    page = await custody.call(_search(filters, 1))
+    session.out.document({"count": page.count, "count_is_exact": page.count_is_exact, "done": False})
+    if not page.count:
+        text = f"no letter that is {filters.state} fits; there is nothing to {word}"
         if word == "restore":
-            lost = await admin.get("/admin/letters", **{**filters, "state": "discarded"}, limit=1)
-            text += f"; {lost['count']} of them are gone: discarded letters cannot be restored" if lost["count"] else ""
+            lost = await custody.call(_search(structs.replace(filters, state="discarded"), 1))
+            text += f"; {lost.count} of them are gone: discarded letters cannot be restored" if lost.count else ""
         session.out.say(text)
         return ExitCode.FAILED
-    session.out.say(f"{plural(page['count'], 'letter')} would be changed; say --count {page['count']} to {word} them")
+    session.out.say(f"{plural(page.count, 'letter')} would be changed; say --count {page.count} to {word} them")
     return ExitCode.BAD_USAGE
 
 
 LOST = ("restore", "discarded")
-ACTIONS: dict[str, str] = {"archive": "captured", "restore": "archived", "discard": "captured", "resolve": "redriven"}
-for _word, _state in ACTIONS.items():
-    _action(_word, _state)
+_action("archive", "captured", requests.ArchiveLetters)
+_action("restore", "archived", requests.RestoreLetters)
+_action("discard", "captured", requests.DiscardLetters)
+_action("resolve", "redriven", requests.ResolveLetters)
 
 
 @command(app, "export", example="holdfast letters export --queue orders.dlq > letters.jsonl")
 @filtered
-async def export(session: CommandContext, filters: dict[str, str]) -> None:
+async def export(session: CommandContext, filters: requests.Filter) -> None:
     """Write letters as JSON Lines, byte for byte: bodies and raw properties are base64."""
-    async with open_admin(session) as admin:
-        async for line in admin.lines("/admin/export", **filters):
-            sys.stdout.buffer.write(line)
+    async with session.connect(requests.ExportLetters) as custody:
+        lines = await custody.call(requests.ExportLetters(**structs.asdict(filters)))
+        async with aclosing(lines):
+            async for line in lines:
+                sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()

@@ -1,106 +1,97 @@
-"""`holdfast queue create|update|info|list|delete|stats|clear|pause|resume`."""
+"""`holdfast queue create|update|info|list|delete|stats|clear|pause|resume|watch`."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
+import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec import UNSET, UnsetType
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from holdfast.core.checks import LIST_COUNT_DEFAULT
 from holdfast.core.item import QueueInfo
-from holdfast.core.requests.queue import CodeReply, PartitionStats, StatsReply
-from holdfast.faces.cli import command as checks
-from holdfast.faces.cli.app import queue as app
-from holdfast.faces.cli.command import command
+from holdfast.core.moments import format_duration, parse_duration
+from holdfast.core.requests import queue as requests
+from holdfast.errors import HoldfastError, QueueMissing
+from holdfast.faces.cli import groups
+from holdfast.faces.cli.command import CommandOption, asks, command, duration
 from holdfast.faces.cli.context import BadUsage, CommandContext
-from holdfast.faces.cli.output import add_row, filled_table, plural, readable, table
-from holdfast.services.queue.queues import Queues
+from holdfast.faces.cli.output import Output, add_row, filled_table, one_line, plural, readable, shown, table
 
-Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", show_default=False)]
+if TYPE_CHECKING:
+    from holdfast.services.queue.queues import Queues
 
+ROWS_COUNT_MAX = 500
+INTERVAL_S = 1.0
 #: What `counts` begins with, in words.
 _PLACES = ("queued", "leased", "scheduled")
-_LEASE = "How long a lease lasts, such as 30s or 5m."
-_EXPIRE = "How long an item may wait before it dies, such as 24h."
-_ATTEMPTS = "How often an item may be leased before it dies; 0 is without limit."
-_DEAD = "The queue that dead items go to; it must exist."
-_REFERENCE = "A text of your own to find the queue by."
-_PARTITIONS = "How many partitions it has; an update may only raise it."
-_RETENTION = "In a dead queue: how long an item is kept before it is deleted; for ever if left out."
+
+Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", show_default=False)]
+NAME = CommandOption(name="name", metavar="QUEUE")
+DURATION = CommandOption(check=duration)
+
+app = groups["queue"]
 
 
-@command(app, "create", example="holdfast queue create orders --max-attempts 5 --dead-queue orders-dead")
-async def create(
-    session: CommandContext,
-    name: Name,
-    lease_timeout: Annotated[str, typer.Option(help=_LEASE)] = "1m",
-    expire_timeout: Annotated[str, typer.Option(help=_EXPIRE)] = "24h",
-    max_attempts: Annotated[int, typer.Option(help=_ATTEMPTS)] = 0,
-    dead_queue: Annotated[str, typer.Option(help=_DEAD, show_default=False)] = "",
-    reference: Annotated[str, typer.Option(help=_REFERENCE, show_default=False)] = "",
-    partitions: Annotated[int, typer.Option(help=_PARTITIONS)] = 1,
-    dead_retention: Annotated[str, typer.Option(help=_RETENTION, show_default=False)] = "",
-) -> None:
-    """Make a queue."""
-    _check_durations(lease_timeout=lease_timeout, expire_timeout=expire_timeout, dead_retention=dead_retention)
-    async with session.open() as queues:
-        await queues.queues_create(
-            name,
-            lease_timeout=lease_timeout,
-            expire_timeout=expire_timeout,
-            max_attempts=max_attempts,
-            dead_queue=dead_queue,
-            reference=reference,
-            requested_partitions=partitions,
-            dead_retention=dead_retention,
-        )
-    session.out.document(CodeReply(200))
-    session.out.say(f"queue '{name}' was created")
-    if not dead_queue:
-        _remark_deletion(session, expire_timeout, max_attempts)
+def _or_none(text: str | None, check: bool = False) -> CommandOption:
+    return CommandOption(help=f"{text} '' takes it away.", check=duration if check else None)
 
 
-@command(
-    app, "update", example="holdfast queue update orders --max-attempts 3\nholdfast queue update orders --dead-queue ''"
+@asks(
+    app,
+    "create",
+    requests.CreateQueueRequest,
+    example="holdfast queue create orders --max-attempts 5 --dead-queue orders-dead",
+    queue_name=NAME,
+    lease_timeout=CommandOption(default="1m", check=duration),
+    expire_timeout=CommandOption(default="24h", check=duration),
+    max_attempts=CommandOption(),
+    dead_queue=CommandOption(),
+    reference=CommandOption(),
+    requested_partitions=CommandOption(name="partitions", default=1),
+    dead_retention=DURATION,
 )
-async def update(
-    session: CommandContext,
-    name: Name,
-    lease_timeout: Annotated[str | None, typer.Option(help=_LEASE)] = None,
-    expire_timeout: Annotated[str | None, typer.Option(help=_EXPIRE)] = None,
-    max_attempts: Annotated[int | None, typer.Option(help=_ATTEMPTS)] = None,
-    dead_queue: Annotated[str | None, typer.Option(help=f"{_DEAD} '' takes it away.")] = None,
-    reference: Annotated[str | None, typer.Option(help=f"{_REFERENCE} '' takes it away.")] = None,
-    partitions: Annotated[int | None, typer.Option(help=_PARTITIONS)] = None,
-    dead_retention: Annotated[str | None, typer.Option(help=f"{_RETENTION} '' takes it away.")] = None,
-) -> None:
+def create(out: Output, asked: requests.CreateQueueRequest, reply: requests.CodeReply) -> None:
+    """Make a queue."""
+    out.say(f"queue '{asked.queue_name}' was created")
+    if asked.dead_queue:
+        return
+    # Without a dead queue a policy deletes: whoever sets it should know.
+    attempts = f", or leased {asked.max_attempts} times without success" if asked.max_attempts else ""
+    out.note(
+        f"note: it has no dead queue; an item that waits longer than {asked.expire_timeout}{attempts} is deleted. "
+        "'queue update --dead-queue' changes that"
+    )
+
+
+@asks(
+    app,
+    "update",
+    requests.UpdateQueueRequest,
+    example="holdfast queue update orders --max-attempts 3\nholdfast queue update orders --dead-queue ''",
+    queue_name=NAME,
+    lease_timeout=DURATION,
+    expire_timeout=DURATION,
+    max_attempts=CommandOption(),
+    dead_queue=_or_none(requests.DEAD.description),
+    reference=_or_none(requests.REFERENCE.description),
+    requested_partitions=CommandOption(name="partitions"),
+    dead_retention=_or_none(requests.RETENTION.description, check=True),
+)
+def update(out: Output, asked: requests.UpdateQueueRequest, reply: requests.CodeReply) -> None:
     """Change a queue's settings. What is not given stays as it is; '' and 0 are said explicitly."""
-    _check_durations(lease_timeout=lease_timeout, expire_timeout=expire_timeout, dead_retention=dead_retention)
-    async with session.open() as queues:
-        await queues.queues_update(
-            name,
-            lease_timeout=_given(lease_timeout),
-            expire_timeout=_given(expire_timeout),
-            max_attempts=UNSET if max_attempts is None else max_attempts,
-            dead_queue=_given(dead_queue),
-            reference=_given(reference),
-            requested_partitions=UNSET if partitions is None else partitions,
-            dead_retention=_given(dead_retention),
-        )
-    session.out.document(CodeReply(200))
-    session.out.say(f"queue '{name}' was updated")
+    out.say(f"queue '{asked.queue_name}' was updated")
 
 
-@command(app, "info", example="holdfast queue info orders")
-async def info(session: CommandContext, name: Name) -> None:
+@asks(app, "info", requests.InfoRequest, example="holdfast queue info orders", queue_name=NAME)
+def info(out: Output, asked: requests.InfoRequest, found: QueueInfo) -> None:
     """Show a queue's settings."""
-    async with session.open() as queues:
-        found = await queues.queues_info(name)
-    session.out.document(found)
-    session.out.show(_info_table(found))
+    out.show(_info_table(found))
 
 
 @command(app, "list", example="holdfast queue list\nholdfast queue list --json | jq -r .queue_name")
@@ -127,31 +118,26 @@ async def list_queues(
         session.out.say("there are no queues here; make one with 'holdfast queue create NAME'")
 
 
-@command(app, "delete", example="holdfast queue delete orders --force")
-async def delete(
-    session: CommandContext,
-    name: Name,
-    force: Annotated[bool, typer.Option("--force", help="Delete it with the items that are in it.")] = False,
-) -> None:
+@asks(
+    app,
+    "delete",
+    requests.DeleteQueueRequest,
+    example="holdfast queue delete orders --force",
+    queue_name=NAME,
+    force=CommandOption(),
+)
+def delete(out: Output, asked: requests.DeleteQueueRequest, reply: requests.CodeReply) -> None:
     """Delete a queue; with items in it only by force."""
-    async with session.open() as queues:
-        await queues.queues_delete(name, force=force)
-    session.out.document(CodeReply(200))
-    session.out.say(f"queue '{name}' was deleted")
+    out.say(f"queue '{asked.queue_name}' was deleted")
 
 
-@command(app, "stats", example="holdfast queue stats orders")
-async def stats(session: CommandContext, name: Name) -> None:
+@asks(app, "stats", requests.StatsRequest, example="holdfast queue stats orders", queue_name=NAME)
+def stats(out: Output, asked: requests.StatsRequest, reply: requests.StatsReply) -> None:
     """Count what waits, is leased, scheduled, dying and overdue, by partition."""
-    async with session.open() as queues:
-        reply = await queues.queue_stats(name)
-    session.out.document(reply)
-    session.out.show(_stats_table(reply))
+    out.show(_stats_table(reply))
     waiting = [(q.produce_waiting, q.lease_waiting, q.complete_waiting, q.in_flight) for q in reply.logical_queues]
     produces, leases, completes, in_flight = (sum(column) for column in zip(*waiting, strict=True))
-    session.out.say(
-        f"requests waiting: {produces} produce, {leases} lease, {completes} complete; {in_flight} in flight"
-    )
+    out.say(f"requests waiting: {produces} produce, {leases} lease, {completes} complete; {in_flight} in flight")
 
 
 @command(app, "clear", example="holdfast queue clear orders --queue --scheduled")
@@ -169,7 +155,7 @@ async def clear(
         before = counts(await _partitions(queues, name))
         await queues.queue_clear(name, queue=queue, scheduled=scheduled, destructive=destructive)
         after = counts(await _partitions(queues, name))
-    session.out.document(CodeReply(200))
+    session.out.document(requests.CodeReply(200))
     gone = [max(0, were - are) for were, are in zip(before, after, strict=True)][:3]
     parts = [f"{plural(count, 'item')} {what}" for count, what in zip(gone, _PLACES, strict=True) if count]
     session.out.say(f"queue '{name}' was cleared; {', '.join(parts) or 'no items'} went")
@@ -177,22 +163,16 @@ async def clear(
         session.out.note(f"{plural(after[1], 'item')} leased stayed; --destructive deletes those too")
 
 
-@command(app, "pause", example="holdfast queue pause orders")
-async def pause(session: CommandContext, name: Name) -> None:
+@asks(app, "pause", requests.PauseRequest, example="holdfast queue pause orders", queue_name=NAME)
+def pause(out: Output, asked: requests.PauseRequest, reply: requests.CodeReply) -> None:
     """Take items in and give none out, until resumed; a restart does not change that."""
-    async with session.open() as queues:
-        await queues.queue_pause(name)
-    session.out.document(CodeReply(200))
-    session.out.say(f"queue '{name}' is paused")
+    out.say(f"queue '{asked.queue_name}' is paused")
 
 
-@command(app, "resume", example="holdfast queue resume orders")
-async def resume(session: CommandContext, name: Name) -> None:
+@asks(app, "resume", requests.ResumeRequest, example="holdfast queue resume orders", queue_name=NAME)
+def resume(out: Output, asked: requests.ResumeRequest, reply: requests.CodeReply) -> None:
     """Give items out again."""
-    async with session.open() as queues:
-        await queues.queue_resume(name)
-    session.out.document(CodeReply(200))
-    session.out.say(f"queue '{name}' is resumed")
+    out.say(f"queue '{asked.queue_name}' is resumed")
 
 
 async def all_queues(queues: Queues, *, pivot: str = "", limit: int = 0) -> AsyncIterator[QueueInfo]:
@@ -213,27 +193,9 @@ async def all_queues(queues: Queues, *, pivot: str = "", limit: int = 0) -> Asyn
         last = pivot = page[-1].queue_name
 
 
-async def _partitions(queues: Queues, name: str) -> list[PartitionStats]:
+async def _partitions(queues: Queues, name: str) -> list[requests.PartitionStats]:
     reply = await queues.queue_stats(name)
     return [partition for logical in reply.logical_queues for partition in logical.partitions]
-
-
-def _check_durations(**given: str | None) -> None:
-    for name, text in given.items():
-        checks.duration(text or "", option=f"--{name.replace('_', '-')}")
-
-
-def _remark_deletion(session: CommandContext, expire_timeout: str, max_attempts: int) -> None:
-    """Without a dead queue a policy deletes: whoever sets it should know."""
-    attempts = f", or leased {max_attempts} times without success" if max_attempts else ""
-    session.out.note(
-        f"note: it has no dead queue; an item that waits longer than {expire_timeout}{attempts} is deleted. "
-        "'queue update --dead-queue' changes that"
-    )
-
-
-def _given(value: str | None) -> str | UnsetType:
-    return UNSET if value is None else value
 
 
 def _info_table(found: QueueInfo) -> Table:
@@ -257,7 +219,7 @@ def _info_table(found: QueueInfo) -> Table:
     return shown
 
 
-def _stats_table(reply: StatsReply) -> Table:
+def _stats_table(reply: requests.StatsReply) -> Table:
     partitions = [partition for logical in reply.logical_queues for partition in logical.partitions]
     failing = ["#failures"] if any(p.failures for p in partitions) else []
     shown = table(
@@ -274,7 +236,7 @@ def _stats_table(reply: StatsReply) -> Table:
     return shown
 
 
-def counts(partitions: Sequence[PartitionStats]) -> list[int]:
+def counts(partitions: Sequence[requests.PartitionStats]) -> list[int]:
     """Queued, leased, scheduled, dying, overdue items, and failures, of these partitions together."""
     return [
         sum(p.total - p.total_leased for p in partitions),
@@ -284,3 +246,114 @@ def counts(partitions: Sequence[PartitionStats]) -> list[int]:
         sum(p.overdue for p in partitions),
         sum(p.failures for p in partitions),
     ]
+
+
+# --- queue watch: a live table, refreshed every second --------------------------------------------------------
+
+
+@command(app, "watch", example="holdfast queue watch\nholdfast queue watch orders orders-dead --once")
+async def watch(
+    session: CommandContext,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="QUEUE…", help="Which queues; all if left out.", show_default=False)
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Show one frame and end.")] = False,
+    interval_s: Annotated[
+        float, typer.Option("--interval", help="Seconds between frames.", min=0.1, max=3600)
+    ] = INTERVAL_S,
+) -> None:
+    """Watch queues live, until Ctrl-C. With --json: one line per queue and frame."""
+    async with session.open() as queues:
+        frames = _Frames(queues, names or [])
+        first = await frames.read()  # a name that does not exist, or a server that is not there, is said at once
+        if once or session.as_json or not sys.stdout.isatty():
+            await _print_frames(session, frames, first, once=once, interval_s=interval_s)
+            return
+        with Live(frames.table(first), console=session.out.people, screen=True, auto_refresh=False) as live:
+            while True:  # ends by Ctrl-C
+                live.update(frames.table(await frames.read_again()), refresh=True)
+                await asyncio.sleep(interval_s)
+
+
+async def _print_frames(
+    session: CommandContext, frames: _Frames, first: list[requests.StatsReply], *, once: bool, interval_s: float
+) -> None:
+    stats = first
+    while True:  # ends by Ctrl-C, or at once
+        session.out.documents(stats)
+        session.out.show(frames.table(stats))
+        if once:
+            return
+        await asyncio.sleep(interval_s)
+        stats = await frames.read()
+
+
+class _Frames:
+    """Reads the counts of queues, and remembers the last ones to tell how they change."""
+
+    def __init__(self, queues: Queues, names: list[str]) -> None:
+        self._queues = queues
+        self._names = names
+        self._trouble = ""
+        self._last: dict[str, tuple[float, int]] = {}
+        self._stats: list[requests.StatsReply] = []
+
+    async def read(self) -> list[requests.StatsReply]:
+        """The counts now. A queue that was found by listing and is deleted meanwhile is left out."""
+        listed = [found.queue_name async for found in all_queues(self._queues, limit=ROWS_COUNT_MAX)]
+        stats = []
+        for name in self._names or listed:
+            try:
+                stats.append(await self._queues.queue_stats(name))
+            except QueueMissing:
+                if self._names and not self._stats:
+                    raise
+        self._stats = stats
+        self._trouble = ""
+        return stats
+
+    async def read_again(self) -> list[requests.StatsReply]:
+        """Like `read`, but trouble that may pass is shown below the last known counts."""
+        try:
+            return await self.read()
+        except HoldfastError as error:
+            self._trouble = error.message
+            return self._stats
+
+    def table(self, stats: list[requests.StatsReply]) -> Table:
+        """One frame. What is wrong (dying, overdue, failures) has a column only when there is any."""
+        columns = (
+            "queue", "#queued", "#±/s", "#leased", "#scheduled", "#dying", "#overdue", "#failures", "#waiting", "#age",
+        )  # fmt: skip
+        now_s = time.monotonic()
+        rows: list[list[object]] = []
+        for reply in stats:
+            partitions = [p for logical in reply.logical_queues for p in logical.partitions]
+            queued, leased, scheduled, *wrong = counts(partitions)
+            change = self._change(reply.queue_name, now_s, queued)
+            waiting = sum(logical.lease_waiting for logical in reply.logical_queues)
+            rows.append([
+                reply.queue_name, queued, change, leased, scheduled, *(count or None for count in wrong), waiting,
+                _average_age(partitions),
+            ])  # fmt: skip
+        made = filled_table(columns, rows)
+        made.caption = Text(one_line(self._trouble), style="red") if self._trouble else time.strftime("%H:%M:%S")
+        made.caption_justify = "left"
+        return made
+
+    def _change(self, name: str, now_s: float, queued: int) -> str:
+        last = self._last.get(name)
+        self._last[name] = (now_s, queued)
+        if last is None or now_s <= last[0]:
+            return ""
+        change = round((queued - last[1]) / (now_s - last[0]))
+        return f"+{shown(change)}" if change > 0 else shown(change)
+
+
+def _average_age(partitions: list[requests.PartitionStats]) -> str:
+    """Over all partitions, by their number of items."""
+    total = sum(p.total for p in partitions)
+    if not total:
+        return ""
+    age_us = sum(parse_duration(p.average_age, what="age") * p.total for p in partitions) // total
+    return readable(format_duration(age_us))

@@ -1,83 +1,185 @@
-"""`holdfast recover`: every letter out of a dead-letter queue, published first and acked second."""
+"""`holdfast recover`: every letter out of a dead-letter queue, published first and acked second; or every item of an
+embedded dead queue back to the queue it died in.
+
+Signals: before a run has begun they end it; later the first stops it cleanly, the second at once.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import inspect
 import logging
 import os
 import re
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
+import signal
+import stat
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace as replaced
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Protocol, get_type_hints
 from urllib.parse import urlsplit
 
-from msgspec.structs import replace
+import msgspec
+import typer
+from msgspec import Struct
+from msgspec.structs import fields, replace
 
-from holdfast.core.death import RedriveStamp
 from holdfast.core.moments import SECOND_US, parse_duration
-from holdfast.core.recovery import RunLimits, Summary
+from holdfast.core.recovery import RecoveryOrder, RunLimits, Summary, summary_lines
 from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_place, parse_routes
 from holdfast.core.selection import LetterFilter
-from holdfast.errors import HoldfastError, Invalid
-from holdfast.faces.cli import recover_options as options
-from holdfast.faces.cli.app import app
+from holdfast.errors import CannotStart, HoldfastError, Invalid, Unauthorized, Unreachable
+from holdfast.faces.cli import app
 from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, command
-from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode
+from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
 from holdfast.faces.cli.progress import bar
-from holdfast.faces.cli.recover_ending import finish
-from holdfast.faces.cli.recover_place import find_place
-from holdfast.faces.cli.recover_report import open_report
-from holdfast.faces.cli.recover_signals import Begin, let_go_at_once, signals
-from holdfast.ports.recovery import DeadLetters
+from holdfast.ports.broker import RecoveryBroker
 from holdfast.services.recover.report import Notices
-from holdfast.services.recover.run import Recovery
-from holdfast.services.recover.service import RecoveryOrder, RunRecord, new_run, recorded, recover
-from holdfast.services.recover.source import BackupRun, publish_backup
+from holdfast.services.recover.service import RunRecord, new_run, recorded, recover
 
-if TYPE_CHECKING:
-    from holdfast.wiring import JournalPaths, OpenJournal
-
-TIMEOUTS = ("total", "idle", "empty", "stall", "hold", "stop")
 BROKERS = frozenset(("amqp", "amqps"))
+SCHEMES = frozenset(("sqlite", "postgresql", "postgres", "memory", "http", "https"))
+BROKER_OPTIONS = (
+    "--routes", "--to", "--to-exchange", "--through-wait", "--keep-unroutable", "--strict",
+    "--journal", "--no-journal", "--backup", "--from-backup", "--management",
+)  # fmt: skip
+NAME_BYTES_MAX = 255
 RATE_PER_S_MAX = 1e9
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: For each goodbye to a broker that may be silent. After that its connection ends without one.
+GOODBYE_S = 0.5
+STREAMS = (1, 2)
 EXAMPLE = """holdfast recover imageviewer.dlq --routes routes.toml --dry-run
 holdfast recover amqp://localhost q.orders.dlq --to-source
 holdfast recover sqlite:///work orders-dead"""
 
 
-@command(app, "recover", example=EXAMPLE, shared=(CONFIG_PARAMETER, JSON_PARAMETER))
-async def recover_command(
-    session: CommandContext,
-    url: options.Url = "",
-    dead_queue: options.DeadQueue = "",
-    routes: options.Routes = None,
-    to_source: options.ToSource = False,
-    to_exchange: options.ToExchange = False,
-    through_wait: options.ThroughWait = False,
-    to: options.To = None,
-    where: options.Where = None,
-    limit: options.Limit = None,
-    window: options.Window = 4_000,
-    window_bytes: options.WindowBytes = 64 * 2**20,
-    one_at_a_time: options.OneAtATime = False,
-    rate: options.Rate = None,
-    dry_run: options.DryRun = False,
-    keep_unroutable: options.KeepUnroutable = False,
-    strict: options.Strict = False,
-    total_timeout: options.TotalTimeout = "30m",
-    idle_timeout: options.IdleTimeout = "10s",
-    empty_timeout: options.EmptyTimeout = "5s",
-    stall_timeout: options.StallTimeout = "30s",
-    hold_timeout: options.HoldTimeout = "20m",
-    stop_timeout: options.StopTimeout = "10s",
-    journal: options.Journal = None,
-    no_journal: options.NoJournal = False,
-    backup: options.Backup = None,
-    from_backup: options.FromBackup = None,
-    report: options.ReportOption = None,
-    by: options.By = None,
-    management: options.Management = None,
-) -> ExitCode:
+class RecoverOptions(Struct, frozen=True, kw_only=True):
+    """What was typed. URL and DLQ are arguments, the others options."""
+
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="The broker (amqp://…), or a storage (sqlite:///…); left out or -: the broker in HOLDFAST_BROKER_URL.",
+            show_default=False,
+        ),
+    ] = ""
+    dead_queue: Annotated[
+        str,
+        typer.Argument(metavar="DLQ", help="The dead-letter queue, or the embedded dead queue.", show_default=False),
+    ] = ""
+    routes: Annotated[Path | None, typer.Option(metavar="FILE", help="Which type goes where (TOML).")] = None
+    to_source: Annotated[bool, typer.Option("--to-source", help="Each to the queue it died in.")] = False
+    to_exchange: Annotated[bool, typer.Option("--to-exchange", help="Each to its original exchange and key.")] = False
+    through_wait: Annotated[bool, typer.Option("--through-wait", help="Each to the wait queue of its queue.")] = False
+    to: Annotated[str | None, typer.Option(metavar="ADDRESS", help="All to a queue, or exchange=NAME,key=KEY.")] = None
+    where: Annotated[
+        list[str] | None,
+        typer.Option(help="Only letters that fit: type=…, reason=…, queue=…, age>1h, header.NAME=…, body~…."),
+    ] = None
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="At most so many letters that fit; default: those there now.")
+    ] = None
+    window: Annotated[int, typer.Option(min=1, max=60_000, help="Letters under way at once.")] = 4_000
+    window_bytes: Annotated[int, typer.Option(min=1, help="Bytes under way at once.")] = 64 * 2**20
+    one_at_a_time: Annotated[bool, typer.Option("--one-at-a-time", help="A window of one letter.")] = False
+    rate: Annotated[str | None, typer.Option(metavar="N/s", help="At most so many letters a second.")] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Take nothing away; say what would happen.")] = False
+    keep_unroutable: Annotated[
+        bool, typer.Option("--keep-unroutable", help="Go on though a route leads nowhere; its letters are kept.")
+    ] = False
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse a queue with a delivery limit.")] = False
+    total_timeout: Annotated[str, typer.Option(help="The run ends after this long.")] = "30m"
+    idle_timeout: Annotated[str, typer.Option(help="… when no letter came for this long.")] = "10s"
+    empty_timeout: Annotated[str, typer.Option(help="… when the queue was empty for this long.")] = "5s"
+    stall_timeout: Annotated[str, typer.Option(help="… when no letter could be settled for this long.")] = "30s"
+    hold_timeout: Annotated[str, typer.Option(help="… when a letter was held for this long.")] = "20m"
+    stop_timeout: Annotated[str, typer.Option(help="How long a stop waits for confirms.")] = "10s"
+    journal: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where the journal is kept; default: in the user's state folder."),
+    ] = None
+    no_journal: Annotated[bool, typer.Option("--no-journal", help="Keep none.")] = False
+    backup: Annotated[Path | None, typer.Option(metavar="FILE", help="Write each letter there first.")] = None
+    from_backup: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Publish the letters of a backup; no queue is touched.")
+    ] = None
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the summary there as JSON.")] = None
+    by: Annotated[str | None, typer.Option(help="Who redrives, for the letters; default: USER@HOST.")] = None
+    management: Annotated[
+        str | None,
+        typer.Option(help="The management API, http://user:password@host:15672. Also HOLDFAST_MANAGEMENT_URL."),
+    ] = None
+
+    def limits(self) -> RunLimits:
+        """Raises BadUsage."""
+        return RunLimits(
+            limit=self.limit,
+            window_count_max=1 if self.one_at_a_time else self.window,
+            window_bytes_max=self.window_bytes,
+            rate_per_s=_rate(self.rate),
+            total_timeout_s=_seconds(self.total_timeout, "--total-timeout"),
+            idle_timeout_s=_seconds(self.idle_timeout, "--idle-timeout"),
+            empty_timeout_s=_seconds(self.empty_timeout, "--empty-timeout"),
+            stall_timeout_s=_seconds(self.stall_timeout, "--stall-timeout"),
+            hold_timeout_s=_seconds(self.hold_timeout, "--hold-timeout"),
+            stop_timeout_s=_seconds(self.stop_timeout, "--stop-timeout"),
+        )
+
+    def table(self) -> RouteTable:
+        """Where letters go. Raises BadUsage."""
+        if sum((self.to_source, self.to_exchange, self.through_wait, self.to is not None)) > 1:
+            raise BadUsage("only one of --to-source, --to-exchange, --through-wait and --to can be given")
+        try:
+            table = RouteTable()
+            if self.routes is not None:
+                table = parse_routes(_bytes(self.routes), source=str(self.routes))
+            if self.to is not None:
+                return replace(table, mode=Mode.PLACE, place=parse_place(self.to))
+        except Invalid as error:
+            raise BadUsage(error.message) from error
+        if self.to_source:
+            return replace(table, mode=Mode.SOURCE)
+        mode = Mode.EXCHANGE if self.to_exchange else Mode.WAIT if self.through_wait else Mode.ROUTES
+        return replace(table, mode=mode)
+
+    def check(self) -> None:
+        """Raises BadUsage for what cannot go together."""
+        if self.journal is not None and self.no_journal:
+            raise BadUsage("only one of --journal and --no-journal can be given")
+        if self.from_backup is not None:
+            if self.backup or self.journal or self.strict:
+                raise BadUsage("--backup, --journal and --strict are for a queue; --from-backup reads none")
+            if why := _unreadable(self.from_backup):
+                raise BadUsage(f"backup cannot be read; '{self.from_backup}': {why}")
+        try:
+            LetterFilter(self.where or ())
+        except HoldfastError as error:
+            raise BadUsage(error.message) from error
+
+    def check_embedded(self) -> None:
+        """What would be left out in silence is refused."""
+        given = [getattr(self, name.removeprefix("--").replace("-", "_")) for name in BROKER_OPTIONS]
+        if refused := [name for name, value in zip(BROKER_OPTIONS, given, strict=True) if value]:
+            *others, last = refused
+            names = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+            raise BadUsage(
+                f"{names} for a broker (amqp://…); an embedded dead queue gives each item back to the queue it died "
+                "in, with --limit, --rate, --where, --dry-run, --report and the limits of time"
+            )
+        for text in self.where or ():
+            if text.strip().startswith("header."):
+                raise BadUsage(
+                    f"--where is invalid; '{text}': an item has no headers, use type, reason, queue, age or body"
+                )
+        if urlsplit(self.url).scheme not in SCHEMES:
+            raise BadUsage("URL is invalid; use amqp://…, sqlite:///FOLDER, postgresql://…, memory:// or http://…")
+
+
+async def recover_command(session: CommandContext, **given: Any) -> ExitCode:
     """Send every letter of a dead-letter queue back to where it belongs. None is lost, whatever fails.
 
     A letter is acked only after the broker has confirmed its copy and has not returned it. What cannot go is kept:
@@ -86,146 +188,181 @@ async def recover_command(
     """
     # Everything worth a warning is said by the run itself, in sentences.
     logging.getLogger("holdfast").handlers = [logging.NullHandler()]
-    limits = RunLimits(
-        limit=limit,
-        window_count_max=1 if one_at_a_time else window,
-        window_bytes_max=window_bytes,
-        rate_per_s=_rate(rate),
-        **_timeouts(total_timeout, idle_timeout, empty_timeout, stall_timeout, hold_timeout, stop_timeout),
-    )
-    url, dead_queue = find_place(session, url, dead_queue, needs_queue=from_backup is None)
-    _check(where or [], from_backup, backup, journal, strict, no_journal=no_journal)
-    if urlsplit(url).scheme not in BROKERS:
-        from holdfast.faces.cli.recover_embedded import recover_embedded, refuse
+    options = RecoverOptions(**given)
+    limits = options.limits()
+    options = _placed(session, options)
+    options.check()
+    if urlsplit(options.url).scheme not in BROKERS:
+        options.check_embedded()
+        return await _recover_embedded(session, options, limits)
+    return await _recover_broker(session, options, limits)
 
-        about_routes = (routes, to, to_exchange, through_wait, keep_unroutable, strict)
-        refuse((*about_routes, journal, no_journal, backup, from_backup, management), where or ())
-        return await recover_embedded(
-            session, url, dead_queue, limits=limits, where=where or (), dry_run=dry_run, report=report, by=by
-        )
-    table = _table(routes, to_source=to_source, to_exchange=to_exchange, through_wait=through_wait, to=to)
-    places = None if dry_run or from_backup else _journals(session, url, dead_queue, journal, keeps=not no_journal)
+
+def _signature() -> inspect.Signature:
+    """The options, one by one: the command is made from these."""
+    hints = get_type_hints(RecoverOptions, include_extras=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    options = [
+        inspect.Parameter(one.name, kind, default=one.default, annotation=hints[one.name])
+        for one in fields(RecoverOptions)
+    ]
+    return inspect.Signature([inspect.Parameter("session", inspect.Parameter.POSITIONAL_ONLY), *options])
+
+
+recover_command.__signature__ = _signature()  # type: ignore[attr-defined]  # `command` reads it
+command(app, "recover", example=EXAMPLE, shared=(CONFIG_PARAMETER, JSON_PARAMETER))(recover_command)
+
+
+def _placed(session: CommandContext, options: RecoverOptions) -> RecoverOptions:
+    """With URL and queue. A URL on the command line is seen by everybody on the machine (`ps`), a variable is not."""
+    url, dead_queue = options.url, options.dead_queue
+    if not dead_queue and url != "-" and "://" not in url:
+        url, dead_queue = "", url  # the queue alone was given
+    if options.from_backup is None and not dead_queue:
+        raise BadUsage("Missing argument 'DLQ'. See 'holdfast recover --help'")
+    if len(dead_queue.encode("utf-8", "surrogateescape")) > NAME_BYTES_MAX:
+        raise BadUsage(f"DLQ is invalid; no queue has a name of more than {NAME_BYTES_MAX} bytes")
+    if url in ("", "-"):
+        broker = session.settings.broker
+        if broker is None:
+            raise BadUsage(
+                "URL is missing; set HOLDFAST_BROKER_URL, or give amqp://… or sqlite:///FOLDER before the DLQ"
+            )
+        url = broker.reveal()
+    return replace(options, url=url, dead_queue=dead_queue)
+
+
+async def _recover_broker(session: CommandContext, options: RecoverOptions, limits: RunLimits) -> ExitCode:
+    from holdfast.wiring import SystemClock, journals, kept_journal, ledger_of, open_backup, somebody, source_of
+
+    url, name = options.url, options.dead_queue
+    table, places = options.table(), None
+    if not options.dry_run and not options.from_backup:
+        places = journals(session.settings, url, name, file=options.journal, keeps=not options.no_journal)
     order = RecoveryOrder(
-        dead_queue=dead_queue,
+        dead_queue=name,
         table=table,
         limits=limits,
-        where=tuple(where or ()),
-        dry_run=dry_run,
-        keep_unroutable=keep_unroutable,
-        strict=strict,
+        where=tuple(options.where or ()),
+        dry_run=options.dry_run,
+        keep_unroutable=options.keep_unroutable,
+        strict=options.strict,
         run=new_run(),
         journal_file=str((places and places.own) or ""),
-        backup_file=str(from_backup or ""),
+        backup_file=str(options.from_backup or ""),
     )
-    run = _Run(session, url, order, by=by, management=management)
-    with open_report(report) as written, run.journal(places) as kept:
+    entry = RunRecord(run=order.run, by=options.by or somebody(), dead_queue=name, source=source_of(url, name))
+    clock = SystemClock()
+    # The journal ends last: until the summary is said, it has what only this run knows.
+    with _open_report(options.report) as report, kept_journal(places, order) as kept:
         with bar(session.as_json, limits.limit) as ways:
-            summary = await run.recorded(Notices(*ways), kept=kept, backup=backup, from_backup=from_backup)
-        return finish(session, summary, written)
+            notices = Notices(*ways)
+
+            async def run() -> Summary:
+                with signals(notices) as begin:
+                    async with AsyncExitStack() as stack:
+                        broker = await stack.enter_async_context(_broker(session, options, order, by=entry.by))
+                        backup = stack.enter_context(open_backup(options.backup)) if options.backup else None
+                        summary = await recover(
+                            broker,
+                            order,
+                            clock=clock,
+                            journal=kept.journal,
+                            backup=backup,
+                            notices=notices,
+                            on_begin=begin,
+                        )
+                        return kept.ended(summary, broker)
+
+            summary = await recorded(entry, run, ledger=ledger_of(session.settings), clock=clock)
+        return _finish(session, summary, report)
 
 
-class _Run:
-    """One run against a broker."""
+@asynccontextmanager
+async def _broker(
+    session: CommandContext, options: RecoverOptions, order: RecoveryOrder, *, by: str
+) -> AsyncIterator[RecoveryBroker]:
+    """Whoever is interrupted ends one connection here and the other when they are closed, each within a limit."""
+    from holdfast.wiring import open_recovery
 
-    def __init__(
-        self, session: CommandContext, url: str, order: RecoveryOrder, *, by: str | None, management: str | None
-    ) -> None:
-        from holdfast.wiring import somebody
-
-        self._session = session
-        self._url = url
-        self._order = order
-        self._by = by or somebody()
-        self._redrive = RedriveStamp(run=order.run, by=self._by, dead_queue=order.dead_queue)
-        known = session.settings.management
-        self._management = management or (known.reveal() if known else None)
-
-    def journal(self, places: JournalPaths | None) -> AbstractContextManager[OpenJournal]:
-        """It ends last: until the summary is said, it has what only this run knows. Raises CannotStart."""
-        from holdfast.wiring import kept_journal
-
-        return kept_journal(places, self._url, self._order)
-
-    async def recorded(
-        self, notices: Notices, *, kept: OpenJournal, backup: Path | None, from_backup: Path | None
-    ) -> Summary:
-        """From the queue or from a backup, with a row in the ledger."""
-        from holdfast.wiring import SystemClock, ledger_of, source_of
-
-        name = self._order.dead_queue
-        entry = RunRecord(run=self._order.run, by=self._by, dead_queue=name, source=source_of(self._url, name))
-
-        async def run() -> Summary:
-            with signals(notices) as begin:
-                if from_backup is not None:
-                    return await self.publish(from_backup, notices, begin)
-                return await self.recover(notices, begin, kept=kept, backup=backup)
-
-        return await recorded(entry, run, ledger=ledger_of(self._session.settings), clock=SystemClock())
-
-    async def recover(self, notices: Notices, begin: Begin, *, kept: OpenJournal, backup: Path | None) -> Summary:
-        """From the queue."""
-        from holdfast.wiring import SystemClock, open_backup
-
-        def on_begin(run: Recovery) -> None:
-            begin(run, lambda: run.flying_count)
-
-        clock = SystemClock()
-        order = self._order
-        async with AsyncExitStack() as stack:
-            letters = await stack.enter_async_context(self._open())
-            await stack.enter_async_context(let_go_at_once(letters))
-            written = stack.enter_context(open_backup(backup)) if backup is not None else None
-            summary = await recover(
-                letters, order, clock=clock, journal=kept.journal, backup=written, notices=notices, on_begin=on_begin
-            )
-            return kept.ended(summary, letters)
-
-    async def publish(self, backup: Path, notices: Notices, begin: Begin) -> Summary:
-        """From a backup."""
-        from holdfast.wiring import SystemClock, backup_letters
-
-        def on_begin(run: BackupRun) -> None:
-            notices.has_begun = True
-            notices.nobody_may_listen()
-            begin(run, lambda: run.flying_count)
-
-        async with self._open() as letters, let_go_at_once(letters):
-            return await publish_backup(
-                letters,
-                backup_letters(backup),
-                self._order,
-                clock=SystemClock(),
-                notices=notices,
-                on_begin=on_begin,
-            )
-
-    def _open(self) -> AbstractAsyncContextManager[DeadLetters]:
-        from holdfast.wiring import open_dead_letters
-
-        return open_dead_letters(
-            self._url,
-            self._redrive,
-            self._order.table,
-            management=self._management,
-            window_bytes_max=self._order.limits.window_bytes_max,
-        )
+    known = session.settings.management
+    management = options.management or (known.reveal() if known else None)
+    async with open_recovery(options.url, order, by=by, management=management) as broker:
+        try:
+            yield broker
+        except asyncio.CancelledError:
+            await broker.drain.abandon()
+            raise
 
 
-def _table(
-    routes: Path | None, *, to_source: bool, to_exchange: bool, through_wait: bool, to: str | None
-) -> RouteTable:
-    ways = [to_source, to_exchange, through_wait, to is not None]
-    if sum(ways) > 1:
-        raise BadUsage("only one of --to-source, --to-exchange, --through-wait and --to can be given")
-    try:
-        table = parse_routes(_bytes(routes), source=str(routes)) if routes is not None else RouteTable()
-        if to is not None:
-            return replace(table, mode=Mode.PLACE, place=parse_place(to))
-    except Invalid as error:
-        raise BadUsage(error.message) from error
-    mode = Mode.SOURCE if to_source else Mode.EXCHANGE if to_exchange else Mode.WAIT if through_wait else Mode.ROUTES
-    return replace(table, mode=mode)
+async def _recover_embedded(session: CommandContext, options: RecoverOptions, limits: RunLimits) -> ExitCode:
+    """Over the queues of a storage, opened in this process, or of a server."""
+    from holdfast.services.recover.embedded import EmbeddedRecovery
+    from holdfast.wiring import SystemClock, ledger_of, somebody, source_of
+
+    url, name = options.url, options.dead_queue
+    entry = RunRecord(run=new_run(), by=options.by or somebody(), dead_queue=name, source=source_of(url, name))
+    clock = SystemClock()
+    with _open_report(options.report) as report:
+        with bar(session.as_json, limits.limit) as ways:
+            notices = Notices(*ways)
+
+            async def run() -> Summary:
+                with signals(notices) as begin:
+                    async with replaced(session, url=url).open() as queues:
+                        recovery = EmbeddedRecovery(
+                            queues,
+                            dead_queue=name,
+                            run=entry.run,
+                            clock=clock,
+                            limits=limits,
+                            where=options.where or (),
+                            dry_run=options.dry_run,
+                            notices=notices,
+                        )
+                        begin(recovery)
+                        return await recovery.run()
+
+            try:
+                summary = await recorded(entry, run, ledger=ledger_of(session.settings), clock=clock)
+            except HoldfastError as error:
+                raise _advised(error, session.server) from error
+        return _finish(session, summary, report)
+
+
+def _advised(error: HoldfastError, server: str) -> HoldfastError:
+    """With what to do next, where that is not what other commands would say: there is no --url, and no --token-file."""
+    match error:
+        case Unauthorized():
+            advice = ", give it in HOLDFAST_TOKEN"
+        case Unreachable() if "cannot be reached" in error.message:
+            advice = "; start it with 'holdfast serve', or give another URL"
+        case CannotStart() if error.message.startswith("data folder is in use"):
+            address = server or "http://HOST:PORT"
+            advice = f"; if that process is a Holdfast server, give its address instead: holdfast recover {address} DLQ"
+        case _:
+            return error
+    failed = CommandFailed(error.message + advice)
+    failed.code, failed.code_text = error.code, error.code_text
+    return failed
+
+
+def _finish(session: CommandContext, summary: Summary, report: ReportFile | None) -> ExitCode:
+    """Write and say the summary; returns what it means for a program. A report that fails does not silence it."""
+    failed: CommandFailed | None = None
+    if report is not None:
+        try:
+            report.write(summary)
+        except CommandFailed as error:
+            failed = error
+    for line in summary_lines(summary):
+        session.out.say(line)
+    session.out.document(summary)
+    if failed is not None:
+        raise failed
+    if summary.failure:
+        return ExitCode.FAILED
+    return ExitCode.DONE if summary.is_complete else ExitCode.PARTLY_DONE
 
 
 def _bytes(path: Path) -> bytes:
@@ -238,37 +375,10 @@ def _bytes(path: Path) -> bytes:
     return data
 
 
-def _check(
-    texts: list[str],
-    from_backup: Path | None,
-    backup: Path | None,
-    journal: Path | None,
-    strict: bool,
-    *,
-    no_journal: bool,
-) -> None:
-    if journal is not None and no_journal:
-        raise BadUsage("only one of --journal and --no-journal can be given")
-    if from_backup is not None:
-        if backup or journal or strict:
-            raise BadUsage("--backup, --journal and --strict are for a queue; --from-backup reads none")
-        if why := _unreadable(from_backup):
-            raise BadUsage(f"backup cannot be read; '{from_backup}': {why}")
-    try:
-        LetterFilter(texts)
-    except HoldfastError as error:
-        raise BadUsage(error.message) from error
-
-
 def _unreadable(path: Path) -> str:
     """Why a file cannot be read, if so. It is not opened: a pipe could be read only once."""
     code = 0 if os.access(path, os.R_OK) else errno.EACCES if path.exists() else errno.ENOENT
     return os.strerror(errno.EISDIR if path.is_dir() else code) if code or path.is_dir() else ""
-
-
-def _timeouts(*given: str) -> dict[str, Any]:
-    pairs = zip(TIMEOUTS, given, strict=True)
-    return {f"{name}_timeout_s": _seconds(text, f"--{name}-timeout") for name, text in pairs}
 
 
 def _seconds(text: str, option: str) -> float:
@@ -288,7 +398,157 @@ def _rate(text: str | None) -> float:
     return float(found[1])
 
 
-def _journals(session: CommandContext, url: str, dead_queue: str, file: Path | None, *, keeps: bool) -> JournalPaths:
-    from holdfast.wiring import journals
+class ReportFile:
+    """`--report`: opened before anything is taken, so that a path that cannot be written is noticed in time.
 
-    return journals(session.settings, url, dead_queue, file=file, keeps=keeps)
+    For its owner alone: the summary has samples of letters. What is there stays until the summary replaces it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_new = not path.exists()
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._failed(error, "nothing was taken") from error
+
+    def write(self, summary: Summary) -> None:
+        """Raises CommandFailed."""
+        data = msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
+        self._is_new = False
+        try:
+            if stat.S_ISREG(os.fstat(self._file).st_mode):
+                os.ftruncate(self._file, 0)
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            raise self._failed(error, "the run itself is done, and its summary is the one that was printed") from error
+
+    def close(self) -> None:
+        """A run that never came to its summary leaves no empty file behind."""
+        os.close(self._file)
+        if self._is_new:
+            self._path.unlink(missing_ok=True)
+
+    def _failed(self, error: OSError, now: str) -> CommandFailed:
+        return CommandFailed(f"report cannot be written; '{self._path}': {error.strerror or error}; {now}")
+
+
+@contextmanager
+def _open_report(path: Path | None) -> Iterator[ReportFile | None]:
+    """None where none was asked for."""
+    if path is None:
+        yield None
+        return
+    report = ReportFile(path)
+    try:
+        yield report
+    finally:
+        report.close()
+
+
+class Stoppable(Protocol):
+    """A run."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether somebody has asked for the end."""
+
+    @property
+    def sent_count(self) -> int | None:
+        """Letters whose confirms are still to come, and would be waited for; None where there are no confirms."""
+
+    def stop(self) -> None:
+        """Nothing new; what is under way is finished."""
+
+    def abandon(self) -> None:
+        """End now, still without loss."""
+
+
+class Interrupted(CommandFailed):
+    """A signal came before anything was taken."""
+
+    def __init__(self) -> None:
+        super().__init__("recovery was stopped before it began; nothing was taken", exit_code=ExitCode.INTERRUPTED)
+
+
+@contextmanager
+def signals(notices: Notices) -> Iterator[Callable[[Stoppable], None]]:
+    """Around everything from the first connection on. Raises Interrupted at a signal before the run has begun."""
+    loop = asyncio.get_running_loop()
+    ears = SignalListener(notices, loop)
+    # Under nohup the run outlives its terminal.
+    numbers = [one for one in NUMBERS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
+    for number in numbers:
+        loop.add_signal_handler(number, ears.hear, number)
+    try:
+        yield ears.begin
+    except (asyncio.CancelledError, HoldfastError) as error:
+        if not ears.has_interrupted:
+            raise
+        raise Interrupted from error
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+        ears.close()
+
+
+class SignalListener:
+    """Cancels the task that made it until `close`, or stops the run."""
+
+    def __init__(self, notices: Notices, loop: asyncio.AbstractEventLoop) -> None:
+        self.has_interrupted = False
+        self._notices = notices
+        self._loop = loop
+        self._task = asyncio.current_task(loop)
+        self._terminals = [stream for stream in STREAMS if os.isatty(stream)]
+        self._run: Stoppable | None = None
+        self._again: asyncio.TimerHandle | None = None
+        self._has_hung_up = False
+
+    def begin(self, run: Stoppable) -> None:
+        """Called with the run when that begins."""
+        if self.has_interrupted:  # somebody has swallowed the cancellation
+            raise Interrupted
+        self._run = run
+
+    def hear(self, number: signal.Signals) -> None:
+        if number == signal.SIGHUP:
+            self._has_hung_up = True
+            self._leave_terminals()
+            self._notices.nobody_may_listen()
+        run = self._run
+        if run is None or not self._notices.has_begun:
+            self._interrupt()
+        elif not run.is_stopping:
+            run.stop()
+            self._notices.stopping(run.sent_count)
+        elif number != signal.SIGHUP:  # which comes more than once: from the kernel, and passed on by the shell
+            run.abandon()
+
+    def close(self) -> None:
+        """What was asked of the task is over: whoever goes on in it is not cancelled."""
+        if self._again is not None:
+            self._again.cancel()
+        if self._has_hung_up:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            self._leave_terminals()
+        while self.has_interrupted and self._task is not None and self._task.cancelling():
+            self._task.uncancel()
+
+    def _interrupt(self) -> None:
+        """Again and again: each goodbye that is waited for in vain ends by it."""
+        assert self._task is not None  # noqa: S101  a coroutine of the command line runs in a task
+        self.has_interrupted = True
+        self._task.cancel()
+        if self._again is not None:
+            self._again.cancel()
+        self._again = self._loop.call_later(GOODBYE_S, self._interrupt)
+
+    def _leave_terminals(self) -> None:
+        """Whatever is said to a terminal that is gone would be an error in the middle of the run."""
+        for stream in self._terminals:
+            if not os.isatty(stream):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream)
+                os.close(nowhere)

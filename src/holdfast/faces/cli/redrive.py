@@ -1,26 +1,34 @@
-"""`holdfast plan` and `holdfast redrive`: what would be done, then exactly that; Ctrl-C pauses cleanly."""
+"""`holdfast capture`, `plan` and `redrive`: letters into custody, what would be done with them, then exactly that; and
+`groups`, `token`, `ledger` and `balance`. Ctrl-C pauses a redrive cleanly."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, get_args, get_type_hints
 
 import typer
 
+from holdfast.core.ledger import is_anchor
 from holdfast.core.message import Address
 from holdfast.core.moments import format_duration
-from holdfast.core.plan import Target
-from holdfast.core.routes import TYPE_HEADER, parse_routes
-from holdfast.errors import Invalid
-from holdfast.faces.cli.admin import LIST_COUNT_DEFAULT, Admin, as_selection, filtered, open_admin
-from holdfast.faces.cli.app import app
-from holdfast.faces.cli.app import redrive as group
-from holdfast.faces.cli.command import command, one_of
-from holdfast.faces.cli.context import CommandContext, ExitCode
-from holdfast.faces.cli.output import filled_table, plural, readable
+from holdfast.core.plan import Canary, Place, Plan, RedriveState, RedriveTask, Target
+from holdfast.core.requests import vault as requests
+from holdfast.core.routes import TYPE_HEADER, RouteTable, parse_routes
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.faces.cli import app, groups
+from holdfast.faces.cli.command import CommandOption, asks, command, duration, one_of
+from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode
+from holdfast.faces.cli.letters import LIST_COUNT_DEFAULT, filtered, named
+from holdfast.faces.cli.output import Output, filled_table, plural, readable
 from holdfast.faces.cli.progress import meter
+
+if TYPE_CHECKING:
+    from holdfast.faces.client import RequestClient
+
+group = groups["redrive"]
 
 STEP_S = 0.2
 #: For so long a running task may be in nobody's hands: one that has just begun, or goes from one process to another.
@@ -28,15 +36,50 @@ ORPHAN_S = 3.0
 STEPS_MAX = 5 * 86_400 * 7
 TARGETS = get_args(get_type_hints(Target)["kind"])
 
-Limit = Annotated[int, typer.Option(help="At most so many.", min=1, max=1_000)]
+LIMIT = CommandOption(default=LIST_COUNT_DEFAULT)
+TASK = CommandOption(name="number", metavar="ID")
 Id = Annotated[int, typer.Argument(metavar="ID", help="The id of the task.", min=1, show_default=False)]
+
+
+@command(app, "capture", example="holdfast capture orders.dlq\nholdfast capture orders.dlq --continuous")
+async def capture(
+    session: CommandContext,
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A dead-letter queue.", show_default=False)],
+    limit: Annotated[int, typer.Option(help="At most so many letters.", min=1, max=1_000_000)] = 100_000,
+    continuous: Annotated[
+        bool, typer.Option("--continuous", help="On a server: go on until it stops, and return at once.")
+    ] = False,
+) -> ExitCode:
+    """Take the letters of a dead-letter queue into custody: stored first, acked second."""
+    async with session.connect(requests.StartCapture) as custody:
+        try:
+            done = await custody.call(requests.StartCapture(queue=queue, limit=limit, continuous=continuous))
+        except HoldfastError as error:
+            # A queue that is unknown may be one of a broker that nobody told us of.
+            if not session.is_far and session.settings.broker is None and error.message.startswith("queue is unknown"):
+                error.message += (
+                    "; no broker is configured: for a queue of RabbitMQ set HOLDFAST_BROKER_URL to "
+                    "amqp://user:password@host/vhost, or broker in holdfast.toml"
+                )
+            raise
+    session.out.document(done)
+    text = f"{plural(done.captured, 'letter')} of '{queue}' captured"
+    if done.matched:
+        text += f", {plural(done.matched, 'letter')} recognised"
+    if done.failed_imports:
+        text += f", {plural(done.failed_imports, 'message')} could not become letters"
+    session.out.say(text)
+    return ExitCode.PARTLY_DONE if done.failed_imports or done.not_acked else ExitCode.DONE
+
+
+# --- plan and redrive -----------------------------------------------------------------------------------------
 
 
 @command(app, "plan", example="holdfast plan --queue orders.dlq --error Timeout --max-per-s 100")
 @filtered
 async def plan(
     session: CommandContext,
-    filters: dict[str, str],
+    filters: requests.Filter,
     target: Annotated[str, typer.Option(help="queue (it died in), wait, original, address, or type.")] = "queue",
     exchange: Annotated[str, typer.Option(help="With --target address.", show_default=False)] = "",
     routing_key: Annotated[str, typer.Option(help="With --target address.", show_default=False)] = "",
@@ -54,60 +97,58 @@ async def plan(
 ) -> ExitCode:
     """Show what a redrive would do: how many letters go where, what is left out and why. Changes nothing."""
     one_of(target, TARGETS, option="--target")
-    request: dict[str, object] = {
-        "selection": as_selection(filters),
-        "target": {"kind": target, "exchange": exchange, "routing_key": routing_key, **_table(routes)},
-        "max_per_s": max_per_s,
-        "redrives_max": redrives_max,
-        "force": force,
-    }
-    if canary:
-        request["canary"] = {
-            "first": canary,
-            "wait": canary_wait,
-            "widen": canary_widen,
-            "stop_above": canary_stop_above,
-        }
-    async with open_admin(session) as admin:
-        made = await admin.post("/admin/plans", request)
+    request = requests.PlanRedrive(
+        selection=named(filters),
+        target=_target(target, exchange, routing_key, routes),
+        max_per_s=max_per_s,
+        redrives_max=redrives_max,
+        force=force,
+        canary=Canary(first=canary, wait=canary_wait, widen=canary_widen, stop_above=canary_stop_above)
+        if canary
+        else None,
+    )
+    async with session.connect(requests.PlanRedrive) as custody:
+        made = await custody.call(request)
     session.out.document(made)
-    _show_plan(session, made)
-    return ExitCode.DONE if made["count"] else ExitCode.FAILED
+    _show_plan(session.out, made)
+    return ExitCode.DONE if made.count else ExitCode.FAILED
 
 
-def _show_plan(session: CommandContext, made: dict[str, Any]) -> None:
-    rows = [[address, count] for address, count in made["targets"].items()]
-    session.out.show(filled_table(("to", "#letters"), rows, title=f"{plural(made['count'], 'letter')} can go"))
-    for note in made["notes"]:
-        session.out.say(note)
-    for one in made["reasons"]:
-        letters = "1 letter is" if one["count"] == 1 else f"{one['count']} letters are"
-        session.out.say(f"{letters} left out, {one['sample']} for one: {one['why']}")
-    if not made["count"]:
-        session.out.say("there is nothing to execute")
+def _show_plan(out: Output, made: Plan) -> None:
+    rows = list(made.targets.items())
+    out.show(filled_table(("to", "#letters"), rows, title=f"{plural(made.count, 'letter')} can go"))
+    for note in made.notes:
+        out.say(note)
+    for one in made.reasons:
+        letters = "1 letter is" if one.count == 1 else f"{one.count} letters are"
+        out.say(f"{letters} left out, {one.sample} for one: {one.why}")
+    if not made.count:
+        out.say("there is nothing to execute")
         return
-    session.out.say(f"it takes about {readable(format_duration(max(1, round(made['estimated_s'])) * 1_000_000))}")
-    session.out.say(f"execute it: holdfast redrive start {made['hash']}")
+    out.say(f"it takes about {readable(format_duration(max(1, round(made.estimated_s)) * 1_000_000))}")
+    out.say(f"execute it: holdfast redrive start {made.hash}")
 
 
-def _table(file: Path | None) -> dict[str, object]:
-    """A routes file as a request names it. Raises Invalid."""
-    if file is None:
-        return {}
-    try:
-        table = parse_routes(file.read_bytes(), source=str(file))
-    except OSError as error:
-        raise Invalid(f"routes file cannot be read; {file}: {error.strerror}") from error
-    found: dict[str, object] = {"routes": {name: _place(address) for name, address in table.routes.items()}}
-    if table.redirect is not None:
-        found["redirect"] = _place(table.redirect)
-    if table.type_header != TYPE_HEADER:
-        found["type_header"] = table.type_header
-    return found
+def _target(kind: str, exchange: str, routing_key: str, file: Path | None) -> Target:
+    """Where letters are to go; with a routes file, as it says. Raises Invalid."""
+    table = RouteTable()
+    if file is not None:
+        try:
+            table = parse_routes(file.read_bytes(), source=str(file))
+        except OSError as error:
+            raise Invalid(f"routes file cannot be read; {file}: {error.strerror}") from error
+    return Target(
+        kind=kind,  # type: ignore[arg-type]  # it is one of TARGETS
+        exchange=exchange,
+        routing_key=routing_key,
+        routes={name: _place(address) for name, address in table.routes.items()},
+        redirect=_place(table.redirect) if table.redirect is not None else None,
+        type_header=table.type_header if table.type_header != TYPE_HEADER else "",
+    )
 
 
-def _place(address: Address) -> dict[str, str]:
-    return {"exchange": address.exchange, "routing_key": address.routing_key}
+def _place(address: Address) -> Place:
+    return Place(exchange=address.exchange, routing_key=address.routing_key)
 
 
 @command(group, "start", example="holdfast redrive start 5d4d242a… --reason 'fixed in 1.4'")
@@ -119,110 +160,229 @@ async def start(
     operation: Annotated[str, typer.Option(help="Two starts with one of these make one task.")] = "",
 ) -> ExitCode:
     """Execute a plan and watch it; Ctrl-C pauses the task and leaves it to be resumed."""
-    async with open_admin(session) as admin:
-        request = {"plan": plan_hash, "name": name, "reason": reason, "operation": operation}
-        task = await admin.post("/admin/redrives", request)
-        return await _watched(session, admin, task)
+    async with session.connect(requests.StartRedrive) as custody:
+        request = requests.StartRedrive(plan=plan_hash, name=name, reason=reason, operation=operation)
+        return await _watched(session, custody, await custody.call(request))
 
 
 @command(group, "resume", example="holdfast redrive resume 7")
 async def resume(session: CommandContext, number: Id) -> ExitCode:
     """Go on with a task that was paused or stopped, or whose process is gone, and watch it."""
-    async with open_admin(session) as admin:
-        task = await admin.post(f"/admin/redrives/{number}/resume")
-        if task["unknown"]:
+    async with session.connect(requests.ResumeRedrive) as custody:
+        task = await custody.call(requests.ResumeRedrive(id=number))
+        if task.unknown:
             session.out.say(
-                f"{plural(task['unknown'], 'letter')} may be on the way already; sent again when the lease of the "
+                f"{plural(task.unknown, 'letter')} may be on the way already; sent again when the lease of the "
                 "process before has run out, within 2 minutes"
             )
-        return await _watched(session, admin, task)
+        return await _watched(session, custody, task)
 
 
 @command(group, "watch", example="holdfast redrive watch 7")
 async def watch(session: CommandContext, number: Id) -> ExitCode:
     """Watch a task of a server until it ends."""
-    async with open_admin(session) as admin:
-        return await _watched(session, admin, await admin.get(f"/admin/redrives/{number}"), pauses=False)
+    async with session.connect(requests.ReadRedrive) as custody:
+        return await _watched(session, custody, await custody.call(requests.ReadRedrive(id=number)), pauses=False)
 
 
-@command(group, "pause", example="holdfast redrive pause 7")
-async def pause(session: CommandContext, number: Id) -> None:
+@asks(group, "pause", requests.PauseRedrive, example="holdfast redrive pause 7", id=TASK)
+def pause(out: Output, asked: requests.PauseRedrive, task: RedriveTask) -> None:
     """Pause a task, after the letters that are in flight."""
-    async with open_admin(session) as admin:
-        _told(session, await admin.post(f"/admin/redrives/{number}/pause"))
+    _told(out, task)
 
 
-@command(group, "cancel", example="holdfast redrive cancel 7")
-async def cancel(session: CommandContext, number: Id) -> None:
+@asks(group, "cancel", requests.CancelRedrive, example="holdfast redrive cancel 7", id=TASK)
+def cancel(out: Output, asked: requests.CancelRedrive, task: RedriveTask) -> None:
     """End a task for good; what was not redriven is captured, also what may have been: its history says so."""
-    async with open_admin(session) as admin:
-        _told(session, await admin.post(f"/admin/redrives/{number}/cancel"))
+    _told(out, task)
 
 
-@command(group, "list", example="holdfast redrive list")
-async def list_redrives(
-    session: CommandContext,
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=1_000)] = LIST_COUNT_DEFAULT,
-) -> None:
+@asks(group, "list", requests.ListRedrives, example="holdfast redrive list", lines="redrives", limit=LIMIT)
+def list_redrives(out: Output, asked: requests.ListRedrives, page: requests.RedrivesReply) -> None:
     """List tasks, newest first."""
-    async with open_admin(session) as admin:
-        found = (await admin.get("/admin/redrives", limit=limit))["redrives"]
-    session.out.documents(found)
-    names = (
-        "id", "state", "total", "redriven", "possible_duplicates", "failed", "skipped", "came_back", "name",
-        "started_by", "why",
-    )  # fmt: skip
-    rows = [[one[name] for name in names] for one in found]
+    rows = [
+        (one.id, one.state.value, one.total, one.redriven, one.possible_duplicates, one.failed, one.skipped,
+         one.came_back, one.name, one.started_by, one.why)
+        for one in page.redrives
+    ]  # fmt: skip
     columns = ("#id", "state", "#letters", "#redriven", "#twice?", "#failed", "#skipped", "#back", "name", "who", "why")
-    session.out.show(filled_table(columns, rows))
+    out.show(filled_table(columns, rows))
 
 
-async def _watched(session: CommandContext, admin: Admin, task: dict[str, Any], *, pauses: bool = True) -> ExitCode:
+async def _watched(
+    session: CommandContext, custody: RequestClient, task: RedriveTask, *, pauses: bool = True
+) -> ExitCode:
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, interrupted.set)
     try:
-        with meter(f"redrive {task['id']}", total=task["total"], quiet=session.as_json) as bar:
+        with meter(f"redrive {task.id}", total=task.total, quiet=session.as_json) as bar:
             done, held_at_s = 0, loop.time()
             for _ in range(STEPS_MAX):
-                now = task["redriven"] + task["failed"] + task["skipped"]
+                now = task.redriven + task.failed + task.skipped
                 bar.add(now - done)
                 bar.advance(now - done)
                 done = now
-                held_at_s = loop.time() if task["held_by"] else held_at_s
-                if task["state"] != "running" or loop.time() - held_at_s > ORPHAN_S:
+                held_at_s = loop.time() if task.held_by else held_at_s
+                if task.state is not RedriveState.RUNNING or loop.time() - held_at_s > ORPHAN_S:
                     break
                 try:
                     await asyncio.wait_for(interrupted.wait(), STEP_S)
                     if not pauses:
                         break
-                    task = await admin.post(f"/admin/redrives/{task['id']}/pause")
+                    task = await custody.call(requests.PauseRedrive(id=task.id))
                 except TimeoutError:
-                    task = await admin.get(f"/admin/redrives/{task['id']}")
+                    task = await custody.call(requests.ReadRedrive(id=task.id))
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-    _told(session, task)
-    if task["state"] == "done" and not task["failed"] and not task["skipped"]:
-        return ExitCode.DONE
-    return ExitCode.PARTLY_DONE if task["redriven"] else ExitCode.FAILED
-
-
-def _told(session: CommandContext, task: dict[str, Any]) -> None:
     session.out.document(task)
-    text = f"redrive {task['id']} is {task['state']}: {task['redriven']} of {task['total']} redriven"
-    if task["failed"] or task["skipped"]:
-        text += f", {task['failed']} failed, {task['skipped']} skipped"
-    if task["possible_duplicates"]:
-        text += f", {task['possible_duplicates']} of them maybe twice"
-    if task["why"] and task["why"] != f"redrive {task['id']}":
-        text += f"; {task['why']}"
-    session.out.say(text)
-    if task["state"] == "cancelled" and task["unknown"]:
-        session.out.say(
-            f"{plural(task['unknown'], 'letter')} may have been published; captured again now, or within 3 minutes: "
+    _told(session.out, task)
+    if task.state is RedriveState.DONE and not task.failed and not task.skipped:
+        return ExitCode.DONE
+    return ExitCode.PARTLY_DONE if task.redriven else ExitCode.FAILED
+
+
+def _told(out: Output, task: RedriveTask) -> None:
+    text = f"redrive {task.id} is {task.state.value}: {task.redriven} of {task.total} redriven"
+    if task.failed or task.skipped:
+        text += f", {task.failed} failed, {task.skipped} skipped"
+    if task.possible_duplicates:
+        text += f", {task.possible_duplicates} of them maybe twice"
+    if task.why and task.why != f"redrive {task.id}":
+        text += f"; {task.why}"
+    out.say(text)
+    if task.state is RedriveState.CANCELLED and task.unknown:
+        out.say(
+            f"{plural(task.unknown, 'letter')} may have been published; captured again now, or within 3 minutes: "
             "redriven once more, they may be there twice"
         )
-    if task["state"] == "running" and not task["held_by"]:
-        session.out.say("nobody seems to run it: its process is gone")
-    if task["state"] in ("paused", "stopped") or (task["state"] == "running" and not task["held_by"]):
-        session.out.say(f"go on with: holdfast redrive resume {task['id']}")
+    is_orphan = task.state is RedriveState.RUNNING and not task.held_by
+    if is_orphan:
+        out.say("nobody seems to run it: its process is gone")
+    if is_orphan or task.state in (RedriveState.PAUSED, RedriveState.STOPPED):
+        out.say(f"go on with: holdfast redrive resume {task.id}")
+
+
+# --- groups, tokens, ledger and balance -----------------------------------------------------------------------
+
+
+@asks(
+    groups["groups"],
+    "list",
+    requests.ListGroups,
+    example="holdfast groups list --status open",
+    lines="groups",
+    status=CommandOption(),
+    limit=LIMIT,
+)
+def list_groups(out: Output, asked: requests.ListGroups, page: requests.GroupsReply) -> None:
+    """List failure groups; the one that got a letter last comes first."""
+    rows = [(one.key, one.title, one.count, one.status.value, one.last_at, one.sample, one.note) for one in page.groups]
+    out.show(filled_table(("key", "title", "#letters", "status", "last", "#sample", "note"), rows))
+
+
+@asks(
+    groups["groups"],
+    "change",
+    requests.ChangeGroup,
+    example="holdfast groups change 3f2a9c0d1e4b5a68 --status resolved --note 'fixed in 1.4'",
+    key=CommandOption(metavar="KEY"),
+    status=CommandOption(),
+    note=CommandOption(),
+)
+def change_group(out: Output, asked: requests.ChangeGroup, changed: requests.GroupView) -> None:
+    """Resolve, ignore or reopen a group. One that is resolved and gets another letter is regressed."""
+    out.say(f"group {changed.key} is {changed.status.value}")
+
+
+@asks(
+    groups["token"],
+    "create",
+    requests.CreateToken,
+    example="holdfast token create ci --role operator --expires-in 720h --queue 'orders.*'",
+    name=CommandOption(metavar="NAME"),
+    role=CommandOption(default="viewer"),
+    expires_in=CommandOption(check=duration),
+    queues=CommandOption(name="queue", default=None),
+)
+def create_token(out: Output, asked: requests.CreateToken, made: requests.TokenReply) -> None:
+    """Make an API token. It is shown this once; only its hash is kept."""
+    out.say(made.token)
+
+
+@asks(groups["token"], "list", requests.ListTokens, example="holdfast token list", lines="")
+def list_tokens(out: Output, asked: requests.ListTokens, found: Sequence[requests.TokenView]) -> None:
+    """List API tokens, without the tokens themselves."""
+    names = ("name", "role", "queues", "made_at", "made_by", "expires_at", "revoked_at")
+    rows = [[", ".join(one.queues) if name == "queues" else getattr(one, name) for name in names] for one in found]
+    out.show(filled_table(names, rows))
+
+
+@asks(
+    groups["token"],
+    "revoke",
+    requests.RevokeToken,
+    example="holdfast token revoke ci",
+    name=CommandOption(metavar="NAME"),
+)
+def revoke_token(out: Output, asked: requests.RevokeToken, done: requests.ActionReply) -> None:
+    """Revoke an API token, at once."""
+    out.say(f"token '{asked.name}' is revoked")
+
+
+@asks(
+    groups["ledger"],
+    "show",
+    requests.ReadLedger,
+    example="holdfast ledger show --limit 100",
+    limit=LIMIT,
+    cursor=CommandOption(),
+)
+def show_ledger(out: Output, asked: requests.ReadLedger, page: requests.LedgerReply) -> None:
+    """Show who did what to which letters, oldest first."""
+    names = ("number", "at", "actor", "action", "outcome", "queue", "to_state", "count", "reason")
+    rows = [[getattr(row, name) for name in names] for row in page.rows]
+    columns = ("#row", "at", "who", "what", "outcome", "queue", "state", "#letters", "why")
+    out.show(filled_table(columns, rows))
+    if page.next:
+        out.note(f"more with --cursor {page.next}")
+
+
+@asks(groups["ledger"], "head", requests.ReadHead, example="holdfast ledger head >> somewhere-else.txt")
+def head(out: Output, asked: requests.ReadHead, found: requests.HeadReply) -> None:
+    """Print the anchor of the chain. Kept elsewhere, it makes a tail that was cut off visible."""
+    out.say(found.head)
+
+
+def _anchor(text: str, *, option: str) -> None:
+    if text and not is_anchor(text):
+        raise BadUsage(f"{option} is invalid; it is not what 'holdfast ledger head' prints, NUMBER:HASH")
+
+
+@asks(
+    groups["ledger"],
+    "verify",
+    requests.VerifyLedger,
+    example="holdfast ledger verify --anchor 1234:9f3c…",
+    anchor=CommandOption(check=_anchor),
+)
+def verify(out: Output, asked: requests.VerifyLedger, found: requests.Verified) -> ExitCode:
+    """Walk the whole chain; exit code 1 names the first row that was changed, removed or inserted."""
+    out.say(f"broken: {found.why}" if found.why else f"{plural(found.rows, 'row')}, the chain holds")
+    return ExitCode.FAILED if found.why else ExitCode.DONE
+
+
+@asks(app, "balance", requests.ReadBalance, example="holdfast balance || echo 'the ledger and the vault differ'")
+def balance(out: Output, asked: requests.ReadBalance, found: Sequence[requests.BalanceRow]) -> ExitCode:
+    """Count letters by queue and state, from the ledger and from the vault; exit code 1 when they differ."""
+    rows: list[list[object]] = []
+    for row in found:
+        rows += [
+            [row.queue, state, row.ledger.get(state, 0), row.vault.get(state, 0)]
+            for state in sorted({*row.ledger, *row.vault})
+        ]
+        rows.append([row.queue, "captured ever", row.captured_ever, sum(row.vault.values())])
+    out.show(filled_table(("queue", "state", "#ledger", "#vault"), rows))
+    agrees = all(row.agrees for row in found)
+    out.say("they agree" if agrees else "they differ")
+    return ExitCode.DONE if agrees else ExitCode.FAILED

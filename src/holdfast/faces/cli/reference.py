@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from typer.main import get_command
-
-from holdfast.faces.cli import app
+from holdfast.faces.cli import TREE, LazyGroup, load
 from holdfast.faces.cli.command import PANEL, SHARED
 
 BEGIN = "<!-- made by holdfast.faces.cli.reference: begin -->\n"
@@ -22,18 +20,17 @@ END = "<!-- made by holdfast.faces.cli.reference: end -->\n"
 _SHARED_NAMES = frozenset(parameter.name for parameter in SHARED)
 
 
-def every_command() -> dict[str, Any]:
+def every_command() -> Mapping[str, Any]:
     """Every command of the tree by its full name, in order."""
-    return dict(_walk("holdfast", get_command(app)))
+    return dict(one for name in TREE for one in _walk(f"holdfast {name}", load(name)))
 
 
 def _walk(path: str, command: Any) -> Iterator[tuple[str, Any]]:
-    children = getattr(command, "commands", None)
-    if children is None:
+    if not isinstance(command, LazyGroup):
         yield path, command
         return
-    for name, child in children.items():
-        yield from _walk(f"{path} {name}", child)
+    for name in command.commands:
+        yield from _walk(f"{path} {name}", command.make(name))
 
 
 def reference() -> str:

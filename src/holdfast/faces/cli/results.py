@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from holdfast.core.requests.results import GapView, ResultView, StartResultRequest
-from holdfast.faces.cli.app import results as app
-from holdfast.faces.cli.command import command, read_file
+from holdfast.core.requests import results as requests
+from holdfast.core.states import TransactionState
+from holdfast.faces.cli import groups
+from holdfast.faces.cli.command import SHARED, CommandOption, asks, command, read_file
 from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
-from holdfast.faces.cli.output import add_row, console, filled_table, shown, table
-from holdfast.services.collect.service import ENDS, PAGE_COUNT_MAX, LocalResults, Results
+from holdfast.faces.cli.output import Output, add_row, console, filled_table, shown, table
+
+if TYPE_CHECKING:
+    from holdfast.faces.client import RequestClient
+
+app = groups["results"]
 
 LOOK_S = 0.25
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
@@ -39,30 +44,19 @@ Broker = Annotated[
 ]
 
 
-@asynccontextmanager
-async def opened(session: CommandContext, blobs: str | None, broker: str | None) -> AsyncIterator[Results]:
-    """The results that --url names. Without a server the collector runs in this process, and resumes what was left."""
-    url = session.settings.storages[0].url
-    if url.startswith(("http://", "https://")):
-        if blobs or broker:
-            raise BadUsage("--blobs and --broker are for a collector in this process; a server has its own")
-        from holdfast.faces.results_client import ResultsClient
-
-        async with ResultsClient(url, session.token(url), tls=session.tls()) as client:
-            yield client
-        return
-    from holdfast.wiring import open_collector
-
-    settings = session.settings
-    known = settings.collect_broker.reveal() if settings.collect_broker else None
-    async with open_collector(url, blobs=blobs or settings.blobs, broker=broker or known) as service:
-        yield LocalResults(service)
+COLLECTING = (
+    inspect.Parameter("blobs", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Blobs),
+    inspect.Parameter("broker", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Broker),
+    *SHARED,
+)
+ID = CommandOption(name="transaction", metavar="TRANSACTION")
 
 
 @command(
     app,
     "start",
     example="holdfast results start --producer reports --notify done --series orders --series lines 'May 2026' --wait",
+    shared=COLLECTING,
 )
 async def start(
     session: CommandContext,
@@ -78,8 +72,6 @@ async def start(
     ] = "",
     file: Annotated[Path | None, typer.Option(help="The request's body from a file.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end, with a bar for each series.")] = False,
-    blobs: Blobs = None,
-    broker: Broker = None,
 ) -> ExitCode | None:
     """Ask a producer for a large result and collect it.
 
@@ -88,11 +80,11 @@ async def start(
     if not producer:
         raise BadUsage("--producer is missing; say where the request goes")
     body = read_file(file, bytes_max=REQUEST_BYTES_MAX) if file is not None else request.encode()
-    wanted = StartResultRequest(
+    wanted = requests.StartResultRequest(
         producer=producer, notify=notify, transaction_id=transaction_id, series=series, request=body
     )
-    async with opened(session, blobs, broker) as results:
-        begun = await results.start(wanted)
+    async with session.connect(requests.ReadResult) as results:
+        begun = await results.call(wanted)
         if wait:
             begun = await watched(session, results, begun.id)
     session.out.document(begun)
@@ -100,7 +92,11 @@ async def start(
     return ExitCode.FAILED if begun.state in {"failed", "abandoned"} else None
 
 
-async def watched(session: CommandContext, results: Results, transaction: str) -> ResultView:
+#: Nothing more comes after these.
+ENDS = frozenset(state.value for state in TransactionState if state.is_end)
+
+
+async def watched(session: CommandContext, results: RequestClient, transaction: str) -> requests.ResultView:
     """Wait for the end; one bar per series on stderr, when somebody sits in front of it."""
     progress = Progress(
         TextColumn("{task.description}", markup=False),
@@ -113,7 +109,7 @@ async def watched(session: CommandContext, results: Results, transaction: str) -
     bars: dict[str, TaskID] = {}
     with progress:
         while True:
-            view = await results.show(transaction)
+            view = await results.call(requests.ReadResult(id=transaction))
             for series in view.series:
                 if series.series not in bars:
                     bars[series.series] = progress.add_task(series.series, total=None, stored="0", count="?")
@@ -129,33 +125,33 @@ async def watched(session: CommandContext, results: Results, transaction: str) -
             await asyncio.sleep(LOOK_S)
 
 
-@command(app, "list", example="holdfast results list")
-async def list_results(
-    session: CommandContext,
-    after: Annotated[str, typer.Option(help="Begin after this id.", show_default=False)] = "",
-    limit: Annotated[int, typer.Option(min=1, max=PAGE_COUNT_MAX, help="How many.")] = PAGE_COUNT_MAX,
-    blobs: Blobs = None,
-    broker: Broker = None,
-) -> None:
+@asks(
+    app,
+    "list",
+    requests.ListResults,
+    example="holdfast results list",
+    lines="items",
+    shared=COLLECTING,
+    after=CommandOption(),
+    limit=CommandOption(),
+)
+def list_results(out: Output, asked: requests.ListResults, reply: requests.ResultsReply) -> None:
     """List transactions by id, finished ones too."""
-    async with opened(session, blobs, broker) as results:
-        found = (await results.page(after=after, limit=limit)).items
-    session.out.documents(found)
-    rows = [(each.id, each.state, each.producer, each.created_at, each.updated_at, each.reason) for each in found]
-    session.out.show(filled_table(("id", "state", "producer", "created", "updated", "reason"), rows))
+    rows = [(one.id, one.state, one.producer, one.created_at, one.updated_at, one.reason) for one in reply.items]
+    out.show(filled_table(("id", "state", "producer", "created", "updated", "reason"), rows))
 
 
-@command(app, "show", example="holdfast results show t-1")
+@command(app, "show", example="holdfast results show t-1", shared=COLLECTING)
 async def show(
     session: CommandContext,
     transaction: Id,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end, with a bar for each series.")] = False,
-    blobs: Blobs = None,
-    broker: Broker = None,
 ) -> None:
     """Show where a transaction stands, series by series."""
-    async with opened(session, blobs, broker) as results:
-        view = await (watched(session, results, transaction) if wait else results.show(transaction))
+    async with session.connect(requests.ReadResult) as results:
+        view = await (
+            watched(session, results, transaction) if wait else results.call(requests.ReadResult(id=transaction))
+        )
     session.out.document(view)
     session.out.say(f"{view.id} is {view.state}" + (f"; {view.reason}" if view.reason else ""))
     made = table("series", "#stored", "#count", "#bytes")
@@ -164,56 +160,51 @@ async def show(
     session.out.show(made)
 
 
-@command(app, "gaps", example="holdfast results gaps t-1")
-async def gaps(session: CommandContext, transaction: Id, blobs: Blobs = None, broker: Broker = None) -> None:
+@asks(app, "gaps", requests.ReadGaps, example="holdfast results gaps t-1", lines="items", shared=COLLECTING, id=ID)
+def gaps(out: Output, asked: requests.ReadGaps, reply: requests.GapsReply) -> None:
     """Show which ordinals are missing, as ranges."""
-    async with opened(session, blobs, broker) as results:
-        found = (await results.gaps(transaction)).items
-    session.out.documents(found)
     made = table("series", "#stored", "#count", "missing")
-    for gap in found:
+    for gap in reply.items:
         add_row(made, gap.series, gap.stored_count, gap.count, missing_text(gap))
-    session.out.show(made)
+    out.show(made)
 
 
-def missing_text(gap: GapView) -> str:
+def missing_text(gap: requests.GapView) -> str:
     """`3, 7-9, 20-`: the last is open while nobody has said how many there are."""
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in gap.missing]
     return ", ".join([*texts, *(["and whatever follows"] if gap.is_open else [])])
 
 
-@command(app, "cat", example="holdfast results cat t-1 orders > orders.bin")
+@command(app, "cat", example="holdfast results cat t-1 orders > orders.bin", shared=COLLECTING)
 async def cat(
     session: CommandContext,
     transaction: Id,
     series: Annotated[str, typer.Argument(metavar="SERIES", help="The series.", show_default=False)],
-    blobs: Blobs = None,
-    broker: Broker = None,
 ) -> None:
     """Write a series to stdout, in order and verified, up to the first gap."""
-    async with opened(session, blobs, broker) as results, aclosing(results.stream(transaction, series)) as chunks:
-        known = [each.series for each in (await results.show(transaction)).series]
+    async with session.connect(requests.ReadResult) as results:
+        known = [each.series for each in (await results.call(requests.ReadResult(id=transaction))).series]
         if series not in known:
             have = f"it has {', '.join(known)}" if known else "it has none yet"
             raise CommandFailed(f"series does not exist; '{transaction}' has no series '{series}', {have}")
-        async for chunk in chunks:
-            sys.stdout.buffer.write(chunk)
+        async with aclosing(await results.call(requests.ReadSeries(id=transaction, series=series))) as chunks:
+            async for chunk in chunks:
+                sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
-        missing = [gap for gap in (await results.gaps(transaction)).items if gap.series == series]
+        missing = [gap for gap in (await results.call(requests.ReadGaps(id=transaction))).items if gap.series == series]
     if missing and (missing[0].missing or missing[0].is_open):
         session.out.note(f"note: the series is not complete; missing {missing_text(missing[0])}")
 
 
-@command(app, "abandon", example="holdfast results abandon t-1 --reason 'asked by mistake'")
-async def abandon(
-    session: CommandContext,
-    transaction: Id,
-    reason: Annotated[str, typer.Option(help="Why, for the ledger.")] = "by hand",
-    blobs: Blobs = None,
-    broker: Broker = None,
-) -> None:
+@asks(
+    app,
+    "abandon",
+    requests.AbandonResult,
+    example="holdfast results abandon t-1 --reason 'asked by mistake'",
+    shared=COLLECTING,
+    id=ID,
+    reason=CommandOption(),
+)
+def abandon(out: Output, asked: requests.AbandonResult, view: requests.ResultView) -> None:
     """Give a transaction up: its queues and index rows go, and its blobs."""
-    async with opened(session, blobs, broker) as results:
-        view = await results.abandon(transaction, reason=reason)
-    session.out.document(view)
-    session.out.say(f"{view.id} is {view.state}; {view.reason}")
+    out.say(f"{view.id} is {view.state}; {view.reason}")

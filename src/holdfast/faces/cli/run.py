@@ -19,12 +19,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 import typer
-import uvloop
 from msgspec.structs import replace
 
 from holdfast.errors import CannotStart, HoldfastError
 from holdfast.faces.app import App
-from holdfast.faces.cli.app import app as commands
+from holdfast.faces.cli import app as commands
 from holdfast.faces.cli.command import Config, Json
 from holdfast.faces.cli.context import BadUsage, report
 from holdfast.services.queue.queues import Queues
@@ -149,6 +148,8 @@ def run(
         loaded = load_app(target)
         if loaded.vault is None and settings.vault is not None:
             loaded.vault = settings.vault.reveal()
+        import uvloop
+
         return uvloop.run(_consume(loaded, settings, declare=declare, only=only or (), health=place, announce=announce))
     except HoldfastError as error:
         return report(error, as_json=as_json)

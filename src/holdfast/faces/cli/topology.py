@@ -24,7 +24,7 @@ from holdfast.core.topology.diff import Difference, DifferenceKind
 from holdfast.core.topology.layouts import FILE_BYTES_MAX, TopologyFile, design, parse_file
 from holdfast.core.topology.model import Version
 from holdfast.core.topology.rules import Hazard
-from holdfast.faces.cli.app import topology as app
+from holdfast.faces.cli import groups
 from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, PANEL, command, read_file
 from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
 from holdfast.faces.cli.output import Output, plural
@@ -35,6 +35,8 @@ from holdfast.services.topology import Applied, ImportReport, Topologies, Topolo
 DEFINITIONS_BYTES_MAX = 64_000_000
 VERSION_DEFAULT = "3.10"
 NAMES_COUNT_MAX = 3
+app = groups["topology"]
+
 _SIGNS = {DifferenceKind.MISSING: "+", DifferenceKind.DIFFERENT: "!", DifferenceKind.SUPERFLUOUS: "-"}
 
 Result = TopologyPlan | Applied | ImportReport

@@ -1,9 +1,7 @@
 """The collector itself: starts transactions, resumes those that were left, keeps its leases, gives up on the dead.
 
 Several collectors may share one store: each owns what it works on by a lease with a heartbeat; what a dead one owned
-is taken over when its lease has run out.
-
-The collector as every face uses it: requests in, views out.
+is taken over when its lease has run out. Every face asks by `call`: requests in, views out.
 """
 
 from __future__ import annotations
@@ -11,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import TypeVar, cast
 
 from holdfast.core.collect import (
     REQUEST_BYTES_MAX,
@@ -25,7 +23,8 @@ from holdfast.core.collect import (
     check_series,
 )
 from holdfast.core.moments import format_duration
-from holdfast.core.requests.results import GapsReply, GapView, ResultsReply, ResultView, StartResultRequest, result_view
+from holdfast.core.requests import results as requests
+from holdfast.core.requests.declare import HANDLERS, Request, Stream, handles
 from holdfast.core.states import TransactionState
 from holdfast.errors import HoldfastError, Invalid, LeaseLost, StorageFailed, TryAgain
 from holdfast.proof import crash_point
@@ -36,8 +35,9 @@ from holdfast.services.collect.transaction import CollectContext, OwnedTransacti
 from holdfast.stores.collect import LedgerLine
 from holdfast.telemetry.events import emit
 
-PAGE_COUNT_MAX = 1_000
 LOOK_S = 0.5
+
+R = TypeVar("R")
 
 
 class CollectService:
@@ -70,6 +70,10 @@ class CollectService:
                 keeper.cancel()
             await asyncio.gather(*keepers, return_exceptions=True)
             await self._let_go()
+
+    async def call(self, request: Request[R]) -> R:
+        """Answer a request. Raises HoldfastError."""
+        return cast(R, await HANDLERS[type(request)](self, request))
 
     # --- verbs ------------------------------------------------------------------------------------------------
 
@@ -117,10 +121,10 @@ class CollectService:
             raise Invalid(f"transaction does not exist; there is no '{transaction}'")
         return found
 
-    async def page(self, *, after: str = "", count_max: int = PAGE_COUNT_MAX) -> Sequence[Transaction]:
+    async def page(self, *, after: str = "", count_max: int = requests.PAGE_COUNT_MAX) -> Sequence[Transaction]:
         """Transactions by id, after the given one."""
-        if not 1 <= count_max <= PAGE_COUNT_MAX:
-            raise Invalid(f"limit is invalid; {count_max} is not from 1 to {PAGE_COUNT_MAX}")
+        if not 1 <= count_max <= requests.PAGE_COUNT_MAX:
+            raise Invalid(f"limit is invalid; {count_max} is not from 1 to {requests.PAGE_COUNT_MAX}")
         return await self._store.page(after=after, count_max=count_max)
 
     async def stand(self, transaction: str) -> Sequence[SeriesState]:
@@ -171,7 +175,7 @@ class CollectService:
         check_move(found.state, TransactionState.ABANDONED)
         return await self._end(transaction, TransactionState.ABANDONED, reason)
 
-    async def ledger(self, *, after: int = 0, count_max: int = PAGE_COUNT_MAX) -> Sequence[LedgerLine]:
+    async def ledger(self, *, after: int = 0, count_max: int = requests.PAGE_COUNT_MAX) -> Sequence[LedgerLine]:
         """What ended, when and why."""
         return await self._store.ledger(after=after, count_max=count_max)
 
@@ -256,7 +260,7 @@ class CollectService:
         reason = f"abandoned; no progress for {format_duration(limits.abandon_after_us)}"
         while True:
             try:
-                for name in await self._store.idle(for_us=limits.abandon_after_us, count_max=PAGE_COUNT_MAX):
+                for name in await self._store.idle(for_us=limits.abandon_after_us, count_max=requests.PAGE_COUNT_MAX):
                     await self._end(name, TransactionState.FAILED, reason)
             except (StorageFailed, LeaseLost, Invalid) as error:
                 emit("collect.troubled", error=error.message)
@@ -285,75 +289,58 @@ class CollectService:
             return
 
 
-ENDS = frozenset(state.value for state in TransactionState if state.is_end)
+@handles(requests.StartResultRequest)
+async def _start(service: CollectService, request: requests.StartResultRequest) -> requests.ResultView:
+    if request.request and request.utf8:
+        raise Invalid("request is invalid; give 'bytes' or 'utf8', not both")
+    begun = await service.start(
+        request.request or request.utf8.encode(),
+        producer=request.producer,
+        notify=request.notify,
+        transaction_id=request.transaction_id or None,
+        series=request.series,
+    )
+    return requests.result_view(begun)
 
 
-class Results(Protocol):
-    """Results, here or of a server. Every method raises HoldfastError."""
-
-    async def start(self, request: StartResultRequest) -> ResultView:
-        """Ask for a result, or find the one that has this id."""
-
-    async def page(self, *, after: str = "", limit: int = PAGE_COUNT_MAX) -> ResultsReply:
-        """Transactions by id."""
-
-    async def show(self, transaction: str) -> ResultView:
-        """One, with its series."""
-
-    async def gaps(self, transaction: str) -> GapsReply:
-        """What is missing."""
-
-    def stream(self, transaction: str, series: str) -> AsyncGenerator[bytes, None]:
-        """The bytes of a series in order, up to the first gap."""
-
-    async def abandon(self, transaction: str, *, reason: str) -> ResultView:
-        """Give it up."""
+@handles(requests.ListResults)
+async def _page(service: CollectService, request: requests.ListResults) -> requests.ResultsReply:
+    found = await service.page(after=request.after, count_max=request.limit)
+    return requests.ResultsReply(items=[requests.result_view(each) for each in found])
 
 
-class LocalResults:
-    """The collector of this process."""
+@handles(requests.ReadResult)
+async def _show(service: CollectService, request: requests.ReadResult) -> requests.ResultView:
+    found = await service.find(request.id)
+    return requests.result_view(found, await service.stand(request.id))
 
-    def __init__(self, service: CollectService) -> None:
-        self._service = service
 
-    async def start(self, request: StartResultRequest) -> ResultView:
-        if request.request and request.utf8:
-            raise Invalid("request is invalid; give 'bytes' or 'utf8', not both")
-        body = request.request or request.utf8.encode()
-        begun = await self._service.start(
-            body,
-            producer=request.producer,
-            notify=request.notify,
-            transaction_id=request.transaction_id or None,
-            series=request.series,
-        )
-        return result_view(begun)
+@handles(requests.ReadGaps)
+async def _gaps(service: CollectService, request: requests.ReadGaps) -> requests.GapsReply:
+    return requests.GapsReply(
+        items=[
+            requests.GapView(
+                series=gap.series,
+                count=gap.count,
+                stored_count=gap.stored_count,
+                missing=gap.missing,
+                is_open=gap.is_open,
+            )
+            for gap in await service.gaps(request.id)
+        ]
+    )
 
-    async def page(self, *, after: str = "", limit: int = PAGE_COUNT_MAX) -> ResultsReply:
-        found = await self._service.page(after=after, count_max=limit)
-        return ResultsReply(items=[result_view(each) for each in found])
 
-    async def show(self, transaction: str) -> ResultView:
-        found = await self._service.find(transaction)
-        return result_view(found, await self._service.stand(transaction))
+@handles(requests.ReadSeries)
+async def _read(service: CollectService, request: requests.ReadSeries) -> Stream:
+    return _bodies(service, request)
 
-    async def gaps(self, transaction: str) -> GapsReply:
-        return GapsReply(
-            items=[
-                GapView(
-                    series=gap.series,
-                    count=gap.count,
-                    stored_count=gap.stored_count,
-                    missing=gap.missing,
-                    is_open=gap.is_open,
-                )
-                for gap in await self._service.gaps(transaction)
-            ]
-        )
 
-    async def stream(self, transaction: str, series: str) -> AsyncGenerator[bytes, None]:
-        async for part in self._service.parts(transaction, series):
-            yield part.body
+async def _bodies(service: CollectService, request: requests.ReadSeries) -> Stream:
+    async for part in service.parts(request.id, request.series):
+        yield part.body
 
-    async def abandon(self, transaction: str, *, reason: str) -> ResultView:
-        return result_view(await self._service.abandon(transaction, reason=reason))
+
+@handles(requests.AbandonResult)
+async def _abandon(service: CollectService, request: requests.AbandonResult) -> requests.ResultView:
+    return requests.result_view(await service.abandon(request.id, reason=request.reason))

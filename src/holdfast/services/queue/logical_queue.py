@@ -520,14 +520,14 @@ class LogicalQueue:
     # --- time -------------------------------------------------------------------------------------------------
 
     def _next_us(self) -> int:
+        """The next moment at which there is something to do, unless the timer calls before it; 0 if there is none."""
         moments = [waiting.deadline_us for waiting in self.waiting.untaken()]
-        rules = self.rules()
         for share in self.shares:
             if share.busy or self._frozen:
                 continue  # it looks again when it is done; a timer for what is being done would call without end
             if share.failures:
                 moments.append(share.retry_at_us)
-            elif due_us := share.next_due_us(rules):
+            elif share.soonest_us < self._timer.at_us and (due_us := share.next_due_us(self.rules())):
                 moments.append(due_us)
         return min(moments, default=0)
 

@@ -13,9 +13,9 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from types import TracebackType
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeVar
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, UnsetType
 
 from holdfast.core.item import Item, LeasedItem, NewItem, QueueInfo, RetryItem
 from holdfast.core.moments import SECOND_US, parse_duration
@@ -29,20 +29,22 @@ from holdfast.core.requests.queue import (
     ExtendRequest,
     ImportedItem,
     ImportItemsRequest,
-    ItemsReply,
+    InfoRequest,
     LeaseReply,
     LeaseRequest,
     ListItemsRequest,
     ListRequest,
+    ListScheduledRequest,
+    PauseRequest,
     ProduceReply,
     ProduceRequest,
-    QueueNameRequest,
-    QueuesReply,
-    RedriveItemsReply,
+    QueueRequest,
     RedriveItemsRequest,
-    Request,
+    ReloadRequest,
+    ResumeRequest,
     RetryRequest,
     StatsReply,
+    StatsRequest,
     UpdateQueueRequest,
 )
 from holdfast.errors import BadIds, HoldfastError, NothingToLease, ShuttingDown, TryAgain, Unreachable
@@ -52,13 +54,13 @@ REQUEST_TIMEOUT = "30s"
 BACKOFF_S_FIRST = 0.1
 BACKOFF_S_MAX = 10.0
 
-T = TypeVar("T", bound=Struct)
+R = TypeVar("R")
 
 
 class VerbCaller(Protocol):
     """Carries out a verb, here or far away."""
 
-    async def call(self, verb: str, request: Request) -> Struct:
+    async def call(self, request: QueueRequest[R]) -> R:
         """Raises HoldfastError with the texts of the contract."""
 
 
@@ -74,9 +76,6 @@ class Queues:
         self._client_id = f"{os.getpid()}-{secrets.token_hex(6)}"
         self._leases = 0
 
-    async def _call(self, verb: str, request: Request, reply: type[T]) -> T:
-        return cast(T, await self._caller.call(verb, request))
-
     # --- items ------------------------------------------------------------------------------------------------
 
     async def queue_produce(
@@ -86,7 +85,7 @@ class Queues:
         request = ProduceRequest(
             queue_name=queue_name, request_timeout=request_timeout, items=[_new_item(item) for item in items]
         )
-        return await self._call("queue.produce", request, ProduceReply)
+        return await self._caller.call(request)
 
     async def queue_lease(
         self,
@@ -103,7 +102,7 @@ class Queues:
         request = LeaseRequest(
             queue_name=queue_name, client_id=client_id, batch_size=batch_size, request_timeout=request_timeout
         )
-        return await self._call("queue.lease", request, LeaseReply)
+        return await self._caller.call(request)
 
     async def queue_complete(
         self, queue_name: str, ids: Sequence[str], *, partition: int = 0, request_timeout: str = REQUEST_TIMEOUT
@@ -112,20 +111,20 @@ class Queues:
         request = CompleteRequest(
             queue_name=queue_name, partition=partition, request_timeout=request_timeout, ids=list(ids)
         )
-        await self._call("queue.complete", request, Struct)
+        await self._caller.call(request)
 
     async def queue_retry(self, queue_name: str, items: Sequence[RetryItem | str], *, partition: int = 0) -> None:
         """Give leased items back: at once, at `retry_at`, or to the dead queue."""
         retried = [RetryItem(id=item) if isinstance(item, str) else item for item in items]
         request = RetryRequest(queue_name=queue_name, partition=partition, items=retried)
-        await self._call("queue.retry", request, Struct)
+        await self._caller.call(request)
 
     async def queue_extend(
         self, queue_name: str, ids: Sequence[str], *, partition: int = 0, lease_timeout: str = ""
     ) -> ExtendReply:
         """Let leases run for another `lease_timeout` from now, or for the queue's own."""
         request = ExtendRequest(queue_name=queue_name, partition=partition, ids=list(ids), lease_timeout=lease_timeout)
-        return await self._call("queue.extend", request, ExtendReply)
+        return await self._caller.call(request)
 
     def consume(self, queue_name: str, *, batch: int = 1, extend_for_s: float = 3600.0) -> AsyncIterator[Lease]:
         """Lease after lease, without end. Each is kept alive until it is settled, for at most `extend_for_s`."""
@@ -135,22 +134,22 @@ class Queues:
 
     async def queue_stats(self, queue_name: str) -> StatsReply:
         """What waits, is leased, scheduled, dying and overdue, by partition."""
-        return await self._call("queue.stats", QueueNameRequest(queue_name=queue_name), StatsReply)
+        return await self._caller.call(StatsRequest(queue_name=queue_name))
 
     async def queue_clear(
         self, queue_name: str, *, queue: bool = False, scheduled: bool = False, destructive: bool = False
     ) -> None:
         """Delete queued items, scheduled ones, and with `destructive` leased ones too."""
         request = ClearRequest(queue_name=queue_name, queue=queue, scheduled=scheduled, destructive=destructive)
-        await self._call("queue.clear", request, Struct)
+        await self._caller.call(request)
 
     async def queue_pause(self, queue_name: str) -> None:
         """Take items in and give none out, across restarts."""
-        await self._call("queue.pause", QueueNameRequest(queue_name=queue_name), Struct)
+        await self._caller.call(PauseRequest(queue_name=queue_name))
 
     async def queue_resume(self, queue_name: str) -> None:
         """Give items out again."""
-        await self._call("queue.resume", QueueNameRequest(queue_name=queue_name), Struct)
+        await self._caller.call(ResumeRequest(queue_name=queue_name))
 
     async def queue_redrive(
         self, queue_name: str, ids: Sequence[str], *, source_queue: str, partition: int = 0
@@ -160,11 +159,11 @@ class Queues:
         request = RedriveItemsRequest(
             queue_name=queue_name, partition=partition, source_queue=source_queue, ids=list(ids)
         )
-        return (await self._call("queue.redrive", request, RedriveItemsReply)).ids
+        return (await self._caller.call(request)).ids
 
     async def queue_reload(self, queue_name: str) -> None:
         """Read the queue's state from its store again."""
-        await self._call("queue.reload", QueueNameRequest(queue_name=queue_name), Struct)
+        await self._caller.call(ReloadRequest(queue_name=queue_name))
 
     # --- queues -----------------------------------------------------------------------------------------------
 
@@ -191,7 +190,7 @@ class Queues:
             requested_partitions=requested_partitions,
             dead_retention=dead_retention,
         )
-        await self._call("queues.create", request, Struct)
+        await self._caller.call(request)
 
     async def queues_update(
         self,
@@ -216,19 +215,19 @@ class Queues:
             requested_partitions=requested_partitions,
             dead_retention=dead_retention,
         )
-        await self._call("queues.update", request, Struct)
+        await self._caller.call(request)
 
     async def queues_list(self, *, pivot: str = "", limit: int = 0) -> list[QueueInfo]:
         """Queues by name, from the pivot on."""
-        return (await self._call("queues.list", ListRequest(pivot=pivot, limit=limit), QueuesReply)).items
+        return (await self._caller.call(ListRequest(pivot=pivot, limit=limit))).items
 
     async def queues_info(self, queue_name: str) -> QueueInfo:
         """One queue."""
-        return await self._call("queues.info", QueueNameRequest(queue_name=queue_name), QueueInfo)
+        return await self._caller.call(InfoRequest(queue_name=queue_name))
 
     async def queues_delete(self, queue_name: str, *, force: bool = False) -> None:
         """Delete a queue; with items in it only by force."""
-        await self._call("queues.delete", DeleteQueueRequest(queue_name=queue_name, force=force), Struct)
+        await self._caller.call(DeleteQueueRequest(queue_name=queue_name, force=force))
 
     # --- storage ----------------------------------------------------------------------------------------------
 
@@ -237,26 +236,26 @@ class Queues:
     ) -> list[Item]:
         """Queued and leased items by id, from the pivot on."""
         request = ListItemsRequest(queue_name=queue_name, partition=partition, pivot=pivot, limit=limit)
-        return (await self._call("storage/items.list", request, ItemsReply)).items
+        return (await self._caller.call(request)).items
 
     async def storage_scheduled_list(
         self, queue_name: str, *, partition: int = 0, pivot: str = "", limit: int = 0
     ) -> list[Item]:
         """Scheduled items by id, from the pivot on."""
-        request = ListItemsRequest(queue_name=queue_name, partition=partition, pivot=pivot, limit=limit)
-        return (await self._call("storage/scheduled.list", request, ItemsReply)).items
+        request = ListScheduledRequest(queue_name=queue_name, partition=partition, pivot=pivot, limit=limit)
+        return (await self._caller.call(request)).items
 
     async def storage_items_import(
         self, queue_name: str, items: Sequence[ImportedItem], *, partition: int = 0
     ) -> list[Item]:
         """Store items with their story; returns those that were stored, with their new ids."""
         request = ImportItemsRequest(queue_name=queue_name, partition=partition, items=list(items))
-        return (await self._call("storage/items.import", request, ItemsReply)).items
+        return (await self._caller.call(request)).items
 
     async def storage_items_delete(self, queue_name: str, ids: Sequence[str], *, partition: int = 0) -> None:
         """Delete items by id, leased ones too; unknown ids are skipped."""
         request = DeleteItemsRequest(queue_name=queue_name, partition=partition, ids=list(ids))
-        await self._call("storage/items.delete", request, Struct)
+        await self._caller.call(request)
 
 
 class Lease(AbstractAsyncContextManager["Lease"]):

@@ -3,14 +3,13 @@ the queue. Every face calls `call`; none of them decides anything."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
-
-from msgspec import Struct
+from collections.abc import Sequence
+from typing import TypeVar, cast
 
 from holdfast.core import checks
 from holdfast.core.item import NewItem, QueueInfo
 from holdfast.core.moments import format_duration, parse_duration
+from holdfast.core.requests.declare import HANDLERS, handles
 from holdfast.core.requests.queue import (
     ClearRequest,
     CodeReply,
@@ -21,25 +20,30 @@ from holdfast.core.requests.queue import (
     ExtendReply,
     ExtendRequest,
     ImportItemsRequest,
+    InfoRequest,
     ItemsReply,
     LeaseReply,
     LeaseRequest,
     ListItemsRequest,
     ListRequest,
+    ListScheduledRequest,
     LogicalQueueStats,
     PartitionStats,
+    PauseRequest,
     ProduceReply,
     ProduceRequest,
-    QueueNameRequest,
+    QueueRequest,
     QueuesReply,
     RedriveItemsReply,
     RedriveItemsRequest,
-    Request,
+    ReloadRequest,
+    ResumeRequest,
     RetryRequest,
     StatsReply,
+    StatsRequest,
     UpdateQueueRequest,
 )
-from holdfast.errors import BadIds, Invalid, ShuttingDown, StorageFailed, UnknownMethod
+from holdfast.errors import BadIds, Invalid, ShuttingDown, StorageFailed
 from holdfast.ports.queue_store import (
     Clear,
     Complete,
@@ -65,6 +69,8 @@ CLEAR_COUNT_MAX = 10_000
 OK = CodeReply(200)
 SPREAD = "queue is spread over several storages; dedupe_key and source_id are unique within each of them alone"
 
+R = TypeVar("R")
+
 
 class QueueService:
     """The queue service over a manager."""
@@ -72,39 +78,14 @@ class QueueService:
     def __init__(self, manager: QueueManager, *, places: changes.Places) -> None:
         self.manager = manager
         self._places = places
-        self._verbs: dict[str, Callable[[Any], Awaitable[Struct]]] = {
-            "queue.produce": self.produce,
-            "queue.lease": self.lease,
-            "queue.complete": self.complete,
-            "queue.retry": self.retry,
-            "queue.extend": self.extend,
-            "queue.stats": self.stats,
-            "queue.clear": self.clear,
-            "queue.pause": self.pause,
-            "queue.resume": self.resume,
-            "queue.reload": self.reload,
-            "queue.redrive": self.redrive,
-            "queues.create": self.create,
-            "queues.update": self.update,
-            "queues.list": self.list,
-            "queues.info": self.info,
-            "queues.delete": self.delete,
-            "storage/items.list": self.list_items,
-            "storage/scheduled.list": self.list_scheduled,
-            "storage/items.import": self.import_items,
-            "storage/items.delete": self.delete_items,
-        }
 
-    async def call(self, verb: str, request: Request) -> Struct:
+    async def call(self, request: QueueRequest[R]) -> R:
         """Carry out a verb. Raises HoldfastError; then nothing of the request is acknowledged."""
-        method = self._verbs.get(verb)
-        if method is None:
-            raise UnknownMethod(f"method is unknown; there is no '{verb}'")
         if self.manager.closing:
             raise ShuttingDown
         if request.namespace:
             checks.namespace(request.namespace)
-        return await method(request)
+        return cast(R, await HANDLERS[type(request)](self, request))
 
     def _queue(self, name: str) -> LogicalQueue:
         queue = self.manager.find(name)
@@ -115,6 +96,7 @@ class QueueService:
 
     # --- items ------------------------------------------------------------------------------------------------
 
+    @handles(ProduceRequest)
     async def produce(self, request: ProduceRequest) -> ProduceReply:
         queue = self._queue(request.queue_name)
         timeout_us = checks.request_timeout(request.request_timeout)
@@ -122,6 +104,7 @@ class QueueService:
         items, byte_count = _checked(request.items)
         return ProduceReply(await queue.produce(items, byte_count=byte_count, timeout_us=timeout_us))
 
+    @handles(LeaseRequest)
     async def lease(self, request: LeaseRequest) -> LeaseReply:
         queue = self._queue(request.queue_name)
         timeout_us = checks.request_timeout(request.request_timeout)
@@ -130,6 +113,7 @@ class QueueService:
         answer = await queue.lease(request.client_id, request.batch_size, timeout_us=timeout_us)
         return LeaseReply(request.queue_name, answer.partition, answer.items)
 
+    @handles(CompleteRequest)
     async def complete(self, request: CompleteRequest) -> CodeReply:
         queue = self._queue(request.queue_name)
         timeout_us = checks.request_timeout(request.request_timeout)
@@ -139,6 +123,7 @@ class QueueService:
         await _settled(queue, operation, request.partition, "completed", timeout_us)
         return OK
 
+    @handles(RetryRequest)
     async def retry(self, request: RetryRequest) -> CodeReply:
         queue = self._queue(request.queue_name)
         queue.share_of(request.partition)
@@ -150,6 +135,7 @@ class QueueService:
         await _settled(queue, operation, request.partition, "retried")
         return OK
 
+    @handles(ExtendRequest)
     async def extend(self, request: ExtendRequest) -> ExtendReply:
         queue = self._queue(request.queue_name)
         lease_timeout_us = parse_duration(request.lease_timeout, what="lease timeout")
@@ -162,7 +148,8 @@ class QueueService:
 
     # --- one queue --------------------------------------------------------------------------------------------
 
-    async def stats(self, request: QueueNameRequest) -> StatsReply:
+    @handles(StatsRequest)
+    async def stats(self, request: StatsRequest) -> StatsReply:
         queue = self._queue(request.queue_name)
         rules = queue.rules()
         partitions = []
@@ -195,6 +182,7 @@ class QueueService:
         )
         return StatsReply(queue_name=request.queue_name, logical_queues=[logical])
 
+    @handles(ClearRequest)
     async def clear(self, request: ClearRequest) -> CodeReply:
         queue = self._queue(request.queue_name)
         if not (request.queue or request.scheduled):
@@ -218,10 +206,12 @@ class QueueService:
             emit("queue.cleared", queue=request.queue_name, count=total)
         return OK
 
-    async def pause(self, request: QueueNameRequest) -> CodeReply:
+    @handles(PauseRequest)
+    async def pause(self, request: PauseRequest) -> CodeReply:
         return await self._set_paused(request.queue_name, pause=True)
 
-    async def resume(self, request: QueueNameRequest) -> CodeReply:
+    @handles(ResumeRequest)
+    async def resume(self, request: ResumeRequest) -> CodeReply:
         return await self._set_paused(request.queue_name, pause=False)
 
     async def _set_paused(self, name: str, *, pause: bool) -> CodeReply:
@@ -231,6 +221,7 @@ class QueueService:
             await self.manager.put(await catalog.change(name, dead_queue="", decide=decide))
         return OK
 
+    @handles(RedriveItemsRequest)
     async def redrive(self, request: RedriveItemsRequest) -> RedriveItemsReply:
         queue = self._queue(request.queue_name)
         queue.share_of(request.partition)
@@ -242,12 +233,14 @@ class QueueService:
         redriven = cast(SentBack, await queue.operate(operation, partition=request.partition))
         return RedriveItemsReply(list(redriven.ids))
 
-    async def reload(self, request: QueueNameRequest) -> CodeReply:
+    @handles(ReloadRequest)
+    async def reload(self, request: ReloadRequest) -> CodeReply:
         await self._queue(request.queue_name).reload()
         return OK
 
     # --- queues -----------------------------------------------------------------------------------------------
 
+    @handles(CreateQueueRequest)
     async def create(self, request: CreateQueueRequest) -> CodeReply:
         decide = changes.created(request, self._places)
         async with self.manager.changing() as catalog:
@@ -259,6 +252,7 @@ class QueueService:
             return CodeReply(200, SPREAD)
         return OK
 
+    @handles(UpdateQueueRequest)
     async def update(self, request: UpdateQueueRequest) -> CodeReply:
         current = self._queue(request.queue_name).record
         decide = changes.updated(request, self._places)
@@ -269,14 +263,17 @@ class QueueService:
         emit("queue.updated", queue=request.queue_name)
         return OK
 
+    @handles(ListRequest)
     async def list(self, request: ListRequest) -> QueuesReply:
         count_max = checks.list_limit(request.limit)
         records = self.manager.records(pivot=request.pivot, count_max=count_max)
         return QueuesReply([record.info() for record in records])
 
-    async def info(self, request: QueueNameRequest) -> QueueInfo:
+    @handles(InfoRequest)
+    async def info(self, request: InfoRequest) -> QueueInfo:
         return self._queue(request.queue_name).record.info()
 
+    @handles(DeleteQueueRequest)
     async def delete(self, request: DeleteQueueRequest) -> CodeReply:
         name = request.queue_name
         queue = self._queue(name)
@@ -296,10 +293,12 @@ class QueueService:
 
     # --- storage ----------------------------------------------------------------------------------------------
 
+    @handles(ListItemsRequest)
     async def list_items(self, request: ListItemsRequest) -> ItemsReply:
         return await self._list(request, scheduled=False)
 
-    async def list_scheduled(self, request: ListItemsRequest) -> ItemsReply:
+    @handles(ListScheduledRequest)
+    async def list_scheduled(self, request: ListScheduledRequest) -> ItemsReply:
         return await self._list(request, scheduled=True)
 
     async def _list(self, request: ListItemsRequest, *, scheduled: bool) -> ItemsReply:
@@ -311,6 +310,7 @@ class QueueService:
         )
         return ItemsReply(list(items))
 
+    @handles(ImportItemsRequest)
     async def import_items(self, request: ImportItemsRequest) -> ItemsReply:
         queue = self._queue(request.queue_name)
         queue.share_of(request.partition)
@@ -333,6 +333,7 @@ class QueueService:
         result = await queue.operate(operation, partition=request.partition)
         return ItemsReply(list(cast(Imported, result).items))
 
+    @handles(DeleteItemsRequest)
     async def delete_items(self, request: DeleteItemsRequest) -> CodeReply:
         queue = self._queue(request.queue_name)
         queue.share_of(request.partition)

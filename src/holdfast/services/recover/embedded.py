@@ -41,6 +41,8 @@ R = TypeVar("R")
 class EmbeddedRecovery:
     """One run over the queues of this process or of a server."""
 
+    sent_count = None  #: there are no confirms to wait for
+
     def __init__(
         self,
         queues: Queues,

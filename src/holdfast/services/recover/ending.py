@@ -7,16 +7,16 @@ cannot bear another return go back by a publish; the rest goes back by one frame
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from holdfast.core.message import Outcome, OutcomeKind
-from holdfast.core.recovery import RunLimits, Summary, may_return
+from holdfast.core.recovery import RunLetter, RunLimits, Summary, address_text
 from holdfast.errors import BrokerError
-from holdfast.ports.recovery import DeadLetters, RunLetter, address_text
 from holdfast.services.recover.letter_table import LetterTable
 from holdfast.services.recover.limits import unless
+from holdfast.services.recover.source import LetterSource
 
-LAND_STEP_S = 0.1
+ANSWER_STEP_S = 0.1
 STEADY_COUNT = 3
 STEADY_STEP_S = 0.1
 STEADY_TIMEOUT_S = 30.0
@@ -27,70 +27,62 @@ class Ending:
     """`run` once. Never raises BrokerError: without a broker, it gives everything back by itself."""
 
     def __init__(
-        self,
-        letters: DeadLetters,
-        books: LetterTable,
-        summary: Summary,
-        limits: RunLimits,
-        abandoned: asyncio.Event,
-        *,
-        unsent: Iterable[RunLetter] = (),
+        self, source: LetterSource, letters: LetterTable, summary: Summary, limits: RunLimits, abandoned: asyncio.Event
     ) -> None:
+        self._source = source
         self._letters = letters
-        self._books = books
         self._summary = summary
         self._limits = limits
         self._abandoned = abandoned
-        self._unsent = list(unsent)
-        self._given_up: set[RunLetter] = set()  # published, perhaps
+        self._leftovers: Sequence[RunLetter] = ()
 
-    async def run(self, delivery_limit: int | None, *, settle: Callable[[], None], room: asyncio.Event) -> None:
-        """Leaves the numbers in the summary."""
-        summary, books = self._summary, self._books
+    async def run(self, delivery_limit: int | None, *, settle: Callable[[], None], room: asyncio.Event) -> int:
+        """Leaves the numbers in the summary. Answers how many letters were taken and never published."""
+        summary, letters = self._summary, self._letters
         try:
             if not self._abandoned.is_set():
-                await unless(self._abandoned, self._letters.stop())
-                await self._land(room)
+                await unless(self._abandoned, self._stop())
+                await self._await_answers(room)
             settle()
             self._give_up()
             if self._abandoned.is_set():
-                await self._letters.let_go()
+                await self._source.abandon()
             else:
                 await self._put_back(delivery_limit)
                 if not await unless(self._abandoned, self._give_back()):
-                    await self._letters.let_go()
+                    await self._source.abandon()
         except BrokerError as error:
             summary.notes.append(f"the broker gave the rest back by itself; {error}")
             settle()
             self._give_up()
-            await self._letters.let_go()
-        for letter in books.lost():
-            if letter.stored:
-                # Published, and never acked: its other copy is still in the queue, and nobody will recognise it.
-                summary.recovered += 1
-                summary.went(address_text(letter.address))
-                summary.possible_duplicates += 1
-        if missing := sum(not letter.stored for letter in books.lost()):
+            await self._source.abandon()
+        unsent_count = letters.unsent_count()
+        confirmed = letters.end()
+        for letter in confirmed:
+            # Published, and never acked: its other copy is still in the queue, and nobody will recognise it.
+            summary.recovered += 1
+            summary.went(address_text(letter.address))
+            summary.possible_duplicates += 1
+        if missing := letters.away_count - len(confirmed):
             summary.notes.append(
                 f"{missing} letters that a lost connection took have not come again; the broker may still count them "
                 "to that connection, look at the queue's unacknowledged messages"
             )
         await self._count()
+        return unsent_count
 
-    def unsent_count(self) -> int:
-        """Letters that were taken and never published: the run ended before."""
-        lost = [one for one in self._books.lost() if not one.stored and not one.kept and one not in self._given_up]
-        return len(self._unsent) + len(lost)
+    async def _stop(self) -> None:
+        self._leftovers = await self._source.stop()
 
-    async def _land(self, room: asyncio.Event) -> None:
+    async def _await_answers(self, room: asyncio.Event) -> None:
         """Wait for the confirms that are still to come."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._limits.stop_timeout_s
-        while self._books.flying and not self._abandoned.is_set():
+        while self._letters.sent and not self._abandoned.is_set():
             room.clear()
             waiting = [asyncio.ensure_future(event.wait()) for event in (room, self._abandoned)]
             # In steps: a letter that was put back makes no room.
-            timeout_s = min(LAND_STEP_S, max(0.0, deadline_s - loop.time()))
+            timeout_s = min(ANSWER_STEP_S, max(0.0, deadline_s - loop.time()))
             await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             for task in waiting:
                 task.cancel()
@@ -100,12 +92,9 @@ class Ending:
     def _give_up(self) -> None:
         """Nobody knows whether the broker has these: they are not acked."""
         summary = self._summary
-        for letter in list(self._books.flying):
-            self._books.land([letter])
-            self._given_up.add(letter)
-            if letter.kept:
-                summary.possible_duplicates += 1  # it was being put back, and is counted as kept
-                continue
+        sent, returning = self._letters.give_up()
+        summary.possible_duplicates += len(returning)  # they were being put back, and are counted as kept
+        for letter in sent:
             summary.unknown += 1
             summary.possible_duplicates += 1
             summary.failed_at(address_text(letter.address))
@@ -114,37 +103,33 @@ class Ending:
     async def _put_back(self, delivery_limit: int | None) -> None:
         if delivery_limit is None:
             return
-        # Whatever is still in hand would be returned, also what nobody answered for.
-        candidates = dict.fromkeys([*self._books.held, *self._unsent, *self._given_up, *self._letters.leftovers()])
-        tired = [one for one in candidates if one.in_hand and not may_return(one.returns or 0, delivery_limit)]
-        if not tired:
+        near_limit = self._letters.near_limit(self._leftovers, delivery_limit)
+        if not near_limit:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = set(tired)
+        waiting = set(near_limit)  # not those of the table: nobody waits for the answer to an earlier publish any more
         stored: list[RunLetter] = []
 
         def on_outcome(letters: Sequence[RunLetter], outcome: Outcome) -> None:
             waiting.difference_update(letters)
-            if outcome.kind is OutcomeKind.CONFIRMED:
+            if outcome.stored:
                 stored.extend(letters)
-            elif outcome.kind is OutcomeKind.UNKNOWN:
-                self._summary.possible_duplicates += len(letters)
+            else:
+                self._letters.not_put_back(letters)
+                self._summary.possible_duplicates += len(letters) if outcome.kind is OutcomeKind.UNKNOWN else 0
             if not waiting and not done.done():
                 done.set_result(None)
 
-        self._letters.put_back(tired, on_outcome, timeout_s=self._limits.stop_timeout_s)
+        self._letters.put_back(near_limit, at_end=True)
+        self._source.put_back(near_limit, on_outcome, timeout_s=self._limits.stop_timeout_s)
         await done
-        missed = self._letters.ack(stored)
+        missed = self._source.settle(stored)
         self._summary.put_back += len(stored) - len(missed)
         self._summary.possible_duplicates += len(missed)  # both are in the queue now
-        self._forget(stored)
+        self._letters.was_put_back(stored)
 
     async def _give_back(self) -> None:
-        self._summary.returned += await self._letters.give_back()
-
-    def _forget(self, letters: Sequence[RunLetter]) -> None:
-        for letter in letters:
-            self._books.held.pop(letter, None)
+        self._summary.returned += await self._source.give_back()
 
     async def _count(self) -> None:
         """Not for long, once somebody has no more time."""
@@ -160,10 +145,12 @@ class Ending:
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    depth = await self._letters.depth()
+                    depth = await self._source.depth()
                     seen.append(depth.ready)
                     is_whole = depth.ready >= self._summary.returned or depth.consumers
-                    if is_whole and len(seen) >= STEADY_COUNT and len(set(seen[-STEADY_COUNT:])) == 1:
+                    if depth.is_sure or (
+                        is_whole and len(seen) >= STEADY_COUNT and len(set(seen[-STEADY_COUNT:])) == 1
+                    ):
                         break
                     await asyncio.sleep(STEADY_STEP_S)
         except (BrokerError, TimeoutError) as error:

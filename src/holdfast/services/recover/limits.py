@@ -1,20 +1,19 @@
-"""How many letters fit into the window, by their size so far.
-
-The clocks of a run: total, idle, empty, stall and hold, and the pace that was asked for. Every loop ends.
-
-How many letters a run takes: at most those that were there at the start, and of those that fit, as many as asked.
+"""Where a run ends: its clocks (total, idle, empty, stall and hold) with the pace that was asked for, and how many
+letters it takes: at most those that were there at the start, and of those that fit, as many as asked. Every loop ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from holdfast.core.recovery import RunLimits, StoppedBy, Summary
-from holdfast.ports.recovery import RunLetter
 
 DEPTH_STEP_S = 1.0
 PACE_STEP_S = 0.1
+#: With a filter nobody knows which letters fit: so many are looked at together even when fewer are still wanted.
+AHEAD_COUNT = 100
 
 
 class RunClock:
@@ -23,22 +22,16 @@ class RunClock:
     def __init__(self, limits: RunLimits, now_s: Callable[[], float]) -> None:
         self.now_s = now_s
         self._limits = limits
-        self._began_s = self._arrived_s = self._progressed_s = self._asked_s = now_s()
+        self._began_s = self._moved_s = self._asked_s = now_s()
         self._pace_s = 0.0
 
     def start(self) -> None:
         """The first letter may come from now on."""
-        self._began_s = self._arrived_s = self._progressed_s = self.now_s()
+        self._began_s = self._moved_s = self.now_s()
 
-    def arrived(self) -> None:
-        """Letters came."""
-        self._arrived_s = self._progressed_s = self.now_s()
-
-    def progressed(self) -> None:
-        """A letter was settled."""
-        self._progressed_s = self._arrived_s = self.now_s()
-
-    suspended = progressed
+    def moved(self) -> None:
+        """Letters came, or were settled, or could not be: idle and stall time begin anew."""
+        self._moved_s = self.now_s()
 
     def left_s(self) -> float:
         """Until the total limit."""
@@ -48,28 +41,29 @@ class RunClock:
         """The broker would end a consumer that holds a letter for longer."""
         return self.now_s() - since_s > self._limits.hold_timeout_s
 
-    def is_over(self, *, flying: int, waiting: int) -> StoppedBy | None:
+    def is_over(self, *, sent: int, waiting: int) -> StoppedBy | None:
         """Whether a limit of time is reached; letters that wait for their pace are no reason."""
         if self.left_s() <= 0:
             return StoppedBy.TOTAL
-        if waiting and not flying:
+        if waiting and not sent:
             return None
-        if flying:
-            return StoppedBy.STALL if self.now_s() - self._progressed_s > self._limits.stall_timeout_s else None
-        return StoppedBy.IDLE if self.now_s() - self._arrived_s > self._limits.idle_timeout_s else None
+        still_s = self.now_s() - self._moved_s
+        if sent:
+            return StoppedBy.STALL if still_s > self._limits.stall_timeout_s else None
+        return StoppedBy.IDLE if still_s > self._limits.idle_timeout_s else None
 
     def is_quiet(self) -> bool:
         """Whether it is worth asking the broker how many letters are left; at most once a second."""
         now_s = self.now_s()
         step_s = min(DEPTH_STEP_S, self._limits.empty_timeout_s)
-        if now_s - self._arrived_s < self._limits.empty_timeout_s or now_s - self._asked_s < step_s:
+        if now_s - self._moved_s < self._limits.empty_timeout_s or now_s - self._asked_s < step_s:
             return False
         self._asked_s = now_s
         return True
 
     def is_empty(self, depth: int) -> bool:
         """A depth of 0 alone means nothing (the queue may have no leader): nothing must have come for a while, too."""
-        return depth == 0 and self.now_s() - self._arrived_s >= self._limits.empty_timeout_s
+        return depth == 0 and self.now_s() - self._moved_s >= self._limits.empty_timeout_s
 
     def due_count(self, count: int) -> int:
         """How many of so many letters may go now; they are counted as gone."""
@@ -92,36 +86,6 @@ class RunClock:
         """Write how long it took."""
         summary.duration_s = round(self.now_s() - self._began_s, 3)
         summary.rate_per_s = round(summary.recovered / summary.duration_s, 1) if summary.duration_s else 0.0
-
-
-async def wait(event: asyncio.Event, timeout_s: float) -> None:
-    """For an event, or for so long."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        pass
-
-
-async def unless(event: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
-    """Do it, unless the event comes first: then it is given up, and the answer is False."""
-    task = asyncio.ensure_future(work)
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            return False
-        await task
-        return True
-    finally:
-        waiting.cancel()
-        if task.cancel():
-            await asyncio.wait([task])
-            _ = task.cancelled() or task.exception()  # looked at, or asyncio would print it
-
-
-#: With a filter nobody knows which letters fit: so many are looked at together even when fewer are still wanted.
-AHEAD_COUNT = 100
 
 
 class Quota:
@@ -169,26 +133,27 @@ class Quota:
         return 0 if summary.stopped_by is StoppedBy.EMPTY else min(unseen, summary.remaining)
 
 
-#: At first the sizes of the letters are not known: the prefetch is widened when they are.
-CAPACITY_COUNT_FIRST = 100
+async def wait(event: asyncio.Event, timeout_s: float) -> None:
+    """For an event, or for so long."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass
 
 
-class Window:
-    """`came` for all letters."""
-
-    def __init__(self, limits: RunLimits) -> None:
-        self._count_max = limits.window_count_max
-        self._bytes_max = limits.window_bytes_max
-        self._count = self._bytes = 0
-
-    def came(self, letters: Sequence[RunLetter]) -> None:
-        """These came."""
-        self._count += len(letters)
-        self._bytes += sum([letter.size_bytes for letter in letters])
-
-    @property
-    def fits_count(self) -> int:
-        """At least one, however large."""
-        if not self._count:
-            return min(CAPACITY_COUNT_FIRST, self._count_max)
-        return min(self._count_max, max(1, self._bytes_max * self._count // max(1, self._bytes)))
+async def unless(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
+    """Do it, unless the event comes first: then it is given up, and the answer is False."""
+    task = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return False
+        await task
+        return True
+    finally:
+        waiting.cancel()
+        if task.cancel():
+            await asyncio.wait([task])
+            _ = task.cancelled() or task.exception()  # looked at, or asyncio would print it

@@ -1,4 +1,5 @@
-"""What a run says while it goes on. The sentences are those of people who ran such recoveries by hand."""
+"""What a run says, before it begins and while it goes on. The sentences are those of people who ran such recoveries by
+hand."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from typing import TypeVar
 
 from holdfast.core.death import deaths
 from holdfast.core.message import Message
-from holdfast.core.recovery import SAMPLE_CHARACTERS_MAX, Sample, Summary, as_utf8
-from holdfast.core.routes import NOWHERE
-from holdfast.errors import BrokerError
+from holdfast.core.recovery import SAMPLE_CHARACTERS_MAX, Preflight, RecoveryOrder, Sample, Summary, as_utf8
+from holdfast.core.routes import NOWHERE, Mode
+from holdfast.errors import BrokerError, RecoveryRefused
 from holdfast.telemetry.events import emit
 
 PROGRESS_COUNT = 1_000
@@ -20,6 +21,8 @@ NO_ROUTE = "Message has no MessageType or routing key. Keeping in DLQ for manual
 NOT_TAKEN = "{why}. Keeping in DLQ for manual review."
 NOT_PUBLISHED = "Failed to republish message. Keeping in DLQ. MessageType={type}"
 STOPPING = "Stopping: {what}; Ctrl-C again ends at once"
+ASSUMED = " (assumed from the version)"
+LINE_END = "\n"
 KEEPING, LEAVING = "Keeping in DLQ", "It stays in the backup"
 
 T = TypeVar("T")
@@ -49,10 +52,14 @@ class Notices:
         """Before anything else."""
         self.say("Starting DLQ Recovery Service...")
 
-    def found(self, summary: Summary) -> None:
+    def begun(self) -> None:
         """The run itself begins. A reader who goes away, as `head` does, is no reason to end from now on."""
         self.has_begun = True
         self.nobody_may_listen()
+
+    def found(self, summary: Summary) -> None:
+        """It begins, with so many letters."""
+        self.begun()
         emit("recovery.started", queue=summary.dead_queue, found=summary.found)
         if summary.found:
             self.say(f"Found {summary.found} messages in DLQ. Starting recovery...")
@@ -60,7 +67,10 @@ class Notices:
             self.say("DLQ Empty")
 
     def started(self, summary: Summary, tag: str) -> None:
-        """Consuming has begun."""
+        """Consuming has begun; without a tag, letters are read that no queue has."""
+        if not tag:
+            self.begun()
+            return
         self.found(summary)
         self.say(f"Started DLQ consumer with tag: {tag}")
 
@@ -137,3 +147,53 @@ def sample(message: Message, kind: str) -> Sample:
         body_bytes=len(message.body),
         body=message.body[: SAMPLE_CHARACTERS_MAX * 4].decode("utf-8", "replace")[:SAMPLE_CHARACTERS_MAX],
     )
+
+
+def check(order: RecoveryOrder, findings: Preflight) -> None:
+    """Raises RecoveryRefused: nothing was taken."""
+    if refused := [str(right) for right in findings.rights if right.given is False and right.verb == "read"]:
+        raise RecoveryRefused(f"permission is missing; {'; '.join(refused)}; nothing was taken")
+    if findings.cycles:
+        raise RecoveryRefused(f"route is cyclic; {'; '.join(findings.cycles)}; nothing was taken")
+    if findings.missing and not order.keep_unroutable:
+        raise RecoveryRefused(
+            f"route leads nowhere; {'; '.join(findings.missing)}; nothing was taken, make it or use --keep-unroutable"
+        )
+    if order.strict and findings.delivery_limit is not None:
+        assumed = f"{ASSUMED}; --management sees whether it has one" if findings.limit_is_assumed else ""
+        raise RecoveryRefused(
+            f"queue has a delivery limit; '{order.dead_queue}' deletes a letter that comes back "
+            f"{findings.delivery_limit} times{assumed}; the cure is {' '.join(findings.cure.split(LINE_END))}"
+        )
+
+
+def preflight_lines(order: RecoveryOrder, findings: Preflight) -> list[str]:
+    """What was found, for people."""
+    limit = "none" if findings.delivery_limit is None else str(findings.delivery_limit)
+    assumed = ASSUMED if findings.limit_is_assumed else ""
+    kind = findings.queue_type or "unknown without the management API"
+    alarm = findings.alarm or ("none" if findings.has_management else "not asked")
+    depth = f"{findings.depth.ready} messages, {findings.depth.consumers} other consumers"
+    lines = [f"Broker: {findings.broker}; alarms: {alarm}"]
+    if order.backup_file:
+        lines.append(f"Backup '{order.backup_file}': its letters are published, no queue is read")
+    else:
+        lines.append(f"Queue '{order.dead_queue}': {depth}, type {kind}, delivery limit {limit}{assumed}")
+    if order.journal_file:
+        lines.append(f"Journal: {order.journal_file}")
+    if findings.rights:
+        lines.append(f"Permissions: {'; '.join(map(str, findings.rights))}")
+    if findings.depth.consumers:
+        lines.append("Warning: other consumers take letters from this queue as well.")
+    if findings.delivery_limit is not None:
+        cure, _, command = findings.cure.partition(LINE_END)
+        lines.append(f"Warning: letters that come back too often are deleted by the broker; the cure is {cure}")
+        lines += [command] if command else []  # to be copied
+    barred = [right.what for right in findings.rights if right.given is False and right.verb == "write"]
+    lines += [f"Warning: {what} may not be written to; what would go there is kept." for what in barred]
+    lines += [f"Warning: {text}" for text in (*findings.missing, *findings.warnings)]
+    if order.table.mode is Mode.EXCHANGE or order.table.mode is Mode.ROUTES:
+        for address, queues in findings.copies.items():
+            if len(queues) > 1:
+                lines.append(f"Note: {address} copies to {len(queues)} queues: {', '.join(queues)}")
+    return lines

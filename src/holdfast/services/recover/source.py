@@ -1,210 +1,250 @@
-"""Publish the letters of a backup to where they belong. There is nothing to settle: the file stays as it is, and so
-does the queue that they came from.
-"""
+"""Where the letters of a run come from and go to: a dead-letter queue of a broker, or a backup."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeAlias
 
-from holdfast.core.message import Outcome, OutcomeKind
-from holdfast.core.recovery import StoppedBy, Summary, add_planned
-from holdfast.core.selection import LetterFilter
-from holdfast.errors import Invalid
-from holdfast.ports.clock import Clock
-from holdfast.ports.recovery import DeadLetters, Exported, RunLetter, address_text
-from holdfast.services.recover.limits import Quota, RunClock, wait
-from holdfast.services.recover.report import Notices, sample
-from holdfast.services.recover.run import LEFT_OUT, why_not
-from holdfast.services.recover.service import RecoveryOrder, check, new_run, preflight_lines
+from holdfast.core.message import Delivery, Message, Outcome, Outgoing
+from holdfast.core.recovery import Depth, Preflight, RunLetter, RunLimits, may_return
+from holdfast.errors import BrokerError, BrokerLost, Invalid
+from holdfast.ports.broker import RecoveryBroker, Told
+from holdfast.stores.files import Exported
 
-BATCH_COUNT_MAX = 500
+#: Called with letters that share an outcome.
+OnOutcome: TypeAlias = Callable[[Sequence[RunLetter], Outcome], None]
 
 
-async def publish_backup(
-    letters: DeadLetters,
-    backup: Iterator[Exported],
-    order: RecoveryOrder,
-    *,
-    clock: Clock,
-    notices: Notices,
-    on_begin: Callable[[BackupRun], None] = lambda run: None,
-) -> Summary:
-    """Raises RecoveryRefused or another BrokerError when it cannot begin, CannotStart when there is no such file."""
-    notices.beginning()
-    findings = await letters.inspect(order.table, targets_only=True)
-    for line in preflight_lines(order, findings):
-        notices.say(line)
-    check(order, findings)
-    run = BackupRun(letters, backup, order, clock=clock, notices=notices)
-    on_begin(run)
-    return await run.run()
+class LetterSource(Protocol):
+    """Letters, a way to send each on, and to settle it. Raises BrokerError when the broker is gone or says no.
 
+    Nothing here connects again by itself to take letters: when the connection is lost, `take` raises, every letter in
+    hand is the broker's again, and the run decides whether to `open` again. An outcome always comes: *unknown* when
+    nobody can say. Only *confirmed* allows a letter to be settled.
+    """
 
-class BackupRun:
-    """Batch by batch; each letter has its own outcome. A copy carries the id that its redrive from the queue had."""
-
-    def __init__(
-        self, letters: DeadLetters, backup: Iterator[Exported], order: RecoveryOrder, *, clock: Clock, notices: Notices
-    ) -> None:
-        run = order.run or new_run()
-        self.summary = Summary(dead_queue=order.dead_queue, run=run, dry_run=order.dry_run)
-        self.summary.from_backup, self.summary.remaining = True, None
-        self._letters = letters
-        self._backup = backup
-        self._limits = order.limits
-        self._clock = clock
-        self._notices = notices
-        self._where = LetterFilter(order.where)
-        self._quota = Quota(order.limits.limit, filters=bool(self._where))
-        self._watch = RunClock(order.limits, asyncio.get_running_loop().time)
-        self._flying: set[RunLetter] = set()
-        self._landed = asyncio.Event()
-        self._stopped = asyncio.Event()
-        self._abandoned = asyncio.Event()
+    holds: bool  #: letters are in hand until they are settled or given back; False: there is nothing to settle
+    failure: str  #: why not all letters can be read; the empty text while they can
+    warnings: Sequence[str]  #: what could not be made as safe as it should be
 
     @property
-    def is_stopping(self) -> bool:
-        """Whether somebody has asked for the end."""
-        return self._stopped.is_set()
+    def trouble(self) -> str:
+        """Why nothing can be published at the moment (an alarm, no connection); the empty text while it can."""
 
     @property
-    def flying_count(self) -> int:
-        """Letters whose confirms are still to come."""
-        return len(self._flying)
+    def sent_again_count(self) -> int:
+        """How many publishes were repeated because the outcome of the first was unknown."""
 
-    def stop(self) -> None:
-        """Publish nothing more; wait for the confirms."""
-        self._stopped.set()
-        self._landed.set()
+    async def alarm(self) -> str:
+        """Why the broker takes no publishes, asked anew; the empty text when it does, or nobody can say."""
 
-    def abandon(self) -> None:
-        """End now."""
-        self.stop()
-        self._abandoned.set()
+    async def refusal(self, exchange: str) -> str:
+        """Why every publish to this exchange would be refused; the empty text when not, or nobody can say."""
 
-    async def run(self) -> Summary:
-        """The summary says all, also of a file that is damaged."""
-        summary = self.summary
-        self._watch.start()
-        while (stopped := self._is_over()) is None:
-            batch = self._read()
-            if not batch:
-                break
-            await self._send([letter for letter in map(self._letters.restored, batch) if self._may_go(letter)])
-        summary.stopped_by = stopped or summary.stopped_by
-        summary.unseen += self._count_rest()
-        summary.found += summary.unseen
-        summary.possible_duplicates += self._letters.sent_again_count
-        self._watch.end(summary)
-        self._notices.ended(summary)
-        return summary
+    async def open(self) -> str:
+        """Begin, or begin again after a loss, with one try; answers the consumer's tag. Raises RecoveryLocked."""
 
-    def _is_over(self) -> StoppedBy | None:
-        if self._stopped.is_set():
-            return StoppedBy.SIGNAL
-        return StoppedBy.TOTAL if self._watch.left_s() <= 0 else None
+    async def allow(self, wanted: int | None, *, held_count: int) -> None:
+        """So many letters are to come beside those that were taken, no more are delivered; None: whatever there is. So
+        many are held: they do not count for what may be under way."""
 
-    def _read(self) -> list[Exported]:
-        """As many as fit the window. What was read before a damaged line is published."""
-        left = self._quota.left()
-        most = min(BATCH_COUNT_MAX, self._limits.window_count_max, BATCH_COUNT_MAX if left is None else left)
-        batch: list[Exported] = []
-        size = 0
+    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[RunLetter] | None:
+        """Wait for letters; none when none came in time, None when no more will ever come. Raises BrokerLost: nothing
+        that was in hand still is."""
+
+    def read(self, letter: RunLetter) -> Message:
+        """The letter for filters and people."""
+
+    def send(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+        """Publish each to its address, in this order; `on_outcome` is told of every letter once."""
+
+    def put_back(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+        """Publish each into the dead-letter queue itself, as it is."""
+
+    def settle(self, letters: Sequence[RunLetter]) -> Sequence[RunLetter]:
+        """They are done. Answers those that were not in our hands any more."""
+
+    def forget_body(self, letter: RunLetter) -> None:
+        """The letter is only held from now on."""
+
+    async def stop(self) -> Sequence[RunLetter]:
+        """No new letters. Answers what was delivered and not taken, and bears no other return."""
+
+    async def give_back(self) -> int:
+        """Everything that is unsettled goes back, in order, by one frame; only after `stop`. Answers how many."""
+
+    async def abandon(self) -> None:
+        """End the consuming connection at once: everything unsettled goes back by itself."""
+
+    async def depth(self) -> Depth:
+        """How many letters the queue says it has."""
+
+
+class _BrokerSource:
+    """What sources have in common whose letters go to a broker."""
+
+    def __init__(self, broker: RecoveryBroker) -> None:
+        self._drain = broker.drain
+        self._publisher = broker.publisher
+        self._redriver = broker.redriver
+        self._questions = broker.questions
+
+    @property
+    def trouble(self) -> str:
+        return self._publisher.trouble
+
+    @property
+    def sent_again_count(self) -> int:
+        return self._publisher.sent_again
+
+    async def alarm(self) -> str:
+        return await self._questions.alarm()
+
+    async def refusal(self, exchange: str) -> str:
         try:
-            while len(batch) < most and size < self._limits.window_bytes_max:
-                if (one := next(self._backup, None)) is None:
-                    break
-                batch.append(one)
-                size += len(one.properties) * 2 + len(one.body)
-        except Invalid as error:
-            self.summary.failure = error.message
-        self.summary.found += len(batch)
-        return batch
+            return await self._questions.refusal(exchange)
+        except BrokerError as error:
+            if self._drain.is_connected:
+                return ""  # nobody can say
+            raise BrokerLost(f"exchange '{exchange}' could not be asked for; {error}") from error
 
-    def _count_rest(self) -> int:
-        try:
-            return 0 if self.summary.failure else sum(1 for _ in self._backup)
-        except Invalid as error:
-            self.summary.failure = error.message
-            return 0
+    def read(self, letter: RunLetter) -> Message:
+        return self._redriver.read(letter.delivery)
 
-    def _may_go(self, letter: RunLetter) -> bool:
-        summary, quota, route = self.summary, self._quota, letter.route
-        if quota.left() == 0:
-            summary.found -= 1
-            summary.unseen += 1
-            return False
-        quota.seen_count += 1
-        if self._where and not self._where.fits(self._letters.read(letter), route.type, self._clock.now_us()):
-            summary.filtered += 1
-            quota.left_out_count += 1
-            self._keep(letter, LEFT_OUT, warn=False)
-        elif letter.address is None:
-            summary.skipped += 1
-            self._keep(letter, route.why)
-        elif route.blocked:
-            self._fail(letter, route.blocked)
-        elif summary.dry_run:
-            add_planned(summary, route)
-        else:
-            return True
-        return False
-
-    async def _send(self, letters: Sequence[RunLetter]) -> None:
-        while letters and self._is_over() is None:
-            count = self._watch.due_count(len(letters))
-            if not count:
-                await wait(self._stopped, min(self._watch.pace_s(), self._watch.left_s()))
-                continue
-            part, letters = letters[:count], letters[count:]
-            before = self.summary.recovered
-            self._flying.update(part)
-            self._letters.send(part, self._on_outcome, timeout_s=self._limits.stall_timeout_s)
-            await self._land()
-            self._notices.progressed(self.summary, before)
-        self._unsee(letters)
-
-    def _unsee(self, letters: Sequence[RunLetter]) -> None:
-        """The run ended before these."""
-        self.summary.found -= len(letters)
-        self.summary.unseen += len(letters)
-
-    async def _land(self) -> None:
-        """Every publish has an outcome in the end; after a stop it is waited for no longer than the limit."""
-        while self._flying and not self._stopped.is_set():
-            self._landed.clear()
-            await self._landed.wait()
-        deadline_s = self._watch.now_s() + self._limits.stop_timeout_s
-        while self._flying and not self._abandoned.is_set() and self._watch.now_s() < deadline_s:
-            self._landed.clear()
-            await wait(self._landed, min(0.1, deadline_s - self._watch.now_s()))
-        self._on_outcome(list(self._flying), Outcome(OutcomeKind.UNKNOWN, 0, "no answer before the end"))
-
-    def _on_outcome(self, letters: Sequence[RunLetter], outcome: Outcome) -> None:
-        summary = self.summary
+    def send(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+        outgoing = []
         for letter in letters:
-            if letter not in self._flying:
-                continue  # its answer came after the end
-            self._flying.discard(letter)
-            if outcome.kind is OutcomeKind.CONFIRMED:
-                summary.recovered += 1
-                summary.went(address_text(letter.address))
-            else:
-                summary.unknown += outcome.kind is OutcomeKind.UNKNOWN
-                summary.possible_duplicates += outcome.kind is OutcomeKind.UNKNOWN
-                self._fail(letter, why_not(outcome))
-        if not self._flying:
-            self._landed.set()
+            address = letter.route.address
+            assert address is not None  # noqa: S101  a letter without an address is held
+            body = letter.delivery.body
+            outgoing.append(Outgoing(address.exchange, address.routing_key, letter.properties, body, letter))
+        self._publisher.send(outgoing, _told(on_outcome), timeout_s=timeout_s)
 
-    def _fail(self, letter: RunLetter, why: str) -> None:
-        self.summary.failed_at(address_text(letter.address))
-        self._keep(letter, why, failed=True)
 
-    def _keep(self, letter: RunLetter, why: str, *, failed: bool = False, warn: bool = True) -> None:
-        reason = self.summary.reason(why)
-        reason.count += 1
-        if reason.sample is None:
-            reason.sample = sample(self._letters.read(letter), letter.route.type)
-        if warn:
-            self._notices.kept(self.summary, why, letter.route.type, count=reason.count, failed=failed)
+class DeadQueueSource(_BrokerSource):
+    """A dead-letter queue of a broker."""
+
+    holds = True
+    failure = ""
+
+    def __init__(self, broker: RecoveryBroker, preflight: Preflight) -> None:
+        super().__init__(broker)
+        self.warnings: Sequence[str] = broker.drain.warnings
+        self._others_count = preflight.depth.consumers
+        self._delivery_limit = preflight.delivery_limit
+
+    async def open(self) -> str:
+        return await self._drain.open()
+
+    async def allow(self, wanted: int | None, *, held_count: int) -> None:
+        await self._drain.allow(wanted, held_count=held_count)
+
+    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[RunLetter]:
+        deliveries = await self._drain.take(count_max=count_max, timeout_s=timeout_s)
+        self._redriver.tick()
+        return list(map(self._redriver.letter, deliveries))
+
+    def put_back(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+        outgoing = list(map(self._redriver.put_back, letters))
+        self._publisher.send(outgoing, _told(on_outcome), timeout_s=timeout_s)
+
+    def settle(self, letters: Sequence[RunLetter]) -> Sequence[RunLetter]:
+        missed = self._drain.ack([letter.delivery for letter in letters])
+        if not missed:
+            return ()
+        gone = set(map(id, missed))
+        return [letter for letter in letters if id(letter.delivery) in gone]
+
+    def forget_body(self, letter: RunLetter) -> None:
+        letter.properties = b""
+        self._drain.forget_body(letter.delivery)
+
+    async def stop(self) -> Sequence[RunLetter]:
+        return list(map(self._redriver.letter, await self._drain.stop(self._is_near_limit)))
+
+    async def give_back(self) -> int:
+        return await self._drain.release_all(others_count=self._others_count)
+
+    async def abandon(self) -> None:
+        await self._drain.abandon()
+
+    async def depth(self) -> Depth:
+        return await self._drain.depth()
+
+    def _is_near_limit(self, delivery: Delivery) -> bool:
+        """Whether it could not bear another return."""
+        if self._delivery_limit is None:
+            return False
+        returns = self._redriver.letter(delivery).returns if delivery.redelivered else None
+        return not may_return(returns or 0, self._delivery_limit)
+
+
+class BackupSource(_BrokerSource):
+    """The letters of a file. There is nothing to settle: the file stays as it is, and so does the queue that they came
+    from. A copy carries the id that its redrive from the queue had."""
+
+    holds = False
+    warnings: Sequence[str] = ()
+
+    def __init__(self, broker: RecoveryBroker, backup: Iterator[Exported], limits: RunLimits) -> None:
+        super().__init__(broker)
+        self.failure = ""
+        self._backup = backup
+        self._bytes_max = limits.window_bytes_max
+        self._read_count = 0
+
+    async def open(self) -> str:
+        return ""
+
+    async def allow(self, wanted: int | None, *, held_count: int) -> None:
+        pass
+
+    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[RunLetter] | None:
+        """As many as fit the window. What was read before a damaged line is published."""
+        await asyncio.sleep(0)  # a signal may be heard
+        self._redriver.tick()
+        batch: list[RunLetter] = []
+        size = 0
+        while len(batch) < count_max and size < self._bytes_max and (one := self._next()) is not None:
+            delivery = Delivery(0, 0, False, one.exchange, one.routing_key, "", one.properties, one.body)
+            batch.append(self._redriver.letter(delivery))
+            size += batch[-1].size_bytes
+        return batch or None
+
+    def put_back(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+        raise NotImplementedError  # nothing is held
+
+    def settle(self, letters: Sequence[RunLetter]) -> Sequence[RunLetter]:
+        return ()
+
+    def forget_body(self, letter: RunLetter) -> None:
+        pass
+
+    async def stop(self) -> Sequence[RunLetter]:
+        return ()
+
+    async def give_back(self) -> int:
+        return 0
+
+    async def abandon(self) -> None:
+        pass
+
+    async def depth(self) -> Depth:
+        """All that are in the file, as far as it can be read."""
+        while self._next() is not None:
+            pass
+        return Depth(ready=self._read_count, is_sure=True)
+
+    def _next(self) -> Exported | None:
+        try:
+            found = None if self.failure else next(self._backup, None)
+        except Invalid as error:
+            self.failure = error.message
+            return None
+        self._read_count += found is not None
+        return found
+
+
+def _told(on_outcome: OnOutcome) -> Told:
+    return lambda messages, outcome: on_outcome([message.made_from for message in messages], outcome)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import NAME_CHARACTERS_MAX
 from holdfast.core.moments import moment
-from holdfast.core.requests.roles import Caller, Role, Token
+from holdfast.core.requests.declare import Caller, Role, Token
 from holdfast.errors import Conflict, Invalid, NotFound
 from holdfast.ports.clock import Clock
 from holdfast.stores.vault import Vault

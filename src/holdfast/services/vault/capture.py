@@ -22,7 +22,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.ledger import LedgerAct
@@ -37,6 +36,7 @@ from holdfast.core.letter import (
     clip,
     fingerprint,
 )
+from holdfast.core.requests.vault import CaptureReport
 from holdfast.errors import (
     BrokerError,
     CannotStart,
@@ -126,21 +126,6 @@ HELD_COUNT_MAX = 1_000
 HELD_BYTES_MAX = 64 * 1024 * 1024
 #: A blob that no letter has claimed for so long is deleted.
 CLAIM_S = 24 * 3600.0
-
-
-class CaptureReport(Struct, kw_only=True):
-    """What a capture did. `waiting` is one that stands still until its broker or the vault is back."""
-
-    queue: str
-    captured: int = 0
-    matched: int = 0
-    failed_imports: int = 0
-    #: Stored, and the ack could not be written: they come again and are recognised.
-    not_acked: int = 0
-    #: From the death of the letter that was captured last to its capture.
-    lag_s: float = 0.0
-    state: str = "running"
-    why: str = ""
 
 
 class Capture:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-
-from msgspec import Struct
 
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import LOCKED_HEADERS, SENSITIVE_HEADERS, Content, JsonValue, Letter, NewLetter
 from holdfast.core.moments import moment_or_none
 from holdfast.core.plan import PLAN_COUNT_MAX, LeasedLetter, Place, Target
-from holdfast.core.requests.roles import Caller
+from holdfast.core.requests.declare import Caller
+from holdfast.core.requests.vault import CaptureReport, QueueView
 from holdfast.core.selection import Selection, check_selection
 from holdfast.core.states import LetterState
 from holdfast.errors import BlobMissing, BrokerError, Conflict, Forbidden, Invalid, NotFound, StorageFailed
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.clock import Clock
 from holdfast.ports.custody import DeadQueue, Post
-from holdfast.services.vault.capture import COUNT_MAX, IDLE_S, Capture, CaptureReport
+from holdfast.services.vault.capture import COUNT_MAX, IDLE_S, Capture
 from holdfast.stores.vault import Vault
 from holdfast.telemetry.events import emit
 
@@ -34,17 +32,6 @@ ACTIONS: Mapping[str, tuple[LetterState, LetterState]] = {
     "discard": (LetterState.CAPTURED, LetterState.DISCARDED),
     "resolve": (LetterState.REDRIVEN, LetterState.RESOLVED),
 }
-
-
-class QueueView(Struct, frozen=True, kw_only=True):
-    """A dead-letter queue: what the broker has, and what the vault has of it."""
-
-    queue: str
-    source_queue: str | None  #: null when none is known
-    ready: int | None  #: null when its broker does not say
-    captured: int
-    oldest_at: datetime | None
-    consumers: int | None
 
 
 class Custody:

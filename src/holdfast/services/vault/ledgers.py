@@ -4,35 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from msgspec import Struct
-
 from holdfast.core.ledger import FIRST, ChainBreak, LedgerRow, is_anchor, verify
+from holdfast.core.requests.vault import BalanceRow, Verified
 from holdfast.errors import Invalid
 from holdfast.stores.vault import Vault
 
 PAGE_COUNT = 5_000
-
-
-class Verified(Struct, frozen=True, kw_only=True):
-    """What a look at the whole chain found."""
-
-    rows: int
-    head: str
-    broken_at: int = 0
-    why: str = ""
-
-
-class BalanceRow(Struct, frozen=True, kw_only=True):
-    """Letters of one queue by state: as the ledger tells it, and as the vault counts them."""
-
-    queue: str
-    captured_ever: int
-    ledger: dict[str, int]
-    vault: dict[str, int]
-
-    @property
-    def agrees(self) -> bool:
-        return self.ledger == self.vault and self.captured_ever == sum(self.vault.values())
 
 
 class LedgerService:

@@ -34,7 +34,7 @@ from holdfast.core.plan import (
     check_wish,
     plan_hash,
 )
-from holdfast.core.requests.roles import Caller
+from holdfast.core.requests.declare import Caller
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.errors import Conflict, Invalid, NotFound

@@ -1,0 +1,283 @@
+"""`/admin` and `/v1/results`: the routes of the declared requests, behind the same door as the verbs.
+
+A route decodes its request, has the service answer it, and encodes the reply. `/admin` tells problems by RFC 9457,
+`/v1/results` as the verbs do. Nothing is decided here but what is HTTP's own: sessions of browsers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from holdfast.core.moments import moment
+from holdfast.core.requests.declare import BYTES, HANDLERS, JSON, Caller, Declared, declared_under, from_wire, handles
+from holdfast.core.requests.results import PAGE_COUNT_MAX, ListResults
+from holdfast.core.requests.vault import ActionReply, CloseSession, OpenSession, Problem, ReadSession, SessionReply
+from holdfast.errors import Conflict, Forbidden, HoldfastError, InternalError, Invalid, NotFound
+from holdfast.faces.api.authenticator import COOKIE, Authenticator, cookie_of
+from holdfast.services.collect.service import CollectService
+from holdfast.services.vault.access import SESSION_S, WebSession
+from holdfast.services.vault.admin import VaultApp, act_of
+from holdfast.telemetry.events import emit
+
+ADMIN_BYTES_MAX = 96 * 1024 * 1024
+RESULTS_BYTES_MAX = 6_000_000
+PROBLEM = "application/problem+json"
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+#: As bytes to keep, never as a page to show: a body is whatever a stranger sent.
+ATTACHED = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
+
+_encode = msgspec.json.Encoder().encode
+
+Answer = Callable[[HttpRequest], Awaitable[Response]]
+
+
+class _Any(Convertor[str]):
+    """Any text, slashes and line breaks included: a queue may be called anything."""
+
+    regex = "(?s:.+)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("any", _Any())
+
+
+# --- /admin ---------------------------------------------------------------------------------------------------
+
+
+def admin_routes(office: VaultApp, door: Authenticator) -> list[Route]:
+    """The routes of all endpoints; one path takes all of its methods."""
+    paths: dict[str, dict[str, Declared]] = {}
+    for declared in declared_under("/admin/").values():
+        paths.setdefault(declared.path, {})[declared.method] = declared
+    routes = [Route(_matching(path), _admin(office, door, found), methods=METHODS) for path, found in paths.items()]
+    return [*routes, Route("/admin/{path:any}", _admin(office, door, {}), methods=METHODS)]
+
+
+def _matching(path: str) -> str:
+    """Names may hold a slash; ids and hashes may not."""
+    return path.replace("{queue}", "{queue:any}").replace("{name}", "{name:any}").replace("{key}", "{key:any}")
+
+
+def _admin(office: VaultApp, door: Authenticator, methods: dict[str, Declared]) -> Answer:
+    async def answer(http: HttpRequest) -> Response:
+        try:
+            return await _admin_answer(office, door, methods, http)
+        except HoldfastError as error:
+            return problem(error)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:  # noqa: BLE001 - no stack trace leaves the server; the log has it
+            return problem(_bug(http, error))
+
+    return answer
+
+
+async def _admin_answer(
+    office: VaultApp, door: Authenticator, methods: dict[str, Declared], http: HttpRequest
+) -> Response:
+    caller = door.caller(http.scope)
+    declared = methods.get("GET" if http.method == "HEAD" else http.method)
+    if declared is None:
+        if not methods:
+            raise NotFound(f"there is nothing here; '{http.url.path[:200]}' is no path of /admin")
+        allowed = ", ".join(sorted(methods))
+        body = Problem(type="about:blank", title="Method Not Allowed", status=405, detail=f"use {allowed}")
+        return Response(_encode(body), 405, media_type=PROBLEM, headers={"allow": allowed})
+    try:
+        door.check_page_of_session(http.scope)
+        office.check(declared, caller)
+        body_sent = await _body(http, ADMIN_BYTES_MAX, "body is too large; more than {} bytes were sent")
+        request = from_wire(declared, http.path_params, http.query_params.multi_items(), body_sent)
+        if declared.path == "/admin/session":
+            page: Response = await HANDLERS[declared.request](_SessionContext(http, office, door, caller), request)
+            return page
+        return _response(declared, await office.answer(request, caller))
+    except Forbidden as error:
+        await office.note_denied(declared, http.path_params, caller, error)
+        raise
+
+
+def _response(declared: Declared, reply: Any) -> Response:
+    if isinstance(reply, bytes):
+        return Response(reply, media_type=declared.media, headers=ATTACHED)
+    if declared.media == JSON:
+        return Response(_encode(reply), media_type=JSON)
+    headers = {"cache-control": "no-store"} if declared.media == "text/event-stream" else None
+    return StreamingResponse(reply, media_type=declared.media, headers=headers)
+
+
+def problem(error: HoldfastError) -> Response:
+    """An error as RFC 9457 has it."""
+    body = Problem.of(error)
+    headers = {"www-authenticate": "Bearer"} if body.status == 401 else {}
+    return Response(_encode(body), body.status, media_type=PROBLEM, headers=headers)
+
+
+async def _body(http: HttpRequest, bytes_max: int, too_large: str) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in http.stream():
+        size += len(chunk)
+        if size > bytes_max:
+            raise Invalid(too_large.format(bytes_max))
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _bug(http: HttpRequest, error: Exception) -> InternalError:
+    emit("server.bug", method=http.url.path, error=repr(error), traceback=error)
+    return InternalError("internal error; the server's log has the details")
+
+
+# --- /admin/session: a browser opens a session with a token and is known by a cookie from then on -------------
+
+
+class _SessionContext(NamedTuple):
+    """A request of a browser."""
+
+    http: HttpRequest
+    office: VaultApp
+    door: Authenticator
+    caller: Caller
+
+    def reply(self, session: WebSession) -> bytes:
+        """Who the session belongs to."""
+        return _encode(
+            SessionReply(
+                name=self.caller.name,
+                role=self.caller.role.word,
+                queues=list(self.caller.queues),
+                csrf_token=session.csrf,
+                expires_at=moment(session.expires_at_us),
+            )
+        )
+
+    def cookie(self, secret: str, age_s: int) -> dict[str, str]:
+        """Never for a script to read, never sent along from another site, and over https alone where there is https."""
+        secure = "; Secure" if self.http.url.scheme == "https" else ""
+        cookie = f"{COOKIE}={secret}; Path=/; Max-Age={age_s}; HttpOnly; SameSite=Strict{secure}"
+        return {"set-cookie": cookie, "cache-control": "no-store"}
+
+
+@handles(OpenSession)
+async def _open_session(visit: _SessionContext, request: OpenSession) -> Response:
+    token = visit.door.token_of(visit.http.scope)
+    sessions = visit.door.sessions
+    if not token or sessions is None:
+        raise Conflict("session is not opened; it is opened with a token in the Authorization header")
+    secret, session = sessions.open(token)
+    await visit.office.vault.ledger.append(act_of(request, visit.caller), outcome="done")
+    return Response(visit.reply(session), media_type=JSON, headers=visit.cookie(secret, SESSION_S))
+
+
+@handles(ReadSession)
+async def _show_session(visit: _SessionContext, request: ReadSession) -> Response:
+    sessions = visit.door.sessions
+    session = sessions.find(cookie_of(visit.http.scope)) if sessions else None
+    if session is None:
+        raise NotFound("session does not exist; open one with POST /admin/session")
+    return Response(visit.reply(session), media_type=JSON)
+
+
+@handles(CloseSession)
+async def _close_session(visit: _SessionContext, request: CloseSession) -> Response:
+    sessions = visit.door.sessions
+    closed = sessions is not None and sessions.close(cookie_of(visit.http.scope))
+    if closed:
+        await visit.office.vault.ledger.append(act_of(request, visit.caller), outcome="done")
+    return Response(_encode(ActionReply(int(closed))), media_type=JSON, headers=visit.cookie("", 0))
+
+
+# --- /v1/results ----------------------------------------------------------------------------------------------
+
+
+class LazyCollector:
+    """A collector that is opened once, when somebody needs it. `close` ends it."""
+
+    def __init__(self, make: Callable[[], AbstractAsyncContextManager[CollectService]]) -> None:
+        self._make = make
+        self._lock = asyncio.Lock()
+        self._open: AbstractAsyncContextManager[CollectService] | None = None
+        self._results: CollectService | None = None
+        self._closed = False
+
+    async def results(self) -> CollectService:
+        """The results. Raises CannotStart with what to configure."""
+        async with self._lock:
+            if self._closed:
+                raise Invalid("collector is closed; the server is stopping")
+            if self._results is None:
+                opening = self._make()
+                self._results = await opening.__aenter__()
+                self._open = opening
+            return self._results
+
+    async def close(self) -> None:
+        """End it, if it was opened."""
+        async with self._lock:
+            self._closed = True
+            if self._open is not None:
+                opened, self._open = self._open, None
+                await opened.__aexit__(None, None, None)
+
+
+def results_routes(collector: LazyCollector, door: Authenticator) -> list[Route]:
+    """The routes below /v1/results. Where it has nothing to resume, the collector is opened when it is asked for."""
+    return [
+        Route(declared.path, _results(collector, door, declared), methods=[declared.method])
+        for declared in declared_under("/v1/results").values()
+    ]
+
+
+def _results(collector: LazyCollector, door: Authenticator, declared: Declared) -> Answer:
+    async def answer(http: HttpRequest) -> Response:
+        door.check(http.scope, declared)
+        try:
+            results = await collector.results()
+            if declared.request is ListResults:
+                return _response(declared, await results.call(_page_of(http)))
+            too_large = "body is too large; {} bytes is the maximum"
+            body = await _body(http, RESULTS_BYTES_MAX, too_large) if declared.method == "POST" else b""
+            request = from_wire(declared, http.path_params, (), body or b"{}")
+            reply = await results.call(request)
+            return await _begun(reply) if declared.media == BYTES else _response(declared, reply)
+        except HoldfastError:
+            raise
+        except Exception as error:
+            raise _bug(http, error) from error
+
+    return answer
+
+
+def _page_of(http: HttpRequest) -> ListResults:
+    limit = http.query_params.get("limit", str(PAGE_COUNT_MAX))
+    if not (limit.isascii() and limit.isdigit()):
+        raise Invalid(f"limit is invalid; {limit[:20]!r} is not a whole number")
+    return ListResults(after=http.query_params.get("after", ""), limit=int(limit[:9]))
+
+
+async def _begun(chunks: AsyncIterator[bytes]) -> Response:
+    # The first bytes before the status: what is wrong with the request can still be said.
+    first = await anext(chunks, b"")
+
+    async def body() -> AsyncIterator[bytes]:
+        yield first
+        async for chunk in chunks:
+            yield chunk
+
+    return StreamingResponse(body(), media_type=BYTES)

@@ -1,0 +1,469 @@
+"""What `/admin` and the command line ask of custody, answered: one handler for each request.
+
+`VaultApp.call` lets a caller ask: it checks the role, and what a refused caller wanted to change is in the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.core.ledger import LedgerAct, expand
+from holdfast.core.letter import NAME_CHARACTERS_MAX, GroupStatus, clip
+from holdfast.core.plan import Plan, PlanOptions, RedriveState, RedriveTask
+from holdfast.core.requests import vault as requests
+from holdfast.core.requests.declare import HANDLERS, Caller, Declared, Request, Role, Stream, handles
+from holdfast.core.selection import ID_MAX, Selection, check_selection, decode_cursor, encode_cursor
+from holdfast.core.states import LetterState
+from holdfast.errors import Forbidden, Invalid, NotFound
+from holdfast.ports.blobs import Blobs
+from holdfast.services.vault.access import TokenService
+from holdfast.services.vault.custody import Custody, check_all_queues, check_queue
+from holdfast.services.vault.ledgers import LedgerService
+from holdfast.services.vault.planner import Planner
+from holdfast.services.vault.redrive_tasks import RedriveRunner
+from holdfast.services.vault.upkeep import Retention
+from holdfast.stores.vault import Vault
+
+HISTORY_COUNT_MAX = 1_000
+EXPORT_PAGE_COUNT = 100
+REDRIVE_TIMEOUT_S = 60.0
+REDRIVE_STEP_S = 0.05
+CAPTURE_IDLE_S = 0.5
+#: So many letters are looked at, to find some that can go.
+PASSED_OVER_MAX = 100_000
+EVENTS_STEP_S = 1.0
+EVENTS_COUNT_MAX = 3_600
+EVENT_REDRIVES_COUNT_MAX = 20
+ID_DIGITS_MAX = 20
+
+R = TypeVar("R")
+S = TypeVar("S", bound=Struct)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class VaultApp:
+    """Everything that the faces need of custody."""
+
+    def __init__(
+        self, custody: Custody, *, key: bytes, blobs: Blobs | None = None, redrive_role: Role = Role.OPERATOR
+    ) -> None:
+        self.custody = custody
+        self.redrive_role = redrive_role
+        self.retention = Retention(custody.vault, clock=custody.clock, blobs=blobs)
+        self.vault: Vault = custody.vault
+        self.planner = Planner(custody)
+        self.redrives = RedriveRunner(custody)
+        self.ledgers = LedgerService(custody.vault, key=key)
+        self.tokens = TokenService(custody.vault, clock=custody.clock)
+
+    @property
+    def now_us(self) -> int:
+        return self.custody.clock.now_us()
+
+    def check(self, declared: Declared, caller: Caller) -> None:
+        """Raises Forbidden when the caller's role is too low."""
+        need = declared.needs(self.redrive_role)
+        if caller.role < need:
+            raise Forbidden(f"forbidden; '{declared.name}' needs the role {need.word}, you are {caller.role.word}")
+
+    async def call(self, request: Request[R], caller: Caller) -> R:
+        """Answer a request of somebody. Raises HoldfastError."""
+        try:
+            self.check(request.declared, caller)
+            return await self.answer(request, caller)
+        except Forbidden as error:
+            names = {name: str(getattr(request, name)) for name in request.declared.in_path}
+            await self.note_denied(request.declared, names, caller, error)
+            raise
+
+    async def answer(self, request: Request[R], caller: Caller) -> R:
+        """Answer a request of somebody whose role was checked."""
+        return cast(R, await HANDLERS[type(request)](self, request, caller))
+
+    async def note_denied(self, declared: Declared, names: Mapping[str, str], caller: Caller, error: Forbidden) -> None:
+        """Who was refused what change, and of which letter or queue, as far as the path says."""
+        if not declared.is_change:
+            return
+        letter = names.get("id", "") if declared.path.startswith("/admin/letters/") else ""
+        await self.vault.ledger.append(
+            LedgerAct(actor=caller.name, action=declared.name, origin=caller.origin, detail=error.message),
+            outcome="denied",
+            queue=clip(names.get("queue", ""), NAME_CHARACTERS_MAX),
+            letters=letter if letter.isascii() and letter.isdigit() and len(letter) < ID_DIGITS_MAX else "",
+        )
+
+    async def close(self) -> None:
+        """End what runs, after the batch that it has in hand."""
+        await self.custody.close()
+        await self.redrives.close()
+
+
+def act_of(request: Request[Any], caller: Caller, reason: str = "", detail: str = "") -> LedgerAct:
+    """Who does what, for the ledger."""
+    return LedgerAct(
+        actor=caller.name, action=request.declared.name, origin=caller.origin, reason=reason, detail=detail
+    )
+
+
+def _view(kind: type[S], source: Struct) -> S:
+    """What `kind` shows of a thing."""
+    return kind(**{name: getattr(source, name) for name in kind.__struct_fields__})
+
+
+def _without_nul(text: str) -> str:
+    """No engine finds what has such a character."""
+    return text.replace("\x00", "")
+
+
+# --- dead-letter queues and captures --------------------------------------------------------------------------
+
+
+@handles(requests.ListDeadQueues)
+async def _queues(app: VaultApp, request: requests.ListDeadQueues, caller: Caller) -> list[requests.QueueView]:
+    return await app.custody.dead_queues(caller)
+
+
+@handles(requests.ListMessages)
+async def _messages(app: VaultApp, request: requests.ListMessages, caller: Caller) -> requests.MessagesReply:
+    check_queue(caller, request.queue)
+    selection = Selection(queue=request.queue, state=LetterState.CAPTURED)
+    waiting = await app.custody.waiting(request.queue, caller)
+    if not request.live and (await app.vault.letters.count(selection)).count:
+        page = await app.vault.letters.find(selection, count_max=request.limit)
+        found = [requests.MessageView.of(one, (await app.custody.content(one)).body) for one in page.letters]
+        return requests.MessagesReply(source="vault", messages=found, cost="none: read from the vault", waiting=waiting)
+    letters = await app.custody.peek(request.queue, caller, count_max=request.limit, live=request.live)
+    cost = "each letter was delivered once and given back; where the queue counts that, it counted"
+    views = [requests.MessageView.of(one, one.body) for one in letters]
+    return requests.MessagesReply(source="live", messages=views, cost=cost, waiting=waiting)
+
+
+@handles(requests.RedriveQueue)
+async def _redrive_queue(app: VaultApp, request: requests.RedriveQueue, caller: Caller) -> requests.RedriveQueueReply:
+    """Into the vault, then out of it: committed, then acked; confirmed, then settled."""
+    queue, limit = request.queue, request.limit
+    await app.custody.known(queue, caller)
+    plan = await _oldest_that_can_go(app, caller, queue, limit)
+    if (plan.count if plan else 0) < limit and not app.custody.is_capturing(queue):
+        count = limit - (plan.count if plan else 0)
+        await app.custody.capture(queue, caller, count_max=count, idle_s=CAPTURE_IDLE_S)
+        plan = await _oldest_that_can_go(app, caller, queue, limit)
+    if plan is None:
+        return requests.RedriveQueueReply(redriven=0, kept=0, possible_duplicates=0, reasons={})
+    reasons, left_out_count = Counter({one.why: one.count for one in plan.reasons}), plan.left_out_count
+    if not plan.count:
+        return requests.RedriveQueueReply(redriven=0, kept=left_out_count, possible_duplicates=0, reasons=dict(reasons))
+    if plan.count > limit:
+        plan = await _planned(app, caller, queue, expand(plan.ids)[:limit])
+    act = act_of(request, caller, reason="re-drive")
+    task, _ = await app.planner.execute(plan.hash, caller, act, name=f"re-drive of {queue}"[:200])
+    app.redrives.begin(task)
+    deadline = asyncio.get_running_loop().time() + REDRIVE_TIMEOUT_S
+    while (task := await app.redrives.find(task.id)).state is RedriveState.RUNNING:
+        if asyncio.get_running_loop().time() > deadline:
+            reasons[f"still under way, see /admin/redrives/{task.id}"] += task.total - task.redriven
+            break
+        await asyncio.sleep(REDRIVE_STEP_S)
+    if task.failed:
+        reasons["the broker did not take it"] += task.failed
+    return requests.RedriveQueueReply(
+        redriven=task.redriven,
+        kept=left_out_count + task.total - task.redriven,
+        possible_duplicates=max(task.possible_duplicates, task.unknown),
+        reasons=dict(reasons),
+    )
+
+
+async def _oldest_that_can_go(app: VaultApp, caller: Caller, queue: str, limit: int) -> Plan | None:
+    """What cannot go is passed over, or it would be in the way of all others for ever. None when there is no letter."""
+    selection = Selection(queue=queue, state=LetterState.CAPTURED)
+    count = limit
+    while True:
+        found = await app.vault.letters.oldest_ids(selection, count_max=count)
+        if not found:
+            return None
+        plan = await _planned(app, caller, queue, [one for one, _ in found])
+        if plan.count >= limit or len(found) < count or count >= PASSED_OVER_MAX:
+            return plan
+        count = min(count * 10, PASSED_OVER_MAX)
+
+
+async def _planned(app: VaultApp, caller: Caller, queue: str, ids: Sequence[int]) -> Plan:
+    return await app.planner.plan(PlanOptions(selection=Selection(ids=tuple(ids), queue=queue)), caller)
+
+
+@handles(requests.ListCaptures)
+async def _captures(app: VaultApp, request: requests.ListCaptures, caller: Caller) -> list[requests.CaptureReport]:
+    return [one for one in app.custody.captures() if caller.may_touch(one.queue)]
+
+
+@handles(requests.StartCapture)
+async def _capture(app: VaultApp, request: requests.StartCapture, caller: Caller) -> requests.CaptureReport:
+    if request.continuous:
+        return await app.custody.start_capture(request.queue, caller)
+    return await app.custody.capture(request.queue, caller, count_max=request.limit, idle_s=CAPTURE_IDLE_S)
+
+
+@handles(requests.ListFailed)
+async def _failed(app: VaultApp, request: requests.ListFailed, caller: Caller) -> requests.FailedReply:
+    check_all_queues(caller)
+    after = decode_cursor("failed", request.cursor) if request.cursor else 0
+    found = await app.vault.letters.failed(after=after, count_max=request.limit)
+    more = encode_cursor("failed", found[-1].id) if len(found) == request.limit else ""
+    return requests.FailedReply(failed=[_view(requests.FailedView, one) for one in found], next=more)
+
+
+# --- letters --------------------------------------------------------------------------------------------------
+
+
+@handles(requests.SearchLetters)
+async def _search(app: VaultApp, request: requests.SearchLetters, caller: Caller) -> requests.LettersReply:
+    selection = request.selection(app.now_us)
+    check_queue(caller, selection.queue)
+    before = decode_cursor("letters", request.cursor) if request.cursor else 0
+    page = await app.vault.letters.find(selection, before=before, count_max=request.limit)
+    count = await app.vault.letters.count(selection)
+    return requests.LettersReply(
+        letters=[requests.LetterView.of(one) for one in page.letters],
+        count=count.count,
+        count_is_exact=count.exact,
+        next=encode_cursor("letters", page.after) if page.after else "",
+        stopped=page.stopped,
+    )
+
+
+@handles(requests.ArchiveLetters)
+@handles(requests.RestoreLetters)
+@handles(requests.DiscardLetters)
+@handles(requests.ResolveLetters)
+async def _act(app: VaultApp, request: requests.ActionRequest, caller: Caller) -> requests.ActionReply:
+    word = request.declared.name.removeprefix("letters.")
+    act = act_of(request, caller, reason=request.reason)
+    selection = request.selection.selection(app.now_us)
+    return requests.ActionReply(await app.custody.act(word, selection, expected=request.count, act=act, caller=caller))
+
+
+@handles(requests.ReadLetter)
+async def _show_letter(app: VaultApp, request: requests.ReadLetter, caller: Caller) -> requests.LetterView:
+    return requests.LetterView.of(await app.custody.letter(request.id, caller))
+
+
+@handles(requests.ReadBody)
+async def _body(app: VaultApp, request: requests.ReadBody, caller: Caller) -> bytes:
+    letter = await app.custody.letter(request.id, caller)
+    return (await app.custody.content(letter, revision=0 if request.original else request.revision)).body
+
+
+@handles(requests.ListRevisions)
+async def _revisions(app: VaultApp, request: requests.ListRevisions, caller: Caller) -> list[requests.RevisionView]:
+    letter = await app.custody.letter(request.id, caller)
+    return [_view(requests.RevisionView, one) for one in await app.vault.letters.revisions(letter.id)]
+
+
+@handles(requests.EditLetter)
+async def _edit(app: VaultApp, request: requests.EditLetter, caller: Caller) -> requests.EditReply:
+    letter = await app.custody.letter(request.id, caller)
+    body = request.body
+    if request.restore:
+        if body is not None or request.put or request.drop:
+            raise Invalid("edit is invalid; restore goes with no other change")
+        body = (await app.custody.content(letter, revision=0)).body
+    number = await app.custody.edit(
+        letter.id,
+        caller,
+        act_of(request, caller, reason=request.reason),
+        revision=request.revision,
+        body=body,
+        put=request.put,
+        drop=request.drop,
+        sensitive=request.sensitive,
+    )
+    return requests.EditReply(number)
+
+
+@handles(requests.ReadHistory)
+async def _history(app: VaultApp, request: requests.ReadHistory, caller: Caller) -> requests.HistoryReply:
+    letter = await app.custody.letter(request.id, caller)
+    return requests.HistoryReply(await app.vault.ledger.of_letter(letter.id, count_max=HISTORY_COUNT_MAX))
+
+
+@handles(requests.ExportLetters)
+async def _export(app: VaultApp, request: requests.ExportLetters, caller: Caller) -> Stream:
+    selection = request.selection(app.now_us)
+    check_selection(selection)
+    check_queue(caller, selection.queue)
+    return _lines(app, selection)
+
+
+async def _lines(app: VaultApp, selection: Selection) -> Stream:
+    before = 0
+    while True:
+        page = await app.vault.letters.find(selection, before=before, count_max=EXPORT_PAGE_COUNT)
+        for letter in page.letters:
+            content = await app.custody.content(letter)
+            view = msgspec.to_builtins(requests.LetterView.of(letter), builtin_types=())
+            raw = {"body": content.body, "raw_properties": content.properties, "put": content.put, "drop": content.drop}
+            yield _encode({**view, **raw}) + b"\n"
+        if not page.after:
+            return
+        before = page.after
+
+
+# --- groups, plans and redrives -------------------------------------------------------------------------------
+
+
+@handles(requests.ListGroups)
+async def _groups(app: VaultApp, request: requests.ListGroups, caller: Caller) -> requests.GroupsReply:
+    check_all_queues(caller)
+    after = decode_cursor("groups", request.cursor) if request.cursor else ID_MAX
+    status = GroupStatus(request.status) if request.status else None
+    found = await app.vault.groups.page(status=status, after=after, count_max=request.limit)
+    more = encode_cursor("groups", found[-1][0]) if len(found) == request.limit else ""
+    return requests.GroupsReply(groups=[_view(requests.GroupView, group) for _, group in found], next=more)
+
+
+@handles(requests.ChangeGroup)
+async def _change_group(app: VaultApp, request: requests.ChangeGroup, caller: Caller) -> requests.GroupView:
+    check_all_queues(caller)
+    status = GroupStatus(request.status) if request.status else None
+    key, note = request.key, request.note
+    act = act_of(request, caller, reason=note or "", detail=f"{key[:50]} {request.status or ''}")
+    group = await app.vault.groups.change(key, status=status, note=note, act=act) if "\x00" not in key else None
+    if group is None:
+        raise NotFound(f"group does not exist; there is no group '{key[:50]}'")
+    return _view(requests.GroupView, group)
+
+
+@handles(requests.PlanRedrive)
+async def _plan(app: VaultApp, request: requests.PlanRedrive, caller: Caller) -> Plan:
+    return await app.planner.plan(request.wish(app.now_us), caller)
+
+
+@handles(requests.ReadPlan)
+async def _show_plan(app: VaultApp, request: requests.ReadPlan, caller: Caller) -> Plan:
+    return await app.planner.find(_without_nul(request.hash), caller)
+
+
+@handles(requests.StartRedrive)
+async def _start_redrive(app: VaultApp, request: requests.StartRedrive, caller: Caller) -> RedriveTask:
+    redrive, _ = await app.planner.execute(
+        _without_nul(request.plan),
+        caller,
+        act_of(request, caller, reason=request.reason, detail=request.name),
+        name=_without_nul(request.name),
+        operation=_without_nul(request.operation),
+    )
+    app.redrives.begin(redrive)
+    return redrive
+
+
+@handles(requests.ListRedrives)
+async def _redrives(app: VaultApp, request: requests.ListRedrives, caller: Caller) -> requests.RedrivesReply:
+    check_all_queues(caller)
+    before = decode_cursor("redrives", request.cursor) if request.cursor else ID_MAX
+    found = await app.vault.redrives.page(before=before, count_max=request.limit)
+    more = encode_cursor("redrives", found[-1].id) if len(found) == request.limit else ""
+    return requests.RedrivesReply(redrives=found, next=more)
+
+
+@handles(requests.ReadRedrive)
+async def _show_redrive(app: VaultApp, request: requests.TaskRequest, caller: Caller) -> RedriveTask:
+    redrive = await app.redrives.find(request.id)
+    if redrive.wish.selection.queue:
+        check_queue(caller, redrive.wish.selection.queue)
+    else:
+        check_all_queues(caller)
+    return redrive
+
+
+@handles(requests.PauseRedrive)
+@handles(requests.ResumeRedrive)
+@handles(requests.CancelRedrive)
+async def _change_redrive(app: VaultApp, request: requests.TaskRequest, caller: Caller) -> RedriveTask:
+    redrive = await _show_redrive(app, request, caller)
+    word = request.declared.name.removeprefix("redrives.")
+    return await app.redrives.change(redrive.id, word, act_of(request, caller, detail=f"redrive {redrive.id}"))
+
+
+# --- ledger, tokens and events --------------------------------------------------------------------------------
+
+
+@handles(requests.ReadLedger)
+async def _ledger(app: VaultApp, request: requests.ReadLedger, caller: Caller) -> requests.LedgerReply:
+    check_all_queues(caller)
+    after = decode_cursor("ledger", request.cursor) if request.cursor else 0
+    rows = await app.vault.ledger.rows(after=after, count_max=request.limit)
+    more = encode_cursor("ledger", rows[-1].number) if len(rows) == request.limit else ""
+    return requests.LedgerReply(rows=rows, next=more)
+
+
+@handles(requests.ReadHead)
+async def _head(app: VaultApp, request: requests.ReadHead, caller: Caller) -> requests.HeadReply:
+    return requests.HeadReply(await app.ledgers.head())
+
+
+@handles(requests.VerifyLedger)
+async def _verify(app: VaultApp, request: requests.VerifyLedger, caller: Caller) -> requests.Verified:
+    return await app.ledgers.verify(anchor=request.anchor)
+
+
+@handles(requests.ReadBalance)
+async def _balance(app: VaultApp, request: requests.ReadBalance, caller: Caller) -> list[requests.BalanceRow]:
+    return [row for row in await app.ledgers.balance() if caller.may_touch(row.queue)]
+
+
+@handles(requests.ListTokens)
+async def _tokens(app: VaultApp, request: requests.ListTokens, caller: Caller) -> list[requests.TokenView]:
+    check_all_queues(caller)
+    shown = requests.TokenView.__struct_fields__
+    rows = [{name: getattr(one, name) for name in shown} | {"role": one.role.word} for one in await app.tokens.all()]
+    return [requests.TokenView(**row) for row in rows]
+
+
+@handles(requests.CreateToken)
+async def _create_token(app: VaultApp, request: requests.CreateToken, caller: Caller) -> requests.TokenReply:
+    check_all_queues(caller)
+    secret = await app.tokens.create(
+        request.name,
+        Role[request.role.upper()],
+        act_of(request, caller, detail=f"{request.role} token '{request.name[:200]}'"),
+        expires_at=request.expires_at(app.now_us),
+        queues=request.queues,
+    )
+    return requests.TokenReply(secret)
+
+
+@handles(requests.RevokeToken)
+async def _revoke_token(app: VaultApp, request: requests.RevokeToken, caller: Caller) -> requests.ActionReply:
+    check_all_queues(caller)
+    name = _without_nul(request.name)
+    await app.tokens.revoke(name, act_of(request, caller, detail=f"token '{name[:200]}'"))
+    return requests.ActionReply(1)
+
+
+@handles(requests.WatchEvents)
+async def _events(app: VaultApp, request: requests.WatchEvents, caller: Caller) -> Stream:
+    check_all_queues(caller)
+    return watch(app.vault)
+
+
+async def watch(vault: Vault) -> Stream:
+    """Arrivals (the tallies) and progress (the newest tasks), whenever they have changed; ends after an hour."""
+    last: dict[str, bytes] = {}
+    for _ in range(EVENTS_COUNT_MAX):
+        found = {
+            "tallies": _encode(await vault.ledger.tallies()),
+            "redrives": _encode(await vault.redrives.page(before=2**62, count_max=EVENT_REDRIVES_COUNT_MAX)),
+        }
+        for name, data in found.items():
+            if last.get(name) != data:
+                yield b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+        last = found
+        await asyncio.sleep(EVENTS_STEP_S)
