@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.engines.rabbitmq.admin import Admin
 from tests.faults.serving import TOKEN, serving
+from tests.support.amqp import Admin
 from tests.support.eventually import eventually
 from tests.vault.brokers import DLQ, MAIN, dead, send
 

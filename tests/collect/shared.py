@@ -21,7 +21,7 @@ from holdfast.engines.rabbitmq.wire import properties
 from holdfast.wiring import SystemClock, open_blobs, open_collect_store
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
 from tests.collect.worker import SHAPE, TRANSACTION
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 from tests.support.ports import free_port
 
 BUCKET = "results"

@@ -17,7 +17,7 @@ from tests.collect.producing import NOTIFY, PRODUCER, body_of
 from tests.collect.shared import Place, check_place, outgoing, producing
 from tests.collect.test_faults_shared import publish
 from tests.collect.worker import SHAPE
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 from tests.support.eventually import eventually
 from tests.support.rabbitmq_cluster import RabbitCluster
 

@@ -11,7 +11,7 @@ from tests.collect.shared import BUCKET, Bucket, Place, check_place, producing, 
 from tests.collect.shared_worker import play
 from tests.collect.test_crash_points import POINTS, ROOT, passes_of
 from tests.collect.worker import SHAPE
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 
 pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq, pytest.mark.s3]
 

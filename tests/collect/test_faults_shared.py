@@ -17,7 +17,7 @@ from tests.collect.producing import NOTIFY, PRODUCER, body_of
 from tests.collect.shared import BUCKET, Bucket, Place, check_place, outgoing, rows_of
 from tests.collect.test_crash_points import ROOT
 from tests.collect.worker import SHAPE, TRANSACTION
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 from tests.support.eventually import eventually
 from tests.support.postgres import running_cluster
 from tests.support.rabbitmq import running_node

@@ -20,7 +20,7 @@ from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.ports.broker import Layout
 from holdfast.proof.conservation import Conservation, ConservationReport
-from tests.engines.rabbitmq.admin import outgoing
+from tests.support.amqp import outgoing
 from tests.support.eventually import eventually
 from tests.support.rabbitmq_cluster import RabbitCluster
 

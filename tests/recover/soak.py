@@ -18,8 +18,8 @@ from holdfast.core.message import Outgoing
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.proof.conservation import ConservationReport
 from holdfast.proof.proxy import Proxy
-from tests.engines.rabbitmq.admin import Admin
 from tests.recover.world import TARGETS, World, header, letter, peak_mb, summary
+from tests.support.amqp import Admin
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, running_node
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.engines.rabbitmq.wire import session as methods
-from tests.engines.rabbitmq.admin import Admin
 from tests.recover.world import World, letter, summary
+from tests.support.amqp import Admin
 
 pytestmark = pytest.mark.rabbitmq
 

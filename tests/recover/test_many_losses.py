@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from holdfast.proof.proxy import Proxy
-from tests.engines.rabbitmq.admin import Admin
 from tests.recover.world import World, letter, summary
+from tests.support.amqp import Admin
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node
 

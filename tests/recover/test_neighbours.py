@@ -9,9 +9,9 @@ import pytest
 from holdfast.core.recovery import StoppedBy
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.services.recover.source import DeadQueueSource
-from tests.engines.rabbitmq.admin import Admin
 from tests.recover.inside import Inside
 from tests.recover.world import World, letter, summary
+from tests.support.amqp import Admin
 
 pytestmark = pytest.mark.rabbitmq
 

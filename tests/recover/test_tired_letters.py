@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.core.message import Outgoing
 from holdfast.proof.proxy import Proxy
-from tests.engines.rabbitmq.admin import Admin
 from tests.recover.world import World, letter, summary
+from tests.support.amqp import Admin
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq

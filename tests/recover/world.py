@@ -18,7 +18,7 @@ from holdfast.core.message import Delivery, Outgoing
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.proof.conservation import Conservation, ConservationReport
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 from tests.support.command import Command, Ended, Forked
 
 EXCHANGE = "imageviewer"

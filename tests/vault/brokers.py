@@ -14,7 +14,7 @@ from holdfast.engines.rabbitmq.wire import properties
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Secret, Settings, StorageSettings
 from holdfast.wiring import open_office
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 
 DLQ, MAIN = "orders.dlq", "orders"
 ADMIN = Caller(name="tester", role=Role.ADMIN, origin="tests")

@@ -11,7 +11,7 @@ from holdfast.core.selection import Selection
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.settings import load_settings
 from holdfast.wiring import open_office
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 from tests.support.rabbitmq import running_node
 from tests.vault.brokers import DLQ, MAIN, dead, send
 from tests.vault.forks import Forks

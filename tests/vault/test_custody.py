@@ -23,7 +23,7 @@ from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Secret, Settings, StorageSettings
 from holdfast.wiring import open_office
 from tests.admin.house import open_house
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import ADMIN, DLQ, MAIN, bodies, dead, office_on, send

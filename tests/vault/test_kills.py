@@ -17,7 +17,7 @@ from holdfast.proof.process import child_process, python_argv
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import load_settings
 from holdfast.wiring import open_office
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import DLQ, MAIN, bodies, dead, send
 

@@ -20,7 +20,7 @@ from holdfast.engines.rabbitmq.wire import properties
 from holdfast.errors import Conflict, Invalid
 from holdfast.ports.custody import Parcel
 from holdfast.services.vault.admin import VaultApp
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, office_on, send

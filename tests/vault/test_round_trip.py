@@ -20,7 +20,7 @@ from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.errors import StorageFailed
 from holdfast.settings import Secret
 from tests.admin.house import House, open_house
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, office_on, send
 

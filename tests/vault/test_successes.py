@@ -19,7 +19,7 @@ from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Secret
 from holdfast.stores.vault import Vault
 from holdfast.testing import FrozenClock
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, office_on, send

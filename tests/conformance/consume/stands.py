@@ -13,7 +13,7 @@ from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.ports.broker import Layout
-from tests.engines.rabbitmq.admin import Admin, outgoing
+from tests.support.amqp import Admin, outgoing
 from tests.support.eventually import eventually
 
 QUEUE = "work"

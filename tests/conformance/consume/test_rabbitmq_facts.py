@@ -18,7 +18,7 @@ from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.ports.broker import Layout
 from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.conformance.consume.stands import QUEUE, RabbitStand, headers_of
-from tests.engines.rabbitmq.admin import Admin, outgoing
+from tests.support.amqp import Admin, outgoing
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, running_node, versions, vhost_name
 

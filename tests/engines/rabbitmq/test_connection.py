@@ -21,7 +21,7 @@ from holdfast.errors import (
     TlsRefused,
 )
 from holdfast.proof.proxy import Proxy
-from tests.engines.rabbitmq.admin import Admin, Silent
+from tests.support.amqp import Admin, Silent
 from tests.support.eventually import eventually
 from tests.support.ports import free_ports
 from tests.support.rabbitmq import Node

@@ -15,7 +15,7 @@ from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire.events import Cancelled
 from holdfast.errors import BrokerLost, BrokerRefused, ConsumerLost
 from holdfast.proof.proxy import Proxy
-from tests.engines.rabbitmq.admin import Admin, outgoing
+from tests.support.amqp import Admin, outgoing
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, running_node
 

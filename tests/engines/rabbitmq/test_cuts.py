@@ -16,7 +16,7 @@ from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.proof.conservation import Conservation
 from holdfast.proof.proxy import Proxy
-from tests.engines.rabbitmq.admin import Admin, outgoing
+from tests.support.amqp import Admin, outgoing
 from tests.support.rabbitmq import Node
 
 pytestmark = pytest.mark.rabbitmq

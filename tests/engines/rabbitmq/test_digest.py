@@ -10,7 +10,7 @@ from holdfast.engines.rabbitmq.letters import digest
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.table import Value
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 
 pytestmark = pytest.mark.rabbitmq
 

@@ -15,7 +15,7 @@ from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.drain import RabbitDrain, take_lock
 from holdfast.errors import BrokerLost, RecoveryLocked
 from holdfast.proof.proxy import Proxy
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq

@@ -16,8 +16,8 @@ from holdfast.engines.rabbitmq.topology import RabbitTopology, default_managemen
 from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.errors import BadAddress, BrokerRefused, BrokerUnreachable
 from holdfast.services.topology import Topologies
-from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.engines.rabbitmq.topology.house import broker, example, file, topologies
+from tests.support.amqp import Admin, outgoing
 from tests.support.eventually import eventually
 from tests.support.ports import free_ports
 from tests.support.rabbitmq import Node
