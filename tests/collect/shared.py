@@ -15,13 +15,11 @@ from msgspec import Struct
 
 from holdfast.core.message import Outgoing
 from holdfast.core.states import TransactionState
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
-from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.wire import properties
 from holdfast.wiring import SystemClock, open_blobs, open_collect_store
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
 from tests.collect.worker import SHAPE, TRANSACTION
-from tests.support.amqp import Admin
+from tests.support import amqp
+from tests.support.amqp import Admin, RabbitConsumer, RabbitPublisher, message_id_of
 from tests.support.ports import free_port
 
 BUCKET = "results"
@@ -92,15 +90,15 @@ class Place(Struct, frozen=True):
         return {"TEST_URL": self.url, "TEST_BROKER": self.broker, "TEST_BLOBS": self.blobs}
 
 
-def outgoing(queue: str, body: bytes, headers: Mapping[str, Any]) -> Outgoing:
+def from_producer(queue: str, body: bytes, headers: Mapping[str, Any]) -> Outgoing:
     """A message of the producer's."""
-    return Outgoing("", queue, properties.encode({"headers": dict(headers), "content_type": "x/y"}), body)
+    return amqp.outgoing(queue, body, message_id=None, headers=dict(headers), content_type="x/y")
 
 
 async def answer_on(publisher: RabbitPublisher, transaction: str, shape: Mapping[str, int]) -> None:
     """The whole result over RabbitMQ: payloads first, then headers, each confirmed."""
     messages = [
-        outgoing(
+        from_producer(
             f"transaction-{transaction}-payload",
             body_of(name, number),
             {"transaction-id": transaction, "series": name, "ordinal": number},
@@ -109,7 +107,7 @@ async def answer_on(publisher: RabbitPublisher, transaction: str, shape: Mapping
         for number in range(count)
     ]
     messages += [
-        outgoing(
+        from_producer(
             f"transaction-{transaction}-header",
             b"",
             {"transaction-id": transaction, "series": name, "count": count, "series-count": len(shape)},
@@ -133,7 +131,7 @@ async def producing(admin: Admin) -> AsyncIterator[set[str]]:
             RabbitPublisher(admin.address()) as out,
         ):
             async for delivery in consumer:
-                transaction = str(properties.decode(delivery.properties)["message_id"])
+                transaction = message_id_of(delivery)
                 if transaction not in seen:
                     seen.add(transaction)
                     await answer_on(out, transaction, SHAPE)

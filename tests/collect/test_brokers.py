@@ -10,14 +10,12 @@ import pytest
 import holdfast
 from holdfast.core.states import TransactionState
 from holdfast.engines.rabbitmq.collect import RabbitTransport
-from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.wiring import SystemClock
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
-from tests.collect.shared import Place, check_place, outgoing, producing
+from tests.collect.shared import Place, check_place, from_producer, producing
 from tests.collect.test_faults_shared import publish
 from tests.collect.worker import SHAPE
-from tests.support.amqp import Admin
+from tests.support.amqp import Admin, BrokerUrl, RabbitPublisher
 from tests.support.eventually import eventually
 from tests.support.rabbitmq_cluster import RabbitCluster
 
@@ -51,7 +49,7 @@ async def test_the_broker_pushes_as_many_as_their_size_allows(
         RabbitPublisher(every_admin.address()) as publisher,
         RabbitTransport(every_admin.node.url(every_admin.vhost), clock=SystemClock()) as transport,
     ):
-        messages = [outgoing("sized", bytes(size_bytes), {"ordinal": number}) for number in range(count)]
+        messages = [from_producer("sized", bytes(size_bytes), {"ordinal": number}) for number in range(count)]
         assert all(outcome.stored for outcome in await publisher.publish(messages, timeout_s=60))
         async with transport.open("sized", count_max=32, bytes_max=4 * PART_BYTES) as intake:
             held = list(await intake.take(32))

@@ -11,13 +11,12 @@ import pytest
 
 import holdfast
 from holdfast.core.states import TransactionState
-from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.proof.process import child_process, python_argv
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
-from tests.collect.shared import BUCKET, Bucket, Place, check_place, outgoing, rows_of
+from tests.collect.shared import BUCKET, Bucket, Place, check_place, from_producer, rows_of
 from tests.collect.test_crash_points import ROOT
 from tests.collect.worker import SHAPE, TRANSACTION
-from tests.support.amqp import Admin
+from tests.support.amqp import Admin, RabbitPublisher
 from tests.support.eventually import eventually
 from tests.support.postgres import running_cluster
 from tests.support.rabbitmq import running_node
@@ -28,7 +27,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq, pytest.mark.s3]
 async def publish(publisher: RabbitPublisher, transaction: str, payloads: Mapping[str, range], **counts: int) -> None:
     """Payloads, then headers of the series that are named."""
     messages = [
-        outgoing(
+        from_producer(
             f"transaction-{transaction}-payload",
             body_of(name, number),
             {"transaction-id": transaction, "series": name, "ordinal": number},
@@ -37,7 +36,7 @@ async def publish(publisher: RabbitPublisher, transaction: str, payloads: Mappin
         for number in numbers
     ]
     messages += [
-        outgoing(
+        from_producer(
             f"transaction-{transaction}-header",
             b"",
             {"transaction-id": transaction, "series": name, "count": count},

@@ -8,10 +8,8 @@ import pytest
 
 import holdfast
 from holdfast.core.message import Outcome, OutcomeKind
-from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.url import BrokerUrl
 from tests.faults.consuming import QUEUE, consuming
-from tests.support.amqp import Admin, outgoing
+from tests.support.amqp import Admin, BrokerUrl, RabbitPublisher, outgoing
 from tests.support.eventually import eventually
 from tests.support.rabbitmq_cluster import RabbitCluster
 

@@ -12,9 +12,8 @@ from urllib.parse import quote
 
 import pytest
 
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from tests.recover.world import World, letter, summary
-from tests.support.amqp import Admin
+from tests.support.amqp import Admin, RabbitConsumer
 from tests.support.command import Ended
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node

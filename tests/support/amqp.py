@@ -22,6 +22,9 @@ from holdfast.errors import BrokerError
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node
 
+#: At once: each has to be confirmed in time, however many there are.
+PUBLISHED_COUNT = 5_000
+
 #: `properties` and `table` are for tests that write or compare the bytes themselves.
 __all__ = [
     "Admin",
@@ -142,7 +145,9 @@ class Admin:
     async def publish(self, messages: Sequence[Outgoing], *, user: str = "guest:guest") -> None:
         """Confirmed and not returned, every one of them."""
         async with RabbitPublisher(BrokerUrl.parse(self.node.url(self.vhost, user=user))) as publisher:
-            assert all(outcome.stored for outcome in await publisher.publish(messages))
+            for start in range(0, len(messages), PUBLISHED_COUNT):
+                outcomes = await publisher.publish(messages[start : start + PUBLISHED_COUNT])
+                assert all(outcome.stored for outcome in outcomes)
 
     async def look(self, queue: str) -> list[Delivery]:
         """What is ready in it, held and given back."""

@@ -16,11 +16,10 @@ from holdfast.core.moments import moment
 from holdfast.core.plan import Canary, Place, Plan, PlanOptions, RedriveState, Retries, Target
 from holdfast.core.selection import Selection
 from holdfast.engines.rabbitmq.redriver import Rewriter
-from holdfast.engines.rabbitmq.wire import properties
 from holdfast.errors import Conflict, Invalid
 from holdfast.ports.custody import Parcel
 from holdfast.services.vault.admin import VaultApp
-from tests.support.amqp import Admin
+from tests.support.amqp import Admin, properties
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, office_on, send

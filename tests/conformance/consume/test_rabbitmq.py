@@ -10,15 +10,13 @@ import pytest
 import holdfast
 from holdfast import Message, Permanent, Retry
 from holdfast.core.message import Outgoing
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
-from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.errors import CannotStart, Invalid
 from holdfast.proof.process import child_process
 from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.conformance.consume.killed_app import make_app
-from tests.conformance.consume.stands import QUEUE, RabbitStand, headers_of
+from tests.conformance.consume.stands import QUEUE, RabbitStand
 from tests.conformance.consume.test_kills import BODIES, POINTS, ROOT, WORKING, argv, done_in
+from tests.support.amqp import RabbitConsumer, decoded, headers_of, properties, table
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq
@@ -44,8 +42,7 @@ def failing_app(stand: RabbitStand, *, retry: Retry) -> tuple[holdfast.App, list
 
 
 async def publish(stand: RabbitStand, body: bytes, raw: bytes) -> None:
-    async with RabbitPublisher(stand.admin.address()) as publisher:
-        assert (await publisher.publish([Outgoing("", QUEUE, raw, body)]))[0].stored
+    await stand.admin.publish([Outgoing("", QUEUE, raw, body)])
 
 
 async def test_a_parked_message_keeps_every_byte_and_tells_its_story(rabbit: RabbitStand) -> None:
@@ -70,8 +67,8 @@ async def test_a_parked_message_keeps_every_byte_and_tells_its_story(rabbit: Rab
     assert (found["x-error-type"], found["x-error-message"]) == ("ValueError", "no")
     assert found["x-kept-expiration"] == "600000"
     assert "x-death" not in found
-    assert "expiration" not in properties.decode(letter.properties)
-    assert properties.decode(letter.properties)["delivery_mode"] == 2
+    assert "expiration" not in decoded(letter)
+    assert decoded(letter)["delivery_mode"] == 2
     assert [message.attempt for message in seen] == [1, 2]
 
 

@@ -11,11 +11,11 @@ import pytest
 
 import holdfast
 from holdfast import Message
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.errors import BrokerRefused, BrokerUnreachable, CannotStart
 from holdfast.proof.proxy import Proxy
 from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.conformance.consume.stands import QUEUE, RabbitStand
+from tests.support.amqp import RabbitConsumer
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq

@@ -14,9 +14,10 @@ from holdfast import Message, Retry
 from holdfast.errors import CannotStart
 from holdfast.proof.process import child_process, python_argv
 from holdfast.wiring import SystemClock, open_rabbit_broker
-from tests.conformance.consume.stands import QUEUE, RabbitStand, headers_of
+from tests.conformance.consume.stands import QUEUE, RabbitStand
 from tests.conformance.consume.starting_app import make_app
 from tests.conformance.consume.test_kills import ROOT
+from tests.support.amqp import headers_of
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq
