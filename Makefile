@@ -9,13 +9,14 @@ ARGS   ?=
 # Files go out in the order of tests/conftest.py: the long ones first.
 WORKERS ?= 2
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+FAST := not postgres and not rabbitmq and not s3 and not slow
 
 # Hundreds of processes are started by the tests: each would compile the whole program anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help run test test-matrix soak check fix bench ci lock clean
+.PHONY: help run test test-fast test-matrix soak check fix bench ci lock clean
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +27,9 @@ run: $(VENV)/.ready-run ## Serve on the embedded default and print the address (
 test: $(VENV)/.ready-dev ## Set up everything, then run the tests (ARGS="-k lease")
 	@bash scripts/servers.sh
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+test-fast: $(VENV)/.ready-dev ## Run what needs no server and no long time, within a minute
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -p no:schemathesis -m "$(FAST)" $(ARGS)
 
 test-matrix: export HOLDFAST_TEST_RABBITMQ := 3.10,4.0,4.3
 test-matrix: $(VENV)/.ready-dev ## Run the broker tests on every RabbitMQ version; none may be missing

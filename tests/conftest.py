@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -38,6 +39,20 @@ LONGEST_FIRST = (
     "acceptance",
     "conformance/queue",
 )
+
+
+#: Of `-m`, as `make test-fast` gives it: a file that is nothing but this need not even be read.
+LEFT_OUT = re.compile(r"not \w+( and not \w+)*")
+MARKS_OF_A_FILE = re.compile(r"^pytestmark = (.*)$", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    given: str = config.getoption("markexpr")
+    if collection_path.suffix != ".py" or not LEFT_OUT.fullmatch(given):
+        return None
+    marks = MARKS_OF_A_FILE.search(collection_path.read_text("utf-8"))
+    names = re.findall(r"pytest\.mark\.(\w+)", marks[1]) if marks else []
+    return True if {*names} & {*given.split(" ")} else None
 
 
 @pytest.hookimpl(trylast=True)

@@ -263,8 +263,14 @@ def test_tables_are_for_people(run: Command) -> None:
         (["queue", "list", "--url", "ftp://x"], "use one of sqlite:///FOLDER, postgresql://…, memory://"),
         (["queue", "list", "--url", "sqlite://work"], "names no folder, use sqlite:///relative or sqlite:////absolute"),
         (["letters", "list", "--url", "ftp://x"], "use one of sqlite:///FOLDER, postgresql://…, memory://"),
-        (["serve", "--url", "ftp://x"], "use one of sqlite:///FOLDER, postgresql://…, memory://"),
-        (["serve", "--url", "http://x"], "is the address of a server, a server needs a storage"),
+        (
+            ["serve", "--url", "ftp://x", "--listen", "127.0.0.1:0"],
+            "use one of sqlite:///FOLDER, postgresql://…, memory://",
+        ),
+        (
+            ["serve", "--url", "http://x", "--listen", "127.0.0.1:0"],
+            "is the address of a server, a server needs a storage",
+        ),
         (["queue", "clear", "x"], "say what to delete; --queue, --scheduled, or both"),
         (["letters", "list", "--older-than", "1x"], "--older-than is invalid; '1x' is not a duration"),
         (["letters", "list", "--state", "foo"], "'foo' is none of captured, redriving, redriven, resolved, came_back"),
@@ -292,7 +298,7 @@ def test_bad_usage_is_one_line_with_what_to_do(run: Command, arguments: list[str
         (["queue", "list", "--config", "none.toml"], "none.toml: No such file or directory"),
         (["queue", "create", "a\nb"], "'a\\nb' cannot contain whitespace"),
         (["serve", "--listen", "0.0.0.0:0"], "--tls-cert and --tls-key, or --insecure-http"),
-        (["serve", "--auth", "maybe"], "use one of token, none"),
+        (["serve", "--auth", "maybe", "--listen", "127.0.0.1:0"], "use one of token, none"),
     ],
 )
 def test_a_failure_is_one_line_with_what_to_do(run: Command, arguments: list[str], text: str) -> None:

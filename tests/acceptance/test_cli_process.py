@@ -15,6 +15,8 @@ import pytest
 import holdfast
 from tests.support.command import PROGRAM, TIMEOUT_S, Command
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Command:

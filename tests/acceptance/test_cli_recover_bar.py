@@ -17,6 +17,8 @@ from holdfast.faces.cli.progress import progress_of
 from tests.support.command import PROGRAM, TIMEOUT_S, Command
 from tests.support.terminal import all_of, fill_dead_queue
 
+pytestmark = pytest.mark.slow
+
 COUNT = 60
 
 

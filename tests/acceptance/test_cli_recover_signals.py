@@ -13,6 +13,8 @@ import pytest
 from tests.support.command import TIMEOUT_S, Command
 from tests.support.terminal import fill_dead_queue
 
+pytestmark = pytest.mark.slow
+
 COUNT = 300
 
 

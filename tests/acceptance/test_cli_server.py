@@ -15,6 +15,9 @@ import pytest
 
 from holdfast.proof.process import Child, child_process
 from tests.support.command import PROGRAM, TIMEOUT_S, Command, Ended, Inside
+from tests.support.ports import free_port
+
+pytestmark = pytest.mark.slow
 
 
 @asynccontextmanager
@@ -94,10 +97,11 @@ async def test_a_folder_that_a_server_has_says_who_and_what_to_do(tmp_path: Path
         assert second.code == 1
         assert f"is locked by process {child.pid}" in second.stderr
         assert second.stderr.endswith("talk to it: give its address with --url http://HOST:PORT\n")
-        (tmp_path / "holdfast.toml").write_text('listen = "127.0.0.1:9471"', "utf-8")
+        address = f"127.0.0.1:{free_port()}"
+        (tmp_path / "holdfast.toml").write_text(f'listen = "{address}"', "utf-8")
         for arguments in (["queue", "list"], ["serve"], ["letters", "list"]):
             configured = await call(Command(tmp_path, "sqlite:///work"), *arguments)
-            assert configured.stderr.endswith("talk to it: --url http://127.0.0.1:9471\n")
+            assert configured.stderr.endswith(f"talk to it: --url http://{address}\n")
 
 
 async def test_a_server_that_goes_away_leaves_a_clear_word(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from holdfast.testing import assert_dead
 from tests.support.command import PROGRAM, TIMEOUT_S, Command
 from tests.support.terminal import all_of
 
+pytestmark = pytest.mark.slow
+
 COLUMNS = 80
 ERROR = "customer 77 has no address in the database and cannot be served before somebody adds it"
 STACK = "Traceback (most recent call last):\n" + "".join(f'  File "orders.py", line {n}, in handle\n' for n in range(5))

@@ -16,6 +16,8 @@ from tests.support.command import Command, Inside
 from tests.support.eventually import eventually
 from tests.vault.letters import QUEUE
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Inside:
@@ -101,9 +103,9 @@ def test_an_interrupted_redrive_is_paused_and_can_be_resumed(run: Inside) -> Non
     command = Command(run.folder, run.url)
     with command.start("redrive", "start", plan["hash"], "--json") as process:
         # What the database says is all that can be seen from outside: the first letter is on its way.
-        asyncio.run(eventually(lambda: _has_redriven(run.folder / "data" / "vault.db"), timeout_s=30))
+        asyncio.run(eventually(lambda: _has_redriven(run.folder / "data" / "vault.db")))
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 3, stderr
     assert (json.loads(stdout)["state"], json.loads(stdout)["redriven"]) == ("paused", 1)
     told = run("redrive", "watch", "1").text

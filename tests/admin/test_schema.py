@@ -25,8 +25,11 @@ from holdfast.core.requests.declare import declared_under
 from holdfast.faces.api.openapi import document
 from holdfast.proof.process import python_argv
 from tests.admin.house import open_house
-from tests.faults.serving import TOKEN, free_port
+from tests.faults.serving import TOKEN
 from tests.support.eventually import eventually
+from tests.support.ports import free_port
+
+pytestmark = pytest.mark.slow
 
 EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "12"))
 DOCUMENT = schemathesis.openapi.from_dict(json.loads(document("0")))
@@ -50,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield f"http://{address}"
         finally:
             process.terminate()
-            _, log = process.communicate(timeout=30)
+            _, log = process.communicate(timeout=60)
     assert b"server.bug" not in log, log
 
 
@@ -67,7 +70,7 @@ async def _ready(address: str) -> None:
             except httpx2.HTTPError:
                 return False
 
-    await eventually(answers, timeout_s=30)
+    await eventually(answers)
 
 
 @pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if one.name not in LEFT_OUT], ids=lambda one: one.name)

@@ -22,7 +22,7 @@ from holdfast.services.vault.admin import SERVER
 from holdfast.services.vault.capture import load_fingerprint
 from holdfast.telemetry.prometheus import OTHERS, QUEUES_COUNT_MAX, CaptureGauge, render_vault
 from tests.admin.house import House, open_house
-from tests.admin.test_endpoints import dead_item
+from tests.admin.test_endpoints import dead_item, dying_item
 from tests.support.eventually import eventually
 from tests.vault.letters import QUEUE, act
 
@@ -103,7 +103,7 @@ async def test_a_capture_of_a_queue_that_is_not_there_yet_is_tried_again_and_tol
     assert (report.state, "queue is unknown" in report.why) == ("waiting", True)
     async with house.client() as client:
         assert (await client.post("/admin/captures", json={"queue": QUEUE})).status_code == 404
-    await dead_item(house)
+    await dying_item(house)
     await eventually(lambda: report.captured == 1)
     assert (report.state, report.why) == ("running", "")
     told = [record.message for record in caplog.records if f"the capture of '{QUEUE}'" in record.message]

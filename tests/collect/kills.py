@@ -14,7 +14,7 @@ from holdfast.proof.process import Child, ChildFailed, python_argv
 from tests.collect.invariants import check_folder
 from tests.collect.shared import BUCKET, Bucket, Place, check_place, producing, rows_of
 from tests.collect.worker import SHAPE
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 
 ROOT = Path(__file__).parents[2]
 LIFE_S_MAX = 1.6

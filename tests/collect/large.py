@@ -47,7 +47,7 @@ async def collect(folder: Path, count: int) -> None:
             for item in items:
                 expected.update(item.payload)
             await produce(queues, "large", "payload", items)
-            await eventually(partial(is_near, start), timeout_s=60)
+            await eventually(partial(is_near, start))
         await produce(queues, "large", "header", [header("large", "a", count)])
         await collector.wait("large", timeout_s=600)
         async for part in collector.parts("large", "a"):

@@ -11,18 +11,16 @@ from typing import Any
 import httpx2
 import msgspec
 import psycopg
-from moto.server import ThreadedMotoServer
 from msgspec import Struct
 
 from holdfast.core.message import Outgoing
 from holdfast.core.states import TransactionState
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
-from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.wire import properties
 from holdfast.wiring import SystemClock, open_blobs, open_collect_store
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
 from tests.collect.worker import SHAPE, TRANSACTION
-from tests.engines.rabbitmq.admin import Admin
+from tests.support import amqp
+from tests.support.amqp import Admin, RabbitConsumer, RabbitPublisher, message_id_of
+from tests.support.ports import free_port
 
 BUCKET = "results"
 
@@ -31,9 +29,8 @@ class Bucket:
     """A bucket of moto's S3 server, over HTTP on loopback; it can be stopped and started again on its port."""
 
     def __init__(self) -> None:
-        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        self._server.start()
-        self.port = int(self._server.get_host_and_port()[1])
+        self.port = free_port()
+        self.start()
         self.make()
 
     @property
@@ -58,6 +55,8 @@ class Bucket:
         self._server.stop()
 
     def start(self) -> None:
+        from moto.server import ThreadedMotoServer  # half a second, which nobody else needs
+
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
         self._server.start()
 
@@ -91,15 +90,15 @@ class Place(Struct, frozen=True):
         return {"TEST_URL": self.url, "TEST_BROKER": self.broker, "TEST_BLOBS": self.blobs}
 
 
-def outgoing(queue: str, body: bytes, headers: Mapping[str, Any]) -> Outgoing:
+def from_producer(queue: str, body: bytes, headers: Mapping[str, Any]) -> Outgoing:
     """A message of the producer's."""
-    return Outgoing("", queue, properties.encode({"headers": dict(headers), "content_type": "x/y"}), body)
+    return amqp.outgoing(queue, body, message_id=None, headers=dict(headers), content_type="x/y")
 
 
 async def answer_on(publisher: RabbitPublisher, transaction: str, shape: Mapping[str, int]) -> None:
     """The whole result over RabbitMQ: payloads first, then headers, each confirmed."""
     messages = [
-        outgoing(
+        from_producer(
             f"transaction-{transaction}-payload",
             body_of(name, number),
             {"transaction-id": transaction, "series": name, "ordinal": number},
@@ -108,7 +107,7 @@ async def answer_on(publisher: RabbitPublisher, transaction: str, shape: Mapping
         for number in range(count)
     ]
     messages += [
-        outgoing(
+        from_producer(
             f"transaction-{transaction}-header",
             b"",
             {"transaction-id": transaction, "series": name, "count": count, "series-count": len(shape)},
@@ -132,7 +131,7 @@ async def producing(admin: Admin) -> AsyncIterator[set[str]]:
             RabbitPublisher(admin.address()) as out,
         ):
             async for delivery in consumer:
-                transaction = str(properties.decode(delivery.properties)["message_id"])
+                transaction = message_id_of(delivery)
                 if transaction not in seen:
                     seen.add(transaction)
                     await answer_on(out, transaction, SHAPE)

@@ -14,6 +14,8 @@ import holdfast
 from tests.collect.producing import PRODUCER, answer, make_queues, take_request
 from tests.support.command import PROGRAM, Command
 
+pytestmark = pytest.mark.slow
+
 SHAPE = {"rows": 40, "lines": 3}
 
 
@@ -32,7 +34,7 @@ def on_a_terminal(command: Command, *arguments: str) -> tuple[int, str]:
             pass  # the last one who had the terminal has gone
         finally:
             os.close(ours)
-        return process.wait(timeout=30), seen.decode()
+        return process.wait(timeout=60), seen.decode()
 
 
 @pytest.mark.parametrize("verb", ["start", "show"])

@@ -16,7 +16,7 @@ from holdfast.wiring import open_blobs
 from tests.collect.shared import BUCKET, Bucket
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.s3)])
 async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Blobs]:
     if request.param == "s3":
         request.getfixturevalue("bucket")

@@ -10,15 +10,13 @@ import pytest
 import holdfast
 from holdfast.core.states import TransactionState
 from holdfast.engines.rabbitmq.broker import RabbitBroker
-from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.ports.broker import Subscription
 from holdfast.wiring import SystemClock
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
-from tests.collect.shared import Place, check_place, outgoing, producing
+from tests.collect.shared import Place, check_place, from_producer, producing
 from tests.collect.test_faults_shared import publish
 from tests.collect.worker import SHAPE
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin, BrokerUrl, RabbitPublisher
 from tests.support.eventually import eventually
 from tests.support.rabbitmq_cluster import RabbitCluster
 
@@ -52,13 +50,13 @@ async def test_the_broker_pushes_as_many_as_their_size_allows(
         RabbitPublisher(every_admin.address()) as publisher,
         RabbitBroker(every_admin.node.url(every_admin.vhost), clock=SystemClock()) as broker,
     ):
-        messages = [outgoing("sized", bytes(size_bytes), {"ordinal": number}) for number in range(count)]
+        messages = [from_producer("sized", bytes(size_bytes), {"ordinal": number}) for number in range(count)]
         assert all(outcome.stored for outcome in await publisher.publish(messages, timeout_s=60))
         sized = Subscription(queue="sized", prefetch=32, bytes_max=4 * PART_BYTES, dead_queue="dead")
         async with broker.consumer(sized) as consumer:
             held = list(await consumer.take(32))
             while len(held) < held_max:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     held += await consumer.take(32)
             assert len(held) == held_max
             assert not await consumer.take(32, timeout_s=0.5)
@@ -67,7 +65,7 @@ async def test_the_broker_pushes_as_many_as_their_size_allows(
                 assert await consumer.ack(held) == []
                 if seen == count:
                     break
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     held = list(await consumer.take(32))
                 seen += len(held)
             assert seen == count, "acked ones make room for all the others"
@@ -96,11 +94,11 @@ async def test_quorum_queues_on_a_cluster_whose_leader_is_killed_in_the_middle(
         async def has_begun() -> bool:
             return [each.stored_count for each in await collector.progress(name)] >= [20]
 
-        await eventually(is_awaiting, timeout_s=30)
+        await eventually(is_awaiting)
         payloads = f"transaction-{name}-payload"
-        await eventually(lambda: len(rabbitmq_cluster.members_of(vhost, payloads)) == 3, timeout_s=30)
+        await eventually(lambda: len(rabbitmq_cluster.members_of(vhost, payloads)) == 3)
         await publish(publisher, name, {"a": range(count // 2)})
-        await eventually(has_begun, timeout_s=30)
+        await eventually(has_begun)
         await asyncio.to_thread(rabbitmq_cluster.leader_of(vhost, payloads).kill)
         await publish(publisher, name, {"a": range(count // 2, count)}, a=count)
         assert (await collector.wait(name, timeout_s=90)).state is TransactionState.COMPLETED

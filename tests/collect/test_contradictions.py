@@ -64,7 +64,7 @@ class Stand(NamedTuple):
         await eventually(reached)
 
     async def completed(self) -> dict[str, list[bytes]]:
-        ended = await self.collector.service.wait_clean(ID, timeout_s=10)
+        ended = await self.collector.service.wait_clean(ID, timeout_s=60)
         assert ended.state is TransactionState.COMPLETED, ended.reason
         return {
             each.series: [part.body async for part in self.collector.parts(ID, each.series)]

@@ -11,6 +11,8 @@ from holdfast.proof.process import child_process, python_argv
 from tests.collect.invariants import check_folder
 from tests.collect.worker import play
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 POINTS = [
     "collect.before_create",
@@ -58,6 +60,6 @@ async def test_a_killed_collector_goes_on_where_it_was(point: str, tmp_path: Pat
     argv = python_argv("tests.collect.worker", str(tmp_path))
     crash = {"HOLDFAST_CRASH_AT": f"{point}:{passes_of(point)}"}
     async with child_process(argv, env=crash, cwd=ROOT) as child:
-        assert await child.wait(timeout_s=30) == -9, child.stderr.tail
+        assert await child.wait(timeout_s=60) == -9, child.stderr.tail
     await play(tmp_path)
     await check_folder(tmp_path, kills=1)

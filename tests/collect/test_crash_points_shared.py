@@ -11,9 +11,9 @@ from tests.collect.shared import BUCKET, Bucket, Place, check_place, producing, 
 from tests.collect.shared_worker import play
 from tests.collect.test_crash_points import POINTS, ROOT, passes_of
 from tests.collect.worker import SHAPE
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 
-pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq]
+pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq, pytest.mark.s3]
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -27,7 +27,7 @@ async def test_a_killed_collector_is_taken_over(
     async with producing(admin):
         crash = {"HOLDFAST_CRASH_AT": f"{point}:{passes_of(point)}"}
         async with child_process(argv, env={**env, **crash}, cwd=ROOT) as child:
-            assert await child.wait(timeout_s=40) == -9, child.stderr.tail
+            assert await child.wait(timeout_s=60) == -9, child.stderr.tail
         await play(env)
     await check_place(place, admin, transaction=transaction)
     total = sum(SHAPE.values())

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from holdfast.core.routes import parse_routes
 from holdfast.core.states import TRANSACTION_MOVES, mermaid
 from holdfast.core.topology.layouts import design, parse_file
@@ -20,6 +22,7 @@ def test_the_diagram_is_drawn_from_the_table() -> None:
     assert re.findall(r"```mermaid\n(.*?)```", page, flags=re.DOTALL) == [mermaid(TRANSACTION_MOVES) + "\n"]
 
 
+@pytest.mark.slow
 def test_the_example_runs(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples/collector.py"), str(tmp_path / "data")]
     first, again = (

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import httpx2
+import pytest
 
 import holdfast
 from tests.collect.producing import (
@@ -22,6 +23,8 @@ from tests.collect.producing import (
 from tests.faults.serving import TOKEN, serving
 from tests.support.command import Command
 from tests.support.eventually import eventually
+
+pytestmark = pytest.mark.slow
 
 SHAPE = {"rows": 40, "lines": 3}
 

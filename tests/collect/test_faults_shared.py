@@ -11,18 +11,17 @@ import pytest
 
 import holdfast
 from holdfast.core.states import TransactionState
-from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.proof.process import child_process, python_argv
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
-from tests.collect.shared import BUCKET, Bucket, Place, check_place, outgoing, rows_of
+from tests.collect.shared import BUCKET, Bucket, Place, check_place, from_producer, rows_of
 from tests.collect.test_crash_points import ROOT
 from tests.collect.worker import SHAPE, TRANSACTION
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin, RabbitPublisher
 from tests.support.eventually import eventually
 from tests.support.postgres import running_cluster
 from tests.support.rabbitmq import running_node
 
-pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq]
+pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq, pytest.mark.s3]
 
 
 async def publish(publisher: RabbitPublisher, transaction: str, payloads: Mapping[str, range], **counts: int) -> None:
@@ -43,7 +42,7 @@ async def publish(publisher: RabbitPublisher, transaction: str, payloads: Mappin
     # As a producer has to: what the broker has not confirmed, while it changes its leader, is sent again.
     async with asyncio.timeout(60):
         while wanted:
-            outcomes = await publisher.publish([outgoing(*each) for each in wanted], timeout_s=60)
+            outcomes = await publisher.publish([from_producer(*each) for each in wanted], timeout_s=60)
             wanted = [each for each, outcome in zip(wanted, outcomes, strict=True) if not outcome.stored]
 
 
@@ -64,9 +63,9 @@ async def test_an_owner_that_falls_asleep_is_taken_over_and_changes_nothing_when
         sleeper.stop()
         async with child_process(argv, env=env, cwd=ROOT) as other:
             await publish(publisher, TRANSACTION, {"rows": range(12, 30), "lines": range(7)}, rows=30, lines=7, none=0)
-            assert await other.wait(timeout_s=40) == 0, other.stderr.tail
+            assert await other.wait(timeout_s=60) == 0, other.stderr.tail
         sleeper.resume()
-        assert await sleeper.wait(timeout_s=40) == 0, sleeper.stderr.tail
+        assert await sleeper.wait(timeout_s=60) == 0, sleeper.stderr.tail
     await check_place(place, admin)
     assert rows_of(postgres_url, TRANSACTION) == sum(SHAPE.values())
 
@@ -104,20 +103,20 @@ async def test_broker_database_and_blob_store_break_in_the_middle_and_nothing_is
 
             await eventually(is_awaiting)
             sending = asyncio.create_task(publish(publisher, "f", {"a": range(100)}))
-            await eventually(partial(has, 30), timeout_s=30)
+            await eventually(partial(has, 30))
             await asyncio.to_thread(node.kill)
             await asyncio.to_thread(node.start)
             await sending
-            await eventually(partial(has, 100), timeout_s=60)
+            await eventually(partial(has, 100))
             await asyncio.to_thread(cluster.stop)
             await publish(publisher, "f", {"a": range(100, 200)})
-            await eventually(partial(waits_for, "storage failed"), timeout_s=60)
+            await eventually(partial(waits_for, "storage failed"))
             await asyncio.to_thread(cluster.start)
-            await eventually(partial(has, 200), timeout_s=60)
+            await eventually(partial(has, 200))
             await asyncio.to_thread(bucket.stop)
             try:
                 await publish(publisher, "f", {"a": range(200, count)}, a=count)
-                await eventually(partial(waits_for, "blob storage failed"), timeout_s=60)
+                await eventually(partial(waits_for, "blob storage failed"))
             finally:
                 await asyncio.to_thread(bucket.start)
             assert (await collector.wait("f", timeout_s=90)).state is TransactionState.COMPLETED

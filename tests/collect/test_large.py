@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.collect.large import CEILING_MIB, peak_mib
+
+pytestmark = pytest.mark.slow
 
 
 async def test_a_result_larger_than_the_memory_it_may_take(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ async def test_what_is_missing_is_asked_for_again_after_a_while_without_progress
             again = [payload("t", series, number) for first, last in found for number in range(first, last + 1)]
             await produce(queues, "t", "payload", again)
         await produce(queues, "t", "header", [header("t", "b", 0)])
-        assert (await collector.wait("t", timeout_s=10)).state is TransactionState.COMPLETED
+        assert (await collector.wait("t", timeout_s=60)).state is TransactionState.COMPLETED
         with pytest.raises(Invalid, match="is not awaiting"):
             await collector.request_missing("t")
 
@@ -75,7 +75,7 @@ async def test_without_progress_a_transaction_is_failed_with_the_reason(
         await collector.start(b"all", producer=PRODUCER, transaction_id="t", series=["a"])
         await take_request(queues)
         await produce(queues, "t", "payload", [payload("t", "a", 0)])
-        ended = await collector.wait("t", timeout_s=10)
+        ended = await collector.wait("t", timeout_s=60)
         assert (ended.state, ended.reason) == (TransactionState.FAILED, "abandoned; no progress for 400ms")
         await eventually(lambda: is_clean(collector))
         names = {queue.queue_name for queue in await queues.queues_list()}
@@ -120,7 +120,7 @@ async def test_a_damaged_blob_is_never_given_out(queues: holdfast.Queues, tmp_pa
         await collector.start(b"all", producer=PRODUCER, transaction_id="t", series=["a"])
         await take_request(queues)
         await answer(queues, "t", {"a": 2})
-        await collector.wait("t", timeout_s=10)
+        await collector.wait("t", timeout_s=60)
         (file,) = tmp_path.glob("t/a/1-*")
         file.write_bytes(b"damaged")
         parts = collector.parts("t", "a")
@@ -150,11 +150,11 @@ async def test_a_blob_store_that_refuses_for_a_while_delays_and_loses_nothing(
         await collector.start(b"all", producer=PRODUCER, notify=NOTIFY, transaction_id="t", series=["a"])
         await take_request(queues)
         await answer(queues, "t", {"a": 20})
-        await asyncio.wait_for(refused.wait(), 10)
+        await asyncio.wait_for(refused.wait(), 60.0)
         assert (await collector.find("t")).state is TransactionState.AWAITING
         assert [each.stored_count for each in await collector.progress("t") if each.series == "a"] in ([], [0])
         is_down = False
-        await collector.wait("t", timeout_s=20)
+        await collector.wait("t", timeout_s=60)
         assert [part.body async for part in collector.parts("t", "a")] == [body_of("a", n) for n in range(20)]
 
 
@@ -166,7 +166,7 @@ async def test_one_failing_transaction_does_not_hold_up_the_others(queues: holdf
         await collector.start(b"good", producer=PRODUCER, notify=NOTIFY, transaction_id="good", series=["a"])
         await take_request(queues)
         await answer(queues, "good", {"a": 3})
-        assert (await collector.wait("good", timeout_s=10)).state is TransactionState.COMPLETED
+        assert (await collector.wait("good", timeout_s=60)).state is TransactionState.COMPLETED
 
         # The queue that somebody deleted is made again, and the producer may send again.
         async def is_back() -> bool:
@@ -174,7 +174,7 @@ async def test_one_failing_transaction_does_not_hold_up_the_others(queues: holdf
 
         await eventually(is_back)
         await answer(queues, "bad", {"a": 3})
-        assert (await collector.wait("bad", timeout_s=10)).state is TransactionState.COMPLETED
+        assert (await collector.wait("bad", timeout_s=60)).state is TransactionState.COMPLETED
 
 
 async def test_the_next_collector_resumes_what_was_left_and_says_so(
@@ -192,7 +192,7 @@ async def test_the_next_collector_resumes_what_was_left_and_says_so(
         await produce(queues, "t", "header", [header("t", "a", 2)])
         with caplog.at_level("INFO", logger="holdfast"):
             async with holdfast.Collector(url, queues=queues) as collector:
-                assert (await collector.wait("t", timeout_s=10)).state is TransactionState.COMPLETED
+                assert (await collector.wait("t", timeout_s=60)).state is TransactionState.COMPLETED
     said = caplog.messages
     for line in (
         "Service starting - checking for recoverable transactions",
@@ -235,7 +235,7 @@ async def test_a_commit_whose_answer_was_lost_is_not_the_end(
                 assert method == "create"
         await take_request(queues)
         await answer(queues, "t", {"a": 3})
-        ended = await collector.service.wait_clean("t", timeout_s=10)
+        ended = await collector.service.wait_clean("t", timeout_s=60)
         assert ended.state is TransactionState.COMPLETED
         assert [part.body async for part in collector.parts("t", "a")] == [body_of("a", n) for n in range(3)]
         assert len(set(await notices(queues))) == 1

@@ -60,7 +60,7 @@ async def collect(before: Order, after: Order, *, by_count: bool, folder: Path) 
             assert await notices(queues) == []
             with suppress(holdfast.QueueMissing):  # it was complete before the last duplicates: their queue is gone
                 await send(queues, after, by_count=by_count)
-            assert (await collector.wait("t", timeout_s=10)).state is TransactionState.COMPLETED
+            assert (await collector.wait("t", timeout_s=60)).state is TransactionState.COMPLETED
             for name, count in SHAPE.items():
                 got = [part.body async for part in collector.parts("t", name)]
                 assert got == [body_of(name, number) for number in range(count)]

@@ -38,7 +38,7 @@ async def play_on(url: str, folder: Path) -> None:
             await collector.start(
                 b"all of it", producer=PRODUCER, notify=NOTIFY, transaction_id=TRANSACTION, series=list(SHAPE)
             )
-            await collector.service.wait_clean(TRANSACTION, timeout_s=30)
+            await collector.service.wait_clean(TRANSACTION, timeout_s=60)
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
 

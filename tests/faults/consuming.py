@@ -14,13 +14,9 @@ from functools import partial
 
 import holdfast
 from holdfast.core.message import OutcomeKind
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
-from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.url import BrokerUrl
-from holdfast.engines.rabbitmq.wire import properties
 from holdfast.ports.broker import Layout
 from holdfast.proof.conservation import Conservation, ConservationReport
-from tests.engines.rabbitmq.admin import outgoing
+from tests.support.amqp import BrokerUrl, RabbitConsumer, RabbitPublisher, message_id_of, outgoing
 from tests.support.eventually import eventually
 from tests.support.rabbitmq_cluster import RabbitCluster
 
@@ -81,7 +77,7 @@ class Consuming:
             while True:
                 batch = await consumer.batch()
                 for delivery in batch:
-                    self._find("parked", str(properties.decode(delivery.properties)["message_id"]), delivery.body)
+                    self._find("parked", message_id_of(delivery), delivery.body)
                 consumer.ack(batch)
 
     def _find(self, place: str, name: str, body: bytes) -> None:

@@ -28,7 +28,7 @@ async def random_kills(url: str, folder: Path, *, kills: int, seed: int, partiti
         try:
             for _ in range(kills):
                 wanted = load.answered_count + chance.randint(0, ANSWERS_COUNT_MAX)
-                await eventually(partial(is_reached, load, working, wanted), timeout_s=60)
+                await eventually(partial(is_reached, load, working, wanted))
                 if working.done():
                     break  # a promise was broken; the task says which
                 assert await child.kill() == -9

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import holdfast
 from holdfast.proof.process import Child, python_argv
+from tests.support.ports import free_port
 
 TOKEN = "a-token-for-the-fault-tests"
-
-
-def free_port() -> int:
-    """A port that nobody listens on. Somebody could take it before we do; then the start fails and says so."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Serving:

@@ -18,6 +18,8 @@ from holdfast.errors import HoldfastError, TryAgain
 from tests.faults.serving import Serving, serving
 from tests.support.eventually import eventually
 
+pytestmark = pytest.mark.slow
+
 GOOD, BAD = "good", "bad"
 BIG = b"x" * 200_000
 
@@ -93,7 +95,7 @@ async def test_a_full_disk_is_454_and_service_goes_on_when_there_is_room(small_d
         assert "full" in refusal.message
         assert await ids_of(client, BAD) == stored, "what was answered is there, and nothing else"
         _mount("-o", "remount,size=64m", small_disk)
-        await eventually(lambda: is_served_again(client, BAD), timeout_s=40)
+        await eventually(lambda: is_served_again(client, BAD))
         assert (await ids_of(client, BAD))[: len(stored)] == stored
 
 
@@ -107,7 +109,7 @@ async def test_files_that_may_not_grow_are_454_and_service_goes_on_when_they_may
         assert await ids_of(client, BAD) == stored, "what was answered is there, and nothing else"
         await produce(client, GOOD, b"small")
         resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        await eventually(lambda: is_served_again(client, BAD), timeout_s=40)
+        await eventually(lambda: is_served_again(client, BAD))
         assert (await ids_of(client, BAD))[: len(stored)] == stored
 
 
@@ -137,7 +139,7 @@ async def test_a_locked_file_is_454_for_its_queue_alone(server: Serving) -> None
         lock.execute("ROLLBACK")
         lock.close()
         assert len(await ids_of(client, BAD)) == 1
-        await eventually(lambda: is_served_again(client, BAD), timeout_s=40)
+        await eventually(lambda: is_served_again(client, BAD))
 
 
 @pytest.mark.parametrize("where", ["header", "pages"])
@@ -161,7 +163,7 @@ async def test_a_corrupt_file_is_454_for_its_queue_alone_until_it_is_restored(se
         for extra in file.parent.glob(f"{file.name}-*"):
             extra.unlink()
         shutil.copy(backup, file)
-        await eventually(lambda: is_served_again(client, BAD), timeout_s=60)
+        await eventually(lambda: is_served_again(client, BAD))
         assert [item.payload for item in await client.storage_items_list(BAD)] == [b"first", b"again"]
 
 
@@ -180,7 +182,7 @@ async def test_a_queue_file_that_is_gone_is_an_error_and_not_an_empty_queue(serv
             await client.storage_items_list(BAD)
         await produce(client, GOOD, b"second")
         hidden.rename(file)
-        await eventually(lambda: is_served_again(client, BAD), timeout_s=60)
+        await eventually(lambda: is_served_again(client, BAD))
         assert [item.payload for item in await client.storage_items_list(BAD)] == [b"first", b"again"]
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.faults.kills import random_kills
 
+pytestmark = pytest.mark.slow
+
 KILLS = 4
 
 

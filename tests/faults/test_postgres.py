@@ -49,10 +49,10 @@ async def test_postgresql_goes_away_and_comes_back(own_cluster: Cluster, end: st
                 return error.code == 454
             raise LookupError("still served")
 
-        await eventually(is_refused, timeout_s=30)
+        await eventually(is_refused)
         await asyncio.to_thread(own_cluster.start)
         seen = load.answered_count
-        await eventually(lambda: load.answered_count > seen + ANSWERS or working.done(), timeout_s=60)
+        await eventually(lambda: load.answered_count > seen + ANSWERS or working.done())
         load.stop()
         await working
         assert server.child.returncode is None, server.child.stderr.tail
@@ -81,13 +81,13 @@ async def test_connections_that_are_cut_lose_nothing(postgres: Cluster, postgres
             working = asyncio.create_task(load.run())
             for round_number in range(6):
                 wanted = load.answered_count + 20
-                await eventually(partial(is_reached, load, working, wanted), timeout_s=60)
+                await eventually(partial(is_reached, load, working, wanted))
                 if round_number % 2:
                     await proxy.cut()
                 else:
                     # The answer of a commit is what gets lost.
                     trip = proxy.cut_when("down", lambda recent: b"COMMIT" in recent or len(recent) > 200)
-                    await asyncio.wait_for(trip.fired.wait(), 30)
+                    await asyncio.wait_for(trip.fired.wait(), 60.0)
             load.stop()
             await working
             (await load.drain(client)).check()
@@ -108,7 +108,7 @@ async def test_two_servers_with_clocks_30_s_apart_never_lease_an_item_twice(post
         await eventually(lambda: knows(second, WORK))
         load = Load([first, second], name="two")
         working = asyncio.create_task(load.run(producers=4, consumers=8))
-        await eventually(lambda: load.answered_count > 600 or working.done(), timeout_s=60)
+        await eventually(lambda: load.answered_count > 600 or working.done())
         load.stop()
         await working
         (await load.drain(second)).check()
@@ -171,7 +171,7 @@ async def test_a_produce_that_races_delete_and_create_is_answered_only_for_what_
 async def grown(answered: list[str]) -> None:
     """Wait for a few more answers."""
     wanted = len(answered) + 5
-    await eventually(lambda: len(answered) >= wanted, timeout_s=30)
+    await eventually(lambda: len(answered) >= wanted)
 
 
 def generation(item_id: str) -> int:

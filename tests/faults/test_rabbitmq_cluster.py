@@ -8,10 +8,8 @@ import pytest
 
 import holdfast
 from holdfast.core.message import Outcome, OutcomeKind
-from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.url import BrokerUrl
-from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.faults.consuming import QUEUE, consuming
+from tests.support.amqp import Admin, BrokerUrl, RabbitPublisher, outgoing
 from tests.support.eventually import eventually
 from tests.support.rabbitmq_cluster import RabbitCluster
 
@@ -71,7 +69,7 @@ async def test_a_wait_queue_and_a_dead_queue_whose_node_is_down_hold_the_message
         await eventually(lambda: not app.health[0].is_well)
         assert "publish to" in app.health[0].trouble, "it says which way is closed"
         await asyncio.to_thread(home.start)
-        await eventually(lambda: app.health[0].is_well, timeout_s=30)
+        await eventually(lambda: app.health[0].is_well)
         letters = await admin.drain(f"{QUEUE}.dlq", 2)
     assert sorted(letter.body for letter in letters) == [b"bad", b"fail"]
     assert sorted(seen) == [b"bad", b"fail", b"fail", b"fail"]
@@ -87,12 +85,12 @@ async def test_the_leaders_node_is_killed_under_a_consumer_that_retries_and_park
 ) -> None:
     vhost = rabbitmq_cluster.create_vhost("leader")
     async with consuming(rabbitmq_cluster.url(vhost)) as load:
-        await eventually(lambda: len(load.found) >= 50, timeout_s=30)
+        await eventually(lambda: len(load.found) >= 50)
         leader = rabbitmq_cluster.leader_of(vhost, QUEUE)
         assert leader is rabbitmq_cluster.nodes[0], "producer and consumer are on that node too"
         leader.kill()
         before = len(load.found)
-        await eventually(lambda: len(load.found) >= before + 50, timeout_s=60)
+        await eventually(lambda: len(load.found) >= before + 50)
         assert rabbitmq_cluster.leader_of(vhost, QUEUE) is not leader
         # What is in its wait queue stays there until the node is back: the broker's own dead-lettering is stuck (3.10).
         await asyncio.to_thread(rabbitmq_cluster.heal)

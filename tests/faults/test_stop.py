@@ -13,6 +13,8 @@ from tests.faults.load import NOTHING_SENT, WORK, Load, create_queues
 from tests.faults.serving import serving
 from tests.support.eventually import eventually
 
+pytestmark = pytest.mark.slow
+
 
 async def test_sigterm_answers_who_waits_finishes_commits_and_ends_with_0(tmp_path: Path) -> None:
     async with serving(f"sqlite:///{tmp_path}/data", tmp_path) as server, server.client() as client:

@@ -31,6 +31,8 @@ from holdfast.stores.journal import FileJournal
 from holdfast.testing import FrozenClock
 from tests.support.quick_time import run_quickly
 
+pytestmark = pytest.mark.slow
+
 TARGET = Address(routing_key="target")
 QUICK = RunLimits(
     window_count_max=7,
@@ -45,6 +47,7 @@ MISHAPS = (
     "none",
     "none",
     "lost",
+    "lost_with_acks",
     "cut_after_send",
     "unknown_stored",
     "unknown_gone",
@@ -99,6 +102,7 @@ class WorstQueue:
         self.run_count = 0
         self.sent: list[tuple[int, int]] = []  # name and run of every copy
         self.acked: list[Held] = []
+        self._acked_last: list[Held] = []  # on this connection: the broker may not have got these acks
         self.unacked: dict[Held, int] = {}
         self.generation = 0
         self._mishaps = mishaps
@@ -143,6 +147,7 @@ class WorstQueue:
     async def open(self) -> str:
         self._down = False
         self.generation += 1
+        self._acked_last.clear()
         return "tag"
 
     async def allow(self, wanted: int | None, *, held_count: int) -> None:
@@ -151,8 +156,10 @@ class WorstQueue:
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[RunLetter]:
         await asyncio.sleep(0 if self.ready else 0.005)
         mishap = "none" if self._down else self._mishap()
-        if mishap == "lost":
+        if mishap in ("lost", "lost_with_acks"):
             self._lose()
+        if mishap == "lost_with_acks":
+            self._forget_acks()
         if mishap == "killed":
             self._kill()
         if self._down:
@@ -205,6 +212,7 @@ class WorstQueue:
             else:
                 del self.unacked[held]
                 self.acked.append(held)
+                self._acked_last.append(held)
         return missed
 
     def forget_body(self, letter: RunLetter) -> None:
@@ -233,6 +241,14 @@ class WorstQueue:
     def _lose(self) -> None:
         self._down = True
         self._requeue()
+
+    def _forget_acks(self) -> None:
+        """Acks that were sent and never arrived: their letters come again, here after all others."""
+        for held in self._acked_last:
+            self.acked.remove(held)
+            held.redelivered = True
+        self.ready += self._acked_last
+        self._acked_last = []
 
     def _requeue(self) -> None:
         if self._left_behind is not None:
@@ -317,6 +333,8 @@ def _unlock(folder: Path) -> None:
     routed=[True, False, True, False, False, False, True],
     mishaps=["killed", "cut_after_send", "killed", "nacked", "lost", "cut_after_send", "nacked", "none"],
 )
+# Acks of seven letters are lost, and the run has all that it wanted before these come again.
+@example(names=[0, 1, 2, 3, 4, 5, 6, 0], routed=[True] * 7, mishaps=["lost_with_acks", *["none"] * 8])
 @settings(max_examples=400)
 @given(
     names=st.lists(st.integers(0, 6), min_size=1, max_size=14),
@@ -459,8 +477,8 @@ async def test_a_second_signal_does_not_wait_for_what_the_end_waits_for(silent_a
     queue = SlowQueue([Held(n, has_route=False) for n in range(3)], tmp_path, silent_at=silent_at)
     recovery = run_of(queue, RunLimits())
     running = asyncio.create_task(recovery.run())
-    await asyncio.wait_for(queue.silent.wait(), 10)
+    await asyncio.wait_for(queue.silent.wait(), 60.0)
     recovery.abandon()
-    summary = await asyncio.wait_for(running, 10)
+    summary = await asyncio.wait_for(running, 60.0)
     assert (summary.skipped, summary.remaining, len(queue.ready)) == (3, 3, 3)
     assert queue.abandoned_count == (silent_at == "give_back")

@@ -13,6 +13,8 @@ from tests.model.machine import ServiceMachine
 from tests.model.moves import MoveMachine
 from tests.model.profile import settings_for
 
+pytestmark = pytest.mark.slow
+
 
 class MemoryMachine(ServiceMachine):
     kind = "memory"

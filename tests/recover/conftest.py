@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.rabbitmq.admin import Admin
 from tests.recover.world import World
+from tests.support.amqp import Admin
 
 
 @pytest.fixture

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.message import Outgoing
-from holdfast.engines.rabbitmq.wire import properties
 from holdfast.proof.conservation import ConservationReport
 from holdfast.proof.proxy import Proxy
-from tests.engines.rabbitmq.admin import Admin
 from tests.recover.world import TARGETS, World, header, letter, peak_mb, summary
+from tests.support.amqp import Admin, message_id_of
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, running_node
 
@@ -148,7 +147,7 @@ async def seed_shape(*, count: int = 119_762) -> Tally:
             assert told["remaining"] == refused + unknown, told
             await world.admin.drain("refusing.queue", 1)
             seen = await world.found()
-            kept = [str(properties.decode(one.properties)["message_id"]) for one in seen[world.dlq]]
+            kept = [message_id_of(one) for one in seen[world.dlq]]
             assert kept == sorted(kept), "those that were kept are in order"
             tally.add(world.books.report(), 0)
             tally.more = {"rate_per_s": told["rate_per_s"]}
@@ -223,7 +222,7 @@ async def _begun(admin: Admin, process: subprocess.Popen[bytes]) -> None:
     async def has_begun() -> bool:
         return process.poll() is not None or await admin.count("collection.scan") > before
 
-    await eventually(has_begun, timeout_s=60.0)
+    await eventually(has_begun)
 
 
 async def _arrived(admin: Admin, count: int) -> None:
@@ -232,7 +231,7 @@ async def _arrived(admin: Admin, count: int) -> None:
     async def is_under_way() -> bool:
         return await admin.count("collection.scan") >= count
 
-    await eventually(is_under_way, timeout_s=60.0)
+    await eventually(is_under_way)
 
 
 async def _all_there(world: World, count: int) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.engines.rabbitmq.wire import session as methods
-from tests.engines.rabbitmq.admin import Admin
 from tests.recover.world import World, letter, summary
 
 pytestmark = pytest.mark.rabbitmq
@@ -19,18 +17,10 @@ async def shop(world: World) -> World:
     await world.admin.exchange("unrouted", "fanout")
     await world.admin.queue("unrouted")
     await world.admin.bind("unrouted", "unrouted", "")
-    await _exchange_with_alternate(world.admin)
+    await world.admin.exchange("shop", "topic", **{"alternate-exchange": "unrouted"})
     await world.admin.bind("collection.scan", "shop", "good.key")
     world.routes.write_text("exchange = 'shop'\n[routes]\nCollectionScan = 'good.key'\nOld = 'old.key'\n")
     return world
-
-
-async def _exchange_with_alternate(admin: Admin) -> None:
-    await admin.channel.call(
-        methods.ExchangeDeclare(
-            exchange="shop", exchange_type="topic", durable=True, arguments={"alternate-exchange": "unrouted"}
-        )
-    )
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.message import Outgoing
-from holdfast.engines.rabbitmq.wire import properties
 from tests.recover.world import EXCHANGE, World, letter, summary
+from tests.support.amqp import properties
 from tests.support.command import Ended
 
 pytestmark = pytest.mark.rabbitmq

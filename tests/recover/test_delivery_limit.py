@@ -12,9 +12,8 @@ from urllib.parse import quote
 
 import pytest
 
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
-from tests.engines.rabbitmq.admin import Admin
 from tests.recover.world import World, letter, summary
+from tests.support.amqp import Admin, RabbitConsumer
 from tests.support.command import Ended
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node
@@ -79,7 +78,7 @@ async def test_run_as_it_is_printed_it_takes_the_limit_away(limited: World) -> N
     assert not info(world, "imageviewer-dlq").get("policy"), "the dot is no wildcard"
     async with RabbitConsumer(world.admin.address(), world.dlq, prefetch=5) as consumer:
         for _ in range(RETURNS):
-            came = await consumer.batch(count_max=1, timeout_s=10.0)
+            came = await consumer.batch(count_max=1, timeout_s=60.0)
             consumer.give_back(came)
     await eventually(lambda: is_accepted(world), timeout_s=SHOWN_S)
     await world.check()

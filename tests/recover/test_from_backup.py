@@ -75,7 +75,7 @@ async def test_a_signal_stops_cleanly(world: World, backup: Path) -> None:
     with world.start("--from-backup", backup, "--rate", "10/s") as process:
         await eventually(lambda: _some(world))
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=60)
     told = json.loads(out.splitlines()[-1])
     assert process.returncode == 3
     assert told["stopped_by"] == "signal"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from holdfast.proof.proxy import Proxy
-from tests.engines.rabbitmq.admin import Admin
 from tests.recover.world import EXCHANGE, World, letter, summary
+from tests.support.amqp import Admin
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq
@@ -29,7 +29,7 @@ async def _arrived(admin: Admin, count: int) -> None:
     async def there() -> bool:
         return await admin.count("collection.scan") >= count
 
-    await eventually(there, timeout_s=30.0)
+    await eventually(there)
 
 
 def _through(world: World, proxy: Proxy, *more: str) -> subprocess.Popen[bytes]:

@@ -50,11 +50,11 @@ async def serve(world: World, *, crash_at: str = "") -> None:
     async with serving(f"sqlite:///{world.folder}/work", world.folder, env=env) as server:
         child = await server.launch()
         if crash_at:
-            assert await child.wait(timeout_s=30) == -signal.SIGKILL, child.stderr.tail
+            assert await child.wait(timeout_s=60) == -signal.SIGKILL, child.stderr.tail
         else:
-            await eventually(lambda: "recovery.ended" in child.stderr.tail or not journals(world), timeout_s=30)
+            await eventually(lambda: "recovery.ended" in child.stderr.tail or not journals(world))
             child.signal(signal.SIGTERM)
-            assert await child.wait(timeout_s=20) == 0, child.stderr.tail
+            assert await child.wait(timeout_s=25) == 0, child.stderr.tail
     (world.folder / "holdfast.toml").unlink()
 
 
@@ -199,7 +199,7 @@ async def test_a_run_that_ends_without_a_broker_ends_nothing(world: World) -> No
             arguments = ("recover", url, world.dlq, "--json", "--routes", str(world.routes), *more)
             with world.command().start(*arguments, **variables) as process:
                 if "--rate" in more:
-                    await eventually(is_moved, timeout_s=30)
+                    await eventually(is_moved)
                     await proxy.refuse()
                     await proxy.cut()
                     process.send_signal(signal.SIGINT)

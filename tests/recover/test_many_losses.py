@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.proof.proxy import Proxy
-from tests.engines.rabbitmq.admin import Admin
-from tests.recover.world import World, letter
+from tests.recover.world import World, letter, summary
+from tests.support.amqp import Admin
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node
 
 pytestmark = pytest.mark.rabbitmq
 
 DELIVER = bytes((0, 60, 0, 60))
+ACK = bytes((0, 60, 0, 80))
 COUNT = 50
 
 
@@ -30,24 +34,58 @@ async def test_whoever_is_cut_off_whenever_letters_are_on_their_way_ends_before_
         await world.make(declare_dlq=False)
         await world.fill(letter(n) for n in range(COUNT))
         async with Proxy("127.0.0.1", node.port) as proxy:
-            url = node.url(admin.vhost, port=proxy.port)
-            given = ("--routes", world.routes, "--management", node.management_url, "--rate", "5/s")
-            process = world.command().start("recover", url, world.dlq, "--json", *given)
+            given = _arguments(world, proxy, "--management", node.management_url)
+            lost_ack = proxy.cut_when("up", lambda data: ACK in data)
+            process = world.command().start(*given, "--rate", "5/s")
             ended = asyncio.create_task(asyncio.to_thread(process.communicate, timeout=60.0))
-            await eventually(lambda: admin.count("collection.scan"), timeout_s=30.0)
-            await proxy.cut()
+            await asyncio.wait_for(lost_ack.fired.wait(), 60.0)
             while not ended.done():
-                trip = proxy.cut_when("down", lambda data: DELIVER in data)
+                trip = proxy.cut_when("down", lambda data: DELIVER in data and not ended.done())
                 fired = asyncio.create_task(trip.fired.wait())
                 await asyncio.wait((fired, ended), return_when=asyncio.FIRST_COMPLETED)
                 fired.cancel()
             out, err = await ended
+            told = json.loads(out.splitlines()[-1])
+            assert (process.returncode, told["stopped_by"]) == (3, "stall"), err
+            assert any(note.startswith("ended instead of reconnecting") for note in told["notes"])
+            await _recover_the_rest(world, given, told)
+
+
+async def test_a_letter_whose_ack_was_lost_is_counted_by_whoever_publishes_it_again(any_world: World) -> None:
+    """It comes again, but the run that knows it is stopped before it is due."""
+    world = any_world
+    await world.fill(letter(n) for n in range(COUNT))
+    async with Proxy("127.0.0.1", world.admin.node.port) as proxy:
+        given = _arguments(world, proxy)
+        proxy.cut_when("up", lambda data: ACK in data)
+        process = world.command().start(*given, "--one-at-a-time", "--rate", "0.02/s")
+        await asyncio.wait_for(asyncio.to_thread(_wait_until_it_says, process, b"Connected again"), 60.0)
+        process.send_signal(signal.SIGINT)
+        out, err = await asyncio.to_thread(process.communicate, timeout=60.0)
         told = json.loads(out.splitlines()[-1])
-        assert (process.returncode, told["stopped_by"]) == (3, "stall"), err
-        assert any(note.startswith("ended instead of reconnecting") for note in told["notes"])
-        await eventually(lambda: _all_are_back(world))
-        await world.check(duplicates_max=told["possible_duplicates"])
+        assert (told["stopped_by"], told["interruptions"], told["remaining"]) == ("signal", 1, COUNT), err
+        await _recover_the_rest(world, given, told)
 
 
-async def _all_are_back(world: World) -> bool:
-    return await world.admin.count(world.dlq) + await world.admin.count("collection.scan") >= COUNT
+def _wait_until_it_says(process: subprocess.Popen[bytes], words: bytes) -> None:
+    assert process.stderr is not None
+    assert any(words in line for line in process.stderr)
+
+
+def _arguments(world: World, proxy: Proxy, *more: str) -> list[str]:
+    """Of every run: by another address of the broker nothing would be known of the runs before."""
+    url = world.admin.node.url(world.admin.vhost, port=proxy.port)
+    return ["recover", url, world.dlq, "--json", "--routes", str(world.routes), *more]
+
+
+async def _recover_the_rest(world: World, given: list[str], told: dict[str, Any]) -> None:
+    """Which acks were lost when a run ends nobody knows: the next one counts what it publishes again."""
+
+    async def is_all_back() -> bool:
+        return not await world.admin.consumers_count(world.dlq)
+
+    await eventually(is_all_back)
+    again = summary(await asyncio.to_thread(world.command(), *given))
+    assert again["remaining"] == 0
+    report = await world.check(duplicates_max=told["possible_duplicates"] + again["possible_duplicates"])
+    assert report.duplicates_count > 0

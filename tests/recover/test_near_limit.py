@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.core.message import Outgoing
 from holdfast.proof.proxy import Proxy
-from tests.engines.rabbitmq.admin import Admin
 from tests.recover.world import World, letter, summary
+from tests.support.amqp import Admin
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq
@@ -57,9 +57,9 @@ async def test_a_signal_stops_at_once_also_with_more_than_the_window_on_its_way(
     await world.fill(Outgoing("", "", letter(n).properties, b"%08d" % n + bytes(200_000)) for n in range(60))
     management = world.admin.node.management_url
     with world.start("--rate", "1/s", "--window-bytes", "1000000", "--management", management) as process:
-        await eventually(partial(world.admin.count, "collection.scan"), timeout_s=30.0)
+        await eventually(partial(world.admin.count, "collection.scan"))
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=25)
     assert process.returncode == 3, err
     told = json.loads(out.splitlines()[-1])
     assert told["stopped_by"] == "signal"
@@ -81,9 +81,9 @@ async def test_it_ends_rather_than_have_a_letter_returned_too_often(admin: Admin
         # At this pace those that the first cut returned are in hand when the second one comes, however late.
         with world.command().start(*given, *more) as process:
             for sign in (b"Started DLQ consumer", b"Connected again"):
-                await asyncio.wait_for(asyncio.to_thread(_says, process, sign), 30.0)
+                await asyncio.wait_for(asyncio.to_thread(_says, process, sign), 60.0)
                 arrived = await admin.count("collection.scan")
-                await eventually(partial(_more_than, world, arrived), timeout_s=30.0)
+                await eventually(partial(_more_than, world, arrived))
                 await proxy.cut()
             out, err = await asyncio.to_thread(process.communicate, timeout=60.0)
         again = summary(await asyncio.to_thread(world.command(), *given))

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.recovery import StoppedBy
-from holdfast.engines.rabbitmq.wire import properties
 from holdfast.services.recover.source import DeadQueueSource
-from tests.engines.rabbitmq.admin import Admin
 from tests.recover.inside import Inside
 from tests.recover.world import World, letter, summary
+from tests.support.amqp import Admin, message_id_of
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -23,7 +22,7 @@ async def test_a_window_full_of_refused_letters_holds_nobody_up(any_world: World
     await world.fill(letter(n, kind="Refused" if n < 31 else "CollectionScan") for n in range(50))
     told = summary(await world.recover(*window))
     assert (told["recovered"], told["failed"], told["stopped_by"]) == (20, 30, "all_taken")
-    kept = [str(properties.decode(one.properties)["message_id"]) for one in (await world.found())[world.dlq]]
+    kept = [message_id_of(one) for one in (await world.found())[world.dlq]]
     assert kept == sorted(kept)
     world.books.check()
 

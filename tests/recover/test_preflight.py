@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.engines.rabbitmq.admin import Admin
 from tests.recover.world import World, letter
+from tests.support.amqp import Admin
 from tests.support.rabbitmq import Node
 
 pytestmark = pytest.mark.rabbitmq

@@ -43,7 +43,7 @@ async def test_it_goes_on_to_its_end(world: World, stream: str, code: int) -> No
     os.close(writer)
     with process:
         try:
-            await eventually(lambda: world.admin.count("collection.scan"), timeout_s=30.0)
+            await eventually(lambda: world.admin.count("collection.scan"))
             os.close(reader)
             assert await asyncio.to_thread(process.wait, 30.0) == code, other.read_text()
         finally:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.message import Outgoing
-from holdfast.engines.rabbitmq.wire import properties, table
 from tests.engines.rabbitmq.raw import HEADERS, header_table
 from tests.recover.world import EXCHANGE, World, ended_by_kill, essence, header, letter, peak_mb, summary
+from tests.support.amqp import decoded, message_id_of, properties, table
 from tests.support.command import Ended
 from tests.support.eventually import eventually
 
@@ -34,7 +34,7 @@ async def test_all_go_back_to_their_queues(any_world: World) -> None:
     world.books.check()
     assert [header(one, "x-redriven-count") for one in seen["collection.scan"]] == [1] * 50
     for target in ("collection.scan", "cache.generation"):
-        numbers = [str(properties.decode(one.properties)["message_id"]) for one in seen[target]]
+        numbers = [message_id_of(one) for one in seen[target]]
         assert numbers == sorted(set(numbers)), "the order is kept per target, and each comes once"
 
 
@@ -53,7 +53,7 @@ async def test_the_shape_of_119_762(world: World) -> None:
     await world.admin.drain("refusing.queue", 1)
     seen = await world.found()
     world.books.check()
-    kept = [str(properties.decode(one.properties)["message_id"]) for one in seen[world.dlq]]
+    kept = [message_id_of(one) for one in seen[world.dlq]]
     assert kept == sorted(kept)
 
 
@@ -95,7 +95,7 @@ async def test_every_header_and_property_survives_byte_by_byte(any_world: World)
         assert table.find(headers, name) == value, name
     assert table.find(headers, "x-retry-count") is None
     assert header(arrived, "x-redriven-from") == world.dlq
-    assert properties.decode(arrived.properties)["delivery_mode"] == 2
+    assert decoded(arrived)["delivery_mode"] == 2
 
 
 async def test_what_would_make_the_publish_unsafe_is_taken_off_and_kept(world: World) -> None:
@@ -115,9 +115,9 @@ async def test_what_would_make_the_publish_unsafe_is_taken_off_and_kept(world: W
         "cache.generation": 1,
     }
     [arrived] = seen["collection.scan"]
-    decoded = properties.decode(arrived.properties)
-    assert "expiration" not in decoded
-    assert decoded["delivery_mode"] == 2
+    told_by_it = decoded(arrived)
+    assert "expiration" not in told_by_it
+    assert told_by_it["delivery_mode"] == 2
     assert header(arrived, "x-kept-expiration") == "600000"
     assert header(arrived, "x-kept-cc") == ["cache.generation"]
     assert header(arrived, "CC") is None
@@ -225,7 +225,7 @@ async def test_a_dry_run_takes_nothing_away(any_world: World) -> None:
     assert (told["recovered"], told["skipped"], told["remaining"], told["returned"]) == (0, 250, 500, 500)
     seen = await world.found()
     world.books.check()
-    kept = [str(properties.decode(one.properties)["message_id"]) for one in seen[world.dlq]]
+    kept = [message_id_of(one) for one in seen[world.dlq]]
     assert kept == sorted(kept)
 
 
@@ -255,9 +255,7 @@ async def test_no_letter_beyond_the_limit_is_touched(any_world: World, limit: in
     assert (told["recovered"], told["remaining"], told["returned"]) == (limit, 1000 - limit, 0)
     left = (await world.found())[world.dlq]
     assert [one.redelivered for one in left] == [False] * (1000 - limit)
-    assert [str(properties.decode(one.properties)["message_id"]) for one in left] == [
-        f"m-{n:06}" for n in range(limit, 1000)
-    ]
+    assert [message_id_of(one) for one in left] == [f"m-{n:06}" for n in range(limit, 1000)]
     world.books.check()
 
 
@@ -280,7 +278,7 @@ async def test_many_that_are_kept_among_many_that_go(any_world: World) -> None:
     seen = await world.found()
     world.books.check()
     for place in ("collection.scan", *([world.dlq] if world.kind == "classic" else [])):
-        numbers = [str(properties.decode(one.properties)["message_id"]) for one in seen[place]]
+        numbers = [message_id_of(one) for one in seen[place]]
         assert numbers == sorted(numbers), place
 
 
@@ -325,7 +323,7 @@ async def test_more_held_than_the_window(world: World) -> None:
     assert (told["recovered"], told["skipped"], told["remaining"]) == (100, 900, 900)
     seen = await world.found()
     world.books.check()
-    kept = [str(properties.decode(one.properties)["message_id"]) for one in seen[world.dlq]]
+    kept = [message_id_of(one) for one in seen[world.dlq]]
     assert kept == sorted(kept)
 
 
@@ -355,7 +353,7 @@ async def test_a_signal_stops_cleanly(any_world: World) -> None:
     with world.start("--rate", "500/s") as process:
         await eventually(lambda: _some(world))
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=60)
     assert process.returncode == 3
     told = json.loads(out.splitlines()[-1])
     assert told["stopped_by"] == "signal"
@@ -377,7 +375,7 @@ async def test_a_queue_that_is_deleted_in_the_middle(world: World) -> None:
     with world.start("--rate", "500/s", "--window", "500", "--stall-timeout", "1s") as process:
         await eventually(lambda: _some(world))
         await world.admin.delete(world.dlq)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "no queue" in json.loads(out.splitlines()[-1])["failure"]
 
@@ -388,7 +386,7 @@ async def test_a_queue_that_is_deleted_when_all_of_its_letters_are_in_hand(world
     with world.start("--rate", "500/s") as process:
         await eventually(lambda: _are_half_done(world))  # all were taken long ago
         await world.admin.delete(world.dlq)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=60)
     assert process.returncode == 3
     told = json.loads(out.splitlines()[-1])
     assert (told["recovered"], told["remaining"], told["stopped_by"]) == (1_000, None, "all_taken")
@@ -406,7 +404,7 @@ async def test_two_recoveries_at_once(any_world: World) -> None:
         assert second.code == 1
         assert "another recovery" in second.stderr
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
     assert process.returncode == 3
     await world.check()
 

@@ -23,6 +23,8 @@ from tests.recover.world import World, letter
 from tests.support.command import Command
 from tests.support.eventually import eventually
 
+pytestmark = pytest.mark.slow
+
 APP = """
 import holdfast
 
@@ -46,7 +48,7 @@ async def rows(folder: Path) -> list[LedgerRow]:
 
 async def stopped(server: Serving) -> None:
     server.child.signal(signal.SIGTERM)
-    assert await server.child.wait(timeout_s=20) == 0, server.child.stderr.tail
+    assert await server.child.wait(timeout_s=25) == 0, server.child.stderr.tail
 
 
 # --- the schedule -------------------------------------------------------------------------------------------------
@@ -226,7 +228,7 @@ async def test_an_app_recovers_the_dead_queue_of_its_own_queues(tmp_path: Path) 
     try:
         await eventually(lambda: "recovery.ended" in child.stderr.tail + child.stdout.tail)
         child.signal(signal.SIGTERM)
-        assert await child.wait(timeout_s=20) == 0, child.stderr.tail
+        assert await child.wait(timeout_s=25) == 0, child.stderr.tail
     finally:
         await child.close()
     async with holdfast.open(url) as queues:

@@ -61,4 +61,4 @@ async def test_confirms_that_do_not_come_are_waited_for_until_the_stall_timeout(
 
 
 async def _has(world: World, queue: str, count: int) -> bool:
-    return await asyncio.wait_for(world.admin.count(queue), 10.0) == count
+    return await asyncio.wait_for(world.admin.count(queue), 60.0) == count

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.rabbitmq
 COUNT = 20
 CONSUME, CONSUME_BYTES_MAX = bytes((0, 60, 0, 20)), 60
 #: Whoever does not end waits for ever.
-ENDS_S = 12.0
+ENDS_S = 60.0
 
 
 class Unanswered(DeadQueueSource):
@@ -95,7 +95,8 @@ async def test_a_second_signal_waits_for_no_answer(any_world: World) -> None:
     told = await running
     assert told.stopped_by is StoppedBy.SIGNAL
     await eventually(lambda: _all_are_there(world))
-    await world.check(duplicates_max=told.possible_duplicates)
+    # Acks may have been lost with the connection: the next run counts what it publishes again, and there is none.
+    await world.check(duplicates_max=told.possible_duplicates + told.recovered)
 
 
 class Locked(DeadQueueSource):
@@ -158,4 +159,6 @@ async def test_whoever_does_not_come_back_has_lost_its_connection(world: World) 
 
 
 async def _all_are_there(world: World) -> bool:
+    if await world.admin.consumers_count(world.dlq):
+        return False
     return await world.admin.count(world.dlq) + await world.admin.count("collection.scan") >= COUNT

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.message import Outgoing
-from holdfast.engines.rabbitmq.wire import properties
 from holdfast.proof.conservation import NotConserved
 from tests.recover.world import World, letter
+from tests.support.amqp import properties
 
 pytestmark = pytest.mark.rabbitmq
 

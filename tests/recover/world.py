@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.message import Delivery, Outgoing
-from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.proof.conservation import Conservation, ConservationReport
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin, decoded, headers_of, outgoing, properties, table
 from tests.support.command import Command, Ended, Forked
 
 EXCHANGE = "imageviewer"
@@ -71,10 +69,9 @@ def letter(
     headers: dict[str, Any] = {"tenant": "acme", "x-death": [death], **(told or {})}
     if kind is not None:
         headers["MessageType"] = kind
-    raw = properties.encode(
-        {"content_type": "application/json", "headers": headers, "delivery_mode": 2, "message_id": f"m-{number:06}"}
-    )
-    return Outgoing("", key, raw, json.dumps({"n": number, "pad": "x" * 100}).encode())
+    body = json.dumps({"n": number, "pad": "x" * 100}).encode()
+    named = f"m-{number:06}"
+    return outgoing(key, body, message_id=named, content_type="application/json", headers=headers, delivery_mode=2)
 
 
 def essence(delivery: Delivery | Outgoing) -> bytes:
@@ -125,13 +122,9 @@ class World:
     async def fill(self, letters: Iterable[Outgoing], *, counted: bool = True) -> None:
         """Publish into the dead-letter queue, confirmed, and enter each into the books."""
         batch = list(letters)
-        async with RabbitPublisher(self.admin.address()) as publisher:
-            for start in range(0, len(batch), 5000):
-                part = batch[start : start + 5000]
-                for one in part:
-                    one.routing_key = one.routing_key or self.dlq
-                outcomes = await publisher.publish(part)
-                assert all(outcome.stored for outcome in outcomes)
+        for one in batch:
+            one.routing_key = one.routing_key or self.dlq
+        await self.admin.publish(batch)
         if counted:
             for one in batch:
                 self.put(one)
@@ -189,8 +182,7 @@ def summary(ended: Ended) -> dict[str, Any]:
 
 def header(delivery: Delivery | Outgoing, name: str) -> object:
     """A decoded header."""
-    headers = properties.decode(delivery.properties).get("headers")
-    return headers.get(name) if isinstance(headers, dict) else None
+    return headers_of(delivery).get(name)
 
 
 def ended_by_kill(process: subprocess.Popen[bytes], timeout_s: float = 60.0) -> bool:
@@ -211,4 +203,4 @@ async def peak_mb(process: subprocess.Popen[bytes]) -> float:
 
 def ids(deliveries: Iterable[Delivery]) -> Counter[str]:
     """Message ids, counted."""
-    return Counter(str(properties.decode(one.properties).get("message_id")) for one in deliveries)
+    return Counter(str(decoded(one).get("message_id")) for one in deliveries)

@@ -27,7 +27,6 @@ from msgspec import to_builtins
 from tests.collect.kills import Tally, embedded_kills, shared_kills
 from tests.collect.large import CEILING_MIB, peak_mib
 from tests.collect.shared import running_bucket
-from tests.engines.rabbitmq.admin import Admin
 from tests.faults.consuming import random_faults
 from tests.faults.kills import random_kills
 from tests.model.installation import PostgresBackend
@@ -35,6 +34,7 @@ from tests.model.profile import settings_for
 from tests.model.test_service import MemoryMachine, MemoryMoves, PostgresMachine, SqliteMachine, SqliteMoves
 from tests.recover import soak as recover
 from tests.recover import soak_embedded
+from tests.support.amqp import Admin
 from tests.support.postgres import running_cluster
 from tests.support.rabbitmq import running_node
 from tests.support.rabbitmq_cluster import running_rabbitmq_cluster

@@ -22,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 REQUEST_BYTES_MAX = 256 * 2**10
 #: What the program reads when it is needed first: a third of a second.
-READ_LATER = ("holdfast.wiring", "holdfast.wiring", "holdfast.engines.sqlite.database", "pydantic.main")
+READ_LATER = ("holdfast.wiring", "holdfast.engines.sqlite.database", "pydantic.main")
+START_TIMEOUT_S = 60.0
 FILES_COUNT = 4  # stdin, stdout, stderr, and where to say the process id and, at the end, the exit code
 
 
@@ -60,9 +61,10 @@ class Parent:
             with theirs, self._lock:
                 files = [given.fileno(), out.fileno(), err.fileno(), theirs.fileno()]
                 socket.send_fds(self._control, [request.encode()], files)
-            mine.settimeout(timeout_s)
+            mine.settimeout(START_TIMEOUT_S)  # at first it may still read the program
             with mine.makefile("r") as said:
                 pid = int(said.readline())
+                mine.settimeout(timeout_s)
                 try:
                     code = int(said.readline())
                 except TimeoutError:

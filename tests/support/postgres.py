@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -23,6 +22,8 @@ import psutil
 import psycopg
 import pytest
 from psycopg import sql
+
+from tests.support.ports import free_port
 
 VERSION_MIN = 15
 READY_TIMEOUT_S = 60.0
@@ -66,7 +67,7 @@ class Cluster:
         folder = Path(mkdtemp(prefix="holdfast-pg-"))
         if account:
             os.chown(folder, account.pw_uid, account.pw_gid)
-        cluster = cls(binaries=binaries, folder=folder, port=_free_port(), account=account)
+        cluster = cls(binaries=binaries, folder=folder, port=free_port(), account=account)
         try:
             cluster._initialise()
             cluster.start()
@@ -260,12 +261,6 @@ def _account() -> struct_passwd | None:
         except KeyError:
             continue
     raise RuntimeError("PostgreSQL does not run as root, and there is neither a postgres nor a nobody user")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

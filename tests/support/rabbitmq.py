@@ -25,6 +25,7 @@ import httpx2
 import pytest
 
 from tests.support.certificates import Certificates
+from tests.support.ports import free_ports
 
 INSTALL = "sudo apt-get install rabbitmq-server openssl"
 READY_TIMEOUT_S = 90.0
@@ -327,15 +328,6 @@ def check_installed(version: str) -> None:
     if version in required():
         pytest.fail(text, pytrace=False)
     pytest.skip(text)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses now."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def vhost_name(test_name: str) -> str:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 from tests.support.rabbitmq import Node, running_node, versions, vhost_name
 
 

@@ -9,12 +9,10 @@ from pathlib import Path
 from holdfast.core.message import Outgoing
 from holdfast.core.requests.declare import Caller, Role
 from holdfast.core.selection import Selection
-from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.wire import properties
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Secret, Settings, StorageSettings
 from holdfast.wiring import open_vault_app
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin, outgoing
 
 DLQ, MAIN = "orders.dlq", "orders"
 ADMIN = Caller(name="tester", role=Role.ADMIN, origin="tests")
@@ -52,14 +50,12 @@ def dead(body: bytes, *, message_id: str = "m", queue: str = DLQ, **headers: obj
         "x-retry-count": 3,
         **headers,
     }
-    raw = properties.encode({"message_id": message_id, "type": "order", "headers": story})  # type: ignore[dict-item]
-    return Outgoing("", queue, raw, body)
+    return outgoing(queue, body, message_id=message_id, type="order", headers=story)
 
 
 async def send(admin: Admin, letters: Sequence[Outgoing]) -> None:
     """Put letters where they belong."""
-    async with RabbitPublisher(admin.address()) as publisher:
-        assert all(outcome.stored for outcome in await publisher.publish(letters))
+    await admin.publish(letters)
 
 
 async def bodies(office: VaultApp, selection: Selection | None = None) -> list[bytes]:

@@ -8,10 +8,9 @@ from collections import Counter
 from typing import Any
 
 from holdfast.core.selection import Selection
-from holdfast.engines.rabbitmq.wire import properties
 from holdfast.settings import load_settings
 from holdfast.wiring import open_vault_app
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin, headers_of
 from tests.support.rabbitmq import running_node
 from tests.vault.brokers import DLQ, MAIN, dead, send
 from tests.vault.forks import Forks
@@ -68,8 +67,7 @@ async def _rounds(admin: Admin, forks: Forks, env: dict[str, str], chance: rando
                     break
                 killed[at.partition(":")[0] or f"{kind} at any moment"] += 1
         for delivery in await admin.drain(MAIN, await admin.count(MAIN)):
-            headers = properties.decode(delivery.properties)["headers"]
-            redrive_id = str(headers["x-redrive-id"]) if isinstance(headers, dict) else ""
+            redrive_id = str(headers_of(delivery).get("x-redrive-id", ""))
             if redrive_id in seen:
                 duplicates += 1
             else:

@@ -16,14 +16,13 @@ from holdfast.core.plan import Canary, PlanOptions, RedriveState, RedriveTask, T
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.engines.postgres.database import SCHEMA
-from holdfast.engines.rabbitmq.wire import properties
 from holdfast.errors import Conflict, NotFound
 from holdfast.proof.proxy import Proxy
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Secret, Settings, StorageSettings
 from holdfast.wiring import open_vault_app
 from tests.admin.house import open_house
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin, headers_of
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import ADMIN, DLQ, MAIN, bodies, dead, office_on, send
@@ -53,7 +52,7 @@ async def finished(office: VaultApp, wish: PlanOptions) -> RedriveTask:
     async def is_over() -> bool:
         return (await office.redrives.find(redrive.id)).state is not RedriveState.RUNNING
 
-    await eventually(is_over, timeout_s=20)
+    await eventually(is_over)
     return await office.redrives.find(redrive.id)
 
 
@@ -78,8 +77,7 @@ async def test_letters_go_into_the_vault_and_back_byte_for_byte(admin: Admin, tm
         await check(office)
     found = await admin.drain(MAIN, 4)
     assert [delivery.body for delivery in found] == sizes
-    headers = properties.decode(found[0].properties)["headers"]
-    assert isinstance(headers, dict)
+    headers = headers_of(found[0])
     assert "x-retry-count" not in headers
     assert (headers["x-redriven-count"], headers["x-redriven-from"], headers["extra"]) == (1, DLQ, 1.5)
     assert headers["x-redrive-run"] == f"task-{redrive.id}"

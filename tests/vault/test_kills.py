@@ -12,12 +12,11 @@ import pytest
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.engines.postgres.database import SCHEMA
-from holdfast.engines.rabbitmq.wire import properties
 from holdfast.proof.process import child_process, python_argv
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import load_settings
 from holdfast.wiring import open_vault_app
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin, headers_of
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import DLQ, MAIN, bodies, dead, send
 
@@ -97,17 +96,11 @@ async def test_a_kill_of_a_redrive_loses_no_letter_and_its_copies_can_be_told(
     environment = {**environment, "HOLDFAST_CLOCK_OFFSET_S": "1000"}  # the leases of the killed one have run out
     assert await work("redrive", environment) == 0
     found = await admin.drain(MAIN, await admin.count(MAIN))
-    ids = Counter(_redrive_id(delivery.properties) for delivery in found)
-    by_id = {_redrive_id(delivery.properties): delivery.body for delivery in found}
+    ids = Counter(str(headers_of(delivery)["x-redrive-id"]) for delivery in found)
+    by_id = {str(headers_of(delivery)["x-redrive-id"]): delivery.body for delivery in found}
     assert Counter(by_id.values()) == Counter(BODIES)
     assert len(found) - len(ids) <= len(BODIES) if point == "redrive.after_confirm" else len(found) == len(ids)
     async with open_vault_app(load_settings(environment=environment, serving=False), None) as office:
         redriven = await office.vault.letters.count(Selection(state=LetterState.REDRIVEN))
         assert redriven.count == len(BODIES)
         await check_books(office)
-
-
-def _redrive_id(raw: bytes) -> str:
-    headers = properties.decode(raw)["headers"]
-    assert isinstance(headers, dict)
-    return str(headers["x-redrive-id"])

@@ -16,10 +16,9 @@ from holdfast.core.moments import moment
 from holdfast.core.plan import Canary, Place, Plan, PlanOptions, RedriveState, Retries, Target
 from holdfast.core.selection import Selection
 from holdfast.engines.rabbitmq.redriver import Rewriter
-from holdfast.engines.rabbitmq.wire import properties
 from holdfast.errors import Conflict, Invalid
 from holdfast.services.vault.admin import VaultApp
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin, properties
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, office_on, send
@@ -126,7 +125,7 @@ async def test_two_clicks_at_once_make_one_task_and_send_each_letter_once(admin:
             found = [await office.redrives.find(redrive.id) for redrive in (one, third)]
             return all(redrive.state is RedriveState.DONE for redrive in found)
 
-        await eventually(are_done, timeout_s=20)
+        await eventually(are_done)
         found = [await office.redrives.find(redrive.id) for redrive in (one, third)]
         assert sum(redrive.redriven for redrive in found) == 20
         assert sum(redrive.skipped for redrive in found) == 20

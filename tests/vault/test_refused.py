@@ -13,7 +13,7 @@ from holdfast.engines.postgres.database import SCHEMA
 from holdfast.errors import StorageFailed
 from holdfast.services.vault import capture
 from holdfast.settings import Secret
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import ADMIN, DLQ, bodies, dead, office_on, send
 

@@ -16,11 +16,10 @@ import pytest
 from holdfast.core.message import Delivery, Outgoing
 from holdfast.core.selection import Selection
 from holdfast.engines.postgres.database import SCHEMA
-from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.errors import StorageFailed
 from holdfast.settings import Secret
 from tests.admin.house import House, open_house
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin, properties, table
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, office_on, send
 

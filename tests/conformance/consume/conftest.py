@@ -10,7 +10,7 @@ import pytest
 from holdfast.engines.rabbitmq import topology
 from holdfast.ports.broker import Layout
 from tests.conformance.consume.stands import QueueStand, RabbitStand, Stand
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 from tests.support.rabbitmq import Node, versions, vhost_name
 
 #: Which layout the suite runs over on which version: each of both at least once.

@@ -9,12 +9,8 @@ import holdfast
 from holdfast.core.item import Item, NewItem
 from holdfast.core.message import Delivery
 from holdfast.engines.rabbitmq.broker import RabbitSubscription
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
-from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.wire import properties
 from holdfast.ports.broker import Layout
-from tests.engines.rabbitmq.admin import Admin, outgoing
-from tests.support.eventually import eventually
+from tests.support.amqp import Admin, headers_of, outgoing
 
 QUEUE = "work"
 
@@ -87,24 +83,11 @@ class RabbitStand:
         return self._app
 
     async def send(self, *bodies: bytes, queue: str = QUEUE) -> None:
-        async with RabbitPublisher(self.admin.address()) as publisher:
-            messages = [outgoing(queue, body, message_id=f"id of {body!r}", type="kind") for body in bodies]
-            assert all(outcome.stored for outcome in await publisher.publish(messages))
+        await self.admin.publish([outgoing(queue, body, message_id=f"id of {body!r}", type="kind") for body in bodies])
 
     async def letters(self, queue: str = QUEUE) -> list[Delivery]:
         """What is in the dead queue, held and given back."""
-        count = await self.admin.count(f"{queue}.dlq")
-        held: list[Delivery] = []
-        if count:
-            async with RabbitConsumer(self.admin.address(), f"{queue}.dlq", prefetch=count) as consumer:
-                while len(held) < count and (batch := await consumer.batch(timeout_s=5)):
-                    held += batch
-
-            async def given_back() -> bool:
-                return await self.admin.count(f"{queue}.dlq") >= len(held)
-
-            await eventually(given_back)  # a closed channel's messages are ready again a moment later
-        return held
+        return await self.admin.look(f"{queue}.dlq")
 
     async def parked(self, queue: str = QUEUE) -> list[Letter]:
         return [_letter(delivery) for delivery in await self.letters(queue)]
@@ -123,12 +106,6 @@ class RabbitStand:
             if isinstance(worker._consumer, RabbitSubscription) and worker.health.state != "stopped":
                 held += worker._consumer._consumer.unsettled_count
         return ready + held
-
-
-def headers_of(delivery: Delivery) -> dict[str, object]:
-    """The headers of a delivery."""
-    headers = properties.decode(delivery.properties).get("headers")
-    return dict(headers) if isinstance(headers, dict) else {}
 
 
 def _letter(delivery: Delivery) -> Letter:

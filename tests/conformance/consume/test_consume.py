@@ -70,7 +70,7 @@ async def test_a_failure_that_passes_is_a_success_later(stand: Stand) -> None:
 
     async with app.running(declare=True):
         await stand.send(b"x")
-        await asyncio.wait_for(done.wait(), 10)
+        await asyncio.wait_for(done.wait(), 60.0)
         await empty(stand)
         assert await stand.parked() == []
 
@@ -173,7 +173,7 @@ async def test_a_thread_past_its_limit_keeps_its_message_until_it_ends(
     @app.consumer(QUEUE, layout=stand.layout, retry=SOON, timeout=0.02)
     def handle(message: Message) -> None:
         runs.append(message.attempt)
-        go_on.wait(10)
+        go_on.wait(60)
 
     async with app.running(declare=True):
         await stand.send(b"x")
@@ -234,7 +234,7 @@ async def test_a_stop_lets_running_handlers_end_and_takes_nothing_new(stand: Sta
 
     async with app.running(declare=True):
         await stand.send(b"first", b"second")
-        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(begun.wait(), 60.0)
         (worker,) = app._workers
         worker.stop()
         await eventually(lambda: app.health[0].state == "stopping")
@@ -261,7 +261,7 @@ async def test_what_is_not_done_when_the_stop_is_over_goes_back(stand: Stand) ->
 
     async with app.running(declare=True):
         await stand.send(b"x")
-        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(begun.wait(), 60.0)
         (worker,) = app._workers
         worker.stop()
         await eventually(lambda: app.health[0].state == "stopped")
@@ -291,7 +291,7 @@ async def test_run_ends_with_stop(stand: Stand) -> None:
     with pytest.raises(Invalid, match="runs already"):
         await app.run()
     app.stop()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, 60.0)
     assert app.health == []
 
 

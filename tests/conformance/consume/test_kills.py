@@ -50,7 +50,7 @@ async def test_a_kill_of_the_consumer_loses_nothing(point: str, tmp_path: Path) 
         async def is_settled() -> bool:
             return await count_of(app.queues, QUEUE) == 0
 
-        await eventually(is_settled, timeout_s=20)
+        await eventually(is_settled)
         parked = [item.payload for item in await items_of(app.queues, f"{QUEUE}.dlq")]
     assert sorted(parked) == sorted(set(BODIES) - WORKING)
     assert set(done_in(done)) == WORKING

@@ -10,15 +10,12 @@ import pytest
 
 import holdfast
 from holdfast import Message, Retry
-from holdfast.core.message import Outgoing
 from holdfast.engines.rabbitmq import topology
-from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.topology import GROWN_S
-from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.ports.broker import Layout
 from holdfast.wiring import SystemClock, open_rabbit_broker
-from tests.conformance.consume.stands import QUEUE, RabbitStand, headers_of
-from tests.engines.rabbitmq.admin import Admin, outgoing
+from tests.conformance.consume.stands import QUEUE, RabbitStand
+from tests.support.amqp import Admin, decoded, headers_of, outgoing, table
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, running_node, versions, vhost_name
 
@@ -61,11 +58,8 @@ def failing(stand: RabbitStand, layout: Layout, *, retry: Retry = QUICKLY) -> tu
     return app, seen
 
 
-async def publish(stand: RabbitStand, body: bytes, *, user: str = "guest:guest", **values: object) -> None:
-    address = type(stand.admin.address()).parse(stand.admin.node.url(stand.admin.vhost, user=user))
-    async with RabbitPublisher(address) as publisher:
-        raw = properties.encode({"message_id": "m", **values})  # type: ignore[dict-item]
-        assert (await publisher.publish([Outgoing("", QUEUE, raw, body)]))[0].stored
+async def publish(stand: RabbitStand, body: bytes, *, user: str = "guest:guest", **values: Any) -> None:
+    await stand.admin.publish([outgoing(QUEUE, body, **values)], user=user)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -95,7 +89,7 @@ async def test_a_message_that_expires_does_not_expire_in_its_wait_queue_or_its_d
         await publish(stand, b"x", expiration="200")
         (letter,) = await eventually(stand.letters)
     assert [message.attempt for message in seen] == [1, 2, 3]
-    assert "expiration" not in properties.decode(letter.properties)
+    assert "expiration" not in decoded(letter)
     assert headers_of(letter)["x-kept-expiration"] == "200"
 
 
@@ -147,7 +141,7 @@ async def test_a_broken_way_to_the_wait_queue_of_a_quorum_queue_loses_nothing(st
         async def all_parked() -> bool:
             return len(await stand.letters()) == 5
 
-        await eventually(all_parked, timeout_s=30)
+        await eventually(all_parked)
     assert len(seen) == 10
 
 
@@ -157,16 +151,15 @@ async def test_a_quorum_queue_that_was_just_declared_outlives_a_kill_of_its_brok
     """A single node forgets one that is younger than a second, with everything that it confirmed."""
     monkeypatch.setattr(topology, "GROWN_S", GROWN_S)
     with running_node("3.10") as node:
-        async with Admin.open(node, "v", keep=True) as admin, RabbitPublisher(admin.address()) as publisher:
+        async with Admin.open(node, "v", keep=True) as admin:
             stand = RabbitStand(admin, "quorum")
             app, _ = failing(stand, "quorum", retry=Retry(delay="10m"))
             async with open_rabbit_broker(stand.url, clock=SystemClock(), management=None) as broker:
                 await broker.declare(app.consumers[0].subscription)
-                outcomes = await publisher.publish([outgoing(name) for name in FAMILY])
-                assert all(outcome.stored for outcome in outcomes)
+                await admin.publish([outgoing(name) for name in FAMILY])
                 node.kill()
         node.start()
         async with Admin.open(node, "v", keep=True) as admin:
             for name in FAMILY:
                 # A count of zero is what a quorum queue says while it has no leader.
-                assert await eventually(partial(admin.count, name), timeout_s=20)
+                assert await eventually(partial(admin.count, name))

@@ -15,8 +15,8 @@ from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.conformance.consume.killed_app import make_app
 from tests.conformance.consume.stands import RabbitStand
 from tests.conformance.consume.test_kills import BODIES, ROOT, WORKING, argv, done_in
-from tests.engines.rabbitmq.admin import Admin
 from tests.engines.rabbitmq.test_cuts import seen
+from tests.support.amqp import Admin
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, vhost_name
 
@@ -32,7 +32,7 @@ async def settled(stand: RabbitStand, done: Path) -> None:
         parked.update(letter.body for letter in await stand.letters())
         return set(done_in(done)) | parked == set(BODIES) and await stand.left() == 0
 
-    await eventually(is_settled, timeout_s=30)
+    await eventually(is_settled)
     assert parked >= set(BODIES) - WORKING
     assert set(done_in(done)) <= WORKING
 

@@ -14,9 +14,10 @@ from holdfast import Message, Retry
 from holdfast.errors import CannotStart
 from holdfast.proof.process import child_process, python_argv
 from holdfast.wiring import SystemClock, open_rabbit_broker
-from tests.conformance.consume.stands import QUEUE, RabbitStand, headers_of
+from tests.conformance.consume.stands import QUEUE, RabbitStand
 from tests.conformance.consume.starting_app import make_app
 from tests.conformance.consume.test_kills import ROOT
+from tests.support.amqp import headers_of
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq
@@ -88,7 +89,7 @@ async def test_a_connection_that_is_lost_charges_only_what_was_begun(rabbit: Rab
         assert rows(store) == 1
         app._workers[0]._consumer._consumer._connection._abort()  # type: ignore[union-attr]
         go_on.set()
-        await eventually(lambda: begun == [(b"a", 1), (b"a", 2), (b"b", 1)], timeout_s=20)
+        await eventually(lambda: begun == [(b"a", 1), (b"a", 2), (b"b", 1)])
 
         async def is_done() -> bool:
             return await rabbit.left() == 0

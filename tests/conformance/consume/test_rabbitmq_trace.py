@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast import Message, Retry
-from holdfast.core.message import Outgoing
-from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.wire import properties
-from tests.conformance.consume.stands import QUEUE, RabbitStand, headers_of
+from tests.conformance.consume.stands import QUEUE, RabbitStand
+from tests.support.amqp import headers_of, outgoing
 from tests.support.command import Command
 from tests.support.eventually import eventually
 
@@ -42,14 +41,12 @@ async def test_trace_context_survives_retry_parking_and_redrive(
             raise ValueError("no")
 
     rabbit._app = app
-    raw = properties.encode(
-        {"headers": dict(TRACE), "message_id": "m", "type": "order.created", "correlation_id": "flow-7"}
-    )
+    more: dict[str, Any] = {"headers": dict(TRACE), "type": "order.created", "correlation_id": "flow-7"}
+    sent = outgoing("orders.new", b"{}", exchange="orders", **more)
     async with app.running(declare=True):
         await rabbit.admin.exchange("orders")
         await rabbit.admin.bind(QUEUE, "orders", "orders.new")
-        async with RabbitPublisher(rabbit.admin.address()) as publisher:
-            assert (await publisher.publish([Outgoing("orders", "orders.new", raw, b"{}")]))[0].stored
+        await rabbit.admin.publish([sent])
         (letter,) = await eventually(rabbit.letters)
         recover = ("recover", rabbit.url, f"{QUEUE}.dlq", "--to-source", "--json")
         ended = await asyncio.to_thread(lambda: Command(tmp_path, "memory://")(*recover, stdin=b""))

@@ -168,7 +168,7 @@ class House:
 
 async def answered(task: Awaitable[T]) -> T:
     """The answer of a request that must not hang."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await task
 
 

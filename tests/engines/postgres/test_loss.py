@@ -148,7 +148,7 @@ async def test_watching_ends_with_an_error_when_the_server_goes(on_own: Postgres
         await eventually(lambda: is_found(connection, "query LIKE 'LISTEN%'"))
     await asyncio.to_thread(own_cluster.stop)
     with pytest.raises(StorageFailed, match=r"PostgreSQL at 127\.0\.0\.1"):
-        await asyncio.wait_for(watching, 10)
+        await asyncio.wait_for(watching, 60.0)
 
 
 async def test_a_server_that_cannot_be_reached_is_named_without_the_password(own_cluster: Cluster) -> None:

@@ -21,9 +21,10 @@ from holdfast.errors import (
     TlsRefused,
 )
 from holdfast.proof.proxy import Proxy
-from tests.engines.rabbitmq.admin import Admin, Silent
+from tests.support.amqp import Admin, Silent
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import Node, free_ports
+from tests.support.ports import free_ports
+from tests.support.rabbitmq import Node
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -194,7 +195,7 @@ async def test_a_broker_that_falls_silent_is_noticed_by_its_heartbeats(admin: Ad
     async with Proxy("127.0.0.1", admin.node.port) as proxy:
         connection = await Connection.open(admin.address(port=proxy.port, more="?heartbeat=1"))
         proxy.pause("down")
-        error = await asyncio.wait_for(connection.closed, 10.0)
+        error = await asyncio.wait_for(connection.closed, 60.0)
         assert "fallen silent" in str(error)
 
 

@@ -15,7 +15,7 @@ from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire.events import Cancelled
 from holdfast.errors import BrokerLost, BrokerRefused, ConsumerLost
 from holdfast.proof.proxy import Proxy
-from tests.engines.rabbitmq.admin import Admin, outgoing
+from tests.support.amqp import Admin, outgoing
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, running_node
 
@@ -42,7 +42,7 @@ async def test_messages_come_in_order_and_what_is_acked_is_gone(every_admin: Adm
         got: list[bytes] = []
         async with RabbitConsumer(every_admin.address(), queue, prefetch=50) as consumer:
             while len(got) < 300:
-                batch = await consumer.batch(count_max=37, timeout_s=10.0)
+                batch = await consumer.batch(count_max=37, timeout_s=60.0)
                 got += [delivery.body for delivery in batch]
                 consumer.ack(batch)
             assert consumer.unsettled_count == 0
@@ -60,7 +60,7 @@ async def test_what_is_not_settled_is_the_queues_again_in_order(every_admin: Adm
     async with RabbitConsumer(every_admin.address(), "q") as consumer:
         held: list[Delivery] = []
         while len(held) < 200:
-            held += await consumer.batch(timeout_s=10.0)
+            held += await consumer.batch(timeout_s=60.0)
         consumer.ack([delivery for delivery in held if int(delivery.body) % 2])
         assert consumer.counts["acked"] == 100
     assert [int(d.body) for d in await every_admin.drain("q", 100)] == list(range(0, 200, 2))
@@ -168,7 +168,7 @@ async def test_it_does_not_try_for_ever(admin: Admin) -> None:
     async with RabbitConsumer(admin.address(), "q", backoff=QUICK, down_timeout_s=0.3) as consumer:
         await admin.delete("q")
         with pytest.raises(ConsumerLost, match="404"):
-            await consumer.batch(timeout_s=20.0)
+            await consumer.batch(timeout_s=60.0)
 
 
 async def test_a_queue_that_is_not_there_is_said_at_the_start(admin: Admin) -> None:
@@ -194,7 +194,7 @@ async def test_after_stop_nothing_new_comes_but_what_is_held_can_be_settled(admi
 async def take_all(consumer: RabbitConsumer, count: int) -> list[Delivery]:
     held: list[Delivery] = []
     while len(held) < count:
-        held += await consumer.batch(timeout_s=10.0)
+        held += await consumer.batch(timeout_s=60.0)
     return held
 
 
@@ -263,9 +263,11 @@ async def test_a_close_that_is_cancelled_leaves_no_connection_open(every_admin: 
 async def test_a_close_that_may_not_look_at_the_queue_closes_all_the_same(every_admin: Admin) -> None:
     await every_admin.queue("q")
     await fill(every_admin, "q", [b"x"])
-    async with asyncio.timeout(5), RabbitConsumer(every_admin.address(), "q") as consumer:
+    async with RabbitConsumer(every_admin.address(), "q") as consumer:
         await one(consumer)
         await every_admin.delete("q")
+        async with asyncio.timeout(5):
+            await consumer.close()
 
 
 async def test_a_prefetch_that_means_something_else_is_refused(admin: Admin) -> None:
@@ -282,14 +284,14 @@ async def crash_and_pause(node: Node) -> None:
             first = await one(consumer)
             # A broker that hangs: only the missing heartbeats tell.
             await asyncio.to_thread(node.pause)
-            await eventually(lambda: consumer.counts["interrupted"] == 1, timeout_s=20.0)
+            await eventually(lambda: consumer.counts["interrupted"] == 1)
             await asyncio.to_thread(node.resume)
             assert (await one(consumer)).body == first.body
             await asyncio.to_thread(node.kill)
             await asyncio.to_thread(node.start)
             seen: set[bytes] = set()
             while len(seen) < 50:
-                batch = await consumer.batch(timeout_s=20.0)
+                batch = await consumer.batch(timeout_s=60.0)
                 assert batch
                 seen |= {delivery.body for delivery in batch}
                 consumer.ack(batch)
@@ -299,13 +301,15 @@ async def crash_and_pause(node: Node) -> None:
 async def test_a_stop_that_is_cancelled_does_not_hold_up_the_close(every_admin: Admin, turns: int) -> None:
     await every_admin.queue("q")
     await fill(every_admin, "q", [b"x"])
-    async with asyncio.timeout(5), RabbitConsumer(every_admin.address(), "q", prefetch=10) as consumer:
+    async with RabbitConsumer(every_admin.address(), "q", prefetch=10) as consumer:
         await one(consumer)
         stopping = asyncio.create_task(consumer.stop())
         for _ in range(turns):
             await asyncio.sleep(0)
         stopping.cancel()
         await asyncio.gather(stopping, return_exceptions=True)
+        async with asyncio.timeout(5):
+            await consumer.close()
     assert await every_admin.count("q") == 1
 
 

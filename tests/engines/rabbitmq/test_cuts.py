@@ -16,7 +16,7 @@ from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.proof.conservation import Conservation
 from holdfast.proof.proxy import Proxy
-from tests.engines.rabbitmq.admin import Admin, outgoing
+from tests.support.amqp import Admin, outgoing
 from tests.support.rabbitmq import Node
 
 pytestmark = pytest.mark.rabbitmq
@@ -113,7 +113,7 @@ async def test_a_cut_at_any_frame_loses_nothing(
         trip = proxies[who].cut_when(way, seen(kind), deliver=deliver)
         # What is only said when a connection is made is cut while it is made again.
         await proxies[who].cut()
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(60):
             await move(consumer, publisher, set())
             assert trip.fired.is_set()
     # What is settled in vain comes again: a cut may leave copies in `from` as well, never a gap in both.

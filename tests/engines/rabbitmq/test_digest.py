@@ -10,7 +10,7 @@ from holdfast.engines.rabbitmq.letters import digest
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.table import Value
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -45,7 +45,7 @@ async def test_redelivered_letters_have_the_digest_that_they_had(every_admin: Ad
 async def _all(consumer: RabbitConsumer) -> list[Delivery]:
     found: list[Delivery] = []
     while len(found) < 4:
-        batch = await consumer.batch(timeout_s=10.0)
+        batch = await consumer.batch(timeout_s=60.0)
         assert batch
         found += batch
     return found

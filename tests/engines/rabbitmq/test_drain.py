@@ -17,7 +17,7 @@ from holdfast.errors import BrokerLost
 from holdfast.proof.proxy import Proxy
 from holdfast.services.recover.source import DeadQueueSource
 from holdfast.wiring import open_recovery
-from tests.engines.rabbitmq.admin import Admin, outgoing
+from tests.support.amqp import Admin, outgoing
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq

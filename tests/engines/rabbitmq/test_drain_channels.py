@@ -14,11 +14,11 @@ from holdfast.engines.rabbitmq.connection import Connection
 from holdfast.engines.rabbitmq.drain import DeliveryBudget, DrainChannels
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.errors import BrokerError
-from tests.engines.rabbitmq.admin import Admin, outgoing
+from tests.support.amqp import Admin, outgoing
 
 pytestmark = pytest.mark.rabbitmq
 
-CAME_TIMEOUT_S = 10.0
+CAME_TIMEOUT_S = 60.0
 
 
 class Run:

@@ -10,9 +10,9 @@ from holdfast.core.message import Outgoing
 from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties, table
-from tests.engines.rabbitmq.admin import Admin
 from tests.engines.rabbitmq.raw import HEADERS, header_table, short
 from tests.engines.rabbitmq.socket_client import SocketClient
+from tests.support.amqp import Admin
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -65,7 +65,7 @@ async def test_every_type_passes_through_a_move_byte_for_byte(every_admin: Admin
             RabbitPublisher(every_admin.address()) as publisher,
         ):
             for _ in RAW_LISTS:
-                (delivery,) = await consumer.batch(count_max=1, timeout_s=10.0)
+                (delivery,) = await consumer.batch(count_max=1, timeout_s=60.0)
                 moved = Outgoing("", "to", delivery.properties, delivery.body)
                 assert (await publisher.publish([moved]))[0].stored
                 consumer.ack([delivery])
@@ -108,7 +108,7 @@ async def test_the_smallest_frame_size_works_both_ways(admin: Admin) -> None:
     body = b"q" * 50_000
     async with RabbitPublisher(address) as publisher, RabbitConsumer(address, "q") as consumer:
         assert (await publisher.publish([Outgoing("", "q", properties.NONE, body)]))[0].stored
-        (delivery,) = await consumer.batch(timeout_s=10.0)
+        (delivery,) = await consumer.batch(timeout_s=60.0)
         assert delivery.body == body
 
 
@@ -127,5 +127,5 @@ async def test_a_queue_of_any_name_can_be_consumed(admin: Admin) -> None:
     await admin.queue(name)
     async with RabbitPublisher(admin.address()) as publisher, RabbitConsumer(admin.address(), name) as consumer:
         assert (await publisher.publish([Outgoing("", name, properties.NONE, b"x")]))[0].stored
-        (delivery,) = await consumer.batch(timeout_s=10.0)
+        (delivery,) = await consumer.batch(timeout_s=60.0)
         assert delivery.routing_key == name

@@ -8,9 +8,10 @@ from holdfast.core.topology.model import Binding
 from holdfast.engines.rabbitmq import management as module
 from holdfast.engines.rabbitmq.management import Management
 from holdfast.errors import BadAddress, BrokerError, BrokerRefused, BrokerUnreachable, NotABroker
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import Node, free_ports
+from tests.support.ports import free_ports
+from tests.support.rabbitmq import Node
 
 pytestmark = pytest.mark.rabbitmq
 

@@ -16,8 +16,8 @@ from holdfast.engines.rabbitmq.wire import properties
 from holdfast.errors import BrokerLost
 from holdfast.proof.proxy import Proxy
 from holdfast.telemetry.events import counts
-from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.engines.rabbitmq.raw import header_table
+from tests.support.amqp import Admin, outgoing
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import running_node
 

@@ -12,7 +12,7 @@ from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import commands
 from holdfast.engines.rabbitmq.wire import session as methods
-from tests.engines.rabbitmq.admin import Admin, Silent, outgoing
+from tests.support.amqp import Admin, Silent, outgoing
 from tests.support.eventually import eventually
 from tests.support.quick_time import run_quickly
 

@@ -12,8 +12,8 @@ from holdfast.core.moments import Backoff
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.proof.proxy import Proxy
-from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.engines.rabbitmq.raw import HEADERS, header_table
+from tests.support.amqp import Admin, outgoing
 
 pytestmark = pytest.mark.rabbitmq
 

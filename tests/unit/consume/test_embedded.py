@@ -172,7 +172,7 @@ async def test_a_queue_that_is_deleted_ends_the_app_loudly() -> None:
         async with app.running(declare=True):
             await eventually(lambda: app.health[0].state == "consuming")
             await app.queues.queues_delete("work", force=True)
-            await asyncio.wait_for(app._ends.wait(), 10)
+            await asyncio.wait_for(app._ends.wait(), 60.0)
 
     with pytest.raises(QueueMissing):
         await run_and_delete()

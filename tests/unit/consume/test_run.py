@@ -18,6 +18,8 @@ from holdfast.services.consume.worker import Health
 from tests.support.command import Command
 from tests.support.eventually import eventually
 
+pytestmark = pytest.mark.slow
+
 APP = """
 import holdfast
 app = holdfast.App("memory://", stop_timeout="5s")

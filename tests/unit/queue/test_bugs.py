@@ -40,7 +40,7 @@ async def queues(clock: FrozenClock) -> AsyncIterator[Queues]:
 async def codes(queues: Queues, count: int = 3) -> list[int]:
     """Produce so many items at once; what each is answered, 200 when all is well."""
     calls = [queues.queue_produce("orders", [b"%d" % number]) for number in range(count)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         answers = await asyncio.gather(*calls, return_exceptions=True)
     return [answer.code if isinstance(answer, HoldfastError) else 200 for answer in answers]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from tests.support.eventually import eventually
+from tests.support.eventually import LOG, eventually
 
 
 async def test_it_returns_the_first_true_answer() -> None:
@@ -51,3 +52,18 @@ async def test_another_error_is_not_swallowed() -> None:
 
     with pytest.raises(ZeroDivisionError):
         await eventually(fact)
+
+
+async def test_how_near_each_came_to_its_limit_is_written_down_when_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LOG, str(tmp_path / "log"))
+    answers = iter([0, 1])
+    await eventually(lambda: next(answers), timeout_s=7)
+    with pytest.raises(AssertionError):
+        await eventually(list, timeout_s=0.05)
+    came, never = ((tmp_path / "log").read_text().splitlines()[number].split("\t") for number in (0, 1))
+    assert "test_how_near" in came[0]
+    assert "test_how_near" in came[1]
+    assert (0 < float(came[2]) < 7, came[3]) == (True, "7")
+    assert (never[1], float(never[2]) > 0, never[3]) == ("<class 'list'>", True, "0.05")

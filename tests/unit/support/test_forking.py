@@ -13,6 +13,8 @@ import pytest
 from tests.support.command import PROGRAM, Command, Forked, parent
 from tests.support.eventually import eventually
 
+pytestmark = pytest.mark.slow
+
 SEVERAL = [("--version",), ("recover",), ("recover", "amqp://127.0.0.1:1", "some.dlq"), ("nothing",)]
 
 

@@ -246,7 +246,8 @@ def how_it_ended(summary: Summary, *, has_broker: bool, is_lost: bool) -> RunEnd
         return RunEnd.LOST
     is_all_seen = summary.recovered + summary.kept >= summary.found and not summary.unseen
     if not is_all_seen or summary.failure or not has_broker or (summary.remaining or 0) > summary.kept:
-        return RunEnd.PARTLY
+        # What is left may be letters whose acks were lost with a connection, also when the run went on with another.
+        return RunEnd.LOST if summary.interruptions else RunEnd.PARTLY
     return RunEnd.KEPT if summary.remaining or summary.kept else RunEnd.WHOLE
 
 

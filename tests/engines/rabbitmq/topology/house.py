@@ -9,7 +9,7 @@ from pathlib import Path
 from holdfast.core.topology.layouts import TopologyFile, parse_file
 from holdfast.engines.rabbitmq.topology import COUNTS_AGE_S_MAX, RabbitTopology
 from holdfast.services.topology import Topologies
-from tests.engines.rabbitmq.admin import Admin
+from tests.support.amqp import Admin
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "topologies"
 

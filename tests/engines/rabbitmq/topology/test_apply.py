@@ -16,10 +16,11 @@ from holdfast.engines.rabbitmq.topology import RabbitTopology, default_managemen
 from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.errors import BadAddress, BrokerRefused, BrokerUnreachable
 from holdfast.services.topology import Topologies
-from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.engines.rabbitmq.topology.house import broker, example, file, topologies
+from tests.support.amqp import Admin, outgoing
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import Node, free_ports
+from tests.support.ports import free_ports
+from tests.support.rabbitmq import Node
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -60,10 +61,10 @@ async def test_a_message_goes_the_way_that_the_layout_says(every_admin: Admin) -
         for queue in ("q.one", "q.two"):
             async with RabbitConsumer(every_admin.address(), queue, prefetch=1) as consumer:
                 for _ in range(5):
-                    (delivery,) = await consumer.batch(timeout_s=10.0)
+                    (delivery,) = await consumer.batch(timeout_s=60.0)
                     assert delivery.body == b"work"
                     consumer.dead_letter([delivery])
-                (delivery,) = await consumer.batch(timeout_s=10.0)
+                (delivery,) = await consumer.batch(timeout_s=60.0)
                 consumer.ack([delivery])
         for exchange, key, queue in (("dlq.q.one", "parking", "q.one.dlq"), ("q.two.dlq", "", "q.two.dlq")):
             assert (await publisher.publish([outgoing(key, b"dead", exchange=exchange)]))[0].stored
@@ -80,8 +81,8 @@ async def test_a_letter_in_a_dead_queue_may_be_looked_at_as_often_as_one_likes(e
             assert (await publisher.publish([outgoing(queue, b"letter")]))[0].stored
             async with RabbitConsumer(every_admin.address(), queue, prefetch=1) as consumer:
                 for _ in range(25):
-                    consumer.give_back(await consumer.batch(timeout_s=10.0))
-                (delivery,) = await consumer.batch(timeout_s=10.0)
+                    consumer.give_back(await consumer.batch(timeout_s=60.0))
+                (delivery,) = await consumer.batch(timeout_s=60.0)
                 assert delivery.body == b"letter"
                 consumer.ack([delivery])
 
@@ -120,7 +121,7 @@ async def test_what_a_policy_adds_counts_and_what_it_spoils_is_named(admin: Admi
             found = {difference.name: difference.way_out for difference in (await service.check(wanted)).differences}
             return found == {"q.dlq": "policy 'short' sets x-max-length: change or narrow it"}
 
-        await eventually(ways_out, timeout_s=15.0)
+        await eventually(ways_out)
 
 
 async def test_nothing_is_deleted_unless_it_is_asked_for(admin: Admin) -> None:
@@ -142,7 +143,7 @@ async def test_nothing_is_deleted_unless_it_is_asked_for(admin: Admin) -> None:
         async def counted() -> bool:
             return not (await service.apply(wanted, delete=True, probe=False)).kept
 
-        await eventually(counted, timeout_s=15.0)
+        await eventually(counted)
         assert (await service.plan(wanted)).differences == ()
 
 
@@ -170,14 +171,14 @@ async def test_a_queue_is_made_anew_only_when_nothing_is_in_it(admin: Admin) -> 
             RabbitConsumer(admin.address(), "quorum") as quorum,
         ):
             for consumer in (classic, quorum):
-                (delivery,) = await consumer.batch(timeout_s=10.0)
+                (delivery,) = await consumer.batch(timeout_s=60.0)
                 assert await reasons() <= {"1 consumers are on it", "it has 1 messages"}
                 consumer.ack([delivery])
 
         async def anew() -> bool:
             return (await service.apply(wanted, delete=True, probe=False)).is_done
 
-        assert await eventually(anew, timeout_s=15.0)
+        assert await eventually(anew)
         assert (await service.plan(wanted)).differences == ()
 
 
@@ -200,16 +201,16 @@ async def test_old_counts_are_not_believed(admin: Admin) -> None:
         async def known() -> bool:
             return all(state.is_idle for state in (await careful.read()).states.values())
 
-        await eventually(known, timeout_s=15.0)
+        await eventually(known)
         for queue in ("held", "pending"):
             assert (await publisher.publish([outgoing(queue, b"precious")]))[0].stored
         async with (
             RabbitConsumer(admin.address(), "held", prefetch=1) as holder,
             RabbitConsumer(admin.address(), "pending", prefetch=1) as rejecter,
         ):
-            assert await holder.batch(timeout_s=10.0)
+            assert await holder.batch(timeout_s=60.0)
             await holder.stop()  # held, and nobody consumes
-            rejecter.dead_letter(await rejecter.batch(timeout_s=10.0))
+            rejecter.dead_letter(await rejecter.batch(timeout_s=60.0))
             await rejecter.close()
             assert await admin.count("held") == await admin.count("pending") == 0
             done = await Topologies(careful).apply(wanted, delete=True, probe=False)

@@ -9,7 +9,8 @@ import pytest
 
 from tests.engines.rabbitmq.topology.house import EXAMPLES
 from tests.support.command import Inside
-from tests.support.rabbitmq import Node, free_ports, vhost_name
+from tests.support.ports import free_ports
+from tests.support.rabbitmq import Node, vhost_name
 
 pytestmark = pytest.mark.rabbitmq
 

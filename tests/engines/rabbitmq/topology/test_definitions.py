@@ -9,8 +9,8 @@ from holdfast.core.topology.definitions import Definitions, from_definitions
 from holdfast.core.topology.diff import DifferenceKind
 from holdfast.core.topology.model import Binding, Exchange, Policy, Queue, topology
 from holdfast.errors import BrokerRefused, Invalid
-from tests.engines.rabbitmq.admin import Admin
 from tests.engines.rabbitmq.topology.house import EXAMPLES, broker, example, topologies
+from tests.support.amqp import Admin
 
 pytestmark = pytest.mark.rabbitmq
 

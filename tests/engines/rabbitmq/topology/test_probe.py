@@ -10,8 +10,8 @@ from holdfast.engines.rabbitmq.topology import HELD_COUNT_MAX, Prober
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.ports.topology import Probe
-from tests.engines.rabbitmq.admin import Admin, outgoing
 from tests.engines.rabbitmq.topology.house import file, topologies
+from tests.support.amqp import Admin, outgoing
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq

@@ -10,10 +10,10 @@ import pytest
 
 from holdfast.core.message import Delivery
 from holdfast.engines.rabbitmq.broker import AttemptLog
-from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.sqlite import starts as module
 from holdfast.engines.sqlite.starts import SqliteStarts
 from holdfast.testing import FrozenClock
+from tests.support.amqp import properties
 
 OPENED = """
 import sys
