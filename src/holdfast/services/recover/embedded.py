@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from holdfast.core.item import Item
 from holdfast.core.message import Message
+from holdfast.core.moments import Backoff
 from holdfast.core.recovery import RunLimits, StoppedBy, Summary
 from holdfast.core.selection import LetterFilter
 from holdfast.errors import QueueMissing, ShuttingDown, TryAgain, Unreachable
@@ -24,8 +25,7 @@ from holdfast.services.recover.run import LEFT_OUT
 
 PAGE_COUNT_FIRST = 16
 PAGE_COUNT_MAX = 1_000
-BACKOFF_S_FIRST = 0.1
-BACKOFF_S_MAX = 5.0
+BACKOFF = Backoff(first_s=0.1, delay_s_max=5.0)
 ARRIVAL_STEP_S = 0.05
 PACE_STEP_S = 0.1
 NO_TYPE = "(no type)"
@@ -244,7 +244,7 @@ class EmbeddedRecovery:
 
     async def _patiently(self, call: Callable[[], Awaitable[R]]) -> R | None:
         """Try again while the storage or the server has trouble, up to the stall limit; None when the run is over."""
-        began_s, delay_s = self._watch.now_s(), BACKOFF_S_FIRST
+        began_s, failures = self._watch.now_s(), 0
         while True:
             try:
                 return await call()
@@ -253,10 +253,10 @@ class EmbeddedRecovery:
                 if self._watch.now_s() - began_s >= self._limits.stall_timeout_s:
                     self.summary.notes.append(f"the storage cannot be used; {error.message}")
                     self._end_by(StoppedBy.STALL)
-            await wait(self._stopped, delay_s)
+            await wait(self._stopped, BACKOFF.delay_s(failures, spread=1.0))
             if self._is_over():
                 return None
-            delay_s = min(delay_s * 2, BACKOFF_S_MAX)
+            failures += 1
 
     async def _arrived(self) -> None:
         """Wait until what is marked has arrived, for as long as that goes on; then count what is left."""

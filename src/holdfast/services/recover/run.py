@@ -11,12 +11,12 @@ they come in, also while a backup is being synced.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 
 from holdfast.core.message import Address, Outcome, OutcomeKind
+from holdfast.core.moments import Backoff
 from holdfast.core.recovery import (
     Preflight,
     RecoveryOrder,
@@ -45,7 +45,7 @@ from holdfast.stores.journal import FileJournal
 TICK_S = 0.25
 ALARM_STEP_S = 1.0
 BATCH_COUNT_MAX = 1_000
-RECONNECT_S_FIRST, RECONNECT_S_MAX = 0.2, 10.0
+RECONNECT = Backoff(first_s=0.2, delay_s_max=10.0)
 #: How much longer a publish may take than the run: the run's own clocks decide when it is over.
 PUBLISH_SPARE_S = 60.0
 #: Why a letter is kept that a filter left out.
@@ -511,7 +511,7 @@ class RecoveryRun:
         worst = max((letter.returns or 0 for letter in self._letters.away()), default=0)
         limit = self._preflight.delivery_limit
         await self._allow()
-        delay_s = RECONNECT_S_FIRST
+        failures = 0
         refused_until_s = watch.now_s() + self._limits.stall_timeout_s
         while self._stop is None:
             if not may_return(count := worst + self._losses_count, limit):
@@ -519,8 +519,8 @@ class RecoveryRun:
                     f"ended instead of reconnecting: a letter came back {count} times, the delivery limit is {limit}"
                 )
                 return False
-            await wait(self._stopping, min(watch.left_s(), delay_s * (0.5 + random.random() / 2)))  # noqa: S311
-            delay_s = min(delay_s * 2, RECONNECT_S_MAX)
+            await wait(self._stopping, min(watch.left_s(), RECONNECT.delay_s(failures)))
+            failures += 1
             if watch.left_s() <= 0:
                 self._stop_by(StoppedBy.TOTAL)
                 return False

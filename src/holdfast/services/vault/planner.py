@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -52,21 +52,19 @@ AUTO_S = 90.0
 MARGIN_S = 30.0
 
 
-class CanarySent(Protocol):
-    """A letter that would be sent."""
+class PlannedLetter(NamedTuple):
+    """A letter that can go."""
 
-    @property
-    def queue(self) -> str: ...
-    @property
-    def source_queue(self) -> str: ...
-    @property
-    def address(self) -> Address: ...
-    @property
-    def broker(self) -> Broker: ...
+    letter: int
+    revision: int
+    queue: str
+    source_queue: str
+    address: Address
+    broker: Broker
 
 
 async def canary_wait(
-    custody: Custody, wish: PlanOptions, going: Sequence[CanarySent], reached: Mapping[Address, Reach]
+    custody: Custody, wish: PlanOptions, going: Sequence[PlannedLetter], reached: Mapping[Address, Reach]
 ) -> str:
     """How long the canary of a plan watches; "" without one. Raises Conflict when it would see nothing."""
     if wish.canary is None or not going:
@@ -184,17 +182,6 @@ PAGE_COUNT = 1_000
 #: What a redrive without a rate limit is taken to reach, for the estimate.
 RATE_PER_S_ASSUMED = 2_000
 SEPARATOR = "\x1f"
-
-
-class PlannedLetter(NamedTuple):
-    """A letter that can go."""
-
-    letter: int
-    revision: int
-    queue: str
-    source_queue: str
-    address: Address
-    broker: Broker
 
 
 class _Sorted(NamedTuple):
