@@ -50,6 +50,10 @@ CALL_TIMEOUT_S = 30.0
 LIMIT_S = 600.0
 
 Close: TypeAlias = ChannelClosedByBroker | ConnectionClosedByBroker | None
+CLOSE_TIMEOUT_S = 5.0
+#: A read of so many bytes is worth its cost: more is likely to be there already.
+READ_BYTES_ENOUGH = 64 * 2**10
+ACCESS_REFUSED, NOT_ALLOWED = 403, 530
 
 
 class Listener(Protocol):
@@ -178,12 +182,6 @@ def refusal(close: ChannelClosedByBroker | ConnectionClosedByBroker) -> BrokerEr
     if close.code == 320:  # CONNECTION_FORCED: an operator, a restart
         return BrokerLost(f"the broker ended the connection; {close.code} {close.text}")
     return BrokerRefused(f"the broker refused; {close.code} {close.text}", reply_code=close.code)
-
-
-CLOSE_TIMEOUT_S = 5.0
-#: A read of so many bytes is worth its cost: more is likely to be there already.
-READ_BYTES_ENOUGH = 64 * 2**10
-ACCESS_REFUSED, NOT_ALLOWED = 403, 530
 
 
 class Connection(asyncio.Protocol):

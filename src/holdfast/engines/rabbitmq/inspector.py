@@ -43,131 +43,234 @@ from holdfast.ports.broker import QueueFacts, Reach
 
 #: Where nobody could say which policy the queue has: above those that people usually make.
 PRIORITY_UNSEEN = 100
-
-
-def cure(queue: str, vhost: str, version: Version, info: ManagedQueue | None, priority: int) -> str:
-    """In lines; a command has the last one to itself."""
-    if version < Version(4, 0):
-        return "a queue without x-delivery-limit, or a policy without delivery-limit"
-    own = info.arguments.get("x-delivery-limit") if info else None
-    if isinstance(own, int) and own >= 0:
-        return f"a queue that is declared without x-delivery-limit {own}, which no policy takes away"
-    definition = {"delivery-limit": -1}
-    if info is None:
-        replaced = " (a queue has one policy: a policy of lower priority that the queue has is no longer in force)"
-    elif info.policy:
-        # Whatever else it sets for this queue would be gone with it.
-        definition = {**info.effective_policy, **definition}
-        replaced = f" (a queue has one policy: this one is in place of '{info.policy}', whose settings it keeps)"
-    else:
-        replaced = ""
-    words = ["rabbitmqctl", "set_policy", "-p", vhost, "--priority", str(priority), "--apply-to", "queues"]
-    words += [f"no-limit.{queue}", f"^{re.escape(queue)}$", json.dumps(definition)]
-    return f"a policy{replaced}:\n{shlex.join(words)}"
-
-
-async def priority_above(management: Management, info: ManagedQueue | None) -> int:
-    """Of a policy that is in force instead of the one that the queue has."""
-    if info is None or not info.policy:
-        return 0
-    try:
-        policies = await management.policies(info.vhost)
-    except HoldfastError:
-        return PRIORITY_UNSEEN
-    return next((one.priority + 1 for one in policies if one.name == info.policy), PRIORITY_UNSEEN)
-
-
 #: What the default exchange is called where rights are given.
 DEFAULT_EXCHANGE = "amq.default"
 #: One that every broker has, to ask about others with.
 SOURCES = ("amq.direct", "amq.fanout")
 TIMEOUT_S = 5.0
-
-
-async def find_rights(
-    connection: Connection,
-    publisher: RabbitPublisher,
-    queue: str,
-    table: RouteTable,
-    found: Preflight,
-    management: str | None,
-) -> list[Permission]:
-    """Of the user of this connection: to read the queue (if any), to take its lock, to write to every exchange."""
-    login = connection.address.login
-    shown = None
-    if management is not None and found.has_management and login.mechanism == "PLAIN":
-        shown = await _shown(management, login.vhost, login.user)
-    rights = []
-    if queue:
-        lock = lock_name(queue)
-        rights = [
-            Permission(verb="read", what=f"queue '{queue}'", given=_given(shown, "read", queue)),
-            Permission(verb="configure", what=f"its lock '{lock}'", given=_given(shown, "configure", lock)),
-        ]
-    for exchange in _exchanges(table, found):
-        if any(text.startswith(not_there(exchange)) for text in found.missing):
-            continue  # a binding to what is not there can be removed by everybody
-        given = _given(shown, "write", exchange or DEFAULT_EXCHANGE)
-        if given is None:
-            given = await (may_write(connection, exchange) if exchange else _may_write_by_default(publisher))
-        rights.append(
-            Permission(verb="write", what=f"exchange '{exchange}'" if exchange else "the default exchange", given=given)
-        )
-    return rights
-
-
-def _exchanges(table: RouteTable, found: Preflight) -> Iterable[str]:
-    names = dict.fromkeys(address.exchange for address in table.fixed_addresses())
-    if table.mode is Mode.SOURCE or found.delivery_limit is not None:
-        names[""] = None  # also for what goes back by a publish
-    return names
-
-
-async def _shown(management: str, vhost: str, user: str) -> ManagedPermission | None:
-    """None where nobody tells us: we are no administrator, or another service decides."""
-    try:
-        async with Management(management, timeout_s=TIMEOUT_S) as api:
-            return await api.permission(vhost, user)
-    except HoldfastError:
-        return None
-
-
-def _given(shown: ManagedPermission | None, verb: str, name: str) -> bool | None:
-    if shown is None:
-        return None
-    pattern: str = getattr(shown, verb)
-    try:
-        return bool(pattern) and re.search(pattern, name) is not None
-    except re.error:
-        return None  # the broker's expressions know more than ours
-
-
-async def may_write(connection: Connection, exchange: str) -> bool | None:
-    """Asked by removing a binding that cannot be there. The right to write is looked at before that to read."""
-    source = SOURCES[exchange == SOURCES[0]]
-    channel = await connection.channel(NoEvents())
-    try:
-        await channel.call(methods.ExchangeUnbind(destination=exchange, source=source, routing_key=uuid.uuid4().hex))
-    except BrokerRefused as error:
-        if error.reply_code != ACCESS_REFUSED:
-            return None
-        return f"exchange '{exchange}'" not in error.message
-    await connection.close_channel(channel)
-    return True
-
-
-async def _may_write_by_default(publisher: RabbitPublisher) -> bool | None:
-    nowhere = Outgoing("", f"holdfast.nowhere.{uuid.uuid4().hex}", properties.encode({}), b"")
-    outcome = (await publisher.publish([nowhere], timeout_s=TIMEOUT_S))[0]
-    if outcome.kind is OutcomeKind.RETURNED:
-        return True
-    return False if outcome.kind is OutcomeKind.REFUSED and outcome.code == ACCESS_REFUSED else None
-
-
 NOT_FOUND = 404
 #: Since 4.0 every quorum queue has it unless told otherwise.
 DELIVERY_LIMIT_DEFAULT = 20
 MANAGEMENT_TIMEOUT_S = 5.0
+PATTERNS = ("*.dlq",)
+MANAGEMENT_PORTS = {5672: ("http", 15672), 5671: ("https", 15671)}
+LOOK_TIMEOUT_S = 10.0
+MS_PER_S = 1_000
+WAITS_IN_A_ROW_MAX = 10
+
+
+class RabbitInspector:
+    """See `ports.broker.Inspector`; on connections of its own. Known are the queues named, and those of the patterns.
+
+    AMQP tells whether queues and exchanges are there; bindings and delays only the management API can say.
+    """
+
+    def __init__(
+        self,
+        address: BrokerUrl,
+        management: str | None,
+        *,
+        known: Sequence[str] = (),
+        patterns: Sequence[str] = PATTERNS,
+        retries: Retries | None = None,
+    ) -> None:
+        self._address = address
+        self._management = management
+        self._known = tuple(known)
+        self._patterns = tuple(patterns)
+        self._retries = retries or Retries()
+
+    async def queues(self) -> list[QueueFacts]:
+        if self._management is None:
+            found = [await self.queue(name) for name in self._known]
+            return [replace(one, source_queue=await self._source(one.queue)) for one in found if one is not None]
+        async with Management(self._management) as api:
+            infos = await api.queues(self._address.login.vhost)
+        names = {info.name for info in infos}
+        dead = [_facts(info) for info in infos if self._knows(info.name)]
+        return [replace(one, source_queue=_source(one.queue) if _source(one.queue) in names else "") for one in dead]
+
+    async def queue(self, name: str) -> QueueFacts | None:
+        if not self._knows(name):
+            return None
+        try:
+            if self._management is not None:
+                async with Management(self._management) as api:
+                    return _facts(await api.queue(self._address.login.vhost, name))
+            ready = await self._ready(name)
+        except BrokerRefused as error:
+            if error.reply_code == NOT_FOUND:
+                return None
+            raise
+        return None if ready is None else QueueFacts(queue=name, ready=ready, note="its delivery limit is not known")
+
+    async def reach(self, addresses: Sequence[Destination]) -> dict[Destination, Reach]:
+        found: dict[Destination, Reach] = {}
+        async with await self._open() as connection:
+            world, trouble = await self._world(connection) if any(one.exchange for one in addresses) else (None, "")
+            for address in dict.fromkeys(addresses):
+                found[address] = await _looked(connection, address, world, trouble)
+        return found
+
+    async def ladder_s(self, addresses: Sequence[Destination]) -> float | None:
+        async with await self._open() as connection:
+            world, _ = await self._world(connection)
+        if world is None:
+            return self._retries.ladder_s()
+        ladders = [self._of_address(world, address) for address in dict.fromkeys(addresses)]
+        known = [ladder for ladder in ladders if ladder is not None]
+        return max(known) if known and len(known) == len(ladders) else None
+
+    # Inside.
+
+    async def _open(self) -> Connection:
+        return await Connection.open(self._address.named("holdfast custody"))
+
+    def _knows(self, name: str) -> bool:
+        return name in self._known or any(fnmatchcase(name, pattern) for pattern in self._patterns)
+
+    async def _source(self, dead_queue: str) -> str:
+        """The queue that a dead-letter queue is named after, if there is one."""
+        name = _source(dead_queue)
+        return name if name and await self._ready(name) is not None else ""
+
+    async def _ready(self, name: str) -> int | None:
+        """How many messages wait in a queue, asked over AMQP; None when there is no such queue."""
+        try:
+            async with await self._open() as connection:
+                channel = await connection.channel(NoEvents())
+                answer = await channel.call(methods.QueueDeclare(queue=name, passive=True))
+        except BrokerRefused as error:
+            if error.reply_code == NOT_FOUND:
+                return None
+            raise
+        return int(getattr(answer, "message_count", 0) or 0)
+
+    def _of_address(self, world: _World, address: Destination) -> float | None:
+        queues = world.reached(address)
+        ladders = [self._of_queue(world, queue) for queue in queues or ()]
+        known = [ladder for ladder in ladders if ladder is not None]
+        return max(known) if known and len(known) == len(ladders) else self._retries.ladder_s()
+
+    def _of_queue(self, world: _World, queue: str, waits: int = 0) -> float | None:
+        if queue not in world.queues or waits > WAITS_IN_A_ROW_MAX:
+            return self._retries.ladder_s()
+        delay_s = world.delay_s(queue)
+        if delay_s is not None:  # a wait queue: it sits there first
+            further = [self._of_queue(world, name, waits + 1) for name in world.dead_from(queue) or ()]
+            known = [ladder for ladder in further if ladder is not None]
+            return delay_s + max(known) if known and len(known) == len(further) else None
+        if steps := world.waits_of(queue):
+            return self._retries.ladder_s(steps)
+        # What is rejected is dead at once, where the broker does it and there is no wait queue.
+        dead = world.dead_from(queue)
+        return self._retries.ladder_s() if self._retries.delays_s or not dead else 0.0
+
+    async def _world(self, connection: Connection) -> tuple[_World | None, str]:
+        """What the management API shows, or why it shows nothing."""
+        if self._management is None:
+            return None, "there is no management API in the settings"
+        vhost = self._address.login.vhost
+        try:
+            async with Management(self._management, timeout_s=LOOK_TIMEOUT_S) as api:
+                ours = str(connection.session.server_properties.get("cluster_name") or "")
+                if (await api.overview()).cluster_name != ours:
+                    return None, f"the management API at {api.address} is that of another broker"
+                graph = await _graph(api, vhost)
+                queues = await api.queues(vhost)
+        except HoldfastError as error:
+            return None, f"the management API could not be asked; {error.message}"
+        return _World({one.name: effective(one.arguments, one.effective_policy) for one in queues}, graph), ""
+
+
+class _World:
+    """Queues with what holds for them, and their bindings."""
+
+    def __init__(self, queues: dict[str, dict[str, Any]], graph: Graph) -> None:
+        self.queues = queues
+        self._graph = graph
+
+    def reached(self, address: Destination) -> set[str] | None:
+        """Queues that get it; None where headers decide."""
+        if not address.exchange:
+            return {address.routing_key} & self.queues.keys()
+        return self._graph.reached(address.exchange, address.routing_key)
+
+    def only_alternate(self, address: Destination) -> str:
+        """The alternate exchange that takes it because no binding does; empty when one does."""
+        return self._graph.only_alternate(address.exchange, address.routing_key) if address.exchange else ""
+
+    def dead_from(self, queue: str) -> set[str] | None:
+        """Where its dead letters go, when the queue says with which key."""
+        exchange, key = self.queues[queue].get(DEAD_EXCHANGE), self.queues[queue].get(DEAD_KEY)
+        if not isinstance(exchange, str):
+            return None
+        return self.reached(Destination(exchange=exchange, routing_key=key if isinstance(key, str) else ""))
+
+    def delay_s(self, queue: str) -> float | None:
+        """How long a message sits in it before it goes on; None when it is no wait queue."""
+        ttl = self.queues[queue].get(TTL)
+        return ttl / MS_PER_S if isinstance(ttl, int) and self.dead_from(queue) else None
+
+    def waits_of(self, queue: str) -> list[float]:
+        """The delays of the wait queues that lead back into it, the shortest first."""
+        found = [
+            delay_s
+            for name in self.queues
+            if name != queue and (delay_s := self.delay_s(name)) is not None and queue in (self.dead_from(name) or ())
+        ]
+        return sorted(found)
+
+
+async def _looked(connection: Connection, address: Destination, world: _World | None, trouble: str) -> Reach:
+    exchange, key = address.exchange, address.routing_key
+    if not exchange:
+        why = await _refusal(connection, methods.QueueDeclare(queue=key, passive=True))
+        return Reach(why=why, queues=() if why else (key,))
+    if why := await _refusal(connection, methods.ExchangeDeclare(exchange=exchange, passive=True)):
+        return Reach(why=why, queues=())
+    if world is None:
+        seen = "is seen only when letters are published, and what an alternate exchange takes not even then"
+        return Reach(note=f"whether {address} routes {seen}: {trouble}")
+    reached = world.reached(address)
+    if reached is None:
+        return Reach(note=f"whether {address} routes depends on headers and was not checked")
+    nowhere = f"exchange '{exchange}' routes key '{key}' to no queue"
+    if other := world.only_alternate(address):
+        # It would be confirmed, and lie where nobody looks for it.
+        return Reach(why=f"{nowhere}: only the alternate exchange '{other}' takes it", queues=())
+    return Reach(why="" if reached else nowhere, queues=tuple(sorted(reached)))
+
+
+async def _refusal(connection: Connection, method: base.Frame) -> str:
+    """On a channel of its own: every refusal closes one."""
+    channel = await connection.channel(NoEvents())
+    try:
+        await channel.call(method)
+    except BrokerRefused as error:
+        return error.message
+    await connection.close_channel(channel)
+    return ""
+
+
+async def _graph(api: Management, vhost: str) -> Graph:
+    return Graph(Topology(exchanges=tuple(await api.exchanges(vhost)), bindings=tuple(await api.bindings(vhost))))
+
+
+def _facts(info: ManagedQueue) -> QueueFacts:
+    limit = info.effective_policy.get("delivery-limit", info.arguments.get("x-delivery-limit"))
+    free = info.type != "quorum" or limit == -1
+    return QueueFacts(
+        queue=info.name,
+        ready=info.messages_ready or 0,
+        consumers=info.consumers or 0,
+        peek_is_free=free,
+        note="" if free else "a quorum queue with a delivery limit: each look counts, and the last one deletes",
+    )
+
+
+def _source(name: str) -> str:
+    return name.removesuffix(".dlq") if name.endswith(".dlq") else ""
 
 
 class RabbitRunInspector:
@@ -373,225 +476,116 @@ def _version(text: str) -> Version:
         return Version(3, 0)
 
 
-PATTERNS = ("*.dlq",)
-MANAGEMENT_PORTS = {5672: ("http", 15672), 5671: ("https", 15671)}
-LOOK_TIMEOUT_S = 10.0
-MS_PER_S = 1_000
-WAITS_IN_A_ROW_MAX = 10
+def cure(queue: str, vhost: str, version: Version, info: ManagedQueue | None, priority: int) -> str:
+    """In lines; a command has the last one to itself."""
+    if version < Version(4, 0):
+        return "a queue without x-delivery-limit, or a policy without delivery-limit"
+    own = info.arguments.get("x-delivery-limit") if info else None
+    if isinstance(own, int) and own >= 0:
+        return f"a queue that is declared without x-delivery-limit {own}, which no policy takes away"
+    definition = {"delivery-limit": -1}
+    if info is None:
+        replaced = " (a queue has one policy: a policy of lower priority that the queue has is no longer in force)"
+    elif info.policy:
+        # Whatever else it sets for this queue would be gone with it.
+        definition = {**info.effective_policy, **definition}
+        replaced = f" (a queue has one policy: this one is in place of '{info.policy}', whose settings it keeps)"
+    else:
+        replaced = ""
+    words = ["rabbitmqctl", "set_policy", "-p", vhost, "--priority", str(priority), "--apply-to", "queues"]
+    words += [f"no-limit.{queue}", f"^{re.escape(queue)}$", json.dumps(definition)]
+    return f"a policy{replaced}:\n{shlex.join(words)}"
 
 
-class _World:
-    """Queues with what holds for them, and their bindings."""
+async def priority_above(management: Management, info: ManagedQueue | None) -> int:
+    """Of a policy that is in force instead of the one that the queue has."""
+    if info is None or not info.policy:
+        return 0
+    try:
+        policies = await management.policies(info.vhost)
+    except HoldfastError:
+        return PRIORITY_UNSEEN
+    return next((one.priority + 1 for one in policies if one.name == info.policy), PRIORITY_UNSEEN)
 
-    def __init__(self, queues: dict[str, dict[str, Any]], graph: Graph) -> None:
-        self.queues = queues
-        self._graph = graph
 
-    def reached(self, address: Destination) -> set[str] | None:
-        """Queues that get it; None where headers decide."""
-        if not address.exchange:
-            return {address.routing_key} & self.queues.keys()
-        return self._graph.reached(address.exchange, address.routing_key)
-
-    def only_alternate(self, address: Destination) -> str:
-        """The alternate exchange that takes it because no binding does; empty when one does."""
-        return self._graph.only_alternate(address.exchange, address.routing_key) if address.exchange else ""
-
-    def dead_from(self, queue: str) -> set[str] | None:
-        """Where its dead letters go, when the queue says with which key."""
-        exchange, key = self.queues[queue].get(DEAD_EXCHANGE), self.queues[queue].get(DEAD_KEY)
-        if not isinstance(exchange, str):
-            return None
-        return self.reached(Destination(exchange=exchange, routing_key=key if isinstance(key, str) else ""))
-
-    def delay_s(self, queue: str) -> float | None:
-        """How long a message sits in it before it goes on; None when it is no wait queue."""
-        ttl = self.queues[queue].get(TTL)
-        return ttl / MS_PER_S if isinstance(ttl, int) and self.dead_from(queue) else None
-
-    def waits_of(self, queue: str) -> list[float]:
-        """The delays of the wait queues that lead back into it, the shortest first."""
-        found = [
-            delay_s
-            for name in self.queues
-            if name != queue and (delay_s := self.delay_s(name)) is not None and queue in (self.dead_from(name) or ())
+async def find_rights(
+    connection: Connection,
+    publisher: RabbitPublisher,
+    queue: str,
+    table: RouteTable,
+    found: Preflight,
+    management: str | None,
+) -> list[Permission]:
+    """Of the user of this connection: to read the queue (if any), to take its lock, to write to every exchange."""
+    login = connection.address.login
+    shown = None
+    if management is not None and found.has_management and login.mechanism == "PLAIN":
+        shown = await _shown(management, login.vhost, login.user)
+    rights = []
+    if queue:
+        lock = lock_name(queue)
+        rights = [
+            Permission(verb="read", what=f"queue '{queue}'", given=_given(shown, "read", queue)),
+            Permission(verb="configure", what=f"its lock '{lock}'", given=_given(shown, "configure", lock)),
         ]
-        return sorted(found)
+    for exchange in _exchanges(table, found):
+        if any(text.startswith(not_there(exchange)) for text in found.missing):
+            continue  # a binding to what is not there can be removed by everybody
+        given = _given(shown, "write", exchange or DEFAULT_EXCHANGE)
+        if given is None:
+            given = await (may_write(connection, exchange) if exchange else _may_write_by_default(publisher))
+        rights.append(
+            Permission(verb="write", what=f"exchange '{exchange}'" if exchange else "the default exchange", given=given)
+        )
+    return rights
 
 
-class RabbitInspector:
-    """See `ports.broker.Inspector`; on connections of its own. Known are the queues named, and those of the patterns.
-
-    AMQP tells whether queues and exchanges are there; bindings and delays only the management API can say.
-    """
-
-    def __init__(
-        self,
-        address: BrokerUrl,
-        management: str | None,
-        *,
-        known: Sequence[str] = (),
-        patterns: Sequence[str] = PATTERNS,
-        retries: Retries | None = None,
-    ) -> None:
-        self._address = address
-        self._management = management
-        self._known = tuple(known)
-        self._patterns = tuple(patterns)
-        self._retries = retries or Retries()
-
-    async def queues(self) -> list[QueueFacts]:
-        if self._management is None:
-            found = [await self.queue(name) for name in self._known]
-            return [replace(one, source_queue=await self._source(one.queue)) for one in found if one is not None]
-        async with Management(self._management) as api:
-            infos = await api.queues(self._address.login.vhost)
-        names = {info.name for info in infos}
-        dead = [_facts(info) for info in infos if self._knows(info.name)]
-        return [replace(one, source_queue=_source(one.queue) if _source(one.queue) in names else "") for one in dead]
-
-    async def queue(self, name: str) -> QueueFacts | None:
-        if not self._knows(name):
-            return None
-        try:
-            if self._management is not None:
-                async with Management(self._management) as api:
-                    return _facts(await api.queue(self._address.login.vhost, name))
-            ready = await self._ready(name)
-        except BrokerRefused as error:
-            if error.reply_code == NOT_FOUND:
-                return None
-            raise
-        return None if ready is None else QueueFacts(queue=name, ready=ready, note="its delivery limit is not known")
-
-    async def reach(self, addresses: Sequence[Destination]) -> dict[Destination, Reach]:
-        found: dict[Destination, Reach] = {}
-        async with await self._open() as connection:
-            world, trouble = await self._world(connection) if any(one.exchange for one in addresses) else (None, "")
-            for address in dict.fromkeys(addresses):
-                found[address] = await _looked(connection, address, world, trouble)
-        return found
-
-    async def ladder_s(self, addresses: Sequence[Destination]) -> float | None:
-        async with await self._open() as connection:
-            world, _ = await self._world(connection)
-        if world is None:
-            return self._retries.ladder_s()
-        ladders = [self._of_address(world, address) for address in dict.fromkeys(addresses)]
-        known = [ladder for ladder in ladders if ladder is not None]
-        return max(known) if known and len(known) == len(ladders) else None
-
-    # Inside.
-
-    async def _open(self) -> Connection:
-        return await Connection.open(self._address.named("holdfast custody"))
-
-    def _knows(self, name: str) -> bool:
-        return name in self._known or any(fnmatchcase(name, pattern) for pattern in self._patterns)
-
-    async def _source(self, dead_queue: str) -> str:
-        """The queue that a dead-letter queue is named after, if there is one."""
-        name = _source(dead_queue)
-        return name if name and await self._ready(name) is not None else ""
-
-    async def _ready(self, name: str) -> int | None:
-        """How many messages wait in a queue, asked over AMQP; None when there is no such queue."""
-        try:
-            async with await self._open() as connection:
-                channel = await connection.channel(NoEvents())
-                answer = await channel.call(methods.QueueDeclare(queue=name, passive=True))
-        except BrokerRefused as error:
-            if error.reply_code == NOT_FOUND:
-                return None
-            raise
-        return int(getattr(answer, "message_count", 0) or 0)
-
-    def _of_address(self, world: _World, address: Destination) -> float | None:
-        queues = world.reached(address)
-        ladders = [self._of_queue(world, queue) for queue in queues or ()]
-        known = [ladder for ladder in ladders if ladder is not None]
-        return max(known) if known and len(known) == len(ladders) else self._retries.ladder_s()
-
-    def _of_queue(self, world: _World, queue: str, waits: int = 0) -> float | None:
-        if queue not in world.queues or waits > WAITS_IN_A_ROW_MAX:
-            return self._retries.ladder_s()
-        delay_s = world.delay_s(queue)
-        if delay_s is not None:  # a wait queue: it sits there first
-            further = [self._of_queue(world, name, waits + 1) for name in world.dead_from(queue) or ()]
-            known = [ladder for ladder in further if ladder is not None]
-            return delay_s + max(known) if known and len(known) == len(further) else None
-        if steps := world.waits_of(queue):
-            return self._retries.ladder_s(steps)
-        # What is rejected is dead at once, where the broker does it and there is no wait queue.
-        dead = world.dead_from(queue)
-        return self._retries.ladder_s() if self._retries.delays_s or not dead else 0.0
-
-    async def _world(self, connection: Connection) -> tuple[_World | None, str]:
-        """What the management API shows, or why it shows nothing."""
-        if self._management is None:
-            return None, "there is no management API in the settings"
-        vhost = self._address.login.vhost
-        try:
-            async with Management(self._management, timeout_s=LOOK_TIMEOUT_S) as api:
-                ours = str(connection.session.server_properties.get("cluster_name") or "")
-                if (await api.overview()).cluster_name != ours:
-                    return None, f"the management API at {api.address} is that of another broker"
-                graph = await _graph(api, vhost)
-                queues = await api.queues(vhost)
-        except HoldfastError as error:
-            return None, f"the management API could not be asked; {error.message}"
-        return _World({one.name: effective(one.arguments, one.effective_policy) for one in queues}, graph), ""
+def _exchanges(table: RouteTable, found: Preflight) -> Iterable[str]:
+    names = dict.fromkeys(address.exchange for address in table.fixed_addresses())
+    if table.mode is Mode.SOURCE or found.delivery_limit is not None:
+        names[""] = None  # also for what goes back by a publish
+    return names
 
 
-async def _looked(connection: Connection, address: Destination, world: _World | None, trouble: str) -> Reach:
-    exchange, key = address.exchange, address.routing_key
-    if not exchange:
-        why = await _refusal(connection, methods.QueueDeclare(queue=key, passive=True))
-        return Reach(why=why, queues=() if why else (key,))
-    if why := await _refusal(connection, methods.ExchangeDeclare(exchange=exchange, passive=True)):
-        return Reach(why=why, queues=())
-    if world is None:
-        seen = "is seen only when letters are published, and what an alternate exchange takes not even then"
-        return Reach(note=f"whether {address} routes {seen}: {trouble}")
-    reached = world.reached(address)
-    if reached is None:
-        return Reach(note=f"whether {address} routes depends on headers and was not checked")
-    nowhere = f"exchange '{exchange}' routes key '{key}' to no queue"
-    if other := world.only_alternate(address):
-        # It would be confirmed, and lie where nobody looks for it.
-        return Reach(why=f"{nowhere}: only the alternate exchange '{other}' takes it", queues=())
-    return Reach(why="" if reached else nowhere, queues=tuple(sorted(reached)))
+async def _shown(management: str, vhost: str, user: str) -> ManagedPermission | None:
+    """None where nobody tells us: we are no administrator, or another service decides."""
+    try:
+        async with Management(management, timeout_s=TIMEOUT_S) as api:
+            return await api.permission(vhost, user)
+    except HoldfastError:
+        return None
 
 
-async def _refusal(connection: Connection, method: base.Frame) -> str:
-    """On a channel of its own: every refusal closes one."""
+def _given(shown: ManagedPermission | None, verb: str, name: str) -> bool | None:
+    if shown is None:
+        return None
+    pattern: str = getattr(shown, verb)
+    try:
+        return bool(pattern) and re.search(pattern, name) is not None
+    except re.error:
+        return None  # the broker's expressions know more than ours
+
+
+async def may_write(connection: Connection, exchange: str) -> bool | None:
+    """Asked by removing a binding that cannot be there. The right to write is looked at before that to read."""
+    source = SOURCES[exchange == SOURCES[0]]
     channel = await connection.channel(NoEvents())
     try:
-        await channel.call(method)
+        await channel.call(methods.ExchangeUnbind(destination=exchange, source=source, routing_key=uuid.uuid4().hex))
     except BrokerRefused as error:
-        return error.message
+        if error.reply_code != ACCESS_REFUSED:
+            return None
+        return f"exchange '{exchange}'" not in error.message
     await connection.close_channel(channel)
-    return ""
+    return True
 
 
-async def _graph(api: Management, vhost: str) -> Graph:
-    return Graph(Topology(exchanges=tuple(await api.exchanges(vhost)), bindings=tuple(await api.bindings(vhost))))
-
-
-def _facts(info: ManagedQueue) -> QueueFacts:
-    limit = info.effective_policy.get("delivery-limit", info.arguments.get("x-delivery-limit"))
-    free = info.type != "quorum" or limit == -1
-    return QueueFacts(
-        queue=info.name,
-        ready=info.messages_ready or 0,
-        consumers=info.consumers or 0,
-        peek_is_free=free,
-        note="" if free else "a quorum queue with a delivery limit: each look counts, and the last one deletes",
-    )
-
-
-def _source(name: str) -> str:
-    return name.removesuffix(".dlq") if name.endswith(".dlq") else ""
+async def _may_write_by_default(publisher: RabbitPublisher) -> bool | None:
+    nowhere = Outgoing("", f"holdfast.nowhere.{uuid.uuid4().hex}", properties.encode({}), b"")
+    outcome = (await publisher.publish([nowhere], timeout_s=TIMEOUT_S))[0]
+    if outcome.kind is OutcomeKind.RETURNED:
+        return True
+    return False if outcome.kind is OutcomeKind.REFUSED and outcome.code == ACCESS_REFUSED else None
 
 
 def default_management(address: BrokerUrl) -> str | None:

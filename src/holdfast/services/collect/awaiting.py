@@ -1,6 +1,6 @@
 """State 1: headers and payloads are taken in until the index says that everything is there.
 
-Header messages: each is kept in the index before it is acked, and contradictions are parked.
+A header is kept in the index before it is acked; what contradicts another one, or the payloads, is parked.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from holdfast.telemetry.events import emit
 
 BATCH_COUNT_MAX = 16
 EXCESS_COUNT_MAX = 100
+GAP_LOOK_S_MAX = 5.0
+HEADERS_COUNT_MAX = 16
+LOOK_S = 1.0
 
 
 class Headers:
@@ -96,11 +99,6 @@ async def park_part(work: OwnedTransaction, part: Part, reason: str) -> None:
         "source-queue": work.payload_queue,
     }
     await work.patience.until_done(lambda: work.park(body, attributes=attributes, reason=reason))
-
-
-GAP_LOOK_S_MAX = 5.0
-HEADERS_COUNT_MAX = 16
-LOOK_S = 1.0
 
 
 async def await_results(work: OwnedTransaction) -> None:

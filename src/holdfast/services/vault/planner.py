@@ -1,9 +1,8 @@
 """Plan, then execute: a plan freezes which letters go where; executing does exactly that, or says what has changed.
 
-How many letters may go next: by the rate, and by what the canary has seen come back so far.
-
-A canary watches the dead-letter queues where its letters would come back. `auto` is as long as a letter that fails
-every attempt takes until it is there, and a little more.
+How many letters may go next is by the rate, and by what the canary has seen come back so far: it watches the
+dead-letter queues where its letters would come back. `auto` is as long as a letter that fails every attempt takes until
+it is there, and a little more.
 """
 
 from __future__ import annotations
@@ -50,6 +49,10 @@ CANARY_STEP_S = 0.5
 AUTO_S = 90.0
 #: What `auto` adds to the retry ladder of the target.
 MARGIN_S = 30.0
+PAGE_COUNT = 1_000
+#: What a redrive without a rate limit is taken to reach, for the estimate.
+RATE_PER_S_ASSUMED = 2_000
+SEPARATOR = "\x1f"
 
 
 class PlannedLetter(NamedTuple):
@@ -176,12 +179,6 @@ class Pace:
         """More may go."""
         if self._canary:
             self._allowed = max(self._allowed + 1, round(self._allowed * self._canary.widen))
-
-
-PAGE_COUNT = 1_000
-#: What a redrive without a rate limit is taken to reach, for the estimate.
-RATE_PER_S_ASSUMED = 2_000
-SEPARATOR = "\x1f"
 
 
 class _Sorted(NamedTuple):
