@@ -1,5 +1,4 @@
-"""Items of an embedded queue, as plain frozen values; their ids; their queue's settings; and when an item lives, waits
-or dies: the rules that every store applies, as pure functions.
+"""Items of an embedded queue and its settings as plain frozen values, and the rules of items that every store applies.
 
 `msgspec.Struct` stands where a dataclass would: ten times cheaper to make, and the same type is the JSON
 shape, so that no face can show another field than the service gave. A payload is bytes and is never parsed.
