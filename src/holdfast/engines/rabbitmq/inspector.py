@@ -4,10 +4,6 @@ and how long a letter that fails there takes to be dead again). Nothing here cha
 
 AMQP tells whether queues and exchanges are there. What they are bound to, their type, limits and delays only the
 management API can say; without it the delivery limit is assumed from the broker's version, on the safe side.
-
-The management API shows the rights of every user, but to administrators only. AMQP answers by refusing: a binding that
-does not exist can be removed by whoever may write to its exchange, and an unroutable message comes back to whoever may
-write to the default exchange; neither changes anything. Whether the queue may be read is seen when it is consumed.
 """
 
 from __future__ import annotations
@@ -302,7 +298,13 @@ async def find_rights(
     found: Preflight,
     management: str | None,
 ) -> list[Permission]:
-    """Of the user of this connection: to read the queue (if any), to take its lock, to write to every exchange."""
+    """Of the user of this connection: to read the queue (if any), to take its lock, to write to every exchange.
+
+    The management API shows the rights of every user, but to administrators only. AMQP answers by refusing: a binding
+    that does not exist can be removed by whoever may write to its exchange, and an unroutable message comes back to
+    whoever may write to the default exchange; neither changes anything. Whether the queue may be read is seen when it
+    is consumed.
+    """
     login = connection.address.login
     shown = None
     if management is not None and found.has_management and login.mechanism == "PLAIN":
