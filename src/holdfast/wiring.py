@@ -503,11 +503,11 @@ async def open_recovery(
         connection = await drain.connect()
         await publisher.__aenter__()
         queue = "" if order.backup_file else name
-        questions = RabbitRunInspector(
+        inspector = RabbitRunInspector(
             connection, publisher, queue, management=management or default_management(address)
         )
-        redriver = RabbitRedriver(stamp, table, now=lambda: moment(time_source.now_us()), blocked=questions.blocked)
-        yield RecoveryBroker(drain=drain, publisher=publisher, redriver=redriver, questions=questions)
+        redriver = RabbitRedriver(stamp, table, now=lambda: moment(time_source.now_us()), blocked=inspector.blocked)
+        yield RecoveryBroker(drain=drain, publisher=publisher, redriver=redriver, inspector=inspector)
     finally:
         await publisher.close()
         await drain.close()

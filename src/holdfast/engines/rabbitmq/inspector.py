@@ -4,10 +4,6 @@ and how long a letter that fails there takes to be dead again). Nothing here cha
 
 AMQP tells whether queues and exchanges are there. What they are bound to, their type, limits and delays only the
 management API can say; without it the delivery limit is assumed from the broker's version, on the safe side.
-
-The management API shows the rights of every user, but to administrators only. AMQP answers by refusing: a binding that
-does not exist can be removed by whoever may write to its exchange, and an unroutable message comes back to whoever may
-write to the default exchange; neither changes anything. Whether the queue may be read is seen when it is consumed.
 """
 
 from __future__ import annotations
@@ -43,131 +39,20 @@ from holdfast.ports.broker import QueueFacts, Reach
 
 #: Where nobody could say which policy the queue has: above those that people usually make.
 PRIORITY_UNSEEN = 100
-
-
-def cure(queue: str, vhost: str, version: Version, info: ManagedQueue | None, priority: int) -> str:
-    """In lines; a command has the last one to itself."""
-    if version < Version(4, 0):
-        return "a queue without x-delivery-limit, or a policy without delivery-limit"
-    own = info.arguments.get("x-delivery-limit") if info else None
-    if isinstance(own, int) and own >= 0:
-        return f"a queue that is declared without x-delivery-limit {own}, which no policy takes away"
-    definition = {"delivery-limit": -1}
-    if info is None:
-        replaced = " (a queue has one policy: a policy of lower priority that the queue has is no longer in force)"
-    elif info.policy:
-        # Whatever else it sets for this queue would be gone with it.
-        definition = {**info.effective_policy, **definition}
-        replaced = f" (a queue has one policy: this one is in place of '{info.policy}', whose settings it keeps)"
-    else:
-        replaced = ""
-    words = ["rabbitmqctl", "set_policy", "-p", vhost, "--priority", str(priority), "--apply-to", "queues"]
-    words += [f"no-limit.{queue}", f"^{re.escape(queue)}$", json.dumps(definition)]
-    return f"a policy{replaced}:\n{shlex.join(words)}"
-
-
-async def priority_above(management: Management, info: ManagedQueue | None) -> int:
-    """Of a policy that is in force instead of the one that the queue has."""
-    if info is None or not info.policy:
-        return 0
-    try:
-        policies = await management.policies(info.vhost)
-    except HoldfastError:
-        return PRIORITY_UNSEEN
-    return next((one.priority + 1 for one in policies if one.name == info.policy), PRIORITY_UNSEEN)
-
-
 #: What the default exchange is called where rights are given.
 DEFAULT_EXCHANGE = "amq.default"
 #: One that every broker has, to ask about others with.
 SOURCES = ("amq.direct", "amq.fanout")
 TIMEOUT_S = 5.0
-
-
-async def find_rights(
-    connection: Connection,
-    publisher: RabbitPublisher,
-    queue: str,
-    table: RouteTable,
-    found: Preflight,
-    management: str | None,
-) -> list[Permission]:
-    """Of the user of this connection: to read the queue (if any), to take its lock, to write to every exchange."""
-    login = connection.address.login
-    shown = None
-    if management is not None and found.has_management and login.mechanism == "PLAIN":
-        shown = await _shown(management, login.vhost, login.user)
-    rights = []
-    if queue:
-        lock = lock_name(queue)
-        rights = [
-            Permission(verb="read", what=f"queue '{queue}'", given=_given(shown, "read", queue)),
-            Permission(verb="configure", what=f"its lock '{lock}'", given=_given(shown, "configure", lock)),
-        ]
-    for exchange in _exchanges(table, found):
-        if any(text.startswith(not_there(exchange)) for text in found.missing):
-            continue  # a binding to what is not there can be removed by everybody
-        given = _given(shown, "write", exchange or DEFAULT_EXCHANGE)
-        if given is None:
-            given = await (may_write(connection, exchange) if exchange else _may_write_by_default(publisher))
-        rights.append(
-            Permission(verb="write", what=f"exchange '{exchange}'" if exchange else "the default exchange", given=given)
-        )
-    return rights
-
-
-def _exchanges(table: RouteTable, found: Preflight) -> Iterable[str]:
-    names = dict.fromkeys(address.exchange for address in table.fixed_addresses())
-    if table.mode is Mode.SOURCE or found.delivery_limit is not None:
-        names[""] = None  # also for what goes back by a publish
-    return names
-
-
-async def _shown(management: str, vhost: str, user: str) -> ManagedPermission | None:
-    """None where nobody tells us: we are no administrator, or another service decides."""
-    try:
-        async with Management(management, timeout_s=TIMEOUT_S) as api:
-            return await api.permission(vhost, user)
-    except HoldfastError:
-        return None
-
-
-def _given(shown: ManagedPermission | None, verb: str, name: str) -> bool | None:
-    if shown is None:
-        return None
-    pattern: str = getattr(shown, verb)
-    try:
-        return bool(pattern) and re.search(pattern, name) is not None
-    except re.error:
-        return None  # the broker's expressions know more than ours
-
-
-async def may_write(connection: Connection, exchange: str) -> bool | None:
-    """Asked by removing a binding that cannot be there. The right to write is looked at before that to read."""
-    source = SOURCES[exchange == SOURCES[0]]
-    channel = await connection.channel(NoEvents())
-    try:
-        await channel.call(methods.ExchangeUnbind(destination=exchange, source=source, routing_key=uuid.uuid4().hex))
-    except BrokerRefused as error:
-        if error.reply_code != ACCESS_REFUSED:
-            return None
-        return f"exchange '{exchange}'" not in error.message
-    await connection.close_channel(channel)
-    return True
-
-
-async def _may_write_by_default(publisher: RabbitPublisher) -> bool | None:
-    nowhere = Outgoing("", f"holdfast.nowhere.{uuid.uuid4().hex}", properties.encode({}), b"")
-    outcome = (await publisher.publish([nowhere], timeout_s=TIMEOUT_S))[0]
-    if outcome.kind is OutcomeKind.RETURNED:
-        return True
-    return False if outcome.kind is OutcomeKind.REFUSED and outcome.code == ACCESS_REFUSED else None
-
-
 NOT_FOUND = 404
 #: Since 4.0 every quorum queue has it unless told otherwise.
 DELIVERY_LIMIT_DEFAULT = 20
 MANAGEMENT_TIMEOUT_S = 5.0
+PATTERNS = ("*.dlq",)
+MANAGEMENT_PORTS = {5672: ("http", 15672), 5671: ("https", 15671)}
+LOOK_TIMEOUT_S = 10.0
+MS_PER_S = 1_000
+WAITS_IN_A_ROW_MAX = 10
 
 
 class RabbitRunInspector:
@@ -253,27 +138,27 @@ class RabbitRunInspector:
         if self._queue:
             found.delivery_limit = DELIVERY_LIMIT_DEFAULT if version >= Version(4, 0) else None
             found.limit_is_assumed = True
-        self._seen = world = await self._world(found)
-        if self._info is not None and world is not None:
+        self._seen = graph = await self._find_graph(found)
+        if self._info is not None and graph is not None:
             _limits(found, self._info, version)
         if found.delivery_limit is not None:
-            info = self._info if world is not None else None
+            info = self._info if graph is not None else None
             found.cure = cure(self._queue, self._connection.address.login.vhost, version, info, self._priority)
         may_be_quorum = found.queue_type in ("quorum", "")
         found.gives_back_at_tail = may_be_quorum and version < Version(4, 0) and not found.delivery_limit
         for destination in table.fixed_addresses():
-            await self._check(destination, world, found)
-        if table.mode is Mode.EXCHANGE and world is None:
+            await self._check(destination, graph, found)
+        if table.mode is Mode.EXCHANGE and graph is None:
             found.warnings.append("which other queues get a copy cannot be said without the management API")
         named = sorted({f"'{one.exchange}'" for one in table.fixed_addresses() if one.exchange})
-        if world is None and (named or table.mode not in (Mode.SOURCE, Mode.PLACE)):
+        if graph is None and (named or table.mode not in (Mode.SOURCE, Mode.PLACE)):
             found.warnings.append(
                 f"whether the keys of {', '.join(named) or 'exchanges'} reach a queue, or an alternate exchange only, "
                 "cannot be known without the management API"
             )
         return found
 
-    async def _check(self, destination: Destination, world: Graph | None, found: Preflight) -> None:
+    async def _check(self, destination: Destination, graph: Graph | None, found: Preflight) -> None:
         key, exchange = destination.routing_key, destination.exchange
         if not exchange:
             if key == self._queue:
@@ -284,15 +169,15 @@ class RabbitRunInspector:
         if not await self._there(methods.ExchangeDeclare(exchange=exchange, passive=True), found):
             found.missing.append(f"{not_there(exchange)} (route with key '{key}')")
             return
-        if world is None:
+        if graph is None:
             return
-        reached = world.reached(exchange, key)
+        reached = graph.reached(exchange, key)
         if reached is None:
             found.warnings.append(f"whether exchange '{exchange}' routes '{key}' depends on headers, not checked")
             return
         if not reached:
             found.missing.append(f"exchange '{exchange}' routes key '{key}' to no queue")
-        elif other := world.only_alternate(exchange, key):
+        elif other := graph.only_alternate(exchange, key):
             found.missing.append(
                 f"exchange '{exchange}' routes key '{key}' to no queue: only the alternate exchange '{other}' takes it"
             )
@@ -316,7 +201,7 @@ class RabbitRunInspector:
         await self._connection.close_channel(channel)
         return answer
 
-    async def _world(self, found: Preflight) -> Graph | None:
+    async def _find_graph(self, found: Preflight) -> Graph | None:
         if self._management is None:
             return None
         vhost = self._connection.address.login.vhost
@@ -333,12 +218,12 @@ class RabbitRunInspector:
                 found.alarm = await management.alarms() or ""
                 self._info = await management.queue(vhost, self._queue) if self._queue else None
                 self._priority = await priority_above(management, self._info)
-                world = await _graph(management, vhost)
+                graph = await _graph(management, vhost)
         except HoldfastError as error:
             found.warnings.append(f"the management API could not be asked, checks are fewer; {error.message}")
             return None
         found.has_management = True
-        return world
+        return graph
 
 
 def not_there(exchange: str) -> str:
@@ -373,14 +258,125 @@ def _version(text: str) -> Version:
         return Version(3, 0)
 
 
-PATTERNS = ("*.dlq",)
-MANAGEMENT_PORTS = {5672: ("http", 15672), 5671: ("https", 15671)}
-LOOK_TIMEOUT_S = 10.0
-MS_PER_S = 1_000
-WAITS_IN_A_ROW_MAX = 10
+def cure(queue: str, vhost: str, version: Version, info: ManagedQueue | None, priority: int) -> str:
+    """In lines; a command has the last one to itself."""
+    if version < Version(4, 0):
+        return "a queue without x-delivery-limit, or a policy without delivery-limit"
+    own = info.arguments.get("x-delivery-limit") if info else None
+    if isinstance(own, int) and own >= 0:
+        return f"a queue that is declared without x-delivery-limit {own}, which no policy takes away"
+    definition = {"delivery-limit": -1}
+    if info is None:
+        replaced = " (a queue has one policy: a policy of lower priority that the queue has is no longer in force)"
+    elif info.policy:
+        # Whatever else it sets for this queue would be gone with it.
+        definition = {**info.effective_policy, **definition}
+        replaced = f" (a queue has one policy: this one is in place of '{info.policy}', whose settings it keeps)"
+    else:
+        replaced = ""
+    words = ["rabbitmqctl", "set_policy", "-p", vhost, "--priority", str(priority), "--apply-to", "queues"]
+    words += [f"no-limit.{queue}", f"^{re.escape(queue)}$", json.dumps(definition)]
+    return f"a policy{replaced}:\n{shlex.join(words)}"
 
 
-class _World:
+async def priority_above(management: Management, info: ManagedQueue | None) -> int:
+    """Of a policy that is in force instead of the one that the queue has."""
+    if info is None or not info.policy:
+        return 0
+    try:
+        policies = await management.policies(info.vhost)
+    except HoldfastError:
+        return PRIORITY_UNSEEN
+    return next((one.priority + 1 for one in policies if one.name == info.policy), PRIORITY_UNSEEN)
+
+
+async def find_rights(
+    connection: Connection,
+    publisher: RabbitPublisher,
+    queue: str,
+    table: RouteTable,
+    found: Preflight,
+    management: str | None,
+) -> list[Permission]:
+    """Of the user of this connection: to read the queue (if any), to take its lock, to write to every exchange.
+
+    The management API shows the rights of every user, but to administrators only. AMQP answers by refusing: a binding
+    that does not exist can be removed by whoever may write to its exchange, and an unroutable message comes back to
+    whoever may write to the default exchange; neither changes anything. Whether the queue may be read is seen when it
+    is consumed.
+    """
+    login = connection.address.login
+    shown = None
+    if management is not None and found.has_management and login.mechanism == "PLAIN":
+        shown = await _shown(management, login.vhost, login.user)
+    rights = []
+    if queue:
+        lock = lock_name(queue)
+        rights = [
+            Permission(verb="read", what=f"queue '{queue}'", given=_given(shown, "read", queue)),
+            Permission(verb="configure", what=f"its lock '{lock}'", given=_given(shown, "configure", lock)),
+        ]
+    for exchange in _exchanges(table, found):
+        if any(text.startswith(not_there(exchange)) for text in found.missing):
+            continue  # a binding to what is not there can be removed by everybody
+        given = _given(shown, "write", exchange or DEFAULT_EXCHANGE)
+        if given is None:
+            given = await (may_write(connection, exchange) if exchange else _may_write_by_default(publisher))
+        rights.append(
+            Permission(verb="write", what=f"exchange '{exchange}'" if exchange else "the default exchange", given=given)
+        )
+    return rights
+
+
+def _exchanges(table: RouteTable, found: Preflight) -> Iterable[str]:
+    names = dict.fromkeys(address.exchange for address in table.fixed_addresses())
+    if table.mode is Mode.SOURCE or found.delivery_limit is not None:
+        names[""] = None  # also for what goes back by a publish
+    return names
+
+
+async def _shown(management: str, vhost: str, user: str) -> ManagedPermission | None:
+    """None where nobody tells us: we are no administrator, or another service decides."""
+    try:
+        async with Management(management, timeout_s=TIMEOUT_S) as api:
+            return await api.permission(vhost, user)
+    except HoldfastError:
+        return None
+
+
+def _given(shown: ManagedPermission | None, verb: str, name: str) -> bool | None:
+    if shown is None:
+        return None
+    pattern: str = getattr(shown, verb)
+    try:
+        return bool(pattern) and re.search(pattern, name) is not None
+    except re.error:
+        return None  # the broker's expressions know more than ours
+
+
+async def may_write(connection: Connection, exchange: str) -> bool | None:
+    """Asked by removing a binding that cannot be there. The right to write is looked at before that to read."""
+    source = SOURCES[exchange == SOURCES[0]]
+    channel = await connection.channel(NoEvents())
+    try:
+        await channel.call(methods.ExchangeUnbind(destination=exchange, source=source, routing_key=uuid.uuid4().hex))
+    except BrokerRefused as error:
+        if error.reply_code != ACCESS_REFUSED:
+            return None
+        return f"exchange '{exchange}'" not in error.message
+    await connection.close_channel(channel)
+    return True
+
+
+async def _may_write_by_default(publisher: RabbitPublisher) -> bool | None:
+    nowhere = Outgoing("", f"holdfast.nowhere.{uuid.uuid4().hex}", properties.encode({}), b"")
+    outcome = (await publisher.publish([nowhere], timeout_s=TIMEOUT_S))[0]
+    if outcome.kind is OutcomeKind.RETURNED:
+        return True
+    return False if outcome.kind is OutcomeKind.REFUSED and outcome.code == ACCESS_REFUSED else None
+
+
+class _QueueGraph:
     """Queues with what holds for them, and their bindings."""
 
     def __init__(self, queues: dict[str, dict[str, Any]], graph: Graph) -> None:
@@ -467,17 +463,19 @@ class RabbitInspector:
     async def reach(self, addresses: Sequence[Destination]) -> dict[Destination, Reach]:
         found: dict[Destination, Reach] = {}
         async with await self._open() as connection:
-            world, trouble = await self._world(connection) if any(one.exchange for one in addresses) else (None, "")
+            graph, trouble = (
+                await self._find_graph(connection) if any(one.exchange for one in addresses) else (None, "")
+            )
             for address in dict.fromkeys(addresses):
-                found[address] = await _looked(connection, address, world, trouble)
+                found[address] = await _looked(connection, address, graph, trouble)
         return found
 
     async def ladder_s(self, addresses: Sequence[Destination]) -> float | None:
         async with await self._open() as connection:
-            world, _ = await self._world(connection)
-        if world is None:
+            graph, _ = await self._find_graph(connection)
+        if graph is None:
             return self._retries.ladder_s()
-        ladders = [self._of_address(world, address) for address in dict.fromkeys(addresses)]
+        ladders = [self._of_address(graph, address) for address in dict.fromkeys(addresses)]
         known = [ladder for ladder in ladders if ladder is not None]
         return max(known) if known and len(known) == len(ladders) else None
 
@@ -506,27 +504,27 @@ class RabbitInspector:
             raise
         return int(getattr(answer, "message_count", 0) or 0)
 
-    def _of_address(self, world: _World, address: Destination) -> float | None:
-        queues = world.reached(address)
-        ladders = [self._of_queue(world, queue) for queue in queues or ()]
+    def _of_address(self, graph: _QueueGraph, address: Destination) -> float | None:
+        queues = graph.reached(address)
+        ladders = [self._of_queue(graph, queue) for queue in queues or ()]
         known = [ladder for ladder in ladders if ladder is not None]
         return max(known) if known and len(known) == len(ladders) else self._retries.ladder_s()
 
-    def _of_queue(self, world: _World, queue: str, waits: int = 0) -> float | None:
-        if queue not in world.queues or waits > WAITS_IN_A_ROW_MAX:
+    def _of_queue(self, graph: _QueueGraph, queue: str, waits: int = 0) -> float | None:
+        if queue not in graph.queues or waits > WAITS_IN_A_ROW_MAX:
             return self._retries.ladder_s()
-        delay_s = world.delay_s(queue)
+        delay_s = graph.delay_s(queue)
         if delay_s is not None:  # a wait queue: it sits there first
-            further = [self._of_queue(world, name, waits + 1) for name in world.dead_from(queue) or ()]
+            further = [self._of_queue(graph, name, waits + 1) for name in graph.dead_from(queue) or ()]
             known = [ladder for ladder in further if ladder is not None]
             return delay_s + max(known) if known and len(known) == len(further) else None
-        if steps := world.waits_of(queue):
+        if steps := graph.waits_of(queue):
             return self._retries.ladder_s(steps)
         # What is rejected is dead at once, where the broker does it and there is no wait queue.
-        dead = world.dead_from(queue)
+        dead = graph.dead_from(queue)
         return self._retries.ladder_s() if self._retries.delays_s or not dead else 0.0
 
-    async def _world(self, connection: Connection) -> tuple[_World | None, str]:
+    async def _find_graph(self, connection: Connection) -> tuple[_QueueGraph | None, str]:
         """What the management API shows, or why it shows nothing."""
         if self._management is None:
             return None, "there is no management API in the settings"
@@ -540,24 +538,24 @@ class RabbitInspector:
                 queues = await api.queues(vhost)
         except HoldfastError as error:
             return None, f"the management API could not be asked; {error.message}"
-        return _World({one.name: effective(one.arguments, one.effective_policy) for one in queues}, graph), ""
+        return _QueueGraph({one.name: effective(one.arguments, one.effective_policy) for one in queues}, graph), ""
 
 
-async def _looked(connection: Connection, address: Destination, world: _World | None, trouble: str) -> Reach:
+async def _looked(connection: Connection, address: Destination, graph: _QueueGraph | None, trouble: str) -> Reach:
     exchange, key = address.exchange, address.routing_key
     if not exchange:
         why = await _refusal(connection, methods.QueueDeclare(queue=key, passive=True))
         return Reach(why=why, queues=() if why else (key,))
     if why := await _refusal(connection, methods.ExchangeDeclare(exchange=exchange, passive=True)):
         return Reach(why=why, queues=())
-    if world is None:
+    if graph is None:
         seen = "is seen only when letters are published, and what an alternate exchange takes not even then"
         return Reach(note=f"whether {address} routes {seen}: {trouble}")
-    reached = world.reached(address)
+    reached = graph.reached(address)
     if reached is None:
         return Reach(note=f"whether {address} routes depends on headers and was not checked")
     nowhere = f"exchange '{exchange}' routes key '{key}' to no queue"
-    if other := world.only_alternate(address):
+    if other := graph.only_alternate(address):
         # It would be confirmed, and lie where nobody looks for it.
         return Reach(why=f"{nowhere}: only the alternate exchange '{other}' takes it", queues=())
     return Reach(why="" if reached else nowhere, queues=tuple(sorted(reached)))
