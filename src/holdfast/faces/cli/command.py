@@ -1,9 +1,7 @@
 """How a command is made: from a function whose first parameter is the CommandContext, or from a request.
 
 `command` registers a function; `asks` makes a command that asks one request and shows its reply. The shared options
-come by themselves. This is the place where the command line enters asyncio, on the loop that the server has too.
-
-A mistake in what was typed is bad usage, whatever the command; it is checked before anything begins.
+come by themselves. What was typed is checked before anything begins: a mistake in it is bad usage. This is the place where the command line enters asyncio, on the loop that the server has too.
 """
 
 from __future__ import annotations
@@ -24,7 +22,49 @@ from holdfast.core.moments import parse_duration
 from holdfast.core.requests.declare import Request
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode, report
-from holdfast.faces.cli.output import Output, forget_stdout, one_line
+from holdfast.faces.cli.output import forget_stdout, one_line
+
+Body = Callable[..., Coroutine[Any, Any, ExitCode | None]]
+B = TypeVar("B", bound=Body)
+
+PANEL = "Shared options"
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        help="A storage, opened in this process (sqlite:///FOLDER, postgresql://…, memory://), or a server "
+        "(http://…). Also HOLDFAST_URL.",
+        rich_help_panel=PANEL,
+        show_default=False,
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="A file with the server's token. Also HOLDFAST_TOKEN.", rich_help_panel=PANEL),
+]
+CaFile = Annotated[
+    Path | None,
+    typer.Option(help="A PEM file with the certificate that signed an https server's.", rich_help_panel=PANEL),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="The configuration file; ./holdfast.toml if it is there. Also HOLDFAST_CONFIG.", rich_help_panel=PANEL
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, errors as JSON on stderr.", rich_help_panel=PANEL)]
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+CONFIG_PARAMETER = inspect.Parameter("config", _KEYWORD, default=None, annotation=Config)
+JSON_PARAMETER = inspect.Parameter("as_json", _KEYWORD, default=False, annotation=Json)
+SHARED = (
+    inspect.Parameter("url", _KEYWORD, default=None, annotation=Url),
+    inspect.Parameter("token_file", _KEYWORD, default=None, annotation=TokenFile),
+    inspect.Parameter("ca_file", _KEYWORD, default=None, annotation=CaFile),
+    CONFIG_PARAMETER,
+    JSON_PARAMETER,
+)
+S = TypeVar("S", bound=Callable[..., ExitCode | None])
 
 
 def parse_moment(text: str, *, option: str) -> datetime:
@@ -68,48 +108,6 @@ def read_file(path: Path, *, bytes_max: int) -> bytes:
     if len(data) > bytes_max:
         raise BadUsage(f"file is too large; '{path}' has more than {bytes_max} bytes")
     return data
-
-
-Body = Callable[..., Coroutine[Any, Any, ExitCode | None]]
-B = TypeVar("B", bound=Body)
-
-PANEL = "Shared options"
-
-Url = Annotated[
-    str | None,
-    typer.Option(
-        help="A storage, opened in this process (sqlite:///FOLDER, postgresql://…, memory://), or a server "
-        "(http://…). Also HOLDFAST_URL.",
-        rich_help_panel=PANEL,
-        show_default=False,
-    ),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(help="A file with the server's token. Also HOLDFAST_TOKEN.", rich_help_panel=PANEL),
-]
-CaFile = Annotated[
-    Path | None,
-    typer.Option(help="A PEM file with the certificate that signed an https server's.", rich_help_panel=PANEL),
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        help="The configuration file; ./holdfast.toml if it is there. Also HOLDFAST_CONFIG.", rich_help_panel=PANEL
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, errors as JSON on stderr.", rich_help_panel=PANEL)]
-
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
-CONFIG_PARAMETER = inspect.Parameter("config", _KEYWORD, default=None, annotation=Config)
-JSON_PARAMETER = inspect.Parameter("as_json", _KEYWORD, default=False, annotation=Json)
-SHARED = (
-    inspect.Parameter("url", _KEYWORD, default=None, annotation=Url),
-    inspect.Parameter("token_file", _KEYWORD, default=None, annotation=TokenFile),
-    inspect.Parameter("ca_file", _KEYWORD, default=None, annotation=CaFile),
-    CONFIG_PARAMETER,
-    JSON_PARAMETER,
-)
 
 
 def command(
@@ -159,11 +157,6 @@ class CommandOption(NamedTuple):
     metavar: str = ""
     default: Any = ...
     check: Callable[..., object] | None = None
-
-
-Q = TypeVar("Q", bound=Request[Any])
-Show = Callable[[Output, Q, Any], ExitCode | None]
-S = TypeVar("S", bound=Callable[..., ExitCode | None])
 
 
 def asks(

@@ -49,6 +49,7 @@ NAMES = {"reason": "death_reason"}
 HEADER = "NAME, or NAME=VALUE of a header."
 
 Filtered = Callable[..., Coroutine[Any, Any, ExitCode | None]]
+LOST = ("restore", "discarded")
 
 
 def filtered(body: Filtered) -> Filtered:
@@ -274,7 +275,6 @@ async def _only_counted(
     return ExitCode.BAD_USAGE
 
 
-LOST = ("restore", "discarded")
 _action("archive", "captured", requests.ArchiveLetters)
 _action("restore", "archived", requests.RestoreLetters)
 _action("discard", "captured", requests.DiscardLetters)

@@ -50,6 +50,8 @@ COLLECTING = (
     *SHARED,
 )
 ID = CommandOption(name="transaction", metavar="TRANSACTION")
+#: Nothing more comes after these.
+ENDS = frozenset(state.value for state in TransactionState if state.is_end)
 
 
 @command(
@@ -90,10 +92,6 @@ async def start(
     session.out.document(begun)
     session.out.say(f"{begun.id} is {begun.state}" + (f"; {begun.reason}" if begun.reason else ""))
     return ExitCode.FAILED if begun.state in {"failed", "abandoned"} else None
-
-
-#: Nothing more comes after these.
-ENDS = frozenset(state.value for state in TransactionState if state.is_end)
 
 
 async def watched(session: CommandContext, results: RequestClient, transaction: str) -> requests.ResultView:

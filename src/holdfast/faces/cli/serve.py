@@ -24,6 +24,12 @@ EXAMPLE = """Example:
 
   $ holdfast serve --url postgresql://holdfast@db/holdfast --listen 0.0.0.0:8470 --tls-cert c.pem --tls-key k.pem"""
 
+_SHARED = (
+    inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Url),
+    CONFIG_PARAMETER,
+    JSON_PARAMETER,
+)
+
 
 @app.command("serve", epilog=EXAMPLE)
 def serve(
@@ -86,13 +92,6 @@ def serve(
 
 def _announce_json(text: str) -> None:
     typer.echo(msgspec.json.encode({"announcement": text}))
-
-
-_SHARED = (
-    inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Url),
-    CONFIG_PARAMETER,
-    JSON_PARAMETER,
-)
 
 
 @command(groups["config"], "show", example="holdfast config show --explain", shared=_SHARED)

@@ -1,7 +1,4 @@
-"""State 1: headers and payloads are taken in until the index says that everything is there.
-
-Header messages: each is kept in the index before it is acked, and contradictions are parked.
-"""
+"""A transaction that is *awaiting*: headers and payloads are taken in until the index says that everything is there."""
 
 from __future__ import annotations
 
@@ -33,10 +30,16 @@ from holdfast.telemetry.events import emit
 
 BATCH_COUNT_MAX = 16
 EXCESS_COUNT_MAX = 100
+GAP_LOOK_S_MAX = 5.0
+HEADERS_COUNT_MAX = 16
+LOOK_S = 1.0
 
 
 class Headers:
-    """Takes the header messages of a transaction until it is stopped."""
+    """Takes the header messages of a transaction until it is stopped.
+
+    Each is kept in the index before it is acked, and contradictions are parked.
+    """
 
     def __init__(self, work: OwnedTransaction, consumer: Consumer, *, on_change: Callable[[], None]) -> None:
         self._work = work
@@ -96,11 +99,6 @@ async def park_part(work: OwnedTransaction, part: Part, reason: str) -> None:
         "source-queue": work.payload_queue,
     }
     await work.patience.until_done(lambda: work.park(body, attributes=attributes, reason=reason))
-
-
-GAP_LOOK_S_MAX = 5.0
-HEADERS_COUNT_MAX = 16
-LOOK_S = 1.0
 
 
 async def await_results(work: OwnedTransaction) -> None:

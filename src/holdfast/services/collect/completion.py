@@ -1,10 +1,8 @@
-"""After the end: queues are drained and deleted, stray blobs removed; of a failed transaction the index as well.
+"""The end of a transaction: its notice while it is *sending*, and then, however it ended, what it leaves is cleared.
 
+Manifest and notice are made from the index alone, which no longer changes, so that a second try after a crash makes the
+same bytes. Then the queues are drained and deleted, stray blobs removed; of a failed transaction the index as well.
 Draining loses nothing: a leftover is a known duplicate, or it is parked. A queue is deleted only when it is empty.
-
-State 2: the manifest is written, and the notice that names it is published with confirm.
-
-Both are made from the index alone, which no longer changes, so that a second try after a crash makes the same bytes.
 """
 
 from __future__ import annotations
@@ -37,6 +35,9 @@ from holdfast.services.collect.transaction import OwnedTransaction
 PAGE_COUNT_MAX = 1_000
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
+DRAIN_IDLE_S = 0.05
+DELETE_TRIES_MAX = 40
+FORGET_COUNT_MAX = 1_000
 
 
 async def manifest_lines(work: OwnedTransaction) -> AsyncIterator[bytes]:
@@ -53,7 +54,7 @@ async def manifest_lines(work: OwnedTransaction) -> AsyncIterator[bytes]:
 
 
 async def send_completion(work: OwnedTransaction) -> None:
-    """Write the manifest and publish the notice."""
+    """Write the manifest, and publish the notice that names it, with confirm."""
     manifest = await work.patience.until_done(lambda: put_manifest(work))
     if not work.transaction.notify:
         return
@@ -100,11 +101,6 @@ async def notice(work: OwnedTransaction, manifest: dict[str, object]) -> bytes:
         text = b"".join([lines async for lines in manifest_lines(work)])
         told["parts"] = [msgspec.Raw(line) for line in text.splitlines()[1:]]
     return _encode(told)
-
-
-DRAIN_IDLE_S = 0.05
-DELETE_TRIES_MAX = 40
-FORGET_COUNT_MAX = 1_000
 
 
 async def clear(work: OwnedTransaction) -> None:

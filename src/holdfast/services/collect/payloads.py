@@ -3,8 +3,6 @@
 They go in small groups, several at a time: a group shares its fsyncs, its commit and its ack, and what fails of it goes
 on alone. Memory is bounded by what is taken: at most twice `uploads_max` messages of a transaction are here at a time,
 and fewer when they are large. Whatever fails for now is tried again with the message still held.
-
-Index writes that wait at the same time go into one commit.
 """
 
 from __future__ import annotations
@@ -27,6 +25,12 @@ from holdfast.stores.collect import CollectStore, PartsStored
 from holdfast.telemetry.events import emit
 
 BATCH_COUNT_MAX = 256
+#: Less is hashed sooner than a thread is woken.
+THREAD_BYTES_MIN = 64 * 1024
+#: How many are taken before it is known how large they are.
+FIRST_COUNT_MAX = 4
+#: How many groups are on their way when there is enough to do.
+GROUPS_COUNT = 4
 
 
 class _Group:
@@ -38,7 +42,7 @@ class _Group:
 
 
 class IndexWriter:
-    """Writes the parts of one transaction. The first waiter commits for all who came in the meantime."""
+    """Writes the parts of one transaction: what waits at the same time goes into one commit, which the first makes."""
 
     def __init__(self, index: CollectStore, transaction: str, *, fence: int) -> None:
         self._index = index
@@ -80,14 +84,6 @@ class IndexWriter:
             own = [next(winners) for _ in group.parts]
             if not group.future.done():
                 group.future.set_result((own, put))
-
-
-#: Less is hashed sooner than a thread is woken.
-THREAD_BYTES_MIN = 64 * 1024
-#: How many are taken before it is known how large they are.
-FIRST_COUNT_MAX = 4
-#: How many groups are on their way when there is enough to do.
-GROUPS_COUNT = 4
 
 
 class NewPart(Struct, frozen=True):

@@ -1,9 +1,4 @@
-"""What everybody who works on one transaction shares.
-
-How much the collector does at a time, and how long it waits.
-
-Doing a thing until it works: what fails for now is tried again, with growing waits.
-"""
+"""What everybody who works on one transaction shares: the collector's limits, its means, and the transaction itself."""
 
 from __future__ import annotations
 
@@ -35,9 +30,22 @@ from holdfast.ports.broker import Broker, Consumer, Subscription, check_settled
 from holdfast.stores.collect import CollectStore
 from holdfast.telemetry.events import emit
 
+T = TypeVar("T")
+
+COLLECTOR = "collector"
+REASON, ERROR_TYPE = "contradiction", "Contradiction"
+#: The broker will never take this message as it is.
+PRECONDITION_FAILED = 406
+
+#: What another attempt may cure.
+FOR_NOW = (TryAgain, Unreachable, BrokerError, ShuttingDown)
+
 
 class CollectLimits(Struct, frozen=True, kw_only=True):
-    """Every number with its unit. Uploads are counted over the whole collector, messages held per transaction."""
+    """How much the collector does at a time, and how long it waits: every number with its unit.
+
+    Uploads are counted over the whole collector, messages held per transaction.
+    """
 
     uploads_max: int = 16
     uploads_bytes_max: int = 64 * 2**20
@@ -62,19 +70,8 @@ class CollectLimits(Struct, frozen=True, kw_only=True):
                 raise Invalid(f"{name} is invalid; it must be more than nothing")
 
 
-T = TypeVar("T")
-
-COLLECTOR = "collector"
-REASON, ERROR_TYPE = "contradiction", "Contradiction"
-#: The broker will never take this message as it is.
-PRECONDITION_FAILED = 406
-
-#: What another attempt may cure.
-FOR_NOW = (TryAgain, Unreachable, BrokerError, ShuttingDown)
-
-
 class Retrier:
-    """The waits of one transaction."""
+    """Does a thing until it works: what fails for now is tried again, with growing waits."""
 
     def __init__(self, transaction: str, limits: CollectLimits) -> None:
         self._transaction = transaction

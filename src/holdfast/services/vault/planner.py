@@ -1,9 +1,6 @@
 """Plan, then execute: a plan freezes which letters go where; executing does exactly that, or says what has changed.
 
-How many letters may go next: by the rate, and by what the canary has seen come back so far.
-
-A canary watches the dead-letter queues where its letters would come back. `auto` is as long as a letter that fails
-every attempt takes until it is there, and a little more.
+A plan's rate and its canary belong to it: `Pace` and `Canaries` hold a task to them.
 """
 
 from __future__ import annotations
@@ -50,6 +47,10 @@ CANARY_STEP_S = 0.5
 AUTO_S = 90.0
 #: What `auto` adds to the retry ladder of the target.
 MARGIN_S = 30.0
+PAGE_COUNT = 1_000
+#: What a redrive without a rate limit is taken to reach, for the estimate.
+RATE_PER_S_ASSUMED = 2_000
+SEPARATOR = "\x1f"
 
 
 class CanarySent(Protocol):
@@ -116,7 +117,10 @@ def canary_note(wish: PlanOptions, wait: str) -> list[str]:
 
 
 class Canaries:
-    """Watches what was sent so far."""
+    """Watches the dead-letter queues where the letters of a canary would come back.
+
+    `auto` is as long as a letter that fails every attempt takes until it is there, and a little more.
+    """
 
     def __init__(self, custody: Custody, redrive: RedriveTask, *, is_closing: Callable[[], bool]) -> None:
         self._custody = custody
@@ -144,7 +148,7 @@ class Canaries:
 
 
 class Pace:
-    """How many letters may go next."""
+    """How many letters may go next: by the rate, and by what the canary has seen come back so far."""
 
     def __init__(self, redrive: RedriveTask) -> None:
         self._rate = redrive.wish.max_per_s
@@ -178,12 +182,6 @@ class Pace:
         """More may go."""
         if self._canary:
             self._allowed = max(self._allowed + 1, round(self._allowed * self._canary.widen))
-
-
-PAGE_COUNT = 1_000
-#: What a redrive without a rate limit is taken to reach, for the estimate.
-RATE_PER_S_ASSUMED = 2_000
-SEPARATOR = "\x1f"
 
 
 class PlannedLetter(NamedTuple):
