@@ -93,12 +93,8 @@ class TokenService:
         """Read them (again): another server may have changed them."""
         self._by_hash = {token.hash: token for token in await self._vault.tokens.all()}
 
-    def caller(self, token: bytes) -> Caller | None:
-        """Whose token this is; None for one that is unknown, revoked or past its time."""
-        return self.caller_by_hash(hashlib.sha256(token).hexdigest())
-
     def caller_by_hash(self, digest: str) -> Caller | None:
-        """The same, for who knows the hash alone: a session."""
+        """Whose token has this hash; None for one that is unknown, revoked or past its time."""
         found = self._by_hash.get(digest)
         if found is None or not hmac.compare_digest(found.hash, digest) or found.revoked_at is not None:
             return None
