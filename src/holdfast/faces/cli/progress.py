@@ -93,8 +93,8 @@ def bar(as_json: bool, limit: int | None = None) -> Iterator[ProgressOutput]:
     Sentences go to stdout, as JSON lines to stderr; progress to a bar, or to stderr as JSON lines.
     """
     if sys.stderr.isatty() and not as_json:
-        with _terminal(limit) as ways:
-            yield ways
+        with _terminal(limit) as output:
+            yield output
         return
     yield ProgressOutput(_say_json if as_json else _say_text, _lines(), _say_json)
 

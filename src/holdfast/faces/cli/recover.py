@@ -237,9 +237,9 @@ async def _recover_broker(context: CommandContext, options: RecoverOptions, limi
     from holdfast.wiring import SystemClock, journals, ledger_of, open_backup, somebody, source_of
 
     url, name = options.url, options.dead_queue
-    table, places = options.table(), None
+    table, journal_paths = options.table(), None
     if not options.dry_run and not options.from_backup:
-        places = journals(context.settings, url, name, file=options.journal, keeps=not options.no_journal)
+        journal_paths = journals(context.settings, url, name, file=options.journal, keeps=not options.no_journal)
     order = RecoveryOrder(
         dead_queue=name,
         table=table,
@@ -249,15 +249,15 @@ async def _recover_broker(context: CommandContext, options: RecoverOptions, limi
         keep_unroutable=options.keep_unroutable,
         strict=options.strict,
         run=new_run(),
-        journal_file=str((places and places.own) or ""),
+        journal_file=str((journal_paths and journal_paths.own) or ""),
         backup_file=str(options.from_backup or ""),
     )
     entry = RunRecord(run=order.run, by=options.by or somebody(), dead_queue=name, source=source_of(url, name))
     clock = SystemClock()
     # The journal ends last: until the summary is said, it has what only this run knows.
-    with _open_report(options.report) as report, kept_journal(places, order) as kept:
-        with bar(context.as_json, limits.limit) as ways:
-            notices = Notices(*ways)
+    with _open_report(options.report) as report, kept_journal(journal_paths, order) as kept:
+        with bar(context.as_json, limits.limit) as output:
+            notices = Notices(*output)
 
             async def run() -> Summary:
                 with signals(notices) as begin:
@@ -305,8 +305,8 @@ async def _recover_embedded(context: CommandContext, options: RecoverOptions, li
     entry = RunRecord(run=new_run(), by=options.by or somebody(), dead_queue=name, source=source_of(url, name))
     clock = SystemClock()
     with _open_report(options.report) as report:
-        with bar(context.as_json, limits.limit) as ways:
-            notices = Notices(*ways)
+        with bar(context.as_json, limits.limit) as output:
+            notices = Notices(*output)
 
             async def run() -> Summary:
                 with signals(notices) as begin:
