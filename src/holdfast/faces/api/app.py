@@ -46,9 +46,7 @@ def make_app(
 
     async def health(request: Request) -> Response:
         authenticator.check_page(request.scope)
-        status, body = health_of(
-            manager, version, standing=standing_captures(vault_app) if vault_app is not None else []
-        )
+        status, body = health_of(manager, version, standing=[] if vault_app is None else standing_captures(vault_app))
         return Response(body, status, media_type="application/health+json")
 
     async def metrics(request: Request) -> Response:
