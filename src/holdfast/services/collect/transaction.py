@@ -1,9 +1,4 @@
-"""What everybody who works on one transaction shares.
-
-How much the collector does at a time, and how long it waits.
-
-Doing a thing until it works: what fails for now is tried again, with growing waits.
-"""
+"""What everybody who works on one transaction shares: the collector's limits, its means, and the transaction itself."""
 
 from __future__ import annotations
 
@@ -35,9 +30,22 @@ from holdfast.ports.broker import Broker, Consumer, Subscription, check_settled
 from holdfast.stores.collect import CollectStore
 from holdfast.telemetry.events import emit
 
+T = TypeVar("T")
+
+COLLECTOR = "collector"
+REASON, ERROR_TYPE = "contradiction", "Contradiction"
+#: The broker will never take this message as it is.
+PRECONDITION_FAILED = 406
+
+#: What another attempt may cure.
+FOR_NOW = (TryAgain, Unreachable, BrokerError, ShuttingDown)
+
 
 class CollectLimits(Struct, frozen=True, kw_only=True):
-    """Every number with its unit. Uploads are counted over the whole collector, messages held per transaction."""
+    """How much the collector does at a time, and how long it waits: every number with its unit.
+
+    Uploads are counted over the whole collector, messages held per transaction.
+    """
 
     uploads_max: int = 16
     uploads_bytes_max: int = 64 * 2**20
@@ -62,19 +70,8 @@ class CollectLimits(Struct, frozen=True, kw_only=True):
                 raise Invalid(f"{name} is invalid; it must be more than nothing")
 
 
-T = TypeVar("T")
-
-COLLECTOR = "collector"
-REASON, ERROR_TYPE = "contradiction", "Contradiction"
-#: The broker will never take this message as it is.
-PRECONDITION_FAILED = 406
-
-#: What another attempt may cure.
-FOR_NOW = (TryAgain, Unreachable, BrokerError, ShuttingDown)
-
-
 class Retrier:
-    """The waits of one transaction."""
+    """Does a thing until it works: what fails for now is tried again, with growing waits."""
 
     def __init__(self, transaction: str, limits: CollectLimits) -> None:
         self._transaction = transaction
@@ -163,15 +160,15 @@ class OwnedTransaction:
     """One transaction that is ours, under one fence."""
 
     def __init__(
-        self, tools: CollectContext, transaction: Transaction, *, on_move: Callable[[], None] = lambda: None
+        self, context: CollectContext, transaction: Transaction, *, on_move: Callable[[], None] = lambda: None
     ) -> None:
         self.on_move = on_move
-        self.tools = tools
+        self.context = context
         self.transaction = transaction
         self.id = transaction.id
         self.fence = transaction.fence
         self.header_queue, self.payload_queue = queue_names(transaction.id)
-        self.patience = Retrier(transaction.id, tools.limits)
+        self.retrier = Retrier(transaction.id, context.limits)
         self.stand: Mapping[str, SeriesState] = {}
         self.progress_s = time.monotonic()
 
@@ -180,7 +177,7 @@ class OwnedTransaction:
         return Subscription(
             queue=queue,
             prefetch=count_max,
-            bytes_max=self.tools.limits.uploads_bytes_max,
+            bytes_max=self.context.limits.uploads_bytes_max,
             consumer=COLLECTOR,
             dead_queue=DEAD_QUEUE,
         )
@@ -188,17 +185,17 @@ class OwnedTransaction:
     async def declare(self) -> None:
         """Make its queues and the dead queue; what is there stays as it is."""
         for queue in (self.header_queue, self.payload_queue):
-            await self.tools.broker.declare(self.subscription(queue, count_max=1))
+            await self.context.broker.declare(self.subscription(queue, count_max=1))
 
     async def send(self, address: str, body: bytes, *, message_id: str, attributes: Mapping[str, object]) -> None:
         """Returns when it is stored there. Raises MessageRefused for good, BrokerError for now."""
-        broker = self.tools.broker
+        broker = self.context.broker
         message = Message(body=body, id=message_id, headers=attributes)
         await publish(broker, broker.write(message, address_of(address, broker)))
 
     async def park(self, body: bytes, *, attributes: Mapping[str, object], reason: str) -> None:
         """Put a message that was taken in before into the dead queue. Raises as `send`, and QueueMissing."""
-        broker = self.tools.broker
+        broker = self.context.broker
         queue = str(attributes.get("source-queue", ""))
         death = DeathStory(queue=queue, reason=REASON, error_type=ERROR_TYPE, error_message=reason)
         message = Message(body=body, headers=attributes)
@@ -212,7 +209,7 @@ class OwnedTransaction:
         async def once() -> None:
             check_settled(await consumer.ack([delivery]))
 
-        await self.patience.settle(once)
+        await self.retrier.settle(once)
 
     def learn(self, stand: Mapping[str, SeriesState]) -> None:
         """How the series stand as of a commit. Commits are answered in order, so the last one is the newest."""

@@ -1,9 +1,8 @@
 """Runs consumers: delivery → handler → decide() → settle.
 
 A message is settled once its handler has answered and the broker has what follows from that; until then it is held.
-What cannot be settled is tried again with back-off and turns the health red; at a stop it goes back.
-
-Runs one handler once: on the event loop, or in a thread of its own. Whatever it raises is an answer.
+What cannot be settled is tried again with back-off and turns the health red; at a stop it goes back. A handler runs on
+the event loop or in a thread of its own, once for each attempt, and whatever it raises is an answer.
 """
 
 from __future__ import annotations
@@ -34,6 +33,9 @@ T = TypeVar("T")
 _loop: ContextVar[asyncio.AbstractEventLoop] = ContextVar("the event loop that started this thread")
 
 Handler: TypeAlias = Callable[[Message], Awaitable[object] | object]
+CONCURRENCY_MAX = 1_000
+BACKOFF = Backoff(first_s=0.1, delay_s_max=30.0)
+GIVE_BACK_TIMEOUT_S = 5.0
 
 
 class OutOfTime(Exception):
@@ -106,11 +108,6 @@ def call_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     """Await something on the event loop, from the thread of a handler."""
     loop = _loop.get(None)
     return asyncio.run(coroutine) if loop is None else asyncio.run_coroutine_threadsafe(coroutine, loop).result()
-
-
-CONCURRENCY_MAX = 1_000
-BACKOFF = Backoff(first_s=0.1, delay_s_max=30.0)
-GIVE_BACK_TIMEOUT_S = 5.0
 
 
 class ConsumerPlan(Struct, frozen=True, kw_only=True):

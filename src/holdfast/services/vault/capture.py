@@ -5,11 +5,6 @@ anything else is a new letter, whatever its message id. The note comes before th
 out unnoted would be taken for an equal twin that was never stored, and that twin would be lost. So a crash between note
 and ack makes duplicates instead. What the vault cannot take goes to its list of failed imports, with its body, and is
 acked: it never comes round again.
-
-A fingerprint function of the user's own: loaded once, at the start, and never trusted with a letter's safety.
-
-It gets the message type and the story of the death, and answers with a `Fingerprint`. One that fails or answers
-something else does not hold up a capture: the letter is grouped by the built-in function, and the failure is told.
 """
 
 from __future__ import annotations
@@ -58,9 +53,28 @@ from holdfast.stores.letters import Stored
 from holdfast.stores.vault import Vault
 from holdfast.telemetry.events import emit
 
+BATCH_COUNT_MAX = 1_000
+BATCH_BYTES_MAX = 16 * 1024 * 1024
+IDLE_S = 1.0
+TRIES_MAX = 8
+WAITS = Backoff(first_s=0.1, delay_s_max=10.0)
+#: How many letters may be ours at a time.
+PREFETCH_MAX = 4_000
+COUNT_MAX = 10_000_000
+#: Up to so many are taken before the first is acked.
+HELD_COUNT_MAX = 1_000
+HELD_BYTES_MAX = 64 * 1024 * 1024
+#: A blob that no letter has claimed for so long is deleted.
+CLAIM_S = 24 * 3600.0
+
 
 def load_fingerprint(target: str | None) -> Fingerprinter:
-    """The function that MODULE:FUNCTION names, made safe; without one the built-in. Raises CannotStart."""
+    """The function that MODULE:FUNCTION names, made safe; without one the built-in. Raises CannotStart.
+
+    It is loaded once, at the start, and never trusted with a letter's safety. It gets the message type and the story of
+    the death, and answers with a `Fingerprint`. One that fails or answers something else does not hold up a capture:
+    the letter is grouped by the built-in function, and the failure is told.
+    """
     if target is None:
         return fingerprint
     module_name, colon, name = target.partition(":")
@@ -113,21 +127,6 @@ def _is_good(answer: object) -> bool:
         return False
     texts: tuple[object, ...] = (answer.key, answer.title)  # whatever somebody put there
     return all(isinstance(text, str) for text in texts) and bool(answer.key.strip())
-
-
-BATCH_COUNT_MAX = 1_000
-BATCH_BYTES_MAX = 16 * 1024 * 1024
-IDLE_S = 1.0
-TRIES_MAX = 8
-WAITS = Backoff(first_s=0.1, delay_s_max=10.0)
-#: How many letters may be ours at a time.
-PREFETCH_MAX = 4_000
-COUNT_MAX = 10_000_000
-#: Up to so many are taken before the first is acked.
-HELD_COUNT_MAX = 1_000
-HELD_BYTES_MAX = 64 * 1024 * 1024
-#: A blob that no letter has claimed for so long is deleted.
-CLAIM_S = 24 * 3600.0
 
 
 class Capture:

@@ -1,11 +1,4 @@
-"""Redrive out of the vault: tasks that survive their process and go on in another, and what operators say to them.
-
-One task at work: lease, publish with confirm, settle. While a batch is on its way, the one before is settled and the
-next one is leased and read.
-
-What is confirmed is settled, what is known not to be stored goes back to *captured*, and what is unknown stays and is
-repeated under the same id. An outcome is kept until the vault has it: a vault that is away for a moment makes no copy.
-"""
+"""Redrive out of the vault: tasks that survive their process and go on in another, and what operators say to them."""
 
 from __future__ import annotations
 
@@ -39,6 +32,12 @@ CHUNKS_AT_ONCE = 2
 LEASE_S = 120.0
 WAITS = Backoff(first_s=0.2, delay_s_max=10.0)
 FRUITLESS_ROUNDS_MAX = 100
+LIST_COUNT_MAX = 1_000
+#: Who runs a task says so again and again; who was silent for so long is taken for dead.
+HOLD_S = 15.0
+BEAT_S = 3.0
+WAIT_FOR_HOLD_S = 1.0
+RELEASE_COUNT_MAX = 2_000
 
 
 class _Batch(Struct, frozen=True):
@@ -56,7 +55,12 @@ class _Outcome(Struct, frozen=True):
 
 
 class Redriving:
-    """`await Redriving(custody, redrive, ...).run()`."""
+    """One task at work, by `run`: lease, publish with confirm, settle.
+
+    While a batch is on its way, the one before is settled and the next one is leased and read. What is confirmed is
+    settled, what is known not to be stored goes back to *captured*, and what is unknown stays and is repeated under the
+    same id. An outcome is kept until the vault has it: a vault that is away for a moment makes no copy.
+    """
 
     def __init__(self, custody: Custody, redrive: RedriveTask, *, is_closing: Callable[[], bool]) -> None:
         self._custody = custody
@@ -227,14 +231,6 @@ def _settled(letter: int, outcome: Outcome) -> Settled:
     is_known = outcome.kind in (OutcomeKind.RETURNED, OutcomeKind.REFUSED)
     why = f"{outcome.kind.value}: {outcome.text or outcome.code}"
     return Settled(letter, "failed" if is_known else "unknown", why)
-
-
-LIST_COUNT_MAX = 1_000
-#: Who runs a task says so again and again; who was silent for so long is taken for dead.
-HOLD_S = 15.0
-BEAT_S = 3.0
-WAIT_FOR_HOLD_S = 1.0
-RELEASE_COUNT_MAX = 2_000
 
 
 class RedriveRunner:
