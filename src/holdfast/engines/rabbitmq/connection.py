@@ -52,6 +52,10 @@ ACCESS_REFUSED, NOT_ALLOWED = 403, 530
 LIMIT_S = 600.0
 
 Close: TypeAlias = ChannelClosedByBroker | ConnectionClosedByBroker | None
+CLOSE_TIMEOUT_S = 5.0
+#: A read of so many bytes is worth its cost: more is likely to be there already.
+READ_BYTES_ENOUGH = 64 * 2**10
+ACCESS_REFUSED, NOT_ALLOWED = 403, 530
 
 
 class Listener(Protocol):

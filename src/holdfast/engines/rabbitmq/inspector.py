@@ -4,6 +4,10 @@ and how long a letter that fails there takes to be dead again). Nothing here cha
 
 AMQP tells whether queues and exchanges are there. What they are bound to, their type, limits and delays only the
 management API can say; without it the delivery limit is assumed from the broker's version, on the safe side.
+
+The management API shows the rights of every user, but to administrators only. AMQP answers by refusing: a binding that
+does not exist can be removed by whoever may write to its exchange, and an unroutable message comes back to whoever may
+write to the default exchange; neither changes anything. Whether the queue may be read is seen when it is consumed.
 """
 
 from __future__ import annotations
@@ -53,6 +57,220 @@ MANAGEMENT_PORTS = {5672: ("http", 15672), 5671: ("https", 15671)}
 LOOK_TIMEOUT_S = 10.0
 MS_PER_S = 1_000
 WAITS_IN_A_ROW_MAX = 10
+
+
+class RabbitInspector:
+    """See `ports.broker.Inspector`; on connections of its own. Known are the queues named, and those of the patterns.
+
+    AMQP tells whether queues and exchanges are there; bindings and delays only the management API can say.
+    """
+
+    def __init__(
+        self,
+        address: BrokerUrl,
+        management: str | None,
+        *,
+        known: Sequence[str] = (),
+        patterns: Sequence[str] = PATTERNS,
+        retries: Retries | None = None,
+    ) -> None:
+        self._address = address
+        self._management = management
+        self._known = tuple(known)
+        self._patterns = tuple(patterns)
+        self._retries = retries or Retries()
+
+    async def queues(self) -> list[QueueFacts]:
+        if self._management is None:
+            found = [await self.queue(name) for name in self._known]
+            return [replace(one, source_queue=await self._source(one.queue)) for one in found if one is not None]
+        async with Management(self._management) as api:
+            infos = await api.queues(self._address.login.vhost)
+        names = {info.name for info in infos}
+        dead = [_facts(info) for info in infos if self._knows(info.name)]
+        return [replace(one, source_queue=_source(one.queue) if _source(one.queue) in names else "") for one in dead]
+
+    async def queue(self, name: str) -> QueueFacts | None:
+        if not self._knows(name):
+            return None
+        try:
+            if self._management is not None:
+                async with Management(self._management) as api:
+                    return _facts(await api.queue(self._address.login.vhost, name))
+            ready = await self._ready(name)
+        except BrokerRefused as error:
+            if error.reply_code == NOT_FOUND:
+                return None
+            raise
+        return None if ready is None else QueueFacts(queue=name, ready=ready, note="its delivery limit is not known")
+
+    async def reach(self, addresses: Sequence[Destination]) -> dict[Destination, Reach]:
+        found: dict[Destination, Reach] = {}
+        async with await self._open() as connection:
+            world, trouble = await self._world(connection) if any(one.exchange for one in addresses) else (None, "")
+            for address in dict.fromkeys(addresses):
+                found[address] = await _looked(connection, address, world, trouble)
+        return found
+
+    async def ladder_s(self, addresses: Sequence[Destination]) -> float | None:
+        async with await self._open() as connection:
+            world, _ = await self._world(connection)
+        if world is None:
+            return self._retries.ladder_s()
+        ladders = [self._of_address(world, address) for address in dict.fromkeys(addresses)]
+        known = [ladder for ladder in ladders if ladder is not None]
+        return max(known) if known and len(known) == len(ladders) else None
+
+    # Inside.
+
+    async def _open(self) -> Connection:
+        return await Connection.open(self._address.named("holdfast custody"))
+
+    def _knows(self, name: str) -> bool:
+        return name in self._known or any(fnmatchcase(name, pattern) for pattern in self._patterns)
+
+    async def _source(self, dead_queue: str) -> str:
+        """The queue that a dead-letter queue is named after, if there is one."""
+        name = _source(dead_queue)
+        return name if name and await self._ready(name) is not None else ""
+
+    async def _ready(self, name: str) -> int | None:
+        """How many messages wait in a queue, asked over AMQP; None when there is no such queue."""
+        try:
+            async with await self._open() as connection:
+                channel = await connection.channel(NoEvents())
+                answer = await channel.call(methods.QueueDeclare(queue=name, passive=True))
+        except BrokerRefused as error:
+            if error.reply_code == NOT_FOUND:
+                return None
+            raise
+        return int(getattr(answer, "message_count", 0) or 0)
+
+    def _of_address(self, world: _World, address: Destination) -> float | None:
+        queues = world.reached(address)
+        ladders = [self._of_queue(world, queue) for queue in queues or ()]
+        known = [ladder for ladder in ladders if ladder is not None]
+        return max(known) if known and len(known) == len(ladders) else self._retries.ladder_s()
+
+    def _of_queue(self, world: _World, queue: str, waits: int = 0) -> float | None:
+        if queue not in world.queues or waits > WAITS_IN_A_ROW_MAX:
+            return self._retries.ladder_s()
+        delay_s = world.delay_s(queue)
+        if delay_s is not None:  # a wait queue: it sits there first
+            further = [self._of_queue(world, name, waits + 1) for name in world.dead_from(queue) or ()]
+            known = [ladder for ladder in further if ladder is not None]
+            return delay_s + max(known) if known and len(known) == len(further) else None
+        if steps := world.waits_of(queue):
+            return self._retries.ladder_s(steps)
+        # What is rejected is dead at once, where the broker does it and there is no wait queue.
+        dead = world.dead_from(queue)
+        return self._retries.ladder_s() if self._retries.delays_s or not dead else 0.0
+
+    async def _world(self, connection: Connection) -> tuple[_World | None, str]:
+        """What the management API shows, or why it shows nothing."""
+        if self._management is None:
+            return None, "there is no management API in the settings"
+        vhost = self._address.login.vhost
+        try:
+            async with Management(self._management, timeout_s=LOOK_TIMEOUT_S) as api:
+                ours = str(connection.session.server_properties.get("cluster_name") or "")
+                if (await api.overview()).cluster_name != ours:
+                    return None, f"the management API at {api.address} is that of another broker"
+                graph = await _graph(api, vhost)
+                queues = await api.queues(vhost)
+        except HoldfastError as error:
+            return None, f"the management API could not be asked; {error.message}"
+        return _World({one.name: effective(one.arguments, one.effective_policy) for one in queues}, graph), ""
+
+
+class _World:
+    """Queues with what holds for them, and their bindings."""
+
+    def __init__(self, queues: dict[str, dict[str, Any]], graph: Graph) -> None:
+        self.queues = queues
+        self._graph = graph
+
+    def reached(self, address: Destination) -> set[str] | None:
+        """Queues that get it; None where headers decide."""
+        if not address.exchange:
+            return {address.routing_key} & self.queues.keys()
+        return self._graph.reached(address.exchange, address.routing_key)
+
+    def only_alternate(self, address: Destination) -> str:
+        """The alternate exchange that takes it because no binding does; empty when one does."""
+        return self._graph.only_alternate(address.exchange, address.routing_key) if address.exchange else ""
+
+    def dead_from(self, queue: str) -> set[str] | None:
+        """Where its dead letters go, when the queue says with which key."""
+        exchange, key = self.queues[queue].get(DEAD_EXCHANGE), self.queues[queue].get(DEAD_KEY)
+        if not isinstance(exchange, str):
+            return None
+        return self.reached(Destination(exchange=exchange, routing_key=key if isinstance(key, str) else ""))
+
+    def delay_s(self, queue: str) -> float | None:
+        """How long a message sits in it before it goes on; None when it is no wait queue."""
+        ttl = self.queues[queue].get(TTL)
+        return ttl / MS_PER_S if isinstance(ttl, int) and self.dead_from(queue) else None
+
+    def waits_of(self, queue: str) -> list[float]:
+        """The delays of the wait queues that lead back into it, the shortest first."""
+        found = [
+            delay_s
+            for name in self.queues
+            if name != queue and (delay_s := self.delay_s(name)) is not None and queue in (self.dead_from(name) or ())
+        ]
+        return sorted(found)
+
+
+async def _looked(connection: Connection, address: Destination, world: _World | None, trouble: str) -> Reach:
+    exchange, key = address.exchange, address.routing_key
+    if not exchange:
+        why = await _refusal(connection, methods.QueueDeclare(queue=key, passive=True))
+        return Reach(why=why, queues=() if why else (key,))
+    if why := await _refusal(connection, methods.ExchangeDeclare(exchange=exchange, passive=True)):
+        return Reach(why=why, queues=())
+    if world is None:
+        seen = "is seen only when letters are published, and what an alternate exchange takes not even then"
+        return Reach(note=f"whether {address} routes {seen}: {trouble}")
+    reached = world.reached(address)
+    if reached is None:
+        return Reach(note=f"whether {address} routes depends on headers and was not checked")
+    nowhere = f"exchange '{exchange}' routes key '{key}' to no queue"
+    if other := world.only_alternate(address):
+        # It would be confirmed, and lie where nobody looks for it.
+        return Reach(why=f"{nowhere}: only the alternate exchange '{other}' takes it", queues=())
+    return Reach(why="" if reached else nowhere, queues=tuple(sorted(reached)))
+
+
+async def _refusal(connection: Connection, method: base.Frame) -> str:
+    """On a channel of its own: every refusal closes one."""
+    channel = await connection.channel(NoEvents())
+    try:
+        await channel.call(method)
+    except BrokerRefused as error:
+        return error.message
+    await connection.close_channel(channel)
+    return ""
+
+
+async def _graph(api: Management, vhost: str) -> Graph:
+    return Graph(Topology(exchanges=tuple(await api.exchanges(vhost)), bindings=tuple(await api.bindings(vhost))))
+
+
+def _facts(info: ManagedQueue) -> QueueFacts:
+    limit = info.effective_policy.get("delivery-limit", info.arguments.get("x-delivery-limit"))
+    free = info.type != "quorum" or limit == -1
+    return QueueFacts(
+        queue=info.name,
+        ready=info.messages_ready or 0,
+        consumers=info.consumers or 0,
+        peek_is_free=free,
+        note="" if free else "a quorum queue with a delivery limit: each look counts, and the last one deletes",
+    )
+
+
+def _source(name: str) -> str:
+    return name.removesuffix(".dlq") if name.endswith(".dlq") else ""
 
 
 class RabbitRunInspector:
@@ -138,27 +356,27 @@ class RabbitRunInspector:
         if self._queue:
             found.delivery_limit = DELIVERY_LIMIT_DEFAULT if version >= Version(4, 0) else None
             found.limit_is_assumed = True
-        self._seen = graph = await self._find_graph(found)
-        if self._info is not None and graph is not None:
+        self._seen = world = await self._world(found)
+        if self._info is not None and world is not None:
             _limits(found, self._info, version)
         if found.delivery_limit is not None:
-            info = self._info if graph is not None else None
+            info = self._info if world is not None else None
             found.cure = cure(self._queue, self._connection.address.login.vhost, version, info, self._priority)
         may_be_quorum = found.queue_type in ("quorum", "")
         found.gives_back_at_tail = may_be_quorum and version < Version(4, 0) and not found.delivery_limit
         for destination in table.fixed_addresses():
-            await self._check(destination, graph, found)
-        if table.mode is Mode.EXCHANGE and graph is None:
+            await self._check(destination, world, found)
+        if table.mode is Mode.EXCHANGE and world is None:
             found.warnings.append("which other queues get a copy cannot be said without the management API")
         named = sorted({f"'{one.exchange}'" for one in table.fixed_addresses() if one.exchange})
-        if graph is None and (named or table.mode not in (Mode.SOURCE, Mode.PLACE)):
+        if world is None and (named or table.mode not in (Mode.SOURCE, Mode.PLACE)):
             found.warnings.append(
                 f"whether the keys of {', '.join(named) or 'exchanges'} reach a queue, or an alternate exchange only, "
                 "cannot be known without the management API"
             )
         return found
 
-    async def _check(self, destination: Destination, graph: Graph | None, found: Preflight) -> None:
+    async def _check(self, destination: Destination, world: Graph | None, found: Preflight) -> None:
         key, exchange = destination.routing_key, destination.exchange
         if not exchange:
             if key == self._queue:
@@ -169,15 +387,15 @@ class RabbitRunInspector:
         if not await self._there(methods.ExchangeDeclare(exchange=exchange, passive=True), found):
             found.missing.append(f"{not_there(exchange)} (route with key '{key}')")
             return
-        if graph is None:
+        if world is None:
             return
-        reached = graph.reached(exchange, key)
+        reached = world.reached(exchange, key)
         if reached is None:
             found.warnings.append(f"whether exchange '{exchange}' routes '{key}' depends on headers, not checked")
             return
         if not reached:
             found.missing.append(f"exchange '{exchange}' routes key '{key}' to no queue")
-        elif other := graph.only_alternate(exchange, key):
+        elif other := world.only_alternate(exchange, key):
             found.missing.append(
                 f"exchange '{exchange}' routes key '{key}' to no queue: only the alternate exchange '{other}' takes it"
             )
@@ -201,7 +419,7 @@ class RabbitRunInspector:
         await self._connection.close_channel(channel)
         return answer
 
-    async def _find_graph(self, found: Preflight) -> Graph | None:
+    async def _world(self, found: Preflight) -> Graph | None:
         if self._management is None:
             return None
         vhost = self._connection.address.login.vhost
@@ -218,12 +436,12 @@ class RabbitRunInspector:
                 found.alarm = await management.alarms() or ""
                 self._info = await management.queue(vhost, self._queue) if self._queue else None
                 self._priority = await priority_above(management, self._info)
-                graph = await _graph(management, vhost)
+                world = await _graph(management, vhost)
         except HoldfastError as error:
             found.warnings.append(f"the management API could not be asked, checks are fewer; {error.message}")
             return None
         found.has_management = True
-        return graph
+        return world
 
 
 def not_there(exchange: str) -> str:
@@ -298,13 +516,7 @@ async def find_rights(
     found: Preflight,
     management: str | None,
 ) -> list[Permission]:
-    """Of the user of this connection: to read the queue (if any), to take its lock, to write to every exchange.
-
-    The management API shows the rights of every user, but to administrators only. AMQP answers by refusing: a binding
-    that does not exist can be removed by whoever may write to its exchange, and an unroutable message comes back to
-    whoever may write to the default exchange; neither changes anything. Whether the queue may be read is seen when it
-    is consumed.
-    """
+    """Of the user of this connection: to read the queue (if any), to take its lock, to write to every exchange."""
     login = connection.address.login
     shown = None
     if management is not None and found.has_management and login.mechanism == "PLAIN":
@@ -374,222 +586,6 @@ async def _may_write_by_default(publisher: RabbitPublisher) -> bool | None:
     if outcome.kind is OutcomeKind.RETURNED:
         return True
     return False if outcome.kind is OutcomeKind.REFUSED and outcome.code == ACCESS_REFUSED else None
-
-
-class _QueueGraph:
-    """Queues with what holds for them, and their bindings."""
-
-    def __init__(self, queues: dict[str, dict[str, Any]], graph: Graph) -> None:
-        self.queues = queues
-        self._graph = graph
-
-    def reached(self, address: Destination) -> set[str] | None:
-        """Queues that get it; None where headers decide."""
-        if not address.exchange:
-            return {address.routing_key} & self.queues.keys()
-        return self._graph.reached(address.exchange, address.routing_key)
-
-    def only_alternate(self, address: Destination) -> str:
-        """The alternate exchange that takes it because no binding does; empty when one does."""
-        return self._graph.only_alternate(address.exchange, address.routing_key) if address.exchange else ""
-
-    def dead_from(self, queue: str) -> set[str] | None:
-        """Where its dead letters go, when the queue says with which key."""
-        exchange, key = self.queues[queue].get(DEAD_EXCHANGE), self.queues[queue].get(DEAD_KEY)
-        if not isinstance(exchange, str):
-            return None
-        return self.reached(Destination(exchange=exchange, routing_key=key if isinstance(key, str) else ""))
-
-    def delay_s(self, queue: str) -> float | None:
-        """How long a message sits in it before it goes on; None when it is no wait queue."""
-        ttl = self.queues[queue].get(TTL)
-        return ttl / MS_PER_S if isinstance(ttl, int) and self.dead_from(queue) else None
-
-    def waits_of(self, queue: str) -> list[float]:
-        """The delays of the wait queues that lead back into it, the shortest first."""
-        found = [
-            delay_s
-            for name in self.queues
-            if name != queue and (delay_s := self.delay_s(name)) is not None and queue in (self.dead_from(name) or ())
-        ]
-        return sorted(found)
-
-
-class RabbitInspector:
-    """See `ports.broker.Inspector`; on connections of its own. Known are the queues named, and those of the patterns.
-
-    AMQP tells whether queues and exchanges are there; bindings and delays only the management API can say.
-    """
-
-    def __init__(
-        self,
-        address: BrokerUrl,
-        management: str | None,
-        *,
-        known: Sequence[str] = (),
-        patterns: Sequence[str] = PATTERNS,
-        retries: Retries | None = None,
-    ) -> None:
-        self._address = address
-        self._management = management
-        self._known = tuple(known)
-        self._patterns = tuple(patterns)
-        self._retries = retries or Retries()
-
-    async def queues(self) -> list[QueueFacts]:
-        if self._management is None:
-            found = [await self.queue(name) for name in self._known]
-            return [replace(one, source_queue=await self._source(one.queue)) for one in found if one is not None]
-        async with Management(self._management) as api:
-            infos = await api.queues(self._address.login.vhost)
-        names = {info.name for info in infos}
-        dead = [_facts(info) for info in infos if self._knows(info.name)]
-        return [replace(one, source_queue=_source(one.queue) if _source(one.queue) in names else "") for one in dead]
-
-    async def queue(self, name: str) -> QueueFacts | None:
-        if not self._knows(name):
-            return None
-        try:
-            if self._management is not None:
-                async with Management(self._management) as api:
-                    return _facts(await api.queue(self._address.login.vhost, name))
-            ready = await self._ready(name)
-        except BrokerRefused as error:
-            if error.reply_code == NOT_FOUND:
-                return None
-            raise
-        return None if ready is None else QueueFacts(queue=name, ready=ready, note="its delivery limit is not known")
-
-    async def reach(self, addresses: Sequence[Destination]) -> dict[Destination, Reach]:
-        found: dict[Destination, Reach] = {}
-        async with await self._open() as connection:
-            graph, trouble = (
-                await self._find_graph(connection) if any(one.exchange for one in addresses) else (None, "")
-            )
-            for address in dict.fromkeys(addresses):
-                found[address] = await _looked(connection, address, graph, trouble)
-        return found
-
-    async def ladder_s(self, addresses: Sequence[Destination]) -> float | None:
-        async with await self._open() as connection:
-            graph, _ = await self._find_graph(connection)
-        if graph is None:
-            return self._retries.ladder_s()
-        ladders = [self._of_address(graph, address) for address in dict.fromkeys(addresses)]
-        known = [ladder for ladder in ladders if ladder is not None]
-        return max(known) if known and len(known) == len(ladders) else None
-
-    # Inside.
-
-    async def _open(self) -> Connection:
-        return await Connection.open(self._address.named("holdfast custody"))
-
-    def _knows(self, name: str) -> bool:
-        return name in self._known or any(fnmatchcase(name, pattern) for pattern in self._patterns)
-
-    async def _source(self, dead_queue: str) -> str:
-        """The queue that a dead-letter queue is named after, if there is one."""
-        name = _source(dead_queue)
-        return name if name and await self._ready(name) is not None else ""
-
-    async def _ready(self, name: str) -> int | None:
-        """How many messages wait in a queue, asked over AMQP; None when there is no such queue."""
-        try:
-            async with await self._open() as connection:
-                channel = await connection.channel(NoEvents())
-                answer = await channel.call(methods.QueueDeclare(queue=name, passive=True))
-        except BrokerRefused as error:
-            if error.reply_code == NOT_FOUND:
-                return None
-            raise
-        return int(getattr(answer, "message_count", 0) or 0)
-
-    def _of_address(self, graph: _QueueGraph, address: Destination) -> float | None:
-        queues = graph.reached(address)
-        ladders = [self._of_queue(graph, queue) for queue in queues or ()]
-        known = [ladder for ladder in ladders if ladder is not None]
-        return max(known) if known and len(known) == len(ladders) else self._retries.ladder_s()
-
-    def _of_queue(self, graph: _QueueGraph, queue: str, waits: int = 0) -> float | None:
-        if queue not in graph.queues or waits > WAITS_IN_A_ROW_MAX:
-            return self._retries.ladder_s()
-        delay_s = graph.delay_s(queue)
-        if delay_s is not None:  # a wait queue: it sits there first
-            further = [self._of_queue(graph, name, waits + 1) for name in graph.dead_from(queue) or ()]
-            known = [ladder for ladder in further if ladder is not None]
-            return delay_s + max(known) if known and len(known) == len(further) else None
-        if steps := graph.waits_of(queue):
-            return self._retries.ladder_s(steps)
-        # What is rejected is dead at once, where the broker does it and there is no wait queue.
-        dead = graph.dead_from(queue)
-        return self._retries.ladder_s() if self._retries.delays_s or not dead else 0.0
-
-    async def _find_graph(self, connection: Connection) -> tuple[_QueueGraph | None, str]:
-        """What the management API shows, or why it shows nothing."""
-        if self._management is None:
-            return None, "there is no management API in the settings"
-        vhost = self._address.login.vhost
-        try:
-            async with Management(self._management, timeout_s=LOOK_TIMEOUT_S) as api:
-                ours = str(connection.session.server_properties.get("cluster_name") or "")
-                if (await api.overview()).cluster_name != ours:
-                    return None, f"the management API at {api.address} is that of another broker"
-                graph = await _graph(api, vhost)
-                queues = await api.queues(vhost)
-        except HoldfastError as error:
-            return None, f"the management API could not be asked; {error.message}"
-        return _QueueGraph({one.name: effective(one.arguments, one.effective_policy) for one in queues}, graph), ""
-
-
-async def _looked(connection: Connection, address: Destination, graph: _QueueGraph | None, trouble: str) -> Reach:
-    exchange, key = address.exchange, address.routing_key
-    if not exchange:
-        why = await _refusal(connection, methods.QueueDeclare(queue=key, passive=True))
-        return Reach(why=why, queues=() if why else (key,))
-    if why := await _refusal(connection, methods.ExchangeDeclare(exchange=exchange, passive=True)):
-        return Reach(why=why, queues=())
-    if graph is None:
-        seen = "is seen only when letters are published, and what an alternate exchange takes not even then"
-        return Reach(note=f"whether {address} routes {seen}: {trouble}")
-    reached = graph.reached(address)
-    if reached is None:
-        return Reach(note=f"whether {address} routes depends on headers and was not checked")
-    nowhere = f"exchange '{exchange}' routes key '{key}' to no queue"
-    if other := graph.only_alternate(address):
-        # It would be confirmed, and lie where nobody looks for it.
-        return Reach(why=f"{nowhere}: only the alternate exchange '{other}' takes it", queues=())
-    return Reach(why="" if reached else nowhere, queues=tuple(sorted(reached)))
-
-
-async def _refusal(connection: Connection, method: base.Frame) -> str:
-    """On a channel of its own: every refusal closes one."""
-    channel = await connection.channel(NoEvents())
-    try:
-        await channel.call(method)
-    except BrokerRefused as error:
-        return error.message
-    await connection.close_channel(channel)
-    return ""
-
-
-async def _graph(api: Management, vhost: str) -> Graph:
-    return Graph(Topology(exchanges=tuple(await api.exchanges(vhost)), bindings=tuple(await api.bindings(vhost))))
-
-
-def _facts(info: ManagedQueue) -> QueueFacts:
-    limit = info.effective_policy.get("delivery-limit", info.arguments.get("x-delivery-limit"))
-    free = info.type != "quorum" or limit == -1
-    return QueueFacts(
-        queue=info.name,
-        ready=info.messages_ready or 0,
-        consumers=info.consumers or 0,
-        peek_is_free=free,
-        note="" if free else "a quorum queue with a delivery limit: each look counts, and the last one deletes",
-    )
-
-
-def _source(name: str) -> str:
-    return name.removesuffix(".dlq") if name.endswith(".dlq") else ""
 
 
 def default_management(address: BrokerUrl) -> str | None:

@@ -17,6 +17,7 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
+from holdfast.core.moments import Backoff
 from holdfast.errors import CannotStart, HoldfastError
 from holdfast.faces.app import App
 from holdfast.faces.cli import app as commands
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
     from holdfast.wiring import ScheduledRecoveries
 
 
-BACKOFF_S_FIRST = 0.5
-BACKOFF_S_MAX = 30.0
+BACKOFF = Backoff(first_s=0.5, delay_s_max=30.0)
 #: A process that lived this long has earned a fresh start.
 STEADY_S = 60.0
 EXAMPLE = """Example:
@@ -85,7 +85,7 @@ async def _keep(arguments: Sequence[str], stop: asyncio.Event, announce: Callabl
         failures = 1 if loop.time() - began_s > STEADY_S else failures + 1
         emit("process.killed", pid=str(process.pid), signal=str(-code))
         try:
-            async with asyncio.timeout(min(BACKOFF_S_MAX, BACKOFF_S_FIRST * 2 ** min(failures - 1, 8))):
+            async with asyncio.timeout(BACKOFF.delay_s(failures - 1, spread=1.0)):
                 await stop.wait()
                 return 0
         except TimeoutError:

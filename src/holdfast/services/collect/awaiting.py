@@ -1,4 +1,7 @@
-"""A transaction that is *awaiting*: headers and payloads are taken in until the index says that everything is there."""
+"""State 1: headers and payloads are taken in until the index says that everything is there.
+
+A header is kept in the index before it is acked; what contradicts another one, or the payloads, is parked.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,7 @@ LOOK_S = 1.0
 
 
 class Headers:
-    """Takes the header messages of a transaction until it is stopped.
-
-    Each is kept in the index before it is acked, and contradictions are parked.
-    """
+    """Takes the header messages of a transaction until it is stopped."""
 
     def __init__(self, work: OwnedTransaction, consumer: Consumer, *, on_change: Callable[[], None]) -> None:
         self._work = work

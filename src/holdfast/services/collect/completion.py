@@ -1,8 +1,8 @@
-"""The end of a transaction: its notice while it is *sending*, and then, however it ended, what it leaves is cleared.
+"""State 2 and what follows: the manifest and the notice that names it, then queues, stray blobs and index are cleared.
 
 Manifest and notice are made from the index alone, which no longer changes, so that a second try after a crash makes the
-same bytes. Then the queues are drained and deleted, stray blobs removed; of a failed transaction the index as well.
-Draining loses nothing: a leftover is a known duplicate, or it is parked. A queue is deleted only when it is empty.
+same bytes. Draining the queues loses nothing: a leftover is a known duplicate, or it is parked. A queue is deleted only
+when it is empty.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def manifest_lines(work: OwnedTransaction) -> AsyncIterator[bytes]:
 
 
 async def send_completion(work: OwnedTransaction) -> None:
-    """Write the manifest, and publish the notice that names it, with confirm."""
+    """Write the manifest and publish the notice."""
     manifest = await work.retrier.until_done(lambda: put_manifest(work))
     if not work.transaction.notify:
         return

@@ -1,8 +1,9 @@
 """Payload messages: each is stored as a blob, written to the index, and acked, in this order.
 
 They go in small groups, several at a time: a group shares its fsyncs, its commit and its ack, and what fails of it goes
-on alone. Memory is bounded by what is taken: at most twice `uploads_max` messages of a transaction are here at a time,
-and fewer when they are large. Whatever fails for now is tried again with the message still held.
+on alone. Index writes that wait at the same time go into one commit. Memory is bounded by what is taken: at most twice
+`uploads_max` messages of a transaction are here at a time, and fewer when they are large. Whatever fails for now is
+tried again with the message still held.
 """
 
 from __future__ import annotations
@@ -33,91 +34,12 @@ FIRST_COUNT_MAX = 4
 GROUPS_COUNT = 4
 
 
-class _Group:
-    """Parts of one caller, until they are committed."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.parts = parts
-        self.future: asyncio.Future[tuple[Sequence[Part], PartsStored]] = asyncio.get_running_loop().create_future()
-
-
-class IndexWriter:
-    """Writes the parts of one transaction: what waits at the same time goes into one commit, which the first makes."""
-
-    def __init__(self, index: CollectStore, transaction: str, *, fence: int) -> None:
-        self._index = index
-        self._transaction = transaction
-        self._fence = fence
-        self._waiting: deque[_Group] = deque()
-        self._busy = asyncio.Lock()
-
-    async def put_all(self, parts: Sequence[Part]) -> tuple[Sequence[Part], PartsStored]:
-        """For each the part that counts for its ordinal, and how everything stands. Raises LeaseLost, StorageFailed."""
-        group = _Group(parts)
-        self._waiting.append(group)
-        async with self._busy:
-            while not group.future.done():
-                await self._commit()
-        return group.future.result()
-
-    async def _commit(self) -> None:
-        groups = [self._waiting.popleft()]
-        count = len(groups[0].parts)
-        while self._waiting and count + len(self._waiting[0].parts) <= BATCH_COUNT_MAX:
-            groups.append(self._waiting.popleft())
-            count += len(groups[-1].parts)
-        batch = [part for group in groups for part in group.parts]
-        try:
-            put = await self._index.put_parts(self._transaction, batch, fence=self._fence)
-        except HoldfastError as error:
-            for group in groups:
-                if not group.future.done():
-                    group.future.set_exception(error)
-                    group.future.exception()  # seen: whoever waits for it raises it, unless he was cancelled
-            return
-        except BaseException:
-            for group in groups:
-                group.future.cancel()
-            raise
-        winners = iter(put.winners)
-        for group in groups:
-            own = [next(winners) for _ in group.parts]
-            if not group.future.done():
-                group.future.set_result((own, put))
-
-
 class NewPart(Struct, frozen=True):
     """A payload that is not in the index yet."""
 
     delivery: Delivery
     payload: Payload
     part: Part
-
-
-def held_max(work: OwnedTransaction) -> int:
-    """How many messages may be here: those that are uploaded, and as many that wait for their turn."""
-    return 2 * work.context.limits.uploads_max
-
-
-async def digests_of(bodies: Sequence[bytes]) -> list[str]:
-    """Of a whole batch; large ones in a thread, beside the loop."""
-    if sum(map(len, bodies)) < THREAD_BYTES_MIN:
-        return [digest(body) for body in bodies]
-    return await asyncio.to_thread(lambda: [digest(body) for body in bodies])
-
-
-async def park(work: OwnedTransaction, consumer: Consumer, delivery: Delivery, reason: str) -> None:
-    """Put the offending message into the dead queue, with the reason."""
-    failure = Failure(type=ERROR_TYPE, message=reason)
-    await work.retrier.settle(lambda: consumer.park(delivery, Park(reason=REASON, failure=failure)))
-    work.parked(reason)
-
-
-async def ack(work: OwnedTransaction, consumer: Consumer, delivery: Delivery) -> None:
-    """It is stored: the message may go."""
-    crash_point("collect.before_ack")
-    await work.ack(consumer, delivery)
-    crash_point("collect.after_ack")
 
 
 class Payloads:
@@ -288,3 +210,82 @@ class Payloads:
             await work.retrier.until_done(lambda: store.note_stray(work.id, [path], fence=work.fence))
             reason = f"ordinal came with other bytes; {payload.ordinal} of series '{payload.series}' is stored already"
             await self._park(delivery, reason)
+
+
+class IndexWriter:
+    """Writes the parts of one transaction. The first waiter commits for all who came in the meantime."""
+
+    def __init__(self, index: CollectStore, transaction: str, *, fence: int) -> None:
+        self._index = index
+        self._transaction = transaction
+        self._fence = fence
+        self._waiting: deque[_Group] = deque()
+        self._busy = asyncio.Lock()
+
+    async def put_all(self, parts: Sequence[Part]) -> tuple[Sequence[Part], PartsStored]:
+        """For each the part that counts for its ordinal, and how everything stands. Raises LeaseLost, StorageFailed."""
+        group = _Group(parts)
+        self._waiting.append(group)
+        async with self._busy:
+            while not group.future.done():
+                await self._commit()
+        return group.future.result()
+
+    async def _commit(self) -> None:
+        groups = [self._waiting.popleft()]
+        count = len(groups[0].parts)
+        while self._waiting and count + len(self._waiting[0].parts) <= BATCH_COUNT_MAX:
+            groups.append(self._waiting.popleft())
+            count += len(groups[-1].parts)
+        batch = [part for group in groups for part in group.parts]
+        try:
+            put = await self._index.put_parts(self._transaction, batch, fence=self._fence)
+        except HoldfastError as error:
+            for group in groups:
+                if not group.future.done():
+                    group.future.set_exception(error)
+                    group.future.exception()  # seen: whoever waits for it raises it, unless he was cancelled
+            return
+        except BaseException:
+            for group in groups:
+                group.future.cancel()
+            raise
+        winners = iter(put.winners)
+        for group in groups:
+            own = [next(winners) for _ in group.parts]
+            if not group.future.done():
+                group.future.set_result((own, put))
+
+
+class _Group:
+    """Parts of one caller, until they are committed."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+        self.future: asyncio.Future[tuple[Sequence[Part], PartsStored]] = asyncio.get_running_loop().create_future()
+
+
+async def park(work: OwnedTransaction, consumer: Consumer, delivery: Delivery, reason: str) -> None:
+    """Put the offending message into the dead queue, with the reason."""
+    failure = Failure(type=ERROR_TYPE, message=reason)
+    await work.retrier.settle(lambda: consumer.park(delivery, Park(reason=REASON, failure=failure)))
+    work.parked(reason)
+
+
+async def ack(work: OwnedTransaction, consumer: Consumer, delivery: Delivery) -> None:
+    """It is stored: the message may go."""
+    crash_point("collect.before_ack")
+    await work.ack(consumer, delivery)
+    crash_point("collect.after_ack")
+
+
+async def digests_of(bodies: Sequence[bytes]) -> list[str]:
+    """Of a whole batch; large ones in a thread, beside the loop."""
+    if sum(map(len, bodies)) < THREAD_BYTES_MIN:
+        return [digest(body) for body in bodies]
+    return await asyncio.to_thread(lambda: [digest(body) for body in bodies])
+
+
+def held_max(work: OwnedTransaction) -> int:
+    """How many messages may be here: those that are uploaded, and as many that wait for their turn."""
+    return 2 * work.context.limits.uploads_max

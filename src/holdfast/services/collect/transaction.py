@@ -1,4 +1,7 @@
-"""What everybody who works on one transaction shares: the collector's limits, its means, and the transaction itself."""
+"""What everybody who works on one transaction shares: limits, waits, its queues and what is published for it.
+
+What fails for now is tried again, with growing waits.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +34,16 @@ from holdfast.stores.collect import CollectStore
 from holdfast.telemetry.events import emit
 
 T = TypeVar("T")
-
 COLLECTOR = "collector"
 REASON, ERROR_TYPE = "contradiction", "Contradiction"
 #: The broker will never take this message as it is.
 PRECONDITION_FAILED = 406
-
 #: What another attempt may cure.
 FOR_NOW = (TryAgain, Unreachable, BrokerError, ShuttingDown)
 
 
 class CollectLimits(Struct, frozen=True, kw_only=True):
-    """How much the collector does at a time, and how long it waits: every number with its unit.
-
-    Uploads are counted over the whole collector, messages held per transaction.
-    """
+    """Every number with its unit. Uploads are counted over the whole collector, messages held per transaction."""
 
     uploads_max: int = 16
     uploads_bytes_max: int = 64 * 2**20
@@ -71,7 +69,7 @@ class CollectLimits(Struct, frozen=True, kw_only=True):
 
 
 class Retrier:
-    """Does a thing until it works: what fails for now is tried again, with growing waits."""
+    """The waits of one transaction."""
 
     def __init__(self, transaction: str, limits: CollectLimits) -> None:
         self._transaction = transaction
@@ -99,50 +97,6 @@ class Retrier:
         except NotOurs:
             return False
         return True
-
-
-class UploadSlots:
-    """So many at a time, taken several at once; whoever came first is served first."""
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    @asynccontextmanager
-    async def hold(self, count: int) -> AsyncIterator[None]:
-        """Hold so many until the end of the block; at most as many as there are."""
-        if self._waiting or self._free < count:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((count, turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._give(count)  # it was our turn already
-                self._serve()
-                raise
-        else:
-            self._free -= count
-        try:
-            yield
-        finally:
-            self._give(count)
-
-    def _give(self, count: int) -> None:
-        self._free += count
-        self._serve()
-
-    def _serve(self) -> None:
-        while self._waiting:
-            count, turn = self._waiting[0]
-            if turn.done():
-                self._waiting.popleft()  # cancelled
-                continue
-            if count > self._free:
-                return
-            self._waiting.popleft()
-            self._free -= count
-            turn.set_result(None)
 
 
 class CollectContext:
@@ -246,3 +200,47 @@ async def publish(broker: Broker, outgoing: Outgoing) -> None:
     if outcome.kind is OutcomeKind.REFUSED and outcome.code == PRECONDITION_FAILED:
         raise MessageRefused(text)
     raise BrokerError(text)
+
+
+class UploadSlots:
+    """So many at a time, taken several at once; whoever came first is served first."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def hold(self, count: int) -> AsyncIterator[None]:
+        """Hold so many until the end of the block; at most as many as there are."""
+        if self._waiting or self._free < count:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((count, turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._give(count)  # it was our turn already
+                self._serve()
+                raise
+        else:
+            self._free -= count
+        try:
+            yield
+        finally:
+            self._give(count)
+
+    def _give(self, count: int) -> None:
+        self._free += count
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting:
+            count, turn = self._waiting[0]
+            if turn.done():
+                self._waiting.popleft()  # cancelled
+                continue
+            if count > self._free:
+                return
+            self._waiting.popleft()
+            self._free -= count
+            turn.set_result(None)

@@ -2,7 +2,7 @@
 
 A message is settled once its handler has answered and the broker has what follows from that; until then it is held.
 What cannot be settled is tried again with back-off and turns the health red; at a stop it goes back. A handler runs on
-the event loop or in a thread of its own, once for each attempt, and whatever it raises is an answer.
+the event loop, or in a thread of its own; whatever it raises is an answer.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from holdfast.core.item import Item
 from holdfast.core.message import Message
+from holdfast.core.moments import Backoff
 from holdfast.core.recovery import RunLimits, StoppedBy, Summary
 from holdfast.core.selection import LetterFilter
 from holdfast.errors import QueueMissing, ShuttingDown, TryAgain, Unreachable
@@ -24,8 +25,7 @@ from holdfast.services.recover.run import LEFT_OUT
 
 PAGE_COUNT_FIRST = 16
 PAGE_COUNT_MAX = 1_000
-BACKOFF_S_FIRST = 0.1
-BACKOFF_S_MAX = 5.0
+BACKOFF = Backoff(first_s=0.1, delay_s_max=5.0)
 ARRIVAL_STEP_S = 0.05
 PACE_STEP_S = 0.1
 NO_TYPE = "(no type)"
@@ -62,7 +62,7 @@ class EmbeddedRecovery:
         self._where = LetterFilter(where)
         self._quota = Quota(self._limits.limit, filters=bool(self._where))
         self._notices = notices or Notices()
-        self._run_clock = RunClock(self._limits, asyncio.get_running_loop().time)
+        self._watch = RunClock(self._limits, asyncio.get_running_loop().time)
         self._stopped = asyncio.Event()
         self._stop: StoppedBy | None = None
         self._abandoned = False
@@ -90,7 +90,7 @@ class EmbeddedRecovery:
         """Raises QueueMissing when there is no such dead queue; after that, the summary says all."""
         summary = self.summary
         self._notices.beginning()
-        self._run_clock.start()
+        self._watch.start()
         counts = await self._counts()
         summary.found = sum(counts.values())
         self._notices.found(summary)
@@ -101,7 +101,7 @@ class EmbeddedRecovery:
         await self._arrived()
         if summary.stopped_by is not StoppedBy.EMPTY:
             summary.unseen = max(0, min(summary.found - self._quota.seen_count, summary.remaining or 0))
-        self._run_clock.end(summary)
+        self._watch.end(summary)
         self._notices.ended(summary)
         return summary
 
@@ -238,29 +238,29 @@ class EmbeddedRecovery:
     # --- time -------------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        if self._run_clock.left_s() <= 0:
+        if self._watch.left_s() <= 0:
             self._end_by(StoppedBy.TOTAL)
         return self._stop is not None
 
     async def _patiently(self, call: Callable[[], Awaitable[R]]) -> R | None:
         """Try again while the storage or the server has trouble, up to the stall limit; None when the run is over."""
-        began_s, delay_s = self._run_clock.now_s(), BACKOFF_S_FIRST
+        began_s, failures = self._watch.now_s(), 0
         while True:
             try:
                 return await call()
             except TROUBLE as error:
                 self._notices.waits(self.summary, error.message)
-                if self._run_clock.now_s() - began_s >= self._limits.stall_timeout_s:
+                if self._watch.now_s() - began_s >= self._limits.stall_timeout_s:
                     self.summary.notes.append(f"the storage cannot be used; {error.message}")
                     self._end_by(StoppedBy.STALL)
-            await wait(self._stopped, delay_s)
+            await wait(self._stopped, BACKOFF.delay_s(failures, spread=1.0))
             if self._is_over():
                 return None
-            delay_s = min(delay_s * 2, BACKOFF_S_MAX)
+            failures += 1
 
     async def _arrived(self) -> None:
         """Wait until what is marked has arrived, for as long as that goes on; then count what is left."""
-        summary, moved_s, before = self.summary, self._run_clock.now_s(), -1
+        summary, moved_s, before = self.summary, self._watch.now_s(), -1
         while True:
             try:
                 stats = await self._queues.queue_stats(summary.dead_queue)
@@ -272,8 +272,8 @@ class EmbeddedRecovery:
             dying = sum(one.dying for one in partitions)
             summary.remaining = sum(one.total + one.scheduled for one in partitions) + dying
             if dying != before:
-                before, moved_s = dying, self._run_clock.now_s()
-            if not dying or self._abandoned or self._run_clock.now_s() - moved_s >= self._limits.stop_timeout_s:
+                before, moved_s = dying, self._watch.now_s()
+            if not dying or self._abandoned or self._watch.now_s() - moved_s >= self._limits.stop_timeout_s:
                 break
             await asyncio.sleep(ARRIVAL_STEP_S)
         if dying:

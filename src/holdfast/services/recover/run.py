@@ -11,12 +11,12 @@ they come in, also while a backup is being synced.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 
 from holdfast.core.message import Address, Outcome, OutcomeKind
+from holdfast.core.moments import Backoff
 from holdfast.core.recovery import (
     Preflight,
     RecoveryOrder,
@@ -45,7 +45,7 @@ from holdfast.stores.journal import FileJournal
 TICK_S = 0.25
 ALARM_STEP_S = 1.0
 BATCH_COUNT_MAX = 1_000
-RECONNECT_S_FIRST, RECONNECT_S_MAX = 0.2, 10.0
+RECONNECT = Backoff(first_s=0.2, delay_s_max=10.0)
 #: How much longer a publish may take than the run: the run's own clocks decide when it is over.
 PUBLISH_SPARE_S = 60.0
 #: Why a letter is kept that a filter left out.
@@ -87,7 +87,7 @@ class RecoveryRun:
         self._notices = notices or Notices()
         self._letters = LetterTable(holds=source.holds)
         self._quota = Quota(order.limits.limit, filters=bool(self._where))
-        self._run_clock = RunClock(order.limits, asyncio.get_running_loop().time)
+        self._watch = RunClock(order.limits, asyncio.get_running_loop().time)
         self._stop: StoppedBy | None = None
         self._stopping = asyncio.Event()
         self._abandoned = asyncio.Event()
@@ -135,7 +135,7 @@ class RecoveryRun:
         if self._journal is not None and (doubted := self._journal.doubted_count):
             summary.possible_duplicates += doubted
             summary.notes.append(f"{doubted} of the possible duplicates are of an earlier run, which was killed")
-        self._run_clock.start()
+        self._watch.start()
         if self._preflight.alarm or self._source.trouble:
             await self._wait_for_the_alarm()
         if self._stop is None:
@@ -155,10 +155,10 @@ class RecoveryRun:
         """Nothing is taken that could not be published: to give it back would count as a return, run after run."""
         while self._stop is None and (alarm := await self._source.alarm()):
             self._notices.waits(self.summary, alarm)
-            if self._run_clock.left_s() <= 0:
+            if self._watch.left_s() <= 0:
                 self._stop_by(StoppedBy.TOTAL)
-            await wait(self._stopping, min(ALARM_STEP_S, self._run_clock.left_s()))
-        self._run_clock.moved()
+            await wait(self._stopping, min(ALARM_STEP_S, self._watch.left_s()))
+        self._watch.moved()
 
     def _warn(self) -> None:
         """Say what was not said yet."""
@@ -182,7 +182,7 @@ class RecoveryRun:
     async def _step(self) -> StoppedBy | None:
         """One batch, or one tick of waiting; the reason when the run is over."""
         room = self._room_count()
-        tick_s = min(TICK_S, self._run_clock.pace_s()) if self._letters.waiting else TICK_S
+        tick_s = min(TICK_S, self._watch.pace_s()) if self._letters.waiting else TICK_S
         if room <= 0:
             self._room.clear()
             if self._room_count() <= 0 and not self._stop:
@@ -191,7 +191,7 @@ class RecoveryRun:
             batch = await self._source.take(count_max=room, timeout_s=tick_s)
             self._has_ended = batch is None
             if batch:
-                self._run_clock.moved()
+                self._watch.moved()
                 await self._admit(batch)
         if self._letters.waiting and self._stop is None and not await self._send():
             self._stop_by(StoppedBy.STALL)
@@ -211,21 +211,21 @@ class RecoveryRun:
         return room if left is None or letters.away_count else min(room, left)
 
     async def _is_over(self) -> StoppedBy | None:
-        letters, run_clock = self._letters, self._run_clock
+        letters, watch = self._letters, self._watch
         if trouble := self._source.trouble:
-            run_clock.moved()
+            watch.moved()
             self._notices.waits(self.summary, trouble)
         is_idle = not letters.sent and not letters.waiting
         if is_idle and not letters.away_count and (self._has_ended or self._quota.left() == 0):
             return StoppedBy.ALL_TAKEN
         oldest = [next(iter(group)).at_s for group in (letters.held, letters.waiting) if group]
-        if len(letters.held) >= self._limits.held_count_max or any(map(run_clock.is_held_too_long, oldest)):
+        if len(letters.held) >= self._limits.held_count_max or any(map(watch.is_held_too_long, oldest)):
             return StoppedBy.HOLD
-        if stopped := run_clock.is_over(sent=len(letters.sent), waiting=len(letters.waiting)):
+        if stopped := watch.is_over(sent=len(letters.sent), waiting=len(letters.waiting)):
             return stopped
-        if is_idle and run_clock.is_quiet():
+        if is_idle and watch.is_quiet():
             depth = await self._source.depth()
-            if run_clock.is_empty(depth.ready):
+            if watch.is_empty(depth.ready):
                 return StoppedBy.EMPTY
         return None
 
@@ -240,7 +240,7 @@ class RecoveryRun:
 
     async def _admit(self, batch: Sequence[RunLetter]) -> None:
         crash_point("recover.after_take")
-        now_s, letters, journal = self._run_clock.now_s(), self._letters, self._journal
+        now_s, letters, journal = self._watch.now_s(), self._letters, self._journal
         self._losses_count = 0
         if letters.away_count:
             self._settle()  # those of them that are confirmed only wait for their ack, once they come again
@@ -367,7 +367,7 @@ class RecoveryRun:
             return
         self._letters.was_put_back(known)
         for letter in known:
-            self._run_clock.moved()
+            self._watch.moved()
             self.summary.put_back += 1
             if not letter.here or self._source.settle([letter]):
                 # Its delivery was lost before the ack: both are in the queue now, and nobody can tell them apart.
@@ -396,7 +396,7 @@ class RecoveryRun:
     async def _send(self) -> bool:
         """What may go now; False when there is no backup of it: then nothing more may be published."""
         table = self._letters
-        while count := self._run_clock.due_count(len(table.waiting)):
+        while count := self._watch.due_count(len(table.waiting)):
             letters = table.first(count)
             if self._backup is not None and not await self._save(self._backup, letters):
                 return False
@@ -430,7 +430,7 @@ class RecoveryRun:
 
     def _publish_timeout_s(self) -> float:
         """Longer than the run itself: its own clocks decide when it is over."""
-        return self._run_clock.left_s() + self._limits.stop_timeout_s + PUBLISH_SPARE_S
+        return self._watch.left_s() + self._limits.stop_timeout_s + PUBLISH_SPARE_S
 
     # What became of those that were published: what is stored is written down and acked, the others are kept.
 
@@ -461,7 +461,7 @@ class RecoveryRun:
         some_may_have_it = kind is OutcomeKind.NACKED and len(self._preflight.receivers(address)) != 1
         self.summary.possible_duplicates += kind is OutcomeKind.UNKNOWN or some_may_have_it
         self._fail(letter, why)
-        self._run_clock.moved()
+        self._watch.moved()
         self._room.set()
 
     def _settle(self) -> None:
@@ -480,7 +480,7 @@ class RecoveryRun:
             crash_point("recover.after_journal")
         self._ack_noted(here)
         crash_point("recover.after_ack")
-        self._run_clock.moved()
+        self._watch.moved()
         self._room.set()
 
     def _ack_noted(self, letters: Sequence[RunLetter]) -> None:
@@ -503,7 +503,7 @@ class RecoveryRun:
 
     async def _come_back(self, error: BrokerError) -> bool:
         """Connect again; False when the run ends instead."""
-        summary, run_clock = self.summary, self._run_clock
+        summary, watch = self.summary, self._watch
         summary.interruptions += 1
         self._notices.interrupted(summary, error)
         self._losses_count += 1
@@ -511,28 +511,28 @@ class RecoveryRun:
         worst = max((letter.returns or 0 for letter in self._letters.away()), default=0)
         limit = self._preflight.delivery_limit
         await self._allow()
-        delay_s = RECONNECT_S_FIRST
-        refused_until_s = run_clock.now_s() + self._limits.stall_timeout_s
+        failures = 0
+        refused_until_s = watch.now_s() + self._limits.stall_timeout_s
         while self._stop is None:
             if not may_return(count := worst + self._losses_count, limit):
                 summary.notes.append(
                     f"ended instead of reconnecting: a letter came back {count} times, the delivery limit is {limit}"
                 )
                 return False
-            await wait(self._stopping, min(run_clock.left_s(), delay_s * (0.5 + random.random() / 2)))  # noqa: S311
-            delay_s = min(delay_s * 2, RECONNECT_S_MAX)
-            if run_clock.left_s() <= 0:
+            await wait(self._stopping, min(watch.left_s(), RECONNECT.delay_s(failures)))
+            failures += 1
+            if watch.left_s() <= 0:
                 self._stop_by(StoppedBy.TOTAL)
                 return False
             try:
-                async with asyncio.timeout(run_clock.left_s()):
+                async with asyncio.timeout(watch.left_s()):
                     if not await unless(self._stopping, self._source.open()):
                         return False
             except TimeoutError:
                 continue
             except BrokerRefused as refused:
                 # A queue whose node is down is said not to exist, for as long as that lasts.
-                if run_clock.now_s() > refused_until_s:
+                if watch.now_s() > refused_until_s:
                     summary.failure = f"the broker does not let us go on; {refused.message}"
                     return False
                 self._notices.waits(summary, str(refused))
@@ -541,7 +541,7 @@ class RecoveryRun:
                 self._losses_count += isinstance(again, BrokerLost)  # letters may have been on their way to us
                 self._notices.waits(summary, str(again))
                 continue
-            run_clock.moved()
+            watch.moved()
             self._notices.resumed(summary)
             return True
         return False
@@ -563,7 +563,7 @@ class RecoveryRun:
         self._quota.seen_count -= unsent_count
         summary.unseen = self._quota.unseen(summary)
         summary.possible_duplicates += self._source.sent_again_count
-        self._run_clock.end(summary)
+        self._watch.end(summary)
         self._notices.ended(summary)
 
 

@@ -1,6 +1,8 @@
 """Plan, then execute: a plan freezes which letters go where; executing does exactly that, or says what has changed.
 
-A plan's rate and its canary belong to it: `Pace` and `Canaries` hold a task to them.
+How many letters may go next is by the rate, and by what the canary has seen come back so far: it watches the
+dead-letter queues where its letters would come back. `auto` is as long as a letter that fails every attempt takes until
+it is there, and a little more.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -53,24 +55,22 @@ RATE_PER_S_ASSUMED = 2_000
 SEPARATOR = "\x1f"
 
 
-class CanarySent(Protocol):
-    """A letter that would be sent."""
+class PlannedLetter(NamedTuple):
+    """A letter that can go."""
 
-    @property
-    def queue(self) -> str: ...
-    @property
-    def source_queue(self) -> str: ...
-    @property
-    def address(self) -> Address: ...
-    @property
-    def broker(self) -> Broker: ...
+    letter: int
+    revision: int
+    queue: str
+    source_queue: str
+    address: Address
+    broker: Broker
 
 
 async def canary_wait(
-    custody: Custody, options: PlanOptions, going: Sequence[CanarySent], reached: Mapping[Address, Reach]
+    custody: Custody, wish: PlanOptions, going: Sequence[PlannedLetter], reached: Mapping[Address, Reach]
 ) -> str:
     """How long the canary of a plan watches; "" without one. Raises Conflict when it would see nothing."""
-    if options.canary is None or not going:
+    if wish.canary is None or not going:
         return ""
     ways = {(one.queue, one.source_queue, one.address) for one in going}
     dead: dict[str, list[str]] = {}
@@ -82,8 +82,8 @@ async def canary_wait(
         targets = (address.routing_key,) if not address.exchange else reached.get(address, Reach()).queues or (source,)
         returns = {one for target in targets for one in ([queue] if target == source else dead.get(target, []))}
         _check_watched(custody, returns or {queue}, known=bool(returns) or bool(address.exchange), target=str(address))
-    if options.canary.wait != "auto":
-        return options.canary.wait
+    if wish.canary.wait != "auto":
+        return wish.canary.wait
     longest = MARGIN_S
     for broker in {one.broker for one in going}:
         addresses = list({one.address: None for one in going if one.broker is broker})
@@ -107,9 +107,9 @@ def _check_watched(custody: Custody, queues: set[str], *, known: bool, target: s
             )
 
 
-def canary_note(options: PlanOptions, wait: str) -> list[str]:
+def canary_note(wish: PlanOptions, wait: str) -> list[str]:
     """What the canary of a plan will do, for people."""
-    canary = options.canary
+    canary = wish.canary
     if canary is None or not wait:
         return []
     part = f"{canary.stop_above:.0%}"
@@ -117,10 +117,7 @@ def canary_note(options: PlanOptions, wait: str) -> list[str]:
 
 
 class Canaries:
-    """Watches the dead-letter queues where the letters of a canary would come back.
-
-    `auto` is as long as a letter that fails every attempt takes until it is there, and a little more.
-    """
+    """Watches what was sent so far."""
 
     def __init__(self, custody: Custody, redrive: RedriveTask, *, is_closing: Callable[[], bool]) -> None:
         self._custody = custody
@@ -148,7 +145,7 @@ class Canaries:
 
 
 class Pace:
-    """How many letters may go next: by the rate, and by what the canary has seen come back so far."""
+    """How many letters may go next."""
 
     def __init__(self, redrive: RedriveTask) -> None:
         self._rate = redrive.wish.max_per_s
@@ -184,17 +181,6 @@ class Pace:
             self._allowed = max(self._allowed + 1, round(self._allowed * self._canary.widen))
 
 
-class PlannedLetter(NamedTuple):
-    """A letter that can go."""
-
-    letter: int
-    revision: int
-    queue: str
-    source_queue: str
-    address: Address
-    broker: Broker
-
-
 class _Sorted(NamedTuple):
     going: list[PlannedLetter]
     left_out: list[Unrouted]
@@ -207,24 +193,24 @@ class Planner:
     def __init__(self, custody: Custody) -> None:
         self._custody = custody
 
-    async def plan(self, options: PlanOptions, caller: Caller) -> Plan:
+    async def plan(self, wish: PlanOptions, caller: Caller) -> Plan:
         """Look at every letter and every target; nothing is changed but that the plan is kept."""
-        options = msgspec.json.decode(msgspec.json.encode(options), type=PlanOptions)  # 2 and 2.0 are one
-        check_wish(options)
-        check_queue(caller, options.selection.queue)
-        check_target(caller, options.target)
-        if options.selection == Selection():
+        wish = msgspec.json.decode(msgspec.json.encode(wish), type=PlanOptions)  # 2 and 2.0 are one wish, and one hash
+        check_wish(wish)
+        check_queue(caller, wish.selection.queue)
+        check_target(caller, wish.target)
+        if wish.selection == Selection():
             raise Invalid("plan is invalid; the selection is empty, name ids, a group or a filter")
-        pages = self._pages(options.selection)
-        going, left_out, before = await self._sorted(options, pages)
+        pages = self._pages(wish.selection)
+        going, left_out, before = await self._sorted(wish, pages)
         going.reverse()  # pages come newest first
         reached = await self._reached(going)
         going, unreached = _parted(going, reached)
-        wait = await canary_wait(self._custody, options, going, reached)
+        wait = await canary_wait(self._custody, wish, going, reached)
         left_out = [*left_out[::-1], *unreached]
         plan = Plan(
-            hash=_hash(options, going),
-            wish=options,
+            hash=_hash(wish, going),
+            wish=wish,
             ids=ranges([one.letter for one in going]),
             count=len(going),
             targets=dict(Counter(str(one.address) for one in going)),
@@ -232,8 +218,8 @@ class Planner:
             left_out_count=len(left_out),
             reasons=_reasons(left_out),
             redriven_before=before,
-            estimated_s=round(len(going) / (options.max_per_s or RATE_PER_S_ASSUMED), 3),
-            notes=(*_notes(going, reached), *canary_note(options, wait)),
+            estimated_s=round(len(going) / (wish.max_per_s or RATE_PER_S_ASSUMED), 3),
+            notes=(*_notes(going, reached), *canary_note(wish, wait)),
             made_at=moment(self._custody.clock.now_us()),
             made_by=caller.name,
             copies={str(to): list(reach.queues) for to, reach in reached.items() if to.exchange and reach.queues},
@@ -250,7 +236,7 @@ class Planner:
                 found |= await broker.inspector.reach(list(addresses))
         return found
 
-    async def _sorted(self, options: PlanOptions, pages: AsyncIterator[Sequence[Letter]]) -> _Sorted:
+    async def _sorted(self, wish: PlanOptions, pages: AsyncIterator[Sequence[Letter]]) -> _Sorted:
         """Page by page, so that not all letters are in memory with their headers."""
         going: list[PlannedLetter] = []
         left_out: list[Unrouted] = []
@@ -258,23 +244,23 @@ class Planner:
         async for letters in pages:
             for letter in letters:
                 before += letter.redriven_count > 0
-                found = self._placed(options, letter)
+                found = self._placed(wish, letter)
                 if isinstance(found, Unrouted):
                     left_out.append(found)
                 else:
                     going.append(found)
         return _Sorted(going, left_out, before)
 
-    def _placed(self, options: PlanOptions, letter: Letter) -> PlannedLetter | Unrouted:
+    def _placed(self, wish: PlanOptions, letter: Letter) -> PlannedLetter | Unrouted:
         if letter.state is not LetterState.CAPTURED:
             return Unrouted(letter.id, f"it is {letter.state.value}")
-        if letter.redriven_count >= options.redrives_max and not options.force:
+        if letter.redriven_count >= wish.redrives_max and not wish.force:
             why = f"it was redriven {letter.redriven_count} times, which is the limit; force it if you mean it"
             return Unrouted(letter.id, why)
         broker = self._custody.broker_of(letter.origin)
         if broker is None:
             return Unrouted(letter.id, NO_BROKER)
-        address, why = route_letter(letter, options.target)
+        address, why = route_letter(letter, wish.target)
         if address is None:
             return Unrouted(letter.id, why)
         return PlannedLetter(letter.id, letter.revision, letter.queue, letter.death.queue, address, broker)
@@ -320,12 +306,12 @@ class Planner:
         if not plan.count:
             raise Conflict("plan is empty; no letter of it can be redriven, see left_out")
         going = await self._still_going(plan)
-        options = plan.wish
-        if options.canary is not None and plan.canary_wait:
-            options = replace(options, canary=replace(options.canary, wait=plan.canary_wait))
+        wish = plan.wish
+        if wish.canary is not None and plan.canary_wait:
+            wish = replace(wish, canary=replace(wish.canary, wait=plan.canary_wait))
         letters = [(one.letter, pack(one.address)) for one in going]
         return await self._custody.vault.redrives.start(
-            plan=plan, letters=letters, wish=options, name=name, operation=operation, act=act
+            plan=plan, letters=letters, wish=wish, name=name, operation=operation, act=act
         )
 
     async def _still_going(self, plan: Plan) -> list[PlannedLetter]:
@@ -392,8 +378,8 @@ def _notes(going: Iterable[PlannedLetter], reached: dict[Address, Reach]) -> lis
     return notes
 
 
-def _hash(options: PlanOptions, going: Sequence[PlannedLetter]) -> str:
-    return plan_hash(options, [(one.letter, one.revision, pack(one.address)) for one in going])
+def _hash(wish: PlanOptions, going: Sequence[PlannedLetter]) -> str:
+    return plan_hash(wish, [(one.letter, one.revision, pack(one.address)) for one in going])
 
 
 def pack(address: Address) -> str:

@@ -1,4 +1,10 @@
-"""Redrive out of the vault: tasks that survive their process and go on in another, and what operators say to them."""
+"""Redrive out of the vault: tasks that survive their process and go on in another, and what operators say to them.
+
+A task at work leases, publishes with confirm, and settles; while a batch is on its way, the one before is settled and
+the next one is leased and read. What is confirmed is settled, what is known not to be stored goes back to *captured*,
+and what is unknown stays and is repeated under the same id. An outcome is kept until the vault has it: a vault that is
+away for a moment makes no copy.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +61,7 @@ class _Outcome(Struct, frozen=True):
 
 
 class Redriving:
-    """One task at work, by `run`: lease, publish with confirm, settle.
-
-    While a batch is on its way, the one before is settled and the next one is leased and read. What is confirmed is
-    settled, what is known not to be stored goes back to *captured*, and what is unknown stays and is repeated under the
-    same id. An outcome is kept until the vault has it: a vault that is away for a moment makes no copy.
-    """
+    """`await Redriving(custody, redrive, ...).run()`."""
 
     def __init__(self, custody: Custody, redrive: RedriveTask, *, is_closing: Callable[[], bool]) -> None:
         self._custody = custody

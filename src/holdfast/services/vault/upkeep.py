@@ -12,7 +12,7 @@ from datetime import timedelta
 from holdfast.core.death import REDRIVE_ID
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.message import Message
-from holdfast.core.moments import SECOND_US, moment, parse_duration
+from holdfast.core.moments import SECOND_US, Backoff, moment, parse_duration
 from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.errors import CannotStart, HoldfastError, Invalid, StorageFailed
 from holdfast.ports.blobs import Blobs
@@ -26,7 +26,7 @@ BATCH_COUNT_MAX = 1_000
 NOTED_COUNT_MAX = 100_000
 #: How often a letter is looked at whose redrive has not noted the broker's confirm yet.
 LOOKS_MAX = 120
-WAIT_S_MAX = 60.0
+WAITS = Backoff(first_s=FLUSH_S, delay_s_max=60.0)
 LAST_FLUSH_TIMEOUT_S = 5.0
 ID_CHARACTERS_MAX = 200
 
@@ -72,18 +72,18 @@ class Successes:
             emit("vault.failed", error=error)
 
     async def _keep_on(self) -> None:
-        wait_s = FLUSH_S
+        failures = 0
         while True:
             try:
                 async with self._open_vault() as vault:
                     while True:
                         await asyncio.sleep(FLUSH_S)
                         await self._flush(vault)
-                        wait_s = FLUSH_S
+                        failures = 0
             except HoldfastError as error:
                 emit("vault.failed", error=error)
-                await asyncio.sleep(wait_s)
-                wait_s = min(wait_s * 2, WAIT_S_MAX)
+                await asyncio.sleep(WAITS.delay_s(failures, spread=1.0))
+                failures += 1
 
     async def _flush(self, vault: Vault) -> None:
         ids = list(self._noted)
