@@ -266,8 +266,8 @@ async def open_collector(
         store = open_collect_store(url, clock=time_source)
         await store.open()
         stack.push_async_callback(store.close)
-        tools = CollectContext(store, messages, await stack.enter_async_context(open_blobs(place)), limits=settings)
-        yield await stack.enter_async_context(CollectService(tools).running())
+        context = CollectContext(store, messages, await stack.enter_async_context(open_blobs(place)), limits=settings)
+        yield await stack.enter_async_context(CollectService(context).running())
 
 
 def open_collect_store(url: str, *, clock: Clock) -> CollectStore:
@@ -503,11 +503,11 @@ async def open_recovery(
         connection = await drain.connect()
         await publisher.__aenter__()
         queue = "" if order.backup_file else name
-        questions = RabbitRunInspector(
+        inspector = RabbitRunInspector(
             connection, publisher, queue, management=management or default_management(address)
         )
-        redriver = RabbitRedriver(stamp, table, now=lambda: moment(time_source.now_us()), blocked=questions.blocked)
-        yield RecoveryBroker(drain=drain, publisher=publisher, redriver=redriver, questions=questions)
+        redriver = RabbitRedriver(stamp, table, now=lambda: moment(time_source.now_us()), blocked=inspector.blocked)
+        yield RecoveryBroker(drain=drain, publisher=publisher, redriver=redriver, inspector=inspector)
     finally:
         await publisher.close()
         await drain.close()
@@ -549,9 +549,9 @@ class ScheduledRecoveries:
 
     def schedule(self) -> RecoverySchedule:
         """Raises CannotStart when a routes file cannot be used."""
-        return RecoverySchedule([self._duty(name, wanted) for name, wanted in self._settings.recover.items()])
+        return RecoverySchedule([self._scheduled(name, wanted) for name, wanted in self._settings.recover.items()])
 
-    def _duty(self, name: str, wanted: RecoverSettings) -> ScheduledRecovery:
+    def _scheduled(self, name: str, wanted: RecoverSettings) -> ScheduledRecovery:
         table = _table(wanted)
         limits = RunLimits(
             limit=wanted.limit,

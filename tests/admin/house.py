@@ -45,5 +45,5 @@ async def open_house(folder: Path, **more: Any) -> AsyncIterator[House]:
     url = f"sqlite:///{folder}/data"
     settings = Settings(storages=(StorageSettings(name="default", url=url),), data_folder=folder, **more)
     async with open_service({"default": url}) as service, open_vault_app(settings, Queues(service)) as office:
-        app = make_app(service, admin_token_hash=token_hash(TOKEN), version="0", office=office)
+        app = make_app(service, admin_token_hash=token_hash(TOKEN), version="0", vault_app=office)
         yield House(app, office, Queues(service))

@@ -40,7 +40,7 @@ class Inside(Generic[S]):
         order = RecoveryOrder(dead_queue=self._world.dlq, table=table, limits=limits, run="r")
         management = self._world.admin.node.management_url
         async with open_recovery(self._url, order, by="me", management=management) as self.broker:
-            preflight = await self.broker.questions.preflight(table)
+            preflight = await self.broker.inspector.preflight(table)
             preflight.depth = Depth(ready=preflight.depth.ready + 1)
             self.source = self._kind(self.broker, preflight)
             on_open(self.source)

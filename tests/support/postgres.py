@@ -24,6 +24,7 @@ import pytest
 from psycopg import sql
 
 from tests.support.ports import free_port
+from tests.support.servers import Guard
 
 VERSION_MIN = 15
 READY_TIMEOUT_S = 60.0
@@ -58,6 +59,7 @@ class Cluster:
         self._group = account.pw_gid if account else None
         self._extra_groups: list[int] | None = [] if account else None
         self._server: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
 
     @classmethod
     def create(cls) -> Cluster:
@@ -108,6 +110,7 @@ class Cluster:
                 group=self._group,
                 extra_groups=self._extra_groups,
             )
+        self._guard = Guard(self.folder, self._server.pid)
         self._wait_ready()
 
     def stop(self) -> None:
@@ -199,6 +202,8 @@ class Cluster:
         _send(self._server.pid, number)
         self._server.wait(END_TIMEOUT_S)
         self._server = None
+        if self._guard is not None:
+            self._guard.close()
 
 
 def _send(pid: int, number: signal.Signals) -> None:

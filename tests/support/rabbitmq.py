@@ -26,6 +26,7 @@ import pytest
 
 from tests.support.certificates import Certificates
 from tests.support.ports import free_ports
+from tests.support.servers import Guard
 
 INSTALL = "sudo apt-get install rabbitmq-server openssl"
 READY_TIMEOUT_S = 90.0
@@ -74,6 +75,7 @@ class Node:
             self._epmd_port = epmd_of._epmd_port
         self._epmd: subprocess.Popen[bytes] | None = None
         self._server: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
 
     @classmethod
     def create(cls, version: str = "3.10", *, plugins: tuple[str, ...] = ()) -> Node:
@@ -134,6 +136,9 @@ class Node:
                 stderr=log,
                 start_new_session=True,
             )
+        if self._guard is not None:
+            self._guard.close()
+        self._guard = Guard(self.folder, self._server.pid, *([self._epmd.pid] if self._epmd else []))
 
     def stop(self) -> None:
         """An orderly stop."""
@@ -157,6 +162,8 @@ class Node:
         if self._epmd is not None:
             self._epmd.kill()
             self._epmd.wait(END_TIMEOUT_S)
+        if self._guard is not None:
+            self._guard.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def ctl(self, *arguments: str) -> str:

@@ -1,11 +1,7 @@
-"""What killed a message, read from its headers, and which headers a publish of ours changes. Pure.
+"""What killed a message, read from its headers, and which headers our publishes and redrives change. Pure.
 
 Attempts are counted in `x-retry-count`. The broker's own `x-death` is trusted from clients on RabbitMQ 3 and begins
 anew on 4, so it counts only until our next publish: that adds it to our count and takes it off.
-
-What a redrive changes of a letter, and the id by which its copies can be told. Pure.
-
-The id is derived, not random: the same letter redriven again after a crash carries the same one, without memory.
 """
 
 from __future__ import annotations
@@ -49,6 +45,16 @@ BROKER_HEADERS = (
 #: These send copies to further queues, or delay the message by a plugin.
 FORKING_HEADERS = ("CC", "BCC", "x-delay")
 
+REDRIVEN_AT = "x-redriven-at"
+REDRIVEN_BY = "x-redriven-by"
+REDRIVEN_FROM = "x-redriven-from"
+REDRIVEN_COUNT = "x-redriven-count"
+REDRIVE_ID = "x-redrive-id"
+REDRIVE_RUN = "x-redrive-run"
+REDRIVES_COUNT_MAX = 2**31
+VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+NAMESPACE = uuid.UUID("7a2f6f0c-6a3a-5f0e-9d55-7d9a7c0d3f11")
+
 HeaderValue = str | int | list[str]
 
 
@@ -76,6 +82,16 @@ class HeaderChange(Struct, frozen=True, kw_only=True):
     put: dict[str, HeaderValue]
     drop: tuple[str, ...]
     drop_properties: tuple[str, ...] = ()
+
+
+class RedriveStamp(Struct, frozen=True, kw_only=True):
+    """What all letters of one run have in common."""
+
+    run: str
+    by: str
+    dead_queue: str
+    user: str = ""  #: whom the broker knows us as: his own user id may stay
+    is_wait_queue: Callable[[str], bool] = lambda queue: False
 
 
 def deaths(headers: Headers) -> list[Death]:
@@ -260,34 +276,10 @@ def _texts(value: object) -> list[str]:
     return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
 
 
-REDRIVEN_AT = "x-redriven-at"
-REDRIVEN_BY = "x-redriven-by"
-REDRIVEN_FROM = "x-redriven-from"
-REDRIVEN_COUNT = "x-redriven-count"
-REDRIVE_ID = "x-redrive-id"
-REDRIVE_RUN = "x-redrive-run"
-REDRIVES_COUNT_MAX = 2**31
-VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
-NAMESPACE = uuid.UUID("7a2f6f0c-6a3a-5f0e-9d55-7d9a7c0d3f11")
-
-
-class RedriveStamp(Struct, frozen=True, kw_only=True):
-    """What all letters of one run have in common."""
-
-    run: str
-    by: str
-    dead_queue: str
-    user: str = ""  #: whom the broker knows us as: his own user id may stay
-    is_wait_queue: Callable[[str], bool] = lambda queue: False
-
-
-def redrive_id(dead_queue: str, digest: bytes) -> str:
-    """One id per letter and redrive: of the dead-letter queue and the letter's digest, its redrive count included."""
-    return redrive_ids(dead_queue)(digest)
-
-
 def redrive_ids(dead_queue: str) -> Callable[[bytes], str]:
-    """The ids of one dead-letter queue, by the digests of its letters.
+    """The ids of one dead-letter queue, by the digests of its letters, each of which has its redrive count in it.
+
+    An id is derived, not random: the same letter redriven again after a crash carries the same one, without memory.
 
     uuid5, written out: the library's own takes three times as long, and this is asked for every letter.
     """
@@ -325,13 +317,3 @@ def redriven(message: Message, redrive: RedriveStamp) -> HeaderChange:
         REDRIVE_RUN: redrive.run,
     }
     return replace(change, put=put, drop=(*change.drop, RETRY_COUNT))
-
-
-def redriven_headers(message: Message, redrive: RedriveStamp, *, at: datetime, digest: bytes) -> HeaderChange:
-    """All of it, for one letter."""
-    change = redriven(message, redrive)
-    own: dict[str, HeaderValue] = {
-        REDRIVEN_AT: at.isoformat(),
-        REDRIVE_ID: redrive_id(redrive.dead_queue, digest),
-    }
-    return replace(change, put=change.put | own)

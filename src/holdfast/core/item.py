@@ -1,5 +1,4 @@
-"""Items of an embedded queue, as plain frozen values; their ids; their queue's settings; and when an item lives, waits
-or dies: the rules that every store applies, as pure functions.
+"""Items of an embedded queue and its settings as plain frozen values, and the rules of items that every store applies.
 
 `msgspec.Struct` stands where a dataclass would: ten times cheaper to make, and the same type is the JSON
 shape, so that no face can show another field than the service gave. A payload is bytes and is never parsed.
@@ -148,6 +147,30 @@ class PartitionPlace(Struct, frozen=True):
     storage: str
 
 
+class PartitionInfo(Struct, frozen=True, kw_only=True):
+    """A partition as people see it."""
+
+    partition: int = 0
+    storage: str = ""
+
+
+class QueueInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A queue as people and programs see it."""
+
+    queue_name: str
+    lease_timeout: str = ""
+    expire_timeout: str = ""
+    max_attempts: int = 0
+    dead_queue: str = ""
+    reference: str = ""
+    requested_partitions: int = 0
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+    partitions: list[PartitionInfo] = []
+    dead_retention: str = ""
+    paused: bool = False
+
+
 class QueueRecord(Struct, frozen=True, kw_only=True):
     """What a catalog keeps of a queue. `generation` is its own for ever: made anew, a queue has another."""
 
@@ -180,30 +203,6 @@ class QueueRecord(Struct, frozen=True, kw_only=True):
             dead_retention=format_duration(self.dead_retention_us) if self.dead_retention_us else "",
             paused=self.paused,
         )
-
-
-class PartitionInfo(Struct, frozen=True, kw_only=True):
-    """A partition as people see it."""
-
-    partition: int = 0
-    storage: str = ""
-
-
-class QueueInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A queue as people and programs see it."""
-
-    queue_name: str
-    lease_timeout: str = ""
-    expire_timeout: str = ""
-    max_attempts: int = 0
-    dead_queue: str = ""
-    reference: str = ""
-    requested_partitions: int = 0
-    created_at: datetime | None = None
-    updated_at: datetime | None = None
-    partitions: list[PartitionInfo] = []
-    dead_retention: str = ""
-    paused: bool = False
 
 
 def is_scheduled(at_us: int, now_us: int) -> bool:

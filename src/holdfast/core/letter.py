@@ -1,8 +1,7 @@
-"""A letter: a message that died, with the story of its death, as it is taken into custody and kept there. Pure values.
+"""Letters, messages that died, with the story of their death, as they are taken into custody and kept there; and the
+groups of those that died of the same cause. Pure.
 
 Whatever a stranger wrote (headers, error texts, moments) is cut to a size here and never believed further.
-
-Failure groups: letters that died of the same cause. The fingerprint is a pure function, and can be another one.
 """
 
 from __future__ import annotations
@@ -23,6 +22,13 @@ SEARCHED_TEXT_BYTES_MAX = 64 * 1024
 REASON_CHARACTERS_MAX = 200
 ERROR_CHARACTERS_MAX = 8 * 1024
 NAME_CHARACTERS_MAX = 512
+TITLE_CHARACTERS_MAX = 300
+NOTE_CHARACTERS_MAX = 2_000
+FINGERPRINT_CHARACTERS = 16
+
+#: Frames of these are not the application's: the first one below them tells where it went wrong.
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in (?P<name>\S+)', re.MULTILINE)
+_NOT_OURS = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 
 #: Where a letter was taken from: a queue of RabbitMQ, or an embedded dead queue.
 Origin: TypeAlias = Literal["rabbitmq", "queue"]
@@ -46,7 +52,7 @@ SENSITIVE_HEADERS = ("CC", "BCC", "x-delay", "x-retry-count", "x-kept-cc", "x-ke
 
 
 class DeathStory(Struct, frozen=True, kw_only=True):
-    """Where, why, when and how often it died, and of which error."""
+    """All deaths of a letter in one: where, why, when and how often it died, and of which error."""
 
     queue: str = ""
     reason: str = ""
@@ -149,15 +155,6 @@ def searched_text(letter: NewLetter) -> str:
     return clip(f"{death.error_type} {death.error_message} {body}", SEARCHED_TEXT_BYTES_MAX)
 
 
-TITLE_CHARACTERS_MAX = 300
-NOTE_CHARACTERS_MAX = 2_000
-FINGERPRINT_CHARACTERS = 16
-
-#: Frames of these are not the application's: the first one below them tells where it went wrong.
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in (?P<name>\S+)', re.MULTILINE)
-_NOT_OURS = ("site-packages", "dist-packages", "/lib/python", "<frozen")
-
-
 class GroupStatus(Enum):
     """What somebody said of a group; *regressed* is what we say of one that was resolved and got another letter."""
 
@@ -187,6 +184,7 @@ class Fingerprint(Struct, frozen=True):
     title: str
 
 
+#: The function that finds the group of a letter can be another one.
 Fingerprinter = Callable[[str, DeathStory], Fingerprint]
 
 

@@ -1,4 +1,4 @@
-"""A message in every form that it has on its way: delivered, seen by a handler, published, and what became of that.
+"""A message in the forms that brokers and handlers share: delivered, seen, published, and what became of that.
 
 A body is bytes. Nothing here is parsed or re-encoded; only engines turn one form into another.
 """

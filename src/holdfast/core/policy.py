@@ -1,9 +1,8 @@
-"""How often and how soon a message is tried again, and what follows from an outcome. Pure.
+"""What a handler answers (done, retry or dead), which exceptions mean which, and what follows: how often and how soon a
+message is tried again. Pure.
 
 `attempts=3`: the handler runs three times. A run counts when it ended, by an exception or by the end of its process;
 `used` is the number of runs so far, `attempt` the number of the one that is on.
-
-What a handler answers: done, retry or dead; and which exceptions mean which.
 """
 
 from __future__ import annotations
@@ -23,6 +22,10 @@ FAILURE_BYTES_MAX = 8 * 1024
 TYPE_BYTES_MAX = 256
 MESSAGE_BYTES_MAX = 2 * 1024
 CUT = "…"
+REASON_PERMANENT = "permanent"
+REASON_ATTEMPTS = "attempts"
+REASON_POISON = "poison"
+STEPS_COUNT_MAX = 32
 
 
 class Permanent(Exception):
@@ -133,14 +136,9 @@ def tail(text: str, bytes_max: int) -> str:
     return CUT + raw[len(raw) - max(0, bytes_max - len(CUT.encode())) :].decode("utf-8", "ignore")
 
 
-REASON_PERMANENT = "permanent"
-REASON_ATTEMPTS = "attempts"
-REASON_POISON = "poison"
-STEPS_COUNT_MAX = 32
-
-
 class RetryPolicy(Struct, frozen=True):
-    """`Retry(attempts=3, delay="15s")`, or a ladder: `delay=["1s", "15s", "5m"]`, whose last step is repeated.
+    """`Retry(attempts=3, delay="15s")`, or a ladder: `delay=["1s", "15s", "5m"]`, whose last step is repeated. (`Retry`
+    is its public name.)
 
     `spread` makes each delay longer by up to that part of it, by chance, so that what failed together does not come
     back together. Where the delay is that of a wait queue, there is nothing to spread.

@@ -24,6 +24,8 @@ OTHER_REASONS = "(further reasons)"
 #: Queues that are counted by name. Strangers choose routing keys and types.
 NAMES_COUNT_MAX = 1_000
 OTHERS = "(further)"
+#: Above and below the block at the end of a run.
+RULE = "=" * 32
 
 
 class StoppedBy(StrEnum):
@@ -250,14 +252,6 @@ def address_text(address: Address | None) -> str:
 def as_utf8(name: str) -> str:
     """A name that a stranger chose, for JSON: it may have bytes that are not UTF-8, and JSON has no place for these."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def seconds(duration_us: int) -> float:
-    """Microseconds as seconds."""
-    return duration_us / SECOND_US
-
-
-RULE = "=" * 32
 
 
 def summary_lines(summary: Summary) -> list[str]:

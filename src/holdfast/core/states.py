@@ -1,8 +1,4 @@
-"""Which states there are and which moves between them, written once. Diagrams are drawn from these tables.
-
-An item of the embedded queue is in exactly one of these states; `gone` is outside of the queue. That it went into
-another queue is a move of its own there: it arrives as a new item.
-"""
+"""Which states there are and which moves between them, written once. Diagrams are drawn from these tables."""
 
 from __future__ import annotations
 
@@ -12,7 +8,10 @@ from typing import TypeVar
 
 
 class ItemState(Enum):
-    """Where an item is in its life."""
+    """Where an item of the embedded queue is in its life: in exactly one of these.
+
+    That it went into another queue is a move of its own there: it leaves this one, and arrives as a new item.
+    """
 
     OUTSIDE = "[*]"
     SCHEDULED = "scheduled"

@@ -8,8 +8,6 @@ async def handle(message: holdfast.Message) -> None: ...
 ```
 
 `await app.run()` consumes until `app.stop()`; `holdfast run module:app` does the same from a shell.
-
-A small page for whoever watches a consumer process: `GET /health` (200 or 503) and `GET /metrics`.
 """
 
 from __future__ import annotations
@@ -45,6 +43,10 @@ REQUEST_TIMEOUT_S = 5.0
 REQUEST_BYTES_MAX = 8 * 1024
 
 Page = tuple[HTTPStatus, str, bytes]
+STOP_TIMEOUT = "30s"
+PREFETCH_MAX = 65_535
+
+H = TypeVar("H", bound=Handler)
 
 
 def page(path: str, consumers: list[Health]) -> Page:
@@ -61,7 +63,10 @@ def page(path: str, consumers: list[Health]) -> Page:
 
 @asynccontextmanager
 async def serving_health(address: ListenAddress, consumers: Callable[[], list[Health]]) -> AsyncIterator[ListenAddress]:
-    """Answer until the block ends; gives the address, with the port that was taken. Raises CannotStart."""
+    """A small page for whoever watches a consumer process: `GET /health` (200 or 503) and `GET /metrics`.
+
+    Answers until the block ends; gives the address, with the port that was taken. Raises CannotStart.
+    """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -87,12 +92,6 @@ async def serving_health(address: ListenAddress, consumers: Callable[[], list[He
         raise CannotStart(f"health address cannot be used; {address}: {error.strerror}, choose another") from error
     async with server:
         yield ListenAddress(address.host, server.sockets[0].getsockname()[1])
-
-
-STOP_TIMEOUT = "30s"
-PREFETCH_MAX = 65_535
-
-H = TypeVar("H", bound=Handler)
 
 
 class App:

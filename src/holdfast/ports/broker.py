@@ -233,7 +233,7 @@ class RecoveryBroker(Struct, frozen=True, kw_only=True):
     drain: DrainConsumer
     publisher: Publisher
     redriver: Redriver
-    questions: RunInspector
+    inspector: RunInspector
 
     @property
     def has_trouble(self) -> bool:

@@ -1,4 +1,4 @@
-"""Time, handed in: nothing below the wiring reads a clock of its own."""
+"""Time, handed in: the moments that are stored, shown and compared, and calls at a later one."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 The tables and statements of a store are the same in every SQL engine; where the engines differ (lists of ids, words in
 texts, values in JSON) the `Dialect` says how. A database of the vault has one writer at a time, whatever it is in: the
 ledger is a chain.
-
-SQL lives in files, one per subject, each statement under its name; migrations are numbered. This reads them.
 """
 
 from __future__ import annotations
@@ -12,34 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Protocol, TypeVar
-
-
-def statements(package: str) -> dict[str, str]:
-    """Every statement of a package's `sql/*.sql`, by name: a file has those of one subject, each under `-- name:`."""
-    found: dict[str, str] = {}
-    for entry in (files(package) / "sql").iterdir():
-        if entry.name.endswith(".sql"):
-            for part in entry.read_text("utf-8").split("-- name: ")[1:]:
-                name, _, text = part.partition("\n")
-                found[name.strip()] = text.strip()
-    return found
-
-
-def migrated_kinds(package: str) -> list[str]:
-    """The kinds of files or schemas that an engine's package has migrations for."""
-    return sorted(entry.name for entry in (files(package) / "migrations").iterdir() if entry.is_dir())
-
-
-def migrations(package: str, *, kind: str) -> dict[int, str]:
-    """Every `migrations/<kind>/NNNN.sql` of an engine's package, by number, in order."""
-    folder = files(package) / "migrations" / kind
-    found = {
-        int(entry.name.removesuffix(".sql")): entry.read_text("utf-8")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".sql")
-    }
-    return dict(sorted(found.items()))
-
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -105,3 +75,33 @@ class Database(Protocol):
 
     async def read(self, work: Callable[[Tx], T]) -> T:
         """Read what is committed. Raises StorageFailed."""
+
+
+# SQL lives in files, one per subject, each statement under its name; migrations are numbered.
+
+
+def statements(package: str) -> dict[str, str]:
+    """Every statement of a package's `sql/*.sql`, by name: a file has those of one subject, each under `-- name:`."""
+    found: dict[str, str] = {}
+    for entry in (files(package) / "sql").iterdir():
+        if entry.name.endswith(".sql"):
+            for part in entry.read_text("utf-8").split("-- name: ")[1:]:
+                name, _, text = part.partition("\n")
+                found[name.strip()] = text.strip()
+    return found
+
+
+def migrated_kinds(package: str) -> list[str]:
+    """The kinds of files or schemas that an engine's package has migrations for."""
+    return sorted(entry.name for entry in (files(package) / "migrations").iterdir() if entry.is_dir())
+
+
+def migrations(package: str, *, kind: str) -> dict[int, str]:
+    """Every `migrations/<kind>/NNNN.sql` of an engine's package, by number, in order."""
+    folder = files(package) / "migrations" / kind
+    found = {
+        int(entry.name.removesuffix(".sql")): entry.read_text("utf-8")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".sql")
+    }
+    return dict(sorted(found.items()))

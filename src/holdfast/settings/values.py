@@ -16,6 +16,7 @@ from holdfast.errors import CannotStart
 DEFAULT_URL = "sqlite:///holdfast-data"
 DEFAULT_LISTEN = "127.0.0.1:8470"
 MASK = "***"
+BodyBytes = Annotated[int, Meta(ge=1_000, le=1_000_000_000)]
 
 
 class Secret:
@@ -88,9 +89,6 @@ class ListenAddress(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-BodyBytes = Annotated[int, Meta(ge=1_000, le=1_000_000_000)]
 
 
 class Settings(Struct, frozen=True, kw_only=True):

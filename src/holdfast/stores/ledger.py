@@ -1,6 +1,5 @@
-"""What every change of the vault goes through: the tallies, and the row in the ledger, chained, in the same commit.
-
-Beside it what else is kept of a vault, apart from letters and redrives: groups and tokens.
+"""What every change of the vault goes through, and what is kept of a vault apart from letters and redrives: its ledger,
+groups and tokens.
 """
 
 from __future__ import annotations
@@ -46,7 +45,10 @@ class Moved(NamedTuple):
 
 
 class LedgerWriter:
-    """What every change of one vault goes through: the key of the chain, the clock, and the moves of letters."""
+    """What every change of one vault goes through: the tallies, and the row in the ledger, chained, in the same commit.
+
+    It has the key of the chain, the clock, and the moves of letters.
+    """
 
     def __init__(self, database: Database, *, key: bytes, clock: Clock) -> None:
         self._database = database
@@ -162,39 +164,6 @@ class LedgerWriter:
         return row
 
 
-class Groups:
-    """Failure groups."""
-
-    def __init__(self, writer: LedgerWriter) -> None:
-        self._writer = writer
-
-    async def page(self, *, status: GroupStatus | None, after: int, count_max: int) -> list[tuple[int, Group]]:
-        """The ones that got a letter last come first; each with its cursor."""
-        values = {"status": status.value if status else "", "before": after, "count_max": count_max}
-        rows = await self._writer.read(lambda tx: run(tx, "select_groups", **values))
-        return [(row[0], _group(row)) for row in rows]
-
-    async def change(self, key: str, *, status: GroupStatus | None, note: str | None, act: LedgerAct) -> Group | None:
-        """Say something of a group. None when there is no such group."""
-
-        def work(tx: Tx) -> Group | None:
-            rows = run(tx, "find_group", key=key)
-            if not rows:
-                return None
-            group = _group(rows[0])
-            run(
-                tx,
-                "change_group",
-                key=key,
-                status=(status or group.status).value,
-                note=group.note if note is None else clip(note, NOTE_CHARACTERS_MAX),
-            )
-            self._writer.append(tx, act)
-            return _group(run(tx, "find_group", key=key)[0])
-
-        return await self._writer.write(work)
-
-
 class Ledger:
     """The chained record of everything that was done or denied."""
 
@@ -240,6 +209,39 @@ class Ledger:
 
         newest, counts = await self._writer.read(work)
         return int(newest[0][0]) if newest else 0, [QueueTally(*row) for row in counts]
+
+
+class Groups:
+    """Failure groups."""
+
+    def __init__(self, writer: LedgerWriter) -> None:
+        self._writer = writer
+
+    async def page(self, *, status: GroupStatus | None, after: int, count_max: int) -> list[tuple[int, Group]]:
+        """The ones that got a letter last come first; each with its cursor."""
+        values = {"status": status.value if status else "", "before": after, "count_max": count_max}
+        rows = await self._writer.read(lambda tx: run(tx, "select_groups", **values))
+        return [(row[0], _group(row)) for row in rows]
+
+    async def change(self, key: str, *, status: GroupStatus | None, note: str | None, act: LedgerAct) -> Group | None:
+        """Say something of a group. None when there is no such group."""
+
+        def work(tx: Tx) -> Group | None:
+            rows = run(tx, "find_group", key=key)
+            if not rows:
+                return None
+            group = _group(rows[0])
+            run(
+                tx,
+                "change_group",
+                key=key,
+                status=(status or group.status).value,
+                note=group.note if note is None else clip(note, NOTE_CHARACTERS_MAX),
+            )
+            self._writer.append(tx, act)
+            return _group(run(tx, "find_group", key=key)[0])
+
+        return await self._writer.write(work)
 
 
 class Tokens:

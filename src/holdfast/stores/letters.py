@@ -1,8 +1,4 @@
-"""Letters: taken in, found, moved between states, edited, deleted by retention; and the blobs that no letter has.
-
-A blob is announced before it is put, and a letter claims it in its own commit. What is not claimed in time, or is left
-behind by retention, is deleted once: a claim and a deletion exclude each other by the row.
-"""
+"""Letters: taken in, found, moved between states, edited, deleted by retention; and the blobs that no letter has."""
 
 from __future__ import annotations
 
@@ -280,7 +276,8 @@ class Letters:
 
 class UnclaimedBlobs:
     """Blobs that no letter has: one is announced before it is put, and `Letters.put` claims it in the letter's own
-    commit; what retention leaves behind is unclaimed again."""
+    commit. What is not claimed in time, or is left behind by retention, is deleted once: a claim and a deletion exclude
+    each other by the row."""
 
     def __init__(self, writer: LedgerWriter) -> None:
         self._writer = writer

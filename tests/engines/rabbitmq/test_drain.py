@@ -48,7 +48,7 @@ async def consuming(admin: Admin, *, capacity_count: int, port: int | None = Non
     order = RecoveryOrder(dead_queue=QUEUE, table=table, limits=limits, run="r")
     url, management = admin.node.url(admin.vhost, port=port), admin.node.management_url
     async with open_recovery(url, order, by="me", management=management) as broker:
-        source = Consuming(broker, await broker.questions.preflight(table))
+        source = Consuming(broker, await broker.inspector.preflight(table))
         await source.open()
         await eventually(lambda: len(source.drain._ready) * LETTER_BYTES >= WINDOW_BYTES)
         yield source

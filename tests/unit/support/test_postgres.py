@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 
+from holdfast.proof.process import child_process
+from tests.support.eventually import eventually
+from tests.support.forking import ROOT
 from tests.support.postgres import Cluster, find_binaries, running_cluster
 from tests.support.servers import left_out
 
@@ -86,6 +91,16 @@ def test_closing_leaves_no_process_and_no_file() -> None:
     assert not folder.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_it_does_not_outlive_whoever_started_it() -> None:
+    script = (
+        "from tests.support.postgres import Cluster; c = Cluster.create(); print(c.pid, c.folder, flush=True); input()"
+    )
+    async with child_process([sys.executable, "-c", script], cwd=ROOT) as child:
+        pid, folder = (await child.wait_line(r"(\d+) (\S+)")).groups()
+        await child.kill()
+        await eventually(lambda: not psutil.pid_exists(int(pid)) and not Path(folder).exists())
 
 
 def test_a_missing_server_fails_with_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ _NULL = _LENGTH(-1)
 _BYTEA_OID, _BIGINT_OID, _TEXT_OID = 17, 20, 25
 _BIGINT_BYTES = 8
 
-#: What `holdfast.hold_queue` raises for a queue that is gone or was made anew.
+#: What the SQL function `holdfast.hold_queue` raises for a queue that is gone or was made anew.
 QUEUE_MISSING_STATE = "HF404"
 
 #: Classes of states that the data is to blame for: a value that is invalid, or beyond a limit.

@@ -27,7 +27,7 @@ from holdfast.core.topology.layouts import TopologyFile
 from holdfast.core.topology.model import Version
 from holdfast.engines.rabbitmq.connection import retry_call
 from holdfast.engines.rabbitmq.consumer import RabbitConsumer
-from holdfast.engines.rabbitmq.declare import NOT_FOUND, Declarer, QueueFamily, surroundings
+from holdfast.engines.rabbitmq.declare import NOT_FOUND, Declarer, QueueFamily, family_for
 from holdfast.engines.rabbitmq.inspector import PATTERNS, RabbitInspector
 from holdfast.engines.rabbitmq.letters import digest, new_letter, read_message
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
@@ -177,7 +177,7 @@ class RabbitBroker:
         return Outgoing(to.exchange, to.routing_key, raw, content.body)
 
     def _family(self, subscription: Subscription) -> QueueFamily:
-        return surroundings(subscription, Version.parse(self.publisher.version), self._options.topology)
+        return family_for(subscription, Version.parse(self.publisher.version), self._options.topology)
 
 
 class RabbitSubscription:

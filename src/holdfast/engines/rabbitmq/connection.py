@@ -2,8 +2,6 @@
 
 Nothing reconnects here: a connection that is lost is over, and everyone on it is told. Publisher and consumer each
 have one of their own, because under an alarm the broker stops reading from connections that publish, acks included.
-
-A channel of a connection: questions with answers, and a listener for what comes unasked.
 """
 
 from __future__ import annotations
@@ -46,6 +44,10 @@ from holdfast.telemetry.events import emit
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 5.0
+#: A read of so many bytes is worth its cost: more is likely to be there already.
+READ_BYTES_ENOUGH = 64 * 2**10
+ACCESS_REFUSED, NOT_ALLOWED = 403, 530
 #: For asking again and again.
 LIMIT_S = 600.0
 
@@ -83,7 +85,10 @@ class NoEvents:
 
 
 class Channel:
-    """`call` asks and waits for the answer; `write` sends what needs none."""
+    """A channel of a connection: questions with answers, and a listener for what comes unasked.
+
+    `call` asks and waits for the answer; `write` sends what needs none.
+    """
 
     def __init__(
         self,
@@ -504,7 +509,7 @@ async def retry_call(ask: Callable[[], Awaitable[T]], *, address: object, is_met
     before, only a connection that was there and was lost is a reason to go on.
     """
     loop = asyncio.get_running_loop()
-    deadline_s, patience = loop.time() + limit_s, BackoffTimer(Backoff())
+    deadline_s, backoff = loop.time() + limit_s, BackoffTimer(Backoff())
     while True:
         try:
             return await ask()
@@ -513,4 +518,4 @@ async def retry_call(ask: Callable[[], Awaitable[T]], *, address: object, is_met
             if not is_met or not passes(error) or loop.time() > deadline_s:
                 raise
             emit("broker.lost", address=str(address), error=error)
-            await asyncio.sleep(patience.delay_s(loop.time()))
+            await asyncio.sleep(backoff.delay_s(loop.time()))

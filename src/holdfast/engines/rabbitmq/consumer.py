@@ -63,7 +63,7 @@ class _Listener:
 
 
 class RabbitConsumer:
-    """`async with Consumer(address, "q") as consumer:`, then `batch()` and `ack()`.
+    """`async with RabbitConsumer(address, "q") as consumer:`, then `batch()` and `ack()`.
 
     Opening it raises BrokerError: at the start nothing is retried, so that a wrong name is seen at once. With
     `on_start="resume"`, for a broker that has answered before, only what it refuses is raised.

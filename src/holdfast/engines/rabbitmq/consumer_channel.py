@@ -1,20 +1,5 @@
-"""One channel that letters of a recovery come on, and what is unsettled on it.
-
-To settle a letter by itself the broker walks over all that came on the channel before it and are unsettled. So letters
-that are held make every later ack slower: with 1 262 of them a classic queue took 1 700 acks a second, with one 12 000.
-When that has cost enough, consuming goes on on a fresh channel, and what is held stays on the old one until the end.
-
-Which deliveries of one channel are still unsettled, and the fewest frames that settle those that are done. Pure.
-
-An ack with `multiple` settles everything up to its tag, so it may only be used for a prefix in which nothing is open.
-What is settled behind an open delivery goes out as frames of its own: waiting for the prefix would use up the
-prefetch whenever one message is held for long.
-
-Waits until a queue has worked through the last acks of a consumer that was cancelled.
-
-A channel passes only some 30 acks on to a quorum queue at once, and forgets the rest when it is closed: those messages
-would run a second time. No answer tells when an ack has arrived, but a consumer that is cancelled counts among the
-queue's until the last of its messages is settled. Nothing here raises BrokerError: who cannot ask closes all the same.
+"""One channel that messages come on: what is unsettled on it, the frames that settle it, and when a queue has worked
+through the last of them.
 """
 
 from __future__ import annotations
@@ -32,9 +17,128 @@ from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Cancelled, Event
 from holdfast.errors import BrokerError, BrokerLost
 
+ASK_TIMEOUT_S = 3.0
+#: A consumer that comes while we wait is taken for ours: then it takes this long.
+SETTLE_TIMEOUT_S, SETTLE_STEP_S = 5.0, 0.02
+#: Where others consume as well, one of them may have gone and not ours: the count has to be the same for this long.
+STILL_S = 0.1
+#: So many letters walked over cost the broker about as much as some fresh channels.
+WALKED_COUNT_MAX = 50_000
+#: Changes from one consumer of a channel to another that are remembered.
+JOINTS_COUNT_MAX = 1_000
+
+
+class ConsumerChannel:
+    """The listener of a channel that letters of a recovery come on. Once that is left, nothing of it is heard any more.
+
+    To settle a letter by itself the broker walks over all that came on the channel before it and are unsettled. So
+    letters that are held make every later ack slower: with 1 262 of them a classic queue took 1 700 acks a second, with
+    one 12 000. When that has cost enough, consuming goes on on a fresh channel, and what is held stays on the old one
+    until the end.
+    """
+
+    def __init__(
+        self, number: int, *, on_arrived: Callable[[list[Delivery]], None], on_lost: Callable[[BrokerError], None]
+    ) -> None:
+        self.number = number  #: unlike that of a channel, never used again; deliveries carry it
+        self.channel: Channel | None = None
+        self.tracker = AckTracker(0)
+        self.tags: list[str] = []  #: its consumers
+        self.consumers_count = 0  #: so far
+        self.held_count = 0
+        self._joints: list[int] = []
+        self._consumer_tag = ""  # of the last delivery
+        self._walked_count = 0
+        self._on_arrived = on_arrived
+        self._on_lost = on_lost
+        self._is_left = False
+
+    def opened(self, channel: Channel) -> None:
+        """Letters may come."""
+        self.channel = channel
+        self.tracker = AckTracker(channel.number)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its letters can be settled."""
+        return self.channel is not None and self.channel.is_open
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a fresh channel would cost less than to go on."""
+        return self._walked_count >= WALKED_COUNT_MAX
+
+    @property
+    def unacked_count(self) -> int:
+        """As the broker sees it, of the consumers that it has now."""
+        return len(self.tracker) + self.tracker.unsent_count - self.tracker.past_count
+
+    def flush(self, acks_count_max: int | None = None) -> None:
+        """Send acks, no more than these."""
+        if self.channel is not None and self.tracker.pending:
+            self.channel.write(self.tracker.flush(acks_count_max))
+            self._walked_count += self.tracker.singles_count * self.held_count
+
+    async def release_all(self) -> int:
+        """All of the channel by one frame, tag 0: one by one is quadratic on a classic queue. Answers how many.
+
+        A quorum queue takes back what came by several consumers in either order, when it is one frame: so there is one
+        for every change from one to another. Every channel is a process of its own in the broker: this one has passed
+        them on when it answers a question.
+        """
+        count = len(self.tracker)
+        if count and self.channel is not None:
+            for tag in (*self.tracker.parts(self._joints), 0):
+                self.channel.write(commands.nack(self.channel.number, tag, multiple=True, requeue=True))
+            await self.channel.call(amqp.Basic.Qos(prefetch_count=1))
+        return count
+
+    def leave(self) -> None:
+        """Hear nothing more."""
+        self._is_left = True
+
+    # What the channel calls.
+
+    def on_events(self, events: list[Event]) -> None:
+        if self._is_left:
+            return
+        deliveries = [event for event in events if type(event) is Delivery]
+        if deliveries:
+            number = self.number
+            for delivery in deliveries:
+                delivery.channel = number
+            self.tracker.delivered_all([delivery.tag for delivery in deliveries])
+            if self.consumers_count > 1:
+                self._note_joints(deliveries)
+            self._consumer_tag = deliveries[-1].consumer_tag
+            self._on_arrived(deliveries)
+        if len(deliveries) < len(events) and any(isinstance(event, Cancelled) for event in events):
+            self._on_lost(BrokerLost("the broker cancelled the consumer"))
+
+    def on_closed(self, error: BrokerError, close: Close) -> None:
+        if not self._is_left:
+            self._on_lost(error)
+
+    def on_writable(self) -> None:
+        """Acks are small, and never wait for the socket."""
+
+    def _note_joints(self, deliveries: list[Delivery]) -> None:
+        last = self._consumer_tag
+        for delivery in deliveries:
+            if delivery.consumer_tag != last and len(self._joints) < JOINTS_COUNT_MAX:
+                self._joints.append(delivery.tag - 1)
+            last = delivery.consumer_tag
+
 
 class AckTracker:
-    """Tags come in ascending order (`delivered`), are settled in any (`ack`, `nack`), and `flush` packs the frames."""
+    """Which deliveries of one channel are still unsettled, and the fewest frames that settle those that are done. Pure.
+
+    Tags come in ascending order (`delivered`), are settled in any (`ack`, `nack`), and `flush` packs the frames.
+
+    An ack with `multiple` settles everything up to its tag, so it may only be used for a prefix in which nothing is
+    open. What is settled behind an open delivery goes out as frames of its own: waiting for the prefix would use up the
+    prefetch whenever one message is held for long.
+    """
 
     def __init__(self, channel: int) -> None:
         self._channel = channel
@@ -145,13 +249,6 @@ def _may_join(nacks: list[tuple[int, bool]], lowest_open: int | None) -> bool:
     return same_kind and (lowest_open is None or nacks[-1][0] < lowest_open)
 
 
-ASK_TIMEOUT_S = 3.0
-#: A consumer that comes while we wait is taken for ours: then it takes this long.
-SETTLE_TIMEOUT_S, SETTLE_STEP_S = 5.0, 0.02
-#: Where others consume as well, one of them may have gone and not ours: the count has to be the same for this long.
-STILL_S = 0.1
-
-
 async def count_consumers(connection: Connection, queue: str) -> int | None:
     """How many consumers the queue has, those included that are cancelled and hold messages; None: nobody says."""
     try:
@@ -169,7 +266,14 @@ async def count_consumers(connection: Connection, queue: str) -> int | None:
 async def wait_until_settled(
     connection: Connection, queue: str, *, count_before: int, timeout_s: float = SETTLE_TIMEOUT_S
 ) -> bool:
-    """Wait until the queue has fewer consumers than while ours was among them; False when that was not seen in time."""
+    """Wait until the queue has worked through the last acks of our consumer, which was cancelled: until it has fewer
+    consumers than while ours was among them. False when that was not seen in time.
+
+    A channel passes only some 30 acks on to a quorum queue at once, and forgets the rest when it is closed: those
+    messages would run a second time. No answer tells when an ack has arrived, but a consumer that is cancelled counts
+    among the queue's until the last of its messages is settled. Nothing here raises BrokerError: who cannot ask closes
+    all the same.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             # A channel of its own: when the question is refused, the one with the acks lives.
@@ -198,105 +302,3 @@ async def _fewer(channel: Channel, queue: str, count_before: int) -> None:
 async def _count(channel: Channel, queue: str) -> int:
     answer = await channel.call(methods.QueueDeclare(queue=queue, passive=True))
     return int(getattr(answer, "consumer_count", 0) or 0)
-
-
-#: So many letters walked over cost the broker about as much as some fresh channels.
-WALKED_COUNT_MAX = 50_000
-#: Changes from one consumer of a channel to another that are remembered.
-JOINTS_COUNT_MAX = 1_000
-
-
-class ConsumerChannel:
-    """The listener of its channel. Once that is left, nothing of it is heard any more."""
-
-    def __init__(
-        self, number: int, *, on_arrived: Callable[[list[Delivery]], None], on_lost: Callable[[BrokerError], None]
-    ) -> None:
-        self.number = number  #: unlike that of a channel, never used again; deliveries carry it
-        self.channel: Channel | None = None
-        self.tracker = AckTracker(0)
-        self.tags: list[str] = []  #: its consumers
-        self.consumers_count = 0  #: so far
-        self.held_count = 0
-        self._joints: list[int] = []
-        self._consumer_tag = ""  # of the last delivery
-        self._walked_count = 0
-        self._on_arrived = on_arrived
-        self._on_lost = on_lost
-        self._is_left = False
-
-    def opened(self, channel: Channel) -> None:
-        """Letters may come."""
-        self.channel = channel
-        self.tracker = AckTracker(channel.number)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether its letters can be settled."""
-        return self.channel is not None and self.channel.is_open
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether a fresh channel would cost less than to go on."""
-        return self._walked_count >= WALKED_COUNT_MAX
-
-    @property
-    def unacked_count(self) -> int:
-        """As the broker sees it, of the consumers that it has now."""
-        return len(self.tracker) + self.tracker.unsent_count - self.tracker.past_count
-
-    def flush(self, acks_count_max: int | None = None) -> None:
-        """Send acks, no more than these."""
-        if self.channel is not None and self.tracker.pending:
-            self.channel.write(self.tracker.flush(acks_count_max))
-            self._walked_count += self.tracker.singles_count * self.held_count
-
-    async def release_all(self) -> int:
-        """All of the channel by one frame, tag 0: one by one is quadratic on a classic queue. Answers how many.
-
-        A quorum queue takes back what came by several consumers in either order, when it is one frame: so there is one
-        for every change from one to another. Every channel is a process of its own in the broker: this one has passed
-        them on when it answers a question.
-        """
-        count = len(self.tracker)
-        if count and self.channel is not None:
-            for tag in (*self.tracker.parts(self._joints), 0):
-                self.channel.write(commands.nack(self.channel.number, tag, multiple=True, requeue=True))
-            await self.channel.call(amqp.Basic.Qos(prefetch_count=1))
-        return count
-
-    def leave(self) -> None:
-        """Hear nothing more."""
-        self._is_left = True
-
-    # What the channel calls.
-
-    def on_events(self, events: list[Event]) -> None:
-        if self._is_left:
-            return
-        deliveries = [event for event in events if type(event) is Delivery]
-        if deliveries:
-            number = self.number
-            for delivery in deliveries:
-                delivery.channel = number
-            self.tracker.delivered_all([delivery.tag for delivery in deliveries])
-            if self.consumers_count > 1:
-                self._note_joints(deliveries)
-            self._consumer_tag = deliveries[-1].consumer_tag
-            self._on_arrived(deliveries)
-        if len(deliveries) < len(events) and any(isinstance(event, Cancelled) for event in events):
-            self._on_lost(BrokerLost("the broker cancelled the consumer"))
-
-    def on_closed(self, error: BrokerError, close: Close) -> None:
-        if not self._is_left:
-            self._on_lost(error)
-
-    def on_writable(self) -> None:
-        """Acks are small, and never wait for the socket."""
-
-    def _note_joints(self, deliveries: list[Delivery]) -> None:
-        last = self._consumer_tag
-        for delivery in deliveries:
-            if delivery.consumer_tag != last and len(self._joints) < JOINTS_COUNT_MAX:
-                self._joints.append(delivery.tag - 1)
-            last = delivery.consumer_tag

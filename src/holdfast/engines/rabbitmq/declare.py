@@ -53,7 +53,7 @@ class QueueFamily(Struct, frozen=True, kw_only=True):
         return tuple((wait.delay_ms or 0) * 1000 for wait in self.waits)
 
 
-def surroundings(subscription: Subscription, version: Version, file: TopologyFile | None = None) -> QueueFamily:
+def family_for(subscription: Subscription, version: Version, file: TopologyFile | None = None) -> QueueFamily:
     """What the topology file says of the queue, else what the subscription's layout asks for. Raises Invalid."""
     name = subscription.queue
     if dead := subscription.dead_queue:
@@ -95,32 +95,32 @@ class Declarer:
         self._address = address.named("holdfast consumer set-up")
         self._management = management
         self._quorum = quorum
-        self._newborn = YoungQueues()
+        self._young = YoungQueues()
         self._connection: Connection | None = None
         self._channel: Channel | None = None
 
-    async def missing(self, subscription: Subscription, around: QueueFamily) -> list[str]:
+    async def missing(self, subscription: Subscription, family: QueueFamily) -> list[str]:
         """Everything that stands in the way of a safe retry or parking, in words."""
-        names = [around.main.name, *(wait.queue for wait in around.waits), around.dead.queue]
+        names = [family.main.name, *(wait.queue for wait in family.waits), family.dead.queue]
         found = [
             f"queue '{name}' does not exist, create it or use --declare"
             for name in names
             if not await self._there(methods.QueueDeclare(queue=name, passive=True))
         ]
-        dead = around.dead
+        dead = family.dead
         if dead.exchange and not await self._there(methods.ExchangeDeclare(exchange=dead.exchange, passive=True)):
             found.append(f"exchange '{dead.exchange}' of dead queue '{dead.queue}' does not exist, use --declare")
         if found:
             return found
-        for queue in around.queues:
-            needed = queue.name in around.wait_names or (queue is around.main and subscription.policy.by == "broker")
+        for queue in family.queues:
+            needed = queue.name in family.wait_names or (queue is family.main and subscription.policy.by == "broker")
             if needed and (difference := await self._difference(queue)):
                 found.append(f"queue '{queue.name}' is not as its consumer needs it; {difference}")
-        return found or await self._unrouted(subscription, around)
+        return found or await self._unrouted(subscription, family)
 
-    async def declare(self, around: QueueFamily) -> None:
+    async def declare(self, family: QueueFamily) -> None:
         """Make what is not there; what is there is left as it is. A binding that is there already is no news."""
-        for exchange in around.exchanges:
+        for exchange in family.exchanges:
             if not await self._there(methods.ExchangeDeclare(exchange=exchange.name, passive=True)):
                 await self._call(
                     methods.ExchangeDeclare(
@@ -130,16 +130,16 @@ class Declarer:
                         arguments=exchange.arguments,
                     )
                 )
-        for queue in around.queues:
+        for queue in family.queues:
             if not await self._there(methods.QueueDeclare(queue=queue.name, passive=True)):
                 await self._call(_declared(queue))
                 if queue.type == "quorum":
-                    self._newborn.born()
-        for binding in around.bindings:
+                    self._young.born()
+        for binding in family.bindings:
             await self._call(
                 methods.QueueBind(queue=binding.destination, exchange=binding.source, routing_key=binding.key)
             )
-        await self._newborn.grown()
+        await self._young.grown()
 
     async def close(self) -> None:
         """End the connection."""
@@ -196,9 +196,9 @@ class Declarer:
             return error.message
         return ""
 
-    async def _unrouted(self, subscription: Subscription, around: QueueFamily) -> list[str]:
+    async def _unrouted(self, subscription: Subscription, family: QueueFamily) -> list[str]:
         """Whether the dead exchange leads to the dead queue: by the management API, else by a probe."""
-        dead = around.dead
+        dead = family.dead
         if not dead.exchange:
             return []
         if self._management is None:

@@ -2,7 +2,7 @@
 
 By the digest of its body, properties and headers a letter is recognised when it is delivered again. A quorum queue
 sorts the header table of what it gives back, makes an empty table of none, and writes its counts into it: so headers
-are taken in the order of their names, no table is an empty one, and the counts are left out.
+are taken in one fixed order, no table is an empty one, and the counts are left out.
 """
 
 from __future__ import annotations

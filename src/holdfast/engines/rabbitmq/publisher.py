@@ -65,7 +65,7 @@ class PublishBatch:
 
 
 class ConfirmChannel:
-    """`open`, then `send` within the window; `on_outcomes` and `on_lost` are called with what became of it."""
+    """`open`, then `encode` and `write` within the window; `on_outcomes` and `on_lost` hear what became of it."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ConfirmChannel:
         self._tell = on_outcomes
         self._tell_lost = on_lost
         self.on_writable = on_writable
-        self._books: Confirms[Outgoing] = Confirms()
+        self._confirms: Confirms[Outgoing] = Confirms()
         self._channel: Channel | None = None
         self._encoder: PublishEncoder | None = None
 
@@ -90,11 +90,11 @@ class ConfirmChannel:
     @property
     def flying(self) -> int:
         """How many publishes are in flight."""
-        return len(self._books)
+        return len(self._confirms)
 
     async def open(self, connection: Connection) -> None:
         """Open a channel of the connection and switch confirms on. Raises BrokerError."""
-        self._books = Confirms()
+        self._confirms = Confirms()
         self.flying_bytes = 0
         self._encoder = None
         self._channel = await connection.channel(self)
@@ -107,10 +107,10 @@ class ConfirmChannel:
             await connection.close_channel(self._channel)
 
     def encode(self, message: Outgoing) -> Sequence[bytes | memoryview]:
-        """Enter a publish into the books and pack it; the caller joins and writes. Raises Unsendable, not entered."""
+        """Note a publish as sent and pack it; the caller joins and writes. Raises Unsendable, then nothing is noted."""
         assert self._encoder is not None  # noqa: S101  callers ask is_open first
         pieces = self._encoder.pieces(message.exchange, message.routing_key, message.properties, message.body)
-        self._books.sent(message)
+        self._confirms.sent(message)
         message.sent_count += 1
         self.flying_bytes += message.size_bytes
         return pieces
@@ -125,9 +125,9 @@ class ConfirmChannel:
         try:
             for event in events:
                 if isinstance(event, Confirmed):
-                    outcomes += self._books.answered(event.tag, multiple=event.multiple, ack=event.ack)
+                    outcomes += self._confirms.answered(event.tag, multiple=event.multiple, ack=event.ack)
                 elif isinstance(event, Returned):
-                    self._books.returned(event)
+                    self._confirms.returned(event)
         except UnknownTag as error:
             # The broker and we no longer agree on what was sent: nothing of this channel can be believed.
             if self._channel is not None:
@@ -139,11 +139,11 @@ class ConfirmChannel:
     def on_closed(self, error: BrokerError, close: Close) -> None:
         self._encoder = None
         self.flying_bytes = 0
-        self._tell_lost(self, self._books.lost(), error, close)
+        self._tell_lost(self, self._confirms.lost(), error, close)
 
 
 class RabbitPublisher:
-    """`async with Publisher(address) as publisher:` and `await publisher.publish(message)`.
+    """`async with RabbitPublisher(address) as publisher:` and `await publisher.publish([message])`.
 
     Opening it raises what `Connection.open` raises; after that, it connects again by itself.
     """
@@ -169,8 +169,8 @@ class RabbitPublisher:
         self._alone_only = False  # a publish ended the whole connection: nothing else goes out until it is found
         self._only: Outgoing | None = None  # what is in flight when nothing else is, on either channel
         self._connection: Connection | None = None
-        self._main = self._lane()
-        self._alone = self._lane()
+        self._main = self._new_channel()
+        self._alone = self._new_channel()
         self._retiring: set[ConfirmChannel] = set()  # nothing more is sent on these
         self._renewals = BackoffTimer(RENEWAL)
         self._renewal: asyncio.TimerHandle | None = None
@@ -303,12 +303,12 @@ class RabbitPublisher:
 
     def _held_back(self) -> bool:
         """To find out who ends the connection, all other channels have to be quiet."""
-        return self._alone_only and any(lane.flying for lane in (self._main, *self._retiring))
+        return self._alone_only and any(channel.flying for channel in (self._main, *self._retiring))
 
-    def _send(self, lane: ConfirmChannel, queue: deque[Outgoing], *, messages_max: int) -> None:
+    def _send(self, channel: ConfirmChannel, queue: deque[Outgoing], *, messages_max: int) -> None:
         pieces: list[bytes | memoryview] = []
         refused: list[tuple[Outgoing, Outcome]] = []
-        count, size = lane.flying, lane.flying_bytes
+        count, size = channel.flying, channel.flying_bytes
         while queue and count < messages_max:
             message = queue[0]
             # One that is larger than the whole window goes alone.
@@ -318,7 +318,7 @@ class RabbitPublisher:
             if message.outcome is not None:
                 continue
             try:
-                pieces += lane.encode(message)
+                pieces += channel.encode(message)
             except Unsendable as error:
                 refused.append((message, Outcome(OutcomeKind.REFUSED, 0, str(error))))
                 continue
@@ -327,7 +327,7 @@ class RabbitPublisher:
             if message.sent_count > 1:
                 self.counts["sent_again"] += 1
         if pieces:
-            lane.write(b"".join(pieces))
+            channel.write(b"".join(pieces))
         # Not before that: whoever is told may send at once, and then the broker would count in another order than we.
         for message, outcome in refused:
             if message.outcome is None:
@@ -335,25 +335,25 @@ class RabbitPublisher:
 
     # Answers.
 
-    def _on_outcomes(self, lane: ConfirmChannel, outcomes: list[tuple[Outgoing, Outcome]]) -> None:
+    def _on_outcomes(self, channel: ConfirmChannel, outcomes: list[tuple[Outgoing, Outcome]]) -> None:
         confirmed: list[Outgoing] = []
         for message, outcome in outcomes:
             if outcome is CONFIRMED and message.outcome is None:
                 message.outcome = CONFIRMED
                 confirmed.append(message)
             else:
-                self._on_outcome(lane, message, outcome)
+                self._on_outcome(channel, message, outcome)
         self.counts["confirmed"] += len(confirmed)
         for batch, messages in groupby(confirmed, key=attrgetter("batch")):
             batch.settle(list(messages), CONFIRMED)
-        if lane is self._alone and not self._suspects:
+        if channel is self._alone and not self._suspects:
             self._alone_only = False
-        if lane in self._retiring and not lane.flying:
+        if channel in self._retiring and not channel.flying:
             self._broken.set()
         self._pump()
 
-    def _on_outcome(self, lane: ConfirmChannel, message: Outgoing, outcome: Outcome) -> None:
-        if outcome.kind is OutcomeKind.NACKED and self._renewal is None and lane not in self._retiring:
+    def _on_outcome(self, channel: ConfirmChannel, message: Outgoing, outcome: Outcome) -> None:
+        if outcome.kind is OutcomeKind.NACKED and self._renewal is None and channel not in self._retiring:
             self._renew_soon()
         if message.outcome is not None:
             self.counts["answered_too_late"] += 1
@@ -362,9 +362,9 @@ class RabbitPublisher:
         else:
             self._settle(message, outcome)
 
-    def _on_lost(self, lane: ConfirmChannel, messages: list[Outgoing], error: BrokerError, close: Close) -> None:
+    def _on_lost(self, channel: ConfirmChannel, messages: list[Outgoing], error: BrokerError, close: Close) -> None:
         """A channel ended. By a publish of ours, or with the connection; in both cases nothing is known of these."""
-        if lane is not self._main and lane is not self._alone and not messages:
+        if channel is not self._main and channel is not self._alone and not messages:
             return  # an old one, closed in order
         self._trouble = error
         self._broken.set()
@@ -406,7 +406,7 @@ class RabbitPublisher:
 
     # The connection.
 
-    def _lane(self) -> ConfirmChannel:
+    def _new_channel(self) -> ConfirmChannel:
         return ConfirmChannel(on_outcomes=self._on_outcomes, on_lost=self._on_lost, on_writable=self._pump)
 
     async def _keep(self) -> None:
@@ -431,9 +431,9 @@ class RabbitPublisher:
             await self._connect()
             emit("broker.found", address=str(self._address))
         else:
-            for lane in (self._main, self._alone):
-                if not lane.is_open:
-                    await lane.open(connection)
+            for channel in (self._main, self._alone):
+                if not channel.is_open:
+                    await channel.open(connection)
             await self._renew(connection)
         self._pump()
 
@@ -449,11 +449,11 @@ class RabbitPublisher:
 
     async def _renew(self, connection: Connection) -> None:
         """Go on with fresh channels, if a nack asked for it; close the old ones when all on them is answered."""
-        for lane in [lane for lane in self._retiring if not lane.flying]:
-            self._retiring.discard(lane)
-            await lane.close(connection)
+        for channel in [channel for channel in self._retiring if not channel.flying]:
+            self._retiring.discard(channel)
+            await channel.close(connection)
         if self._renewal_due and not self._retiring:
-            main, alone = self._lane(), self._lane()
+            main, alone = self._new_channel(), self._new_channel()
             await main.open(connection)
             await alone.open(connection)
             self._retiring = {self._main, self._alone}

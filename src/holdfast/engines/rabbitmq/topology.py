@@ -72,7 +72,7 @@ class RabbitTopology:
         self._channel: Channel | None = None
         self._turn = asyncio.Lock()
         self._prober = Prober(self._address)
-        self._newborn = YoungQueues()
+        self._young = YoungQueues()
         self._stack = AsyncExitStack()
 
     @property
@@ -91,7 +91,7 @@ class RabbitTopology:
         if self._connection is not None:
             await self._connection.close()
         await self._stack.aclose()
-        await self._newborn.grown()
+        await self._young.grown()
 
     async def version(self) -> Version:
         """The broker's version. Raises BadAddress when the two addresses are not of the same broker."""
@@ -143,7 +143,7 @@ class RabbitTopology:
         """Declare or bind. Raises BrokerRefused when something else of that name is there."""
         await self._call(_making(thing))
         if isinstance(thing, Queue) and thing.type == "quorum":
-            self._newborn.born()
+            self._young.born()
 
     async def delete(self, thing: Thing) -> None:
         """Delete or unbind. A classic queue and an exchange only if they are empty and unused at that moment."""
@@ -288,7 +288,12 @@ class Prober:
 
 
 class YoungQueues:
-    """`born` for each quorum queue that was made; `grown` returns when the youngest is old enough."""
+    """`born` for each quorum queue that was made; `grown` returns when the youngest is old enough.
+
+    A broker of a single node that is killed forgets a quorum queue that is younger than about a second, with everything
+    that it has confirmed in it (it writes down the names of its queues twice a second). So whoever declares one lets it
+    grow that old before anybody relies on it.
+    """
 
     def __init__(self) -> None:
         self._born_at_s: float | None = None

@@ -15,6 +15,25 @@ from holdfast.errors import BadAddress
 
 PORTS = {"amqp": 5672, "amqps": 5671}
 CONNECT_TIMEOUT_S = 15.0
+VERIFY = {"verify_peer": True, "verify_none": False}
+MECHANISMS = {"plain": "PLAIN", "external": "EXTERNAL"}
+
+TLS_PARAMETERS: Mapping[str, Callable[[BrokerUrl, str], BrokerUrl]] = {
+    "cacertfile": lambda address, value: _tls(address, ca_file=value),
+    "certfile": lambda address, value: _tls(address, certificate_file=value),
+    "keyfile": lambda address, value: _tls(address, key_file=value),
+    "server_name_indication": lambda address, value: _tls(address, server_name=value),
+    "verify": lambda address, value: _tls(address, verify=VERIFY[_one_of(value, VERIFY)]),
+}
+PARAMETERS: Mapping[str, Callable[[BrokerUrl, str], BrokerUrl]] = {
+    **TLS_PARAMETERS,
+    "auth_mechanism": lambda address, value: _login(address, mechanism=MECHANISMS[_one_of(value, MECHANISMS)]),
+    "channel_max": lambda address, value: _login(address, channel_max=_whole(value, 1, 65535)),
+    "connection_timeout": lambda address, value: replace(address, connect_timeout_s=_whole(value, 1, 600_000) / 1000),
+    "frame_max": lambda address, value: _login(address, frame_bytes_max=_whole(value, FRAME_BYTES_MIN, 2**20)),
+    "heartbeat": lambda address, value: _login(address, heartbeat_s=_whole(value, 0, 3600)),
+    "name": lambda address, value: _login(address, name=value),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,24 +147,3 @@ def _tls(address: BrokerUrl, **changes: str | bool) -> BrokerUrl:
 
 def _login(address: BrokerUrl, **changes: str | int) -> BrokerUrl:
     return replace(address, login=replace(address.login, **changes))  # type: ignore[arg-type]
-
-
-VERIFY = {"verify_peer": True, "verify_none": False}
-MECHANISMS = {"plain": "PLAIN", "external": "EXTERNAL"}
-
-TLS_PARAMETERS: Mapping[str, Callable[[BrokerUrl, str], BrokerUrl]] = {
-    "cacertfile": lambda address, value: _tls(address, ca_file=value),
-    "certfile": lambda address, value: _tls(address, certificate_file=value),
-    "keyfile": lambda address, value: _tls(address, key_file=value),
-    "server_name_indication": lambda address, value: _tls(address, server_name=value),
-    "verify": lambda address, value: _tls(address, verify=VERIFY[_one_of(value, VERIFY)]),
-}
-PARAMETERS: Mapping[str, Callable[[BrokerUrl, str], BrokerUrl]] = {
-    **TLS_PARAMETERS,
-    "auth_mechanism": lambda address, value: _login(address, mechanism=MECHANISMS[_one_of(value, MECHANISMS)]),
-    "channel_max": lambda address, value: _login(address, channel_max=_whole(value, 1, 65535)),
-    "connection_timeout": lambda address, value: replace(address, connect_timeout_s=_whole(value, 1, 600_000) / 1000),
-    "frame_max": lambda address, value: _login(address, frame_bytes_max=_whole(value, FRAME_BYTES_MIN, 2**20)),
-    "heartbeat": lambda address, value: _login(address, heartbeat_s=_whole(value, 0, 3600)),
-    "name": lambda address, value: _login(address, name=value),
-}

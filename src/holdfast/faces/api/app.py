@@ -33,29 +33,29 @@ def make_app(
     version: str,
     body_bytes_max: Mapping[str, int] = BODY_BYTES_MAX,
     results: LazyCollector | None = None,
-    office: VaultApp | None = None,
+    vault_app: VaultApp | None = None,
     name_here: str = NAME_HERE,
 ) -> ASGIApp:
     """The application over a service; without a token's hash it lets everybody on this machine in."""
     manager, requests = service.manager, Requests()
-    door = (
+    authenticator = (
         Authenticator(admin_token_hash, name_here=name_here)
-        if office is None
-        else office_door(office, admin_token_hash, name_here)
+        if vault_app is None
+        else vault_authenticator(vault_app, admin_token_hash, name_here)
     )
 
     async def health(request: Request) -> Response:
-        door.check_page(request.scope)
-        status, body = health_of(manager, version, standing=standing_captures(office) if office is not None else [])
+        authenticator.check_page(request.scope)
+        status, body = health_of(manager, version, standing=[] if vault_app is None else standing_captures(vault_app))
         return Response(body, status, media_type="application/health+json")
 
     async def metrics(request: Request) -> Response:
-        door.check_page(request.scope)
-        vault = await letters_page(office) if office is not None else ""
+        authenticator.check_page(request.scope)
+        vault = await letters_page(vault_app) if vault_app is not None else ""
         return Response(render(requests, gauges(manager)) + vault, media_type="text/plain; version=0.0.4")
 
     async def openapi(request: Request) -> Response:
-        door.caller(request.scope)
+        authenticator.caller(request.scope)
         return Response(document(version), media_type="application/json")
 
     async def elsewhere(request: Request) -> Response:
@@ -65,11 +65,11 @@ def make_app(
         assert isinstance(error, HoldfastError)  # noqa: S101 - it is registered for nothing else
         return Response(error_body(error), error.code, media_type="application/json")
 
-    verbs = Verbs(service, door=door, body_bytes_max=body_bytes_max, requests=requests)
+    verbs = Verbs(service, authenticator=authenticator, body_bytes_max=body_bytes_max, requests=requests)
     return Starlette(
         routes=[
-            *(admin_routes(office, door) if office is not None else ()),
-            *(results_routes(results, door) if results is not None else ()),
+            *(admin_routes(vault_app, authenticator) if vault_app is not None else ()),
+            *(results_routes(results, authenticator) if results is not None else ()),
             Mount("/v1", verbs),
             Route("/health", health),
             Route("/metrics", metrics),
@@ -80,34 +80,34 @@ def make_app(
     )
 
 
-def office_door(office: VaultApp, admin_token_hash: str | None, name_here: str) -> Authenticator:
-    """The door of a server with a vault: its tokens, its sessions and its table of roles."""
+def vault_authenticator(vault_app: VaultApp, admin_token_hash: str | None, name_here: str) -> Authenticator:
+    """The authenticator of a server with a vault: its tokens, its sessions and its table of roles."""
     return Authenticator(
         admin_token_hash,
-        tokens=office.tokens,
-        sessions=Sessions(clock=office.custody.clock),
-        redrive_role=office.redrive_role,
+        tokens=vault_app.tokens,
+        sessions=Sessions(clock=vault_app.custody.clock),
+        redrive_role=vault_app.redrive_role,
         name_here=name_here,
     )
 
 
-async def letters_page(office: VaultApp) -> str:
+async def letters_page(vault_app: VaultApp) -> str:
     """What the vault tells Prometheus; nothing while it cannot be read, and the rest of the page is served."""
     try:
-        tallies = await office.vault.ledger.tallies()
+        tallies = await vault_app.vault.ledger.tallies()
     except HoldfastError as error:
         emit("vault.failed", error=error)
         return ""
     captures = [
         CaptureGauge(one.queue, one.state == "running", one.lag_s, one.failed_imports)
-        for one in office.custody.captures()
+        for one in vault_app.custody.captures()
     ]
-    return render_vault({(one.queue, one.state): one.count for one in tallies}, office.vault.moves, captures)
+    return render_vault({(one.queue, one.state): one.count for one in tallies}, vault_app.vault.moves, captures)
 
 
-def standing_captures(office: VaultApp) -> list[str]:
+def standing_captures(vault_app: VaultApp) -> list[str]:
     """The captures that stand still, each with its reason."""
-    found = [one for one in office.custody.captures() if one.state in ("waiting", "failed")]
+    found = [one for one in vault_app.custody.captures() if one.state in ("waiting", "failed")]
     return [f"the capture of {one.queue} stands still: {one.why}" for one in found]
 
 

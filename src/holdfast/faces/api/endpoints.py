@@ -1,4 +1,4 @@
-"""`/admin` and `/v1/results`: the routes of the declared requests, behind the same door as the verbs.
+"""`/admin` and `/v1/results`: the routes of the declared requests, behind the same authenticator as the verbs.
 
 A route decodes its request, has the service answer it, and encodes the reply. `/admin` tells problems by RFC 9457,
 `/v1/results` as the verbs do. Nothing is decided here but what is HTTP's own: sessions of browsers.
@@ -59,13 +59,16 @@ register_url_convertor("any", _Any())
 # --- /admin ---------------------------------------------------------------------------------------------------
 
 
-def admin_routes(office: VaultApp, door: Authenticator) -> list[Route]:
+def admin_routes(vault_app: VaultApp, authenticator: Authenticator) -> list[Route]:
     """The routes of all endpoints; one path takes all of its methods."""
     paths: dict[str, dict[str, Declared]] = {}
     for declared in declared_under("/admin/").values():
         paths.setdefault(declared.path, {})[declared.method] = declared
-    routes = [Route(_matching(path), _admin(office, door, found), methods=METHODS) for path, found in paths.items()]
-    return [*routes, Route("/admin/{path:any}", _admin(office, door, {}), methods=METHODS)]
+    routes = [
+        Route(_matching(path), _admin(vault_app, authenticator, found), methods=METHODS)
+        for path, found in paths.items()
+    ]
+    return [*routes, Route("/admin/{path:any}", _admin(vault_app, authenticator, {}), methods=METHODS)]
 
 
 def _matching(path: str) -> str:
@@ -73,10 +76,10 @@ def _matching(path: str) -> str:
     return path.replace("{queue}", "{queue:any}").replace("{name}", "{name:any}").replace("{key}", "{key:any}")
 
 
-def _admin(office: VaultApp, door: Authenticator, methods: dict[str, Declared]) -> Answer:
+def _admin(vault_app: VaultApp, authenticator: Authenticator, methods: dict[str, Declared]) -> Answer:
     async def answer(http: HttpRequest) -> Response:
         try:
-            return await _admin_answer(office, door, methods, http)
+            return await _admin_answer(vault_app, authenticator, methods, http)
         except HoldfastError as error:
             return problem(error)
         except ClientDisconnect:
@@ -88,9 +91,9 @@ def _admin(office: VaultApp, door: Authenticator, methods: dict[str, Declared]) 
 
 
 async def _admin_answer(
-    office: VaultApp, door: Authenticator, methods: dict[str, Declared], http: HttpRequest
+    vault_app: VaultApp, authenticator: Authenticator, methods: dict[str, Declared], http: HttpRequest
 ) -> Response:
-    caller = door.caller(http.scope)
+    caller = authenticator.caller(http.scope)
     declared = methods.get("GET" if http.method == "HEAD" else http.method)
     if declared is None:
         if not methods:
@@ -99,16 +102,18 @@ async def _admin_answer(
         body = Problem(type="about:blank", title="Method Not Allowed", status=405, detail=f"use {allowed}")
         return Response(_encode(body), 405, media_type=PROBLEM, headers={"allow": allowed})
     try:
-        door.check_page_of_session(http.scope)
-        office.check(declared, caller)
+        authenticator.check_page_of_session(http.scope)
+        vault_app.check(declared, caller)
         body_sent = await _body(http, ADMIN_BYTES_MAX, "body is too large; more than {} bytes were sent")
         request = from_wire(declared, http.path_params, http.query_params.multi_items(), body_sent)
         if declared.path == "/admin/session":
-            page: Response = await HANDLERS[declared.request](_SessionContext(http, office, door, caller), request)
+            page: Response = await HANDLERS[declared.request](
+                _SessionContext(http, vault_app, authenticator, caller), request
+            )
             return page
-        return _response(declared, await office.answer(request, caller))
+        return _response(declared, await vault_app.answer(request, caller))
     except Forbidden as error:
-        await office.note_denied(declared, http.path_params, caller, error)
+        await vault_app.note_denied(declared, http.path_params, caller, error)
         raise
 
 
@@ -151,8 +156,8 @@ class _SessionContext(NamedTuple):
     """A request of a browser."""
 
     http: HttpRequest
-    office: VaultApp
-    door: Authenticator
+    vault_app: VaultApp
+    authenticator: Authenticator
     caller: Caller
 
     def reply(self, session: WebSession) -> bytes:
@@ -175,32 +180,32 @@ class _SessionContext(NamedTuple):
 
 
 @handles(OpenSession)
-async def _open_session(visit: _SessionContext, request: OpenSession) -> Response:
-    token = visit.door.token_of(visit.http.scope)
-    sessions = visit.door.sessions
+async def _open_session(context: _SessionContext, request: OpenSession) -> Response:
+    token = context.authenticator.token_of(context.http.scope)
+    sessions = context.authenticator.sessions
     if not token or sessions is None:
         raise Conflict("session is not opened; it is opened with a token in the Authorization header")
     secret, session = sessions.open(token)
-    await visit.office.vault.ledger.append(act_of(request, visit.caller), outcome="done")
-    return Response(visit.reply(session), media_type=JSON, headers=visit.cookie(secret, SESSION_S))
+    await context.vault_app.vault.ledger.append(act_of(request, context.caller), outcome="done")
+    return Response(context.reply(session), media_type=JSON, headers=context.cookie(secret, SESSION_S))
 
 
 @handles(ReadSession)
-async def _show_session(visit: _SessionContext, request: ReadSession) -> Response:
-    sessions = visit.door.sessions
-    session = sessions.find(cookie_of(visit.http.scope)) if sessions else None
+async def _show_session(context: _SessionContext, request: ReadSession) -> Response:
+    sessions = context.authenticator.sessions
+    session = sessions.find(cookie_of(context.http.scope)) if sessions else None
     if session is None:
         raise NotFound("session does not exist; open one with POST /admin/session")
-    return Response(visit.reply(session), media_type=JSON)
+    return Response(context.reply(session), media_type=JSON)
 
 
 @handles(CloseSession)
-async def _close_session(visit: _SessionContext, request: CloseSession) -> Response:
-    sessions = visit.door.sessions
-    closed = sessions is not None and sessions.close(cookie_of(visit.http.scope))
+async def _close_session(context: _SessionContext, request: CloseSession) -> Response:
+    sessions = context.authenticator.sessions
+    closed = sessions is not None and sessions.close(cookie_of(context.http.scope))
     if closed:
-        await visit.office.vault.ledger.append(act_of(request, visit.caller), outcome="done")
-    return Response(_encode(ActionReply(int(closed))), media_type=JSON, headers=visit.cookie("", 0))
+        await context.vault_app.vault.ledger.append(act_of(request, context.caller), outcome="done")
+    return Response(_encode(ActionReply(int(closed))), media_type=JSON, headers=context.cookie("", 0))
 
 
 # --- /v1/results ----------------------------------------------------------------------------------------------
@@ -236,17 +241,17 @@ class LazyCollector:
                 await opened.__aexit__(None, None, None)
 
 
-def results_routes(collector: LazyCollector, door: Authenticator) -> list[Route]:
+def results_routes(collector: LazyCollector, authenticator: Authenticator) -> list[Route]:
     """The routes below /v1/results. Where it has nothing to resume, the collector is opened when it is asked for."""
     return [
-        Route(declared.path, _results(collector, door, declared), methods=[declared.method])
+        Route(declared.path, _results(collector, authenticator, declared), methods=[declared.method])
         for declared in declared_under("/v1/results").values()
     ]
 
 
-def _results(collector: LazyCollector, door: Authenticator, declared: Declared) -> Answer:
+def _results(collector: LazyCollector, authenticator: Authenticator, declared: Declared) -> Answer:
     async def answer(http: HttpRequest) -> Response:
-        door.check(http.scope, declared)
+        authenticator.check(http.scope, declared)
         try:
             results = await collector.results()
             if declared.request is ListResults:

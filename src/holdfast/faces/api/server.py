@@ -74,8 +74,8 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
         loop.add_signal_handler(number, stop.set)
     listener = _listen(settings.address)
     try:
-        async with open_app(settings) as (service, office):
-            await _serve(settings, service, office, listener, stop, announce=announce)
+        async with open_app(settings) as (service, vault_app):
+            await _serve(settings, service, vault_app, listener, stop, announce=announce)
     finally:
         listener.close()
     emit("server.stopped")
@@ -84,7 +84,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
 async def _serve(
     settings: Settings,
     service: QueueService,
-    office: VaultApp,
+    vault_app: VaultApp,
     listener: socket.socket,
     stop: asyncio.Event,
     *,
@@ -105,10 +105,10 @@ async def _serve(
             "other": settings.other_body_bytes_max,
         },
         results=results,
-        office=office,
+        vault_app=vault_app,
     )
-    recoveries = _recoveries(settings, service, office).schedule()
-    async with vault_at_work(office, settings), _serving(app, listener, settings), AsyncExitStack() as stack:
+    recoveries = _recoveries(settings, service, vault_app).schedule()
+    async with vault_at_work(vault_app, settings), _serving(app, listener, settings), AsyncExitStack() as stack:
         address = _address(listener, tls=bool(settings.tls_cert))
         announce(f"Holdfast serves on {address}")
         emit("server.started", address=address)
@@ -117,14 +117,14 @@ async def _serve(
         emit("server.stopping")
         await stack.aclose()
         await results.close()
-        await office.close()
+        await vault_app.close()
         service.manager.stop()
 
 
-def _recoveries(settings: Settings, service: QueueService, office: VaultApp) -> ScheduledRecoveries:
+def _recoveries(settings: Settings, service: QueueService, vault_app: VaultApp) -> ScheduledRecoveries:
     broker = settings.broker.reveal() if settings.broker else None
     return ScheduledRecoveries(
-        settings, queues=lambda: Queues(service), broker=broker, ledger=lambda: nullcontext(office.vault.ledger)
+        settings, queues=lambda: Queues(service), broker=broker, ledger=lambda: nullcontext(vault_app.vault.ledger)
     )
 
 

@@ -37,10 +37,15 @@ class Verbs:
     """The verbs of the queue service over HTTP."""
 
     def __init__(
-        self, service: QueueService, *, door: Authenticator, body_bytes_max: Mapping[str, int], requests: Requests
+        self,
+        service: QueueService,
+        *,
+        authenticator: Authenticator,
+        body_bytes_max: Mapping[str, int],
+        requests: Requests,
     ) -> None:
         self._service = service
-        self._door = door
+        self._authenticator = authenticator
         self._requests = requests
         self._decoders = {name: verb.decoder for name, verb in VERBS.items()}
         self._limits = {name: body_bytes_max[verb.limit] for name, verb in VERBS.items()}
@@ -63,7 +68,7 @@ class Verbs:
         self._requests.count(known, 200, time.perf_counter() - started_s)
 
     async def _reply(self, verb: str, scope: Scope, receive: Receive) -> bytes:
-        caller = self._door.check(scope, VERBS.get(verb))
+        caller = self._authenticator.check(scope, VERBS.get(verb))
         body = await _read(receive, self._limits.get(verb, self._default_limit))
         if scope["method"] != "POST":
             raise Invalid(f"method is invalid; use POST, not {scope['method']}")

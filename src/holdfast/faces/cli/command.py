@@ -1,9 +1,8 @@
 """How a command is made: from a function whose first parameter is the CommandContext, or from a request.
 
 `command` registers a function; `asks` makes a command that asks one request and shows its reply. The shared options
-come by themselves. This is the place where the command line enters asyncio, on the loop that the server has too.
-
-A mistake in what was typed is bad usage, whatever the command; it is checked before anything begins.
+come by themselves. What was typed is checked before anything begins: a mistake in it is bad usage. This is where the
+command line enters asyncio, on the loop that the server has too.
 """
 
 from __future__ import annotations
@@ -24,7 +23,49 @@ from holdfast.core.moments import parse_duration
 from holdfast.core.requests.declare import Request
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode, report
-from holdfast.faces.cli.output import Output, forget_stdout, one_line
+from holdfast.faces.cli.output import forget_stdout, one_line
+
+Body = Callable[..., Coroutine[Any, Any, ExitCode | None]]
+B = TypeVar("B", bound=Body)
+
+PANEL = "Shared options"
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        help="A storage, opened in this process (sqlite:///FOLDER, postgresql://…, memory://), or a server "
+        "(http://…). Also HOLDFAST_URL.",
+        rich_help_panel=PANEL,
+        show_default=False,
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="A file with the server's token. Also HOLDFAST_TOKEN.", rich_help_panel=PANEL),
+]
+CaFile = Annotated[
+    Path | None,
+    typer.Option(help="A PEM file with the certificate that signed an https server's.", rich_help_panel=PANEL),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="The configuration file; ./holdfast.toml if it is there. Also HOLDFAST_CONFIG.", rich_help_panel=PANEL
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, errors as JSON on stderr.", rich_help_panel=PANEL)]
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+CONFIG_PARAMETER = inspect.Parameter("config", _KEYWORD, default=None, annotation=Config)
+JSON_PARAMETER = inspect.Parameter("as_json", _KEYWORD, default=False, annotation=Json)
+SHARED = (
+    inspect.Parameter("url", _KEYWORD, default=None, annotation=Url),
+    inspect.Parameter("token_file", _KEYWORD, default=None, annotation=TokenFile),
+    inspect.Parameter("ca_file", _KEYWORD, default=None, annotation=CaFile),
+    CONFIG_PARAMETER,
+    JSON_PARAMETER,
+)
+S = TypeVar("S", bound=Callable[..., ExitCode | None])
 
 
 def parse_moment(text: str, *, option: str) -> datetime:
@@ -70,55 +111,13 @@ def read_file(path: Path, *, bytes_max: int) -> bytes:
     return data
 
 
-Body = Callable[..., Coroutine[Any, Any, ExitCode | None]]
-B = TypeVar("B", bound=Body)
-
-PANEL = "Shared options"
-
-Url = Annotated[
-    str | None,
-    typer.Option(
-        help="A storage, opened in this process (sqlite:///FOLDER, postgresql://…, memory://), or a server "
-        "(http://…). Also HOLDFAST_URL.",
-        rich_help_panel=PANEL,
-        show_default=False,
-    ),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(help="A file with the server's token. Also HOLDFAST_TOKEN.", rich_help_panel=PANEL),
-]
-CaFile = Annotated[
-    Path | None,
-    typer.Option(help="A PEM file with the certificate that signed an https server's.", rich_help_panel=PANEL),
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        help="The configuration file; ./holdfast.toml if it is there. Also HOLDFAST_CONFIG.", rich_help_panel=PANEL
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, errors as JSON on stderr.", rich_help_panel=PANEL)]
-
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
-CONFIG_PARAMETER = inspect.Parameter("config", _KEYWORD, default=None, annotation=Config)
-JSON_PARAMETER = inspect.Parameter("as_json", _KEYWORD, default=False, annotation=Json)
-SHARED = (
-    inspect.Parameter("url", _KEYWORD, default=None, annotation=Url),
-    inspect.Parameter("token_file", _KEYWORD, default=None, annotation=TokenFile),
-    inspect.Parameter("ca_file", _KEYWORD, default=None, annotation=CaFile),
-    CONFIG_PARAMETER,
-    JSON_PARAMETER,
-)
-
-
 def command(
     app: typer.Typer, name: str, *, example: str, shared: tuple[inspect.Parameter, ...] = SHARED
 ) -> Callable[[B], B]:
     """Register an async function as a command; its docstring is the help, `example` is shown below it."""
 
     def register(body: B) -> B:
-        _session, *own = inspect.signature(body, eval_str=True).parameters.values()
+        _context, *own = inspect.signature(body, eval_str=True).parameters.values()
         names = frozenset(parameter.name for parameter in shared)
 
         def run(**given: Any) -> int:
@@ -161,11 +160,6 @@ class CommandOption(NamedTuple):
     check: Callable[..., object] | None = None
 
 
-Q = TypeVar("Q", bound=Request[Any])
-Show = Callable[[Output, Q, Any], ExitCode | None]
-S = TypeVar("S", bound=Callable[..., ExitCode | None])
-
-
 def asks(
     app: typer.Typer,
     word: str,
@@ -186,19 +180,19 @@ def asks(
     names = {field: option.name or field for field, option in given.items()}
 
     def register(show: S) -> S:
-        async def body(session: CommandContext, **values: Any) -> ExitCode | None:
+        async def body(context: CommandContext, **values: Any) -> ExitCode | None:
             asked = {field: _value(fields[field], given[field], names[field], values[names[field]]) for field in given}
             wanted = request(**{field: value for field, value in asked.items() if value is not UNSET})
-            async with session.connect(request) as client:
+            async with context.connect(request) as client:
                 reply = await client.call(wanted)
             if lines is None:
-                session.out.document(reply)
+                context.out.document(reply)
             else:
-                session.out.documents(getattr(reply, lines) if lines else reply)
-            return show(session.out, wanted, reply)
+                context.out.documents(getattr(reply, lines) if lines else reply)
+            return show(context.out, wanted, reply)
 
         parameters = [_parameter(names[field], fields[field], option) for field, option in given.items()]
-        context = inspect.Parameter("session", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         body.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]  # `command` reads it
         body.__doc__ = show.__doc__
         command(app, word, example=example, shared=shared)(body)
@@ -263,15 +257,15 @@ def _words_of(hint: Any) -> list[str]:
     return [word for one in get_args(hint) for word in _words_of(one)]
 
 
-def run_body(body: Body, session: CommandContext, arguments: Mapping[str, Any]) -> int:
+def run_body(body: Body, context: CommandContext, arguments: Mapping[str, Any]) -> int:
     """Run a command to its end; errors of ours are reported here."""
     import uvloop
 
-    _say_warnings(as_json=session.as_json)
+    _say_warnings(as_json=context.as_json)
     try:
-        return uvloop.run(body(session, **arguments)) or ExitCode.DONE
+        return uvloop.run(body(context, **arguments)) or ExitCode.DONE
     except HoldfastError as error:
-        return report(error, as_json=session.as_json, server=_server(session))
+        return report(error, as_json=context.as_json, server=_server(context))
     except BrokenPipeError:
         forget_stdout()
         return ExitCode.READER_GONE
@@ -280,13 +274,13 @@ def run_body(body: Body, session: CommandContext, arguments: Mapping[str, Any]) 
         ours, others = group.split(HoldfastError)
         if ours is None or others is not None:
             raise
-        return report(_first(ours), as_json=session.as_json, server=_server(session))
+        return report(_first(ours), as_json=context.as_json, server=_server(context))
 
 
-def _server(session: CommandContext) -> str:
+def _server(context: CommandContext) -> str:
     """Where a server of these settings would be; nowhere when they cannot be read."""
     try:
-        return session.server
+        return context.server
     except HoldfastError:
         return ""
 

@@ -42,7 +42,7 @@ Partition = Annotated[int, typer.Option(help="The partition, as 'queue lease' sh
 
 @command(groups["queue"], "lease", example="holdfast queue lease orders --batch-size 10 --timeout 5s")
 async def lease(
-    session: CommandContext,
+    context: CommandContext,
     name: Name,
     batch_size: Annotated[int, typer.Option(help="At most so many items, 1 to 1000.")] = 1,
     timeout: Annotated[str, typer.Option(help="How long to wait for the first one, 10ms to 15m.")] = "30s",
@@ -55,17 +55,17 @@ async def lease(
     Settle them with 'queue complete', 'queue retry' or 'queue extend'.
     """
     duration(timeout, option="--timeout")
-    async with session.open() as queues:
+    async with context.open() as queues:
         try:
             reply = await queues.queue_lease(name, batch_size=batch_size, request_timeout=timeout, client_id=client_id)
         except NothingToLease as error:
             if (await queues.queues_info(name)).paused:
                 raise _paused(name) from error
             raise
-    session.out.document(reply)
+    context.out.document(reply)
     columns = ("id", "#attempts", "leased until", "kind", "reference", "payload")
     rows = [(i.id, i.attempts, i.lease_deadline, i.kind, i.reference, i.payload) for i in reply.items]
-    session.out.show(filled_table(columns, rows, title=f"partition {reply.partition}"))
+    context.out.show(filled_table(columns, rows, title=f"partition {reply.partition}"))
 
 
 def _paused(name: str) -> CommandFailed:
@@ -77,16 +77,16 @@ def _paused(name: str) -> CommandFailed:
 
 
 @command(groups["queue"], "complete", example="holdfast queue complete orders 0632c2f0b0a4d1-1-0 --partition 0")
-async def complete(session: CommandContext, name: Name, ids: Ids, partition: Partition = 0) -> None:
+async def complete(context: CommandContext, name: Name, ids: Ids, partition: Partition = 0) -> None:
     """Finish leased items: they are done and leave the queue. All of them, or none."""
-    async with session.open() as queues:
+    async with context.open() as queues:
 
         async def call(batch: Sequence[str]) -> None:
             await queues.queue_complete(name, batch, partition=partition)
 
         await in_batches(ids, call, done="completed")
-    session.out.document(CodeReply(200))
-    session.out.say(f"{plural(len(ids), 'item')} completed")
+    context.out.document(CodeReply(200))
+    context.out.say(f"{plural(len(ids), 'item')} completed")
 
 
 @command(
@@ -96,7 +96,7 @@ async def complete(session: CommandContext, name: Name, ids: Ids, partition: Par
     "holdfast queue retry orders 0632c2f0b0a4d1-1-0 --dead --reason 'unknown customer'",
 )
 async def retry(
-    session: CommandContext,
+    context: CommandContext,
     name: Name,
     ids: Ids,
     partition: Partition = 0,
@@ -108,7 +108,7 @@ async def retry(
 ) -> None:
     """Give leased items back: to the tail, at a moment, or to the dead queue. All of them, or none."""
     at = parse_moment(retry_at, option="--retry-at") if retry_at else None
-    async with session.open() as queues:
+    async with context.open() as queues:
 
         async def call(batch: Sequence[str]) -> None:
             items = [RetryItem(id=item_id, retry_at=at, dead=dead, reason=reason) for item_id in batch]
@@ -116,8 +116,8 @@ async def retry(
 
         await in_batches(ids, call, done="given back")
         await _let_arrive(queues, name)
-    session.out.document(CodeReply(200))
-    session.out.say(f"{plural(len(ids), 'item')} given back")
+    context.out.document(CodeReply(200))
+    context.out.say(f"{plural(len(ids), 'item')} given back")
 
 
 async def _let_arrive(queues: Queues, name: str) -> None:
@@ -132,7 +132,7 @@ async def _let_arrive(queues: Queues, name: str) -> None:
 
 @command(groups["queue"], "extend", example="holdfast queue extend orders 0632c2f0b0a4d1-1-0 --lease-timeout 10m")
 async def extend(
-    session: CommandContext,
+    context: CommandContext,
     name: Name,
     ids: Ids,
     partition: Partition = 0,
@@ -143,18 +143,18 @@ async def extend(
     """Let leases run longer (or shorter). All of them, or none."""
     duration(lease_timeout, option="--lease-timeout")
     extended: list[ExtendedItem] = []
-    async with session.open() as queues:
+    async with context.open() as queues:
 
         async def call(batch: Sequence[str]) -> None:
             reply = await queues.queue_extend(name, batch, partition=partition, lease_timeout=lease_timeout)
             extended.extend(reply.items)
 
         await in_batches(ids, call, done="extended")
-    session.out.document(ExtendReply(extended))
+    context.out.document(ExtendReply(extended))
     shown = table("id", "leased until")
     for item in extended:
         add_row(shown, item.id, item.lease_deadline)
-    session.out.show(shown)
+    context.out.show(shown)
 
 
 async def in_batches(ids: Sequence[str], call: Callable[[Sequence[str]], Awaitable[None]], *, done: str) -> None:
@@ -178,7 +178,7 @@ async def in_batches(ids: Sequence[str], call: Callable[[Sequence[str]], Awaitab
     example="holdfast queue items list orders --limit 20\nholdfast queue items list orders-dead --json",
 )
 async def list_items(
-    session: CommandContext,
+    context: CommandContext,
     name: Name,
     partition: OnePartition = None,
     scheduled: Scheduled = False,
@@ -190,18 +190,18 @@ async def list_items(
     columns = ("id", "#partition", "#attempts", moment, "expires", "died of", "kind", "reference", "payload")
     rows: list[tuple[object, ...]] = []
     count = 0
-    async with session.open() as queues:
+    async with context.open() as queues:
         listing = pages(queues, name, partition=partition, scheduled=scheduled, pivot=pivot, limit=limit)
         async for number, page in listing:
-            session.out.documents(page)
+            context.out.documents(page)
             count += len(page)
-            rows += [] if session.as_json else [_row(number, item, scheduled=scheduled) for item in page]
+            rows += [] if context.as_json else [_row(number, item, scheduled=scheduled) for item in page]
     if rows:
-        session.out.show(filled_table(columns, rows))
+        context.out.show(filled_table(columns, rows))
     if not count:
-        session.out.say(f"queue '{name}' has no {'scheduled ' if scheduled else ''}items")
+        context.out.say(f"queue '{name}' has no {'scheduled ' if scheduled else ''}items")
     elif count == limit:
-        session.out.note(f"the first {limit}; --limit 0 shows all, 'queue items export' writes them to a file")
+        context.out.note(f"the first {limit}; --limit 0 shows all, 'queue items export' writes them to a file")
 
 
 def _row(partition: int, item: Item, *, scheduled: bool) -> tuple[object, ...]:
@@ -215,24 +215,24 @@ def _row(partition: int, item: Item, *, scheduled: bool) -> tuple[object, ...]:
 
 @command(groups["items"], "delete", example="holdfast queue items delete orders 0632c2f0b0a4d1-1-0")
 async def delete_items(
-    session: CommandContext,
+    context: CommandContext,
     name: Name,
     ids: Ids,
     partition: Annotated[int, typer.Option(help="The partition that they are in.")] = 0,
 ) -> None:
     """Delete items by id, leased ones too. Ids that are not there are skipped."""
     wanted = list(dict.fromkeys(ids))
-    async with session.open() as queues:
+    async with context.open() as queues:
         there = [item_id for item_id in wanted if await _is_there(queues, name, item_id, partition=partition)]
 
         async def call(batch: Sequence[str]) -> None:
             await queues.storage_items_delete(name, batch, partition=partition)
 
         await in_batches(wanted, call, done="deleted")
-    session.out.document(CodeReply(200))
+    context.out.document(CodeReply(200))
     absent = len(wanted) - len(there)
     told = f"; {plural(absent, 'id')} {'was' if absent == 1 else 'were'} not there" if absent else ""
-    session.out.say(f"{plural(len(there), 'item')} deleted{told}")
+    context.out.say(f"{plural(len(there), 'item')} deleted{told}")
 
 
 async def _is_there(queues: Queues, name: str, item_id: str, *, partition: int) -> bool:

@@ -49,11 +49,12 @@ NAMES = {"reason": "death_reason"}
 HEADER = "NAME, or NAME=VALUE of a header."
 
 Filtered = Callable[..., Coroutine[Any, Any, ExitCode | None]]
+LOST = ("restore", "discarded")
 
 
 def filtered(body: Filtered) -> Filtered:
     """Give a command the options of FILTERS; its second parameter is the requests.Filter that they make."""
-    session, _filters, *own = inspect.signature(body, eval_str=True).parameters.values()
+    context, _filters, *own = inspect.signature(body, eval_str=True).parameters.values()
 
     async def run(given_session: CommandContext, **given: Any) -> ExitCode | None:
         wanted = {field: given.pop(NAMES.get(field, field)) for field in FILTERS}
@@ -66,7 +67,7 @@ def filtered(body: Filtered) -> Filtered:
         text = HEADER if field == "header" else texts[field]
         hint = typer.Option(help=text, rich_help_panel=PANEL, show_default=False)
         options.append(inspect.Parameter(NAMES.get(field, field), keyword, default="", annotation=Annotated[str, hint]))
-    parameters = [session, *(one.replace(kind=keyword) for one in own), *options]
+    parameters = [context, *(one.replace(kind=keyword) for one in own), *options]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by `command`
     run.__doc__ = body.__doc__
     return run
@@ -97,55 +98,55 @@ def named(filters: requests.Filter) -> requests.Filter:
 
 @command(app, "list", example="holdfast letters list --queue orders.dlq --state captured --limit 20")
 @filtered
-async def list_letters(session: CommandContext, filters: requests.Filter, limit: Limit = LIST_COUNT_DEFAULT) -> None:
+async def list_letters(context: CommandContext, filters: requests.Filter, limit: Limit = LIST_COUNT_DEFAULT) -> None:
     """List letters, newest first; all of the given conditions must fit."""
-    await _list(session, filters, limit)
+    await _list(context, filters, limit)
 
 
 @command(app, "search", example="holdfast letters search 'payment refused'")
 async def search(
-    session: CommandContext,
+    context: CommandContext,
     words: Annotated[str, typer.Argument(metavar="WORDS", help="All of them must be there.", show_default=False)],
     limit: Limit = LIST_COUNT_DEFAULT,
 ) -> None:
     """Find letters by words in their bodies and errors."""
-    await _list(session, requests.Filter(text=words), limit)
+    await _list(context, requests.Filter(text=words), limit)
 
 
 def _search(filters: requests.Filter, limit: int, cursor: str = "") -> requests.SearchLetters:
     return requests.SearchLetters(**structs.asdict(filters), limit=limit, cursor=cursor)
 
 
-async def _list(session: CommandContext, filters: requests.Filter, limit: int) -> None:
-    async with session.connect(requests.SearchLetters) as custody:
+async def _list(context: CommandContext, filters: requests.Filter, limit: int) -> None:
+    async with context.connect(requests.SearchLetters) as custody:
         page = await custody.call(_search(filters, min(PAGE_COUNT_MAX, limit)))
         found = list(page.letters)
         while page.next and len(found) < limit:
             page = await custody.call(_search(filters, min(PAGE_COUNT_MAX, limit - len(found)), page.next))
             found += page.letters
-    session.out.documents(found)
+    context.out.documents(found)
     total = f"{'' if page.count_is_exact else 'at least '}{plural(page.count, 'letter')}"
     rows = [[getattr(letter, name) for name in FIELDS] for letter in found]
-    session.out.show(filled_table(COLUMNS, rows, title=f"{total}, {len(found)} shown"))
+    context.out.show(filled_table(COLUMNS, rows, title=f"{total}, {len(found)} shown"))
 
 
 @command(app, "show", example="holdfast letters show 42\nholdfast letters show 42 --body > body.bin")
 async def show(
-    session: CommandContext,
+    context: CommandContext,
     letter: Id,
     body: Annotated[bool, typer.Option("--body", help="Write the bytes of its body, and nothing else.")] = False,
 ) -> None:
     """Show one letter with its history, or its body."""
-    async with session.connect(requests.ReadLetter) as custody:
+    async with context.connect(requests.ReadLetter) as custody:
         if body:
             sys.stdout.buffer.write(await custody.call(requests.ReadBody(id=letter)))
             return
         found = structs.asdict(await custody.call(requests.ReadLetter(id=letter)))
         history = (await custody.call(requests.ReadHistory(id=letter))).rows
-    session.out.document({**found, "history": history})
-    _show_letter(session.out, found)
+    context.out.document({**found, "history": history})
+    _show_letter(context.out, found)
     rows = [[row.at, row.actor, row.action, row.to_state, row.reason] for row in history]
-    session.out.show(filled_table(("at", "who", "what", "state", "why"), rows, title="History"))
+    context.out.show(filled_table(("at", "who", "what", "state", "why"), rows, title="History"))
 
 
 def _show_letter(out: Output, found: Mapping[str, object]) -> None:
@@ -166,7 +167,7 @@ def _show_letter(out: Output, found: Mapping[str, object]) -> None:
 
 @command(app, "edit", example="holdfast letters edit 42 --revision 0 --body-file mended.json --set tenant=7")
 async def edit(
-    session: CommandContext,
+    context: CommandContext,
     letter: Id,
     revision: Annotated[int, typer.Option(help="The newest revision that you have seen; 0 is the original.", min=0)],
     body_file: Annotated[Path | None, typer.Option(help="A file with the new body.", show_default=False)] = None,
@@ -187,10 +188,10 @@ async def edit(
         restore=restore,
         reason=reason,
     )
-    async with session.connect(requests.EditLetter) as custody:
+    async with context.connect(requests.EditLetter) as custody:
         made = await custody.call(request)
-    session.out.document(made)
-    session.out.say(f"letter {letter} has revision {made.revision} now")
+    context.out.document(made)
+    context.out.say(f"letter {letter} has revision {made.revision} now")
 
 
 def _header(text: str) -> tuple[str, object]:
@@ -204,9 +205,9 @@ def _header(text: str) -> tuple[str, object]:
 
 
 @command(app, "diff", example="holdfast letters diff 42")
-async def diff(session: CommandContext, letter: Id) -> None:
+async def diff(context: CommandContext, letter: Id) -> None:
     """Show what the newest revision changes against the original."""
-    async with session.connect(requests.ReadBody) as custody:
+    async with context.connect(requests.ReadBody) as custody:
         original = await custody.call(requests.ReadBody(id=letter, original=True))
         newest = await custody.call(requests.ReadBody(id=letter))
         revisions = await custody.call(requests.ListRevisions(id=letter))
@@ -220,18 +221,18 @@ async def diff(session: CommandContext, letter: Id) -> None:
             lineterm="",
         )
     )
-    session.out.document({"revision": number, "put": put, "drop": drop, "body": lines})
+    context.out.document({"revision": number, "put": put, "drop": drop, "body": lines})
     for name, value in put.items():
-        session.out.say(f"header {name} = {msgspec.json.encode(value).decode()}")
+        context.out.say(f"header {name} = {msgspec.json.encode(value).decode()}")
     for name in drop:
-        session.out.say(f"header {name} is taken off")
+        context.out.say(f"header {name} is taken off")
     for line in lines:
-        session.out.say(line)
+        context.out.say(line)
 
 
 def _action(word: str, state: requests.State, request: type[requests.ActionRequest]) -> None:
     async def act(
-        session: CommandContext,
+        context: CommandContext,
         filters: requests.Filter,
         count: Annotated[
             int | None, typer.Option(help="How many letters you expect; without it they are only counted.", min=0)
@@ -242,12 +243,12 @@ def _action(word: str, state: requests.State, request: type[requests.ActionReque
             lost = "; discarded letters cannot be restored" if (word, filters.state) == LOST else ""
             raise BadUsage(f"--state is {filters.state}; {word} takes letters that are {state} alone{lost}")
         selection = structs.replace(named(filters), state=state)
-        async with session.connect(request) as custody:
+        async with context.connect(request) as custody:
             if count is None:
-                return await _only_counted(session, custody, selection, word)
+                return await _only_counted(context, custody, selection, word)
             done = await custody.call(request(selection=selection, count=count, reason=reason))
-        session.out.document(done)
-        session.out.say(f"{plural(done.count, 'letter')}: {word} is done")
+        context.out.document(done)
+        context.out.say(f"{plural(done.count, 'letter')}: {word} is done")
         return ExitCode.DONE
 
     act.__doc__ = (
@@ -259,22 +260,21 @@ def _action(word: str, state: requests.State, request: type[requests.ActionReque
 
 
 async def _only_counted(
-    session: CommandContext, custody: RequestClient, filters: requests.Filter, word: str
+    context: CommandContext, custody: RequestClient, filters: requests.Filter, word: str
 ) -> ExitCode:
     page = await custody.call(_search(filters, 1))
-    session.out.document({"count": page.count, "count_is_exact": page.count_is_exact, "done": False})
+    context.out.document({"count": page.count, "count_is_exact": page.count_is_exact, "done": False})
     if not page.count:
         text = f"no letter that is {filters.state} fits; there is nothing to {word}"
         if word == "restore":
             lost = await custody.call(_search(structs.replace(filters, state="discarded"), 1))
             text += f"; {lost.count} of them are gone: discarded letters cannot be restored" if lost.count else ""
-        session.out.say(text)
+        context.out.say(text)
         return ExitCode.FAILED
-    session.out.say(f"{plural(page.count, 'letter')} would be changed; say --count {page.count} to {word} them")
+    context.out.say(f"{plural(page.count, 'letter')} would be changed; say --count {page.count} to {word} them")
     return ExitCode.BAD_USAGE
 
 
-LOST = ("restore", "discarded")
 _action("archive", "captured", requests.ArchiveLetters)
 _action("restore", "archived", requests.RestoreLetters)
 _action("discard", "captured", requests.DiscardLetters)
@@ -283,9 +283,9 @@ _action("resolve", "redriven", requests.ResolveLetters)
 
 @command(app, "export", example="holdfast letters export --queue orders.dlq > letters.jsonl")
 @filtered
-async def export(session: CommandContext, filters: requests.Filter) -> None:
+async def export(context: CommandContext, filters: requests.Filter) -> None:
     """Write letters as JSON Lines, byte for byte: bodies and raw properties are base64."""
-    async with session.connect(requests.ExportLetters) as custody:
+    async with context.connect(requests.ExportLetters) as custody:
         lines = await custody.call(requests.ExportLetters(**structs.asdict(filters)))
         async with aclosing(lines):
             async for line in lines:

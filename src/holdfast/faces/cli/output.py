@@ -1,8 +1,7 @@
 """Where results go: JSON for programs, texts and tables for people. Progress and notes go to stderr.
 
-How tables and texts fit a terminal: long text folds, ids and keys stay whole, and nothing vanishes.
-
-A table that does not fit even so becomes records, one `name  value` a line. What is piped is neither cut nor padded.
+On a terminal long text folds, ids and keys stay whole, and nothing vanishes. A table that does not fit even so becomes
+records, one `name  value` a line. What is piped is neither cut nor padded.
 """
 
 from __future__ import annotations
@@ -23,6 +22,20 @@ from rich.text import Text
 
 from holdfast.core.moments import format_duration, parse_duration
 
+#: A column of text may become this narrow before the table becomes records; a date fits.
+FOLDED_COLUMNS_MIN = 10
+GAP_COLUMNS = 2
+NOTHING = "-"
+#: Wide enough for every table: what is piped into a file or another program is never cut.
+PIPE_COLUMNS = 10_000
+PREVIEW_CHARACTERS_MAX = 60
+INDENT = "  "
+#: What other commands ask for: never folded.
+WHOLE = ("id", "key", "transaction")
+
+_encoder = msgspec.json.Encoder()
+_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
+
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
@@ -31,12 +44,6 @@ def _escaped(character: str) -> str:
 def one_line(text: str) -> str:
     """The text without anything that could move the cursor or look like another line."""
     return "".join(character if character.isprintable() else _escaped(character) for character in text)
-
-
-#: A column of text may become this narrow before the table becomes records; a date fits.
-FOLDED_COLUMNS_MIN = 10
-GAP_COLUMNS = 2
-NOTHING = "-"
 
 
 def print_table(table: Table, to: Console, *, piped: bool) -> None:
@@ -91,17 +98,6 @@ def _records(table: Table, width: int) -> Iterator[str]:
         pairs = [(name, str(cell)) for name, cell in zip(names, row, strict=True) if str(cell) != NOTHING]
         yield from record(pairs, width)
         yield ""
-
-
-#: Wide enough for every table: what is piped into a file or another program is never cut.
-PIPE_COLUMNS = 10_000
-PREVIEW_CHARACTERS_MAX = 60
-INDENT = "  "
-#: What other commands ask for: never folded.
-WHOLE = ("id", "key", "transaction")
-
-_encoder = msgspec.json.Encoder()
-_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
 
 
 class Output:

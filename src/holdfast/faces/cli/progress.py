@@ -1,7 +1,4 @@
-"""A bar on stderr with count and rate, when somebody sits in front of it.
-
-What a recovery shows while it runs: the sentences, and on a terminal a bar with rate and time left.
-"""
+"""How far a command is: bars on stderr when somebody sits in front of it, for many items and for a recovery."""
 
 from __future__ import annotations
 
@@ -25,6 +22,10 @@ from rich.progress import (
 
 from holdfast.core.recovery import Summary
 from holdfast.faces.cli.output import console, one_line, shown
+
+Say = Callable[[str], None]
+OnProgress = Callable[[Summary], None]
+PROGRESS_STEP_S = 1.0
 
 
 class Meter:
@@ -77,11 +78,6 @@ def meter(what: str, *, total: int | None, quiet: bool) -> Iterator[Meter]:
         yield _Bar(progress, what, total)
 
 
-Say = Callable[[str], None]
-OnProgress = Callable[[Summary], None]
-PROGRESS_STEP_S = 1.0
-
-
 class ProgressOutput(NamedTuple):
     """Where a run says what: `urge` is for what is to be seen at once, on stderr."""
 
@@ -92,10 +88,13 @@ class ProgressOutput(NamedTuple):
 
 @contextmanager
 def bar(as_json: bool, limit: int | None = None) -> Iterator[ProgressOutput]:
-    """Sentences go to stdout, as JSON lines to stderr; progress to a bar, or to stderr as JSON lines."""
+    """What a recovery shows while it runs: the sentences, and on a terminal a bar with rate and time left.
+
+    Sentences go to stdout, as JSON lines to stderr; progress to a bar, or to stderr as JSON lines.
+    """
     if sys.stderr.isatty() and not as_json:
-        with _terminal(limit) as ways:
-            yield ways
+        with _terminal(limit) as output:
+            yield output
         return
     yield ProgressOutput(_say_json if as_json else _say_text, _lines(), _say_json)
 

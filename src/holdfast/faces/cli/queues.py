@@ -96,26 +96,26 @@ def info(out: Output, asked: requests.InfoRequest, found: QueueInfo) -> None:
 
 @command(app, "list", example="holdfast queue list\nholdfast queue list --json | jq -r .queue_name")
 async def list_queues(
-    session: CommandContext,
+    context: CommandContext,
     pivot: Annotated[str, typer.Option(help="Begin with this name.", show_default=False)] = "",
     limit: Annotated[int, typer.Option(help="At most so many; 0 is all.", min=0)] = 0,
 ) -> None:
     """List the queues by name."""
     columns = ("queue", "#lease", "#expire", "#attempts", "#partitions", "state", "dead queue", "reference")
     rows: list[tuple[object, ...]] = []
-    async with session.open() as queues:
+    async with context.open() as queues:
         async for found in all_queues(queues, pivot=pivot, limit=limit):
-            session.out.document(found)
-            if session.as_json:
+            context.out.document(found)
+            if context.as_json:
                 continue
             rows.append((
                 found.queue_name, found.lease_timeout, found.expire_timeout, found.max_attempts or "no limit",
                 len(found.partitions), "paused" if found.paused else "open", found.dead_queue, found.reference,
             ))  # fmt: skip
     if rows:
-        session.out.show(filled_table(columns, rows))
+        context.out.show(filled_table(columns, rows))
     else:
-        session.out.say("there are no queues here; make one with 'holdfast queue create NAME'")
+        context.out.say("there are no queues here; make one with 'holdfast queue create NAME'")
 
 
 @asks(
@@ -142,7 +142,7 @@ def stats(out: Output, asked: requests.StatsRequest, reply: requests.StatsReply)
 
 @command(app, "clear", example="holdfast queue clear orders --queue --scheduled")
 async def clear(
-    session: CommandContext,
+    context: CommandContext,
     name: Name,
     queue: Annotated[bool, typer.Option("--queue", help="Delete the queued items.")] = False,
     scheduled: Annotated[bool, typer.Option("--scheduled", help="Delete the scheduled items.")] = False,
@@ -151,16 +151,16 @@ async def clear(
     """Delete items and keep the queue. Say which: --queue, --scheduled, or both."""
     if not queue and not scheduled:
         raise BadUsage("say what to delete; --queue, --scheduled, or both")
-    async with session.open() as queues:
+    async with context.open() as queues:
         before = counts(await _partitions(queues, name))
         await queues.queue_clear(name, queue=queue, scheduled=scheduled, destructive=destructive)
         after = counts(await _partitions(queues, name))
-    session.out.document(requests.CodeReply(200))
+    context.out.document(requests.CodeReply(200))
     gone = [max(0, were - are) for were, are in zip(before, after, strict=True)][:3]
     parts = [f"{plural(count, 'item')} {what}" for count, what in zip(gone, _PLACES, strict=True) if count]
-    session.out.say(f"queue '{name}' was cleared; {', '.join(parts) or 'no items'} went")
+    context.out.say(f"queue '{name}' was cleared; {', '.join(parts) or 'no items'} went")
     if after[1] and queue:
-        session.out.note(f"{plural(after[1], 'item')} leased stayed; --destructive deletes those too")
+        context.out.note(f"{plural(after[1], 'item')} leased stayed; --destructive deletes those too")
 
 
 @asks(app, "pause", requests.PauseRequest, example="holdfast queue pause orders", queue_name=NAME)
@@ -253,7 +253,7 @@ def counts(partitions: Sequence[requests.PartitionStats]) -> list[int]:
 
 @command(app, "watch", example="holdfast queue watch\nholdfast queue watch orders orders-dead --once")
 async def watch(
-    session: CommandContext,
+    context: CommandContext,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="QUEUE…", help="Which queues; all if left out.", show_default=False)
     ] = None,
@@ -263,25 +263,25 @@ async def watch(
     ] = INTERVAL_S,
 ) -> None:
     """Watch queues live, until Ctrl-C. With --json: one line per queue and frame."""
-    async with session.open() as queues:
+    async with context.open() as queues:
         frames = _Frames(queues, names or [])
         first = await frames.read()  # a name that does not exist, or a server that is not there, is said at once
-        if once or session.as_json or not sys.stdout.isatty():
-            await _print_frames(session, frames, first, once=once, interval_s=interval_s)
+        if once or context.as_json or not sys.stdout.isatty():
+            await _print_frames(context, frames, first, once=once, interval_s=interval_s)
             return
-        with Live(frames.table(first), console=session.out.people, screen=True, auto_refresh=False) as live:
+        with Live(frames.table(first), console=context.out.people, screen=True, auto_refresh=False) as live:
             while True:  # ends by Ctrl-C
                 live.update(frames.table(await frames.read_again()), refresh=True)
                 await asyncio.sleep(interval_s)
 
 
 async def _print_frames(
-    session: CommandContext, frames: _Frames, first: list[requests.StatsReply], *, once: bool, interval_s: float
+    context: CommandContext, frames: _Frames, first: list[requests.StatsReply], *, once: bool, interval_s: float
 ) -> None:
     stats = first
     while True:  # ends by Ctrl-C, or at once
-        session.out.documents(stats)
-        session.out.show(frames.table(stats))
+        context.out.documents(stats)
+        context.out.show(frames.table(stats))
         if once:
             return
         await asyncio.sleep(interval_s)

@@ -179,7 +179,7 @@ class RecoverOptions(Struct, frozen=True, kw_only=True):
             raise BadUsage("URL is invalid; use amqp://…, sqlite:///FOLDER, postgresql://…, memory:// or http://…")
 
 
-async def recover_command(session: CommandContext, **given: Any) -> ExitCode:
+async def recover_command(context: CommandContext, **given: Any) -> ExitCode:
     """Send every letter of a dead-letter queue back to where it belongs. None is lost, whatever fails.
 
     A letter is acked only after the broker has confirmed its copy and has not returned it. What cannot go is kept:
@@ -190,12 +190,12 @@ async def recover_command(session: CommandContext, **given: Any) -> ExitCode:
     logging.getLogger("holdfast").handlers = [logging.NullHandler()]
     options = RecoverOptions(**given)
     limits = options.limits()
-    options = _placed(session, options)
+    options = _placed(context, options)
     options.check()
     if urlsplit(options.url).scheme not in BROKERS:
         options.check_embedded()
-        return await _recover_embedded(session, options, limits)
-    return await _recover_broker(session, options, limits)
+        return await _recover_embedded(context, options, limits)
+    return await _recover_broker(context, options, limits)
 
 
 def _signature() -> inspect.Signature:
@@ -206,14 +206,14 @@ def _signature() -> inspect.Signature:
         inspect.Parameter(one.name, kind, default=one.default, annotation=hints[one.name])
         for one in fields(RecoverOptions)
     ]
-    return inspect.Signature([inspect.Parameter("session", inspect.Parameter.POSITIONAL_ONLY), *options])
+    return inspect.Signature([inspect.Parameter("context", inspect.Parameter.POSITIONAL_ONLY), *options])
 
 
 recover_command.__signature__ = _signature()  # type: ignore[attr-defined]  # `command` reads it
 command(app, "recover", example=EXAMPLE, shared=(CONFIG_PARAMETER, JSON_PARAMETER))(recover_command)
 
 
-def _placed(session: CommandContext, options: RecoverOptions) -> RecoverOptions:
+def _placed(context: CommandContext, options: RecoverOptions) -> RecoverOptions:
     """With URL and queue. A URL on the command line is seen by everybody on the machine (`ps`), a variable is not."""
     url, dead_queue = options.url, options.dead_queue
     if not dead_queue and url != "-" and "://" not in url:
@@ -223,7 +223,7 @@ def _placed(session: CommandContext, options: RecoverOptions) -> RecoverOptions:
     if len(dead_queue.encode("utf-8", "surrogateescape")) > NAME_BYTES_MAX:
         raise BadUsage(f"DLQ is invalid; no queue has a name of more than {NAME_BYTES_MAX} bytes")
     if url in ("", "-"):
-        broker = session.settings.broker
+        broker = context.settings.broker
         if broker is None:
             raise BadUsage(
                 "URL is missing; set HOLDFAST_BROKER_URL, or give amqp://… or sqlite:///FOLDER before the DLQ"
@@ -232,14 +232,14 @@ def _placed(session: CommandContext, options: RecoverOptions) -> RecoverOptions:
     return replace(options, url=url, dead_queue=dead_queue)
 
 
-async def _recover_broker(session: CommandContext, options: RecoverOptions, limits: RunLimits) -> ExitCode:
+async def _recover_broker(context: CommandContext, options: RecoverOptions, limits: RunLimits) -> ExitCode:
     from holdfast.services.recover.service import kept_journal
     from holdfast.wiring import SystemClock, journals, ledger_of, open_backup, somebody, source_of
 
     url, name = options.url, options.dead_queue
-    table, places = options.table(), None
+    table, journal_paths = options.table(), None
     if not options.dry_run and not options.from_backup:
-        places = journals(session.settings, url, name, file=options.journal, keeps=not options.no_journal)
+        journal_paths = journals(context.settings, url, name, file=options.journal, keeps=not options.no_journal)
     order = RecoveryOrder(
         dead_queue=name,
         table=table,
@@ -249,20 +249,20 @@ async def _recover_broker(session: CommandContext, options: RecoverOptions, limi
         keep_unroutable=options.keep_unroutable,
         strict=options.strict,
         run=new_run(),
-        journal_file=str((places and places.own) or ""),
+        journal_file=str((journal_paths and journal_paths.own) or ""),
         backup_file=str(options.from_backup or ""),
     )
     entry = RunRecord(run=order.run, by=options.by or somebody(), dead_queue=name, source=source_of(url, name))
     clock = SystemClock()
     # The journal ends last: until the summary is said, it has what only this run knows.
-    with _open_report(options.report) as report, kept_journal(places, order) as kept:
-        with bar(session.as_json, limits.limit) as ways:
-            notices = Notices(*ways)
+    with _open_report(options.report) as report, kept_journal(journal_paths, order) as kept:
+        with bar(context.as_json, limits.limit) as output:
+            notices = Notices(*output)
 
             async def run() -> Summary:
                 with signals(notices) as begin:
                     async with AsyncExitStack() as stack:
-                        broker = await stack.enter_async_context(_broker(session, options, order, by=entry.by))
+                        broker = await stack.enter_async_context(_broker(context, options, order, by=entry.by))
                         backup = stack.enter_context(open_backup(options.backup)) if options.backup else None
                         summary = await recover(
                             broker,
@@ -275,18 +275,18 @@ async def _recover_broker(session: CommandContext, options: RecoverOptions, limi
                         )
                         return kept.ended(summary, broker)
 
-            summary = await recorded(entry, run, ledger=ledger_of(session.settings), clock=clock)
-        return _finish(session, summary, report)
+            summary = await recorded(entry, run, ledger=ledger_of(context.settings), clock=clock)
+        return _finish(context, summary, report)
 
 
 @asynccontextmanager
 async def _broker(
-    session: CommandContext, options: RecoverOptions, order: RecoveryOrder, *, by: str
+    context: CommandContext, options: RecoverOptions, order: RecoveryOrder, *, by: str
 ) -> AsyncIterator[RecoveryBroker]:
     """Whoever is interrupted ends one connection here and the other when they are closed, each within a limit."""
     from holdfast.wiring import open_recovery
 
-    known = session.settings.management
+    known = context.settings.management
     management = options.management or (known.reveal() if known else None)
     async with open_recovery(options.url, order, by=by, management=management) as broker:
         try:
@@ -296,7 +296,7 @@ async def _broker(
             raise
 
 
-async def _recover_embedded(session: CommandContext, options: RecoverOptions, limits: RunLimits) -> ExitCode:
+async def _recover_embedded(context: CommandContext, options: RecoverOptions, limits: RunLimits) -> ExitCode:
     """Over the queues of a storage, opened in this process, or of a server."""
     from holdfast.services.recover.embedded import EmbeddedRecovery
     from holdfast.wiring import SystemClock, ledger_of, somebody, source_of
@@ -305,12 +305,12 @@ async def _recover_embedded(session: CommandContext, options: RecoverOptions, li
     entry = RunRecord(run=new_run(), by=options.by or somebody(), dead_queue=name, source=source_of(url, name))
     clock = SystemClock()
     with _open_report(options.report) as report:
-        with bar(session.as_json, limits.limit) as ways:
-            notices = Notices(*ways)
+        with bar(context.as_json, limits.limit) as output:
+            notices = Notices(*output)
 
             async def run() -> Summary:
                 with signals(notices) as begin:
-                    async with replaced(session, url=url).open() as queues:
+                    async with replaced(context, url=url).open() as queues:
                         recovery = EmbeddedRecovery(
                             queues,
                             dead_queue=name,
@@ -325,10 +325,10 @@ async def _recover_embedded(session: CommandContext, options: RecoverOptions, li
                         return await recovery.run()
 
             try:
-                summary = await recorded(entry, run, ledger=ledger_of(session.settings), clock=clock)
+                summary = await recorded(entry, run, ledger=ledger_of(context.settings), clock=clock)
             except HoldfastError as error:
-                raise _advised(error, session.server) from error
-        return _finish(session, summary, report)
+                raise _advised(error, context.server) from error
+        return _finish(context, summary, report)
 
 
 def _advised(error: HoldfastError, server: str) -> HoldfastError:
@@ -348,7 +348,7 @@ def _advised(error: HoldfastError, server: str) -> HoldfastError:
     return failed
 
 
-def _finish(session: CommandContext, summary: Summary, report: ReportFile | None) -> ExitCode:
+def _finish(context: CommandContext, summary: Summary, report: ReportFile | None) -> ExitCode:
     """Write and say the summary; returns what it means for a program. A report that fails does not silence it."""
     failed: CommandFailed | None = None
     if report is not None:
@@ -357,8 +357,8 @@ def _finish(session: CommandContext, summary: Summary, report: ReportFile | None
         except CommandFailed as error:
             failed = error
     for line in summary_lines(summary):
-        session.out.say(line)
-    session.out.document(summary)
+        context.out.say(line)
+    context.out.document(summary)
     if failed is not None:
         raise failed
     if summary.failure:
@@ -477,21 +477,21 @@ class Interrupted(CommandFailed):
 def signals(notices: Notices) -> Iterator[Callable[[Stoppable], None]]:
     """Around everything from the first connection on. Raises Interrupted at a signal before the run has begun."""
     loop = asyncio.get_running_loop()
-    ears = SignalListener(notices, loop)
+    listener = SignalListener(notices, loop)
     # Under nohup the run outlives its terminal.
     numbers = [one for one in NUMBERS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
     for number in numbers:
-        loop.add_signal_handler(number, ears.hear, number)
+        loop.add_signal_handler(number, listener.hear, number)
     try:
-        yield ears.begin
+        yield listener.begin
     except (asyncio.CancelledError, HoldfastError) as error:
-        if not ears.has_interrupted:
+        if not listener.has_interrupted:
             raise
         raise Interrupted from error
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-        ears.close()
+        listener.close()
 
 
 class SignalListener:

@@ -43,7 +43,7 @@ Id = Annotated[int, typer.Argument(metavar="ID", help="The id of the task.", min
 
 @command(app, "capture", example="holdfast capture orders.dlq\nholdfast capture orders.dlq --continuous")
 async def capture(
-    session: CommandContext,
+    context: CommandContext,
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A dead-letter queue.", show_default=False)],
     limit: Annotated[int, typer.Option(help="At most so many letters.", min=1, max=1_000_000)] = 100_000,
     continuous: Annotated[
@@ -51,24 +51,24 @@ async def capture(
     ] = False,
 ) -> ExitCode:
     """Take the letters of a dead-letter queue into custody: stored first, acked second."""
-    async with session.connect(requests.StartCapture) as custody:
+    async with context.connect(requests.StartCapture) as custody:
         try:
             done = await custody.call(requests.StartCapture(queue=queue, limit=limit, continuous=continuous))
         except HoldfastError as error:
             # A queue that is unknown may be one of a broker that nobody told us of.
-            if not session.is_far and session.settings.broker is None and error.message.startswith("queue is unknown"):
+            if not context.is_far and context.settings.broker is None and error.message.startswith("queue is unknown"):
                 error.message += (
                     "; no broker is configured: for a queue of RabbitMQ set HOLDFAST_BROKER_URL to "
                     "amqp://user:password@host/vhost, or broker in holdfast.toml"
                 )
             raise
-    session.out.document(done)
+    context.out.document(done)
     text = f"{plural(done.captured, 'letter')} of '{queue}' captured"
     if done.matched:
         text += f", {plural(done.matched, 'letter')} recognised"
     if done.failed_imports:
         text += f", {plural(done.failed_imports, 'message')} could not become letters"
-    session.out.say(text)
+    context.out.say(text)
     return ExitCode.PARTLY_DONE if done.failed_imports or done.not_acked else ExitCode.DONE
 
 
@@ -78,7 +78,7 @@ async def capture(
 @command(app, "plan", example="holdfast plan --queue orders.dlq --error Timeout --max-per-s 100")
 @filtered
 async def plan(
-    session: CommandContext,
+    context: CommandContext,
     filters: requests.Filter,
     target: Annotated[str, typer.Option(help="queue (it died in), wait, original, address, or type.")] = "queue",
     exchange: Annotated[str, typer.Option(help="With --target address.", show_default=False)] = "",
@@ -107,10 +107,10 @@ async def plan(
         if canary
         else None,
     )
-    async with session.connect(requests.PlanRedrive) as custody:
+    async with context.connect(requests.PlanRedrive) as custody:
         made = await custody.call(request)
-    session.out.document(made)
-    _show_plan(session.out, made)
+    context.out.document(made)
+    _show_plan(context.out, made)
     return ExitCode.DONE if made.count else ExitCode.FAILED
 
 
@@ -153,36 +153,36 @@ def _place(address: Address) -> Place:
 
 @command(group, "start", example="holdfast redrive start 5d4d242a… --reason 'fixed in 1.4'")
 async def start(
-    session: CommandContext,
+    context: CommandContext,
     plan_hash: Annotated[str, typer.Argument(metavar="PLAN", help="The hash of a plan.", show_default=False)],
     name: Annotated[str, typer.Option(help="What the task is called.", show_default=False)] = "",
     reason: Annotated[str, typer.Option(help="Why, for the ledger.", show_default=False)] = "",
     operation: Annotated[str, typer.Option(help="Two starts with one of these make one task.")] = "",
 ) -> ExitCode:
     """Execute a plan and watch it; Ctrl-C pauses the task and leaves it to be resumed."""
-    async with session.connect(requests.StartRedrive) as custody:
+    async with context.connect(requests.StartRedrive) as custody:
         request = requests.StartRedrive(plan=plan_hash, name=name, reason=reason, operation=operation)
-        return await _watched(session, custody, await custody.call(request))
+        return await _watched(context, custody, await custody.call(request))
 
 
 @command(group, "resume", example="holdfast redrive resume 7")
-async def resume(session: CommandContext, number: Id) -> ExitCode:
+async def resume(context: CommandContext, number: Id) -> ExitCode:
     """Go on with a task that was paused or stopped, or whose process is gone, and watch it."""
-    async with session.connect(requests.ResumeRedrive) as custody:
+    async with context.connect(requests.ResumeRedrive) as custody:
         task = await custody.call(requests.ResumeRedrive(id=number))
         if task.unknown:
-            session.out.say(
+            context.out.say(
                 f"{plural(task.unknown, 'letter')} may be on the way already; sent again when the lease of the "
                 "process before has run out, within 2 minutes"
             )
-        return await _watched(session, custody, task)
+        return await _watched(context, custody, task)
 
 
 @command(group, "watch", example="holdfast redrive watch 7")
-async def watch(session: CommandContext, number: Id) -> ExitCode:
+async def watch(context: CommandContext, number: Id) -> ExitCode:
     """Watch a task of a server until it ends."""
-    async with session.connect(requests.ReadRedrive) as custody:
-        return await _watched(session, custody, await custody.call(requests.ReadRedrive(id=number)), pauses=False)
+    async with context.connect(requests.ReadRedrive) as custody:
+        return await _watched(context, custody, await custody.call(requests.ReadRedrive(id=number)), pauses=False)
 
 
 @asks(group, "pause", requests.PauseRedrive, example="holdfast redrive pause 7", id=TASK)
@@ -210,13 +210,13 @@ def list_redrives(out: Output, asked: requests.ListRedrives, page: requests.Redr
 
 
 async def _watched(
-    session: CommandContext, custody: RequestClient, task: RedriveTask, *, pauses: bool = True
+    context: CommandContext, custody: RequestClient, task: RedriveTask, *, pauses: bool = True
 ) -> ExitCode:
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, interrupted.set)
     try:
-        with meter(f"redrive {task.id}", total=task.total, quiet=session.as_json) as bar:
+        with meter(f"redrive {task.id}", total=task.total, quiet=context.as_json) as bar:
             done, held_at_s = 0, loop.time()
             for _ in range(STEPS_MAX):
                 now = task.redriven + task.failed + task.skipped
@@ -235,8 +235,8 @@ async def _watched(
                     task = await custody.call(requests.ReadRedrive(id=task.id))
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-    session.out.document(task)
-    _told(session.out, task)
+    context.out.document(task)
+    _told(context.out, task)
     if task.state is RedriveState.DONE and not task.failed and not task.skipped:
         return ExitCode.DONE
     return ExitCode.PARTLY_DONE if task.redriven else ExitCode.FAILED

@@ -50,6 +50,8 @@ COLLECTING = (
     *SHARED,
 )
 ID = CommandOption(name="transaction", metavar="TRANSACTION")
+#: Nothing more comes after these.
+ENDS = frozenset(state.value for state in TransactionState if state.is_end)
 
 
 @command(
@@ -59,7 +61,7 @@ ID = CommandOption(name="transaction", metavar="TRANSACTION")
     shared=COLLECTING,
 )
 async def start(
-    session: CommandContext,
+    context: CommandContext,
     request: Annotated[str, typer.Argument(metavar="TEXT", help="The request's body.", show_default=False)] = "",
     producer: Annotated[str, typer.Option(help="Where the request goes: a queue, or EXCHANGE/KEY.")] = "",
     notify: Annotated[str, typer.Option(help="Where the completion notice goes.", show_default=False)] = "",
@@ -83,20 +85,16 @@ async def start(
     wanted = requests.StartResultRequest(
         producer=producer, notify=notify, transaction_id=transaction_id, series=series, request=body
     )
-    async with session.connect(requests.ReadResult) as results:
+    async with context.connect(requests.ReadResult) as results:
         begun = await results.call(wanted)
         if wait:
-            begun = await watched(session, results, begun.id)
-    session.out.document(begun)
-    session.out.say(f"{begun.id} is {begun.state}" + (f"; {begun.reason}" if begun.reason else ""))
+            begun = await watched(context, results, begun.id)
+    context.out.document(begun)
+    context.out.say(f"{begun.id} is {begun.state}" + (f"; {begun.reason}" if begun.reason else ""))
     return ExitCode.FAILED if begun.state in {"failed", "abandoned"} else None
 
 
-#: Nothing more comes after these.
-ENDS = frozenset(state.value for state in TransactionState if state.is_end)
-
-
-async def watched(session: CommandContext, results: RequestClient, transaction: str) -> requests.ResultView:
+async def watched(context: CommandContext, results: RequestClient, transaction: str) -> requests.ResultView:
     """Wait for the end; one bar per series on stderr, when somebody sits in front of it."""
     progress = Progress(
         TextColumn("{task.description}", markup=False),
@@ -104,7 +102,7 @@ async def watched(session: CommandContext, results: RequestClient, transaction: 
         TextColumn("{task.fields[stored]:>11} of {task.fields[count]}", markup=False),
         TimeElapsedColumn(),
         console=console(stderr=True),
-        disable=session.as_json or not sys.stderr.isatty(),
+        disable=context.as_json or not sys.stderr.isatty(),
     )
     bars: dict[str, TaskID] = {}
     with progress:
@@ -143,21 +141,21 @@ def list_results(out: Output, asked: requests.ListResults, reply: requests.Resul
 
 @command(app, "show", example="holdfast results show t-1", shared=COLLECTING)
 async def show(
-    session: CommandContext,
+    context: CommandContext,
     transaction: Id,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end, with a bar for each series.")] = False,
 ) -> None:
     """Show where a transaction stands, series by series."""
-    async with session.connect(requests.ReadResult) as results:
+    async with context.connect(requests.ReadResult) as results:
         view = await (
-            watched(session, results, transaction) if wait else results.call(requests.ReadResult(id=transaction))
+            watched(context, results, transaction) if wait else results.call(requests.ReadResult(id=transaction))
         )
-    session.out.document(view)
-    session.out.say(f"{view.id} is {view.state}" + (f"; {view.reason}" if view.reason else ""))
+    context.out.document(view)
+    context.out.say(f"{view.id} is {view.state}" + (f"; {view.reason}" if view.reason else ""))
     made = table("series", "#stored", "#count", "#bytes")
     for series in view.series:
         add_row(made, series.series, series.stored_count, series.count, series.stored_bytes)
-    session.out.show(made)
+    context.out.show(made)
 
 
 @asks(app, "gaps", requests.ReadGaps, example="holdfast results gaps t-1", lines="items", shared=COLLECTING, id=ID)
@@ -177,12 +175,12 @@ def missing_text(gap: requests.GapView) -> str:
 
 @command(app, "cat", example="holdfast results cat t-1 orders > orders.bin", shared=COLLECTING)
 async def cat(
-    session: CommandContext,
+    context: CommandContext,
     transaction: Id,
     series: Annotated[str, typer.Argument(metavar="SERIES", help="The series.", show_default=False)],
 ) -> None:
     """Write a series to stdout, in order and verified, up to the first gap."""
-    async with session.connect(requests.ReadResult) as results:
+    async with context.connect(requests.ReadResult) as results:
         known = [each.series for each in (await results.call(requests.ReadResult(id=transaction))).series]
         if series not in known:
             have = f"it has {', '.join(known)}" if known else "it has none yet"
@@ -193,7 +191,7 @@ async def cat(
         sys.stdout.buffer.flush()
         missing = [gap for gap in (await results.call(requests.ReadGaps(id=transaction))).items if gap.series == series]
     if missing and (missing[0].missing or missing[0].is_open):
-        session.out.note(f"note: the series is not complete; missing {missing_text(missing[0])}")
+        context.out.note(f"note: the series is not complete; missing {missing_text(missing[0])}")
 
 
 @asks(

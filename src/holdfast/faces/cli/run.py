@@ -1,7 +1,4 @@
-"""`holdfast run`: the consumers of an app, until a signal.
-
-Several processes of one app: starts them, passes signals on, and starts again what was killed.
-"""
+"""`holdfast run`: the consumers of an app, in one process or several, until a signal."""
 
 from __future__ import annotations
 
@@ -38,12 +35,24 @@ if TYPE_CHECKING:
 BACKOFF = Backoff(first_s=0.5, delay_s_max=30.0)
 #: A process that lived this long has earned a fresh start.
 STEADY_S = 60.0
+EXAMPLE = """Example:
+
+  $ holdfast run orders:app
+
+  $ holdfast run orders:app --declare --health 127.0.0.1:8480
+
+  $ holdfast run orders:app --processes 4 --only orders.new"""
+PROCESSES_COUNT_MAX = 64
+#: Ctrl-C reaches every process of a group, and the first of them passes it on: that is one signal, not two.
+SAME_SIGNAL_S = 1.0
+_PACKAGE = str(Path(__file__).parents[2])
 
 
 async def run_processes(arguments: Sequence[Sequence[str]], *, announce: Callable[[str], None]) -> int:
     """Run `holdfast` with each of these arguments until SIGTERM or SIGINT; returns the worst exit code.
 
-    A process that a signal ended is started again. One that gave up by itself has said why, and ends all of them.
+    Signals are passed on. A process that one ended is started again. One that gave up by itself has said why, and ends
+    all of them.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -81,19 +90,6 @@ async def _keep(arguments: Sequence[str], stop: asyncio.Event, announce: Callabl
                 return 0
         except TimeoutError:
             continue
-
-
-EXAMPLE = """Example:
-
-  $ holdfast run orders:app
-
-  $ holdfast run orders:app --declare --health 127.0.0.1:8480
-
-  $ holdfast run orders:app --processes 4 --only orders.new"""
-PROCESSES_COUNT_MAX = 64
-#: Ctrl-C reaches every process of a group, and the first of them passes it on: that is one signal, not two.
-SAME_SIGNAL_S = 1.0
-_PACKAGE = str(Path(__file__).parents[2])
 
 
 @commands.command("run", epilog=EXAMPLE)

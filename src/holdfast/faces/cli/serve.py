@@ -24,6 +24,12 @@ EXAMPLE = """Example:
 
   $ holdfast serve --url postgresql://holdfast@db/holdfast --listen 0.0.0.0:8470 --tls-cert c.pem --tls-key k.pem"""
 
+_SHARED = (
+    inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Url),
+    CONFIG_PARAMETER,
+    JSON_PARAMETER,
+)
+
 
 @app.command("serve", epilog=EXAMPLE)
 def serve(
@@ -88,36 +94,29 @@ def _announce_json(text: str) -> None:
     typer.echo(msgspec.json.encode({"announcement": text}))
 
 
-_SHARED = (
-    inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Url),
-    CONFIG_PARAMETER,
-    JSON_PARAMETER,
-)
-
-
 @command(groups["config"], "show", example="holdfast config show --explain", shared=_SHARED)
 async def show(
-    session: CommandContext,
+    context: CommandContext,
     explained: Annotated[
         bool, typer.Option("--explain", help="Say where each value came from and what it means.")
     ] = False,
 ) -> None:
     """Show every setting: defaults < holdfast.toml < environment (HOLDFAST_*) < arguments. Secrets are masked."""
-    rows = explain(session.settings)
+    rows = explain(context.settings)
     if explained:
         told = {row.key: {"value": row.plain, "source": row.source, "meaning": row.meaning} for row in rows}
-        session.out.document(told)
+        context.out.document(told)
         for row in rows:
-            session.out.say(f"{row.key} = {', '.join(row.value.splitlines())}")
-            session.out.say(f"    {row.meaning}")
-            session.out.say(f"    from: {row.source}")
+            context.out.say(f"{row.key} = {', '.join(row.value.splitlines())}")
+            context.out.say(f"    {row.meaning}")
+            context.out.say(f"    from: {row.source}")
     else:
-        session.out.document({row.key: row.plain for row in rows})
+        context.out.document({row.key: row.plain for row in rows})
         shown = table("setting", "value")
         for row in rows:
             add_row(shown, row.key, ", ".join(row.value.splitlines()))
-        session.out.show(shown)
+        context.out.show(shown)
     try:
-        check_serving(session.settings)
+        check_serving(context.settings)
     except CannotStart as error:
-        session.out.note(f"note: 'holdfast serve' would refuse this; {error.message}")
+        context.out.note(f"note: 'holdfast serve' would refuse this; {error.message}")

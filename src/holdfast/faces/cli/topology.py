@@ -80,12 +80,12 @@ class Format(StrEnum):
 
 
 @command(app, "plan", example="holdfast topology plan topology.toml --url amqp://guest:guest@localhost", shared=SHARED)
-async def plan(session: CommandContext, file: File, management: Management = None) -> None:
+async def plan(context: CommandContext, file: File, management: Management = None) -> None:
     """Show what apply would change, and what cannot be changed with the way out of it. Changes nothing."""
     wanted = _read(file)
-    async with _open(session, management) as topologies:
+    async with _open(context, management) as topologies:
         found = await topologies.plan(wanted)
-    _show(session.out, found)
+    _show(context.out, found)
 
 
 @command(
@@ -95,7 +95,7 @@ async def plan(session: CommandContext, file: File, management: Management = Non
     shared=SHARED,
 )
 async def apply(
-    session: CommandContext,
+    context: CommandContext,
     file: File,
     delete: Annotated[
         bool,
@@ -117,9 +117,9 @@ async def apply(
 ) -> ExitCode:
     """Make what is missing, read it back, and send a probe through the retry and dead-letter paths."""
     wanted = _read(file)
-    async with _open(session, management) as topologies:
+    async with _open(context, management) as topologies:
         done = await topologies.apply(wanted, delete=delete, probe=probe)
-    _show(session.out, done)
+    _show(context.out, done)
     if done.is_done:
         return ExitCode.DONE
     return ExitCode.PARTLY_DONE if done.has_changed else ExitCode.FAILED
@@ -127,7 +127,7 @@ async def apply(
 
 @command(app, "check", example="holdfast topology check topology.toml || echo 'the broker has drifted'", shared=SHARED)
 async def check(
-    session: CommandContext,
+    context: CommandContext,
     file: File,
     probe: Annotated[
         bool, typer.Option("--probe", help="Send a probe through every path as well, busy queues included.")
@@ -136,9 +136,9 @@ async def check(
 ) -> ExitCode:
     """Compare the broker with the file; exit code 1 when they differ or a probe does not arrive."""
     wanted = _read(file)
-    async with _open(session, management) as topologies:
+    async with _open(context, management) as topologies:
         found = await topologies.check(wanted, probe=probe)
-    _show(session.out, found)
+    _show(context.out, found)
     return ExitCode.DONE if found.is_clean else ExitCode.FAILED
 
 
@@ -150,7 +150,7 @@ async def check(
     shared=SHARED,
 )
 async def export(
-    session: CommandContext,
+    context: CommandContext,
     file: Annotated[
         Path | None,
         typer.Argument(metavar="FILE", help="A topology file; without one, the broker as it is.", show_default=False),
@@ -165,14 +165,14 @@ async def export(
         made = design(_read(file), Version.parse(broker_version))
         found = {"rabbit_version": str(made.version), **to_definitions(made.topology, vhost=vhost)}
     else:
-        async with _open(session, management) as topologies:
+        async with _open(context, management) as topologies:
             found = await topologies.export()
     _write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n", output)
 
 
 @command(app, "import", example="holdfast topology import definitions.json", shared=SHARED)
 async def import_definitions(
-    session: CommandContext,
+    context: CommandContext,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A definitions.json.", show_default=False)],
     accept_hazards: Annotated[
         bool, typer.Option("--accept-hazards", help="Import also what is known to lose messages; it is named.")
@@ -184,10 +184,10 @@ async def import_definitions(
     The broker ignores changed arguments without a word; this does not. Users and permissions are left out.
     """
     data = read_file(file, bytes_max=DEFINITIONS_BYTES_MAX)
-    async with _open(session, management) as topologies:
+    async with _open(context, management) as topologies:
         given = from_definitions(data, vhost=topologies.vhost, source=str(file))
         done = await topologies.import_definitions(given, accept_hazards=accept_hazards)
-    _show(session.out, done)
+    _show(context.out, done)
     if not done.remaining:
         return ExitCode.DONE
     return ExitCode.PARTLY_DONE if done.created else ExitCode.FAILED
@@ -195,7 +195,7 @@ async def import_definitions(
 
 @command(app, "draw", example="holdfast topology draw topology.toml --format svg > topology.svg", shared=OFFLINE)
 async def draw(
-    session: CommandContext,
+    context: CommandContext,
     file: File,
     form: Annotated[Format, typer.Option("--format", help="mermaid or svg.")] = Format.MERMAID,
     broker_version: BrokerVersion = VERSION_DEFAULT,
@@ -204,8 +204,8 @@ async def draw(
     """Draw a topology file as a Mermaid flowchart or as SVG. Needs no broker."""
     made = design(_read(file), Version.parse(broker_version))
     picture = mermaid(made) if form is Format.MERMAID else svg(made)
-    if session.as_json:
-        session.out.document({"format": form.value, "picture": picture})
+    if context.as_json:
+        context.out.document({"format": form.value, "picture": picture})
     else:
         _write(picture.encode(), output)
 
@@ -305,8 +305,8 @@ def _plain(value: object) -> object:
 
 
 @asynccontextmanager
-async def _open(session: CommandContext, management: str | None) -> AsyncIterator[Topologies]:
-    url = session.settings.storages[0].url
+async def _open(context: CommandContext, management: str | None) -> AsyncIterator[Topologies]:
+    url = context.settings.storages[0].url
     if urlsplit(url).scheme not in ("amqp", "amqps"):
         raise BadUsage("no broker was named; give its address with --url amqp://user:password@host/vhost")
     from holdfast.wiring import open_topology

@@ -59,7 +59,7 @@ T = TypeVar("T")
     "tail -f app.log | holdfast queue produce log --raw",
 )
 async def produce(
-    session: CommandContext,
+    context: CommandContext,
     name: Name,
     text: Annotated[
         str | None, typer.Argument(help="The payload of one item. Without it, JSON Lines are read.", show_default=False)
@@ -92,14 +92,14 @@ async def produce(
         dedupe_key=dedupe_key,
     )
     if text is not None:
-        count = await _produce_one(session, name, replace(common, payload=text.encode("utf-8", "surrogateescape")))
+        count = await _produce_one(context, name, replace(common, payload=text.encode("utf-8", "surrogateescape")))
     elif whole:
         descriptor, _ = open_input(file)
         payload = b"".join([chunk async for chunk in read_chunks(descriptor)])
-        count = await _produce_one(session, name, replace(common, payload=payload))
+        count = await _produce_one(context, name, replace(common, payload=payload))
     else:
-        count = await _produce_lines(session, name, common, file, raw=raw, from_line=from_line)
-    session.out.say(f"{plural(count, 'item')} produced to '{name}'")
+        count = await _produce_lines(context, name, common, file, raw=raw, from_line=from_line)
+    context.out.say(f"{plural(count, 'item')} produced to '{name}'")
 
 
 def _check_usage(text: str | None, *, file: Path | None, raw: bool, whole: bool, dedupe_key: str) -> None:
@@ -111,27 +111,27 @@ def _check_usage(text: str | None, *, file: Path | None, raw: bool, whole: bool,
         raise BadUsage('--dedupe-key is for one item; say "dedupe_key" in each line')
 
 
-async def _produce_one(session: CommandContext, name: str, item: NewItem) -> int:
-    async with session.open() as queues:
+async def _produce_one(context: CommandContext, name: str, item: NewItem) -> int:
+    async with context.open() as queues:
         reply = await queues.queue_produce(name, [item])
-    session.out.documents(reply.items)
+    context.out.documents(reply.items)
     return 1
 
 
 async def _produce_lines(
-    session: CommandContext, name: str, common: NewItem, file: Path | None, *, raw: bool, from_line: int
+    context: CommandContext, name: str, common: NewItem, file: Path | None, *, raw: bool, from_line: int
 ) -> int:
     descriptor, size = open_input(file)
     if os.isatty(descriptor):
-        session.out.note("reading from the terminal, end with Ctrl-D")
+        context.out.note("reading from the terminal, end with Ctrl-D")
     parse = _raw_parser(common) if raw else _with(common, json_parser(NewItem))
-    async with session.open() as queues:
+    async with context.open() as queues:
 
         async def call(batch: LineBatch[NewItem]) -> None:
             reply = await queues.queue_produce(name, batch.items)
-            session.out.documents(reply.items)
+            context.out.documents(reply.items)
 
-        with meter(f"producing to '{name}'", total=size, quiet=session.as_json) as bar:
+        with meter(f"producing to '{name}'", total=size, quiet=context.as_json) as bar:
             lines = read_lines(counted(read_chunks(descriptor), bar), from_line=from_line)
             return await send(batches(lines, parse, bytes_max=PRODUCE_BYTES_MAX), call, bar, done="stored")
 
@@ -164,7 +164,7 @@ def _with(common: NewItem, parse: Callable[[InputLine], NewItem | None]) -> Call
     "holdfast queue items export orders --scheduled | gzip > orders.jsonl.gz",
 )
 async def export(
-    session: CommandContext,
+    context: CommandContext,
     name: Name,
     output: Annotated[
         Path | None, typer.Option(help="Write to this file instead of stdout.", show_default=False)
@@ -179,12 +179,12 @@ async def export(
     """
     encoder = msgspec.json.Encoder()
     kinds = (False, True) if scheduled else (False,)
-    async with session.open() as queues:
+    async with context.open() as queues:
         total = sum([await count_items(queues, name, scheduled=kind) for kind in kinds])
         what = f"exporting '{name}'"
         with (
             _sink(output, overwrite=overwrite) as sink,
-            meter(what, total=total, quiet=session.as_json) as bar,
+            meter(what, total=total, quiet=context.as_json) as bar,
         ):
             for kind in kinds:
                 async for _, page in pages(queues, name, partition=partition, scheduled=kind):
@@ -192,8 +192,8 @@ async def export(
                     bar.add(len(page))
                     bar.advance(len(page))
     if output is not None:
-        session.out.document({"exported_count": bar.count, "file": str(output)})
-    session.out.note(f"{plural(bar.count, 'item')} exported from '{name}'")
+        context.out.document({"exported_count": bar.count, "file": str(output)})
+    context.out.note(f"{plural(bar.count, 'item')} exported from '{name}'")
 
 
 @command(
@@ -203,7 +203,7 @@ async def export(
     "zcat orders.jsonl.gz | holdfast queue items import orders --once",
 )
 async def import_items(
-    session: CommandContext,
+    context: CommandContext,
     name: Name,
     file: Annotated[Path | None, typer.Option(help="Read from this file instead of stdin.", show_default=False)] = None,
     partition: Annotated[
@@ -217,9 +217,9 @@ async def import_items(
     """Store the items of an export, with their story and under new ids. Items whose source_id is there are skipped."""
     descriptor, size = open_input(file)
     if os.isatty(descriptor):
-        session.out.note("reading from the terminal, end with Ctrl-D")
+        context.out.note("reading from the terminal, end with Ctrl-D")
     stored_count = 0
-    async with session.open() as queues:
+    async with context.open() as queues:
         found = await queues.queues_info(name)
         turns = cycle([p.partition for p in found.partitions] if partition is None else [partition])
 
@@ -228,12 +228,12 @@ async def import_items(
             items = [_once(item) for item in batch.items] if once else batch.items
             stored_count += len(await queues.storage_items_import(name, items, partition=next(turns)))
 
-        with meter(f"importing to '{name}'", total=size, quiet=session.as_json) as bar:
+        with meter(f"importing to '{name}'", total=size, quiet=context.as_json) as bar:
             lines = read_lines(counted(read_chunks(descriptor), bar), from_line=from_line)
             source = batches(lines, json_parser(ImportedItem), bytes_max=BATCH_BYTES_MAX)
             count = await send(source, call, bar, done="imported")
-    session.out.document({"imported_count": stored_count, "already_there_count": count - stored_count})
-    session.out.say(f"{plural(stored_count, 'item')} imported to '{name}', {count - stored_count} already there")
+    context.out.document({"imported_count": stored_count, "already_there_count": count - stored_count})
+    context.out.say(f"{plural(stored_count, 'item')} imported to '{name}', {count - stored_count} already there")
 
 
 def _once(item: ImportedItem) -> ImportedItem:

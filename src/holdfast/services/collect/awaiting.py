@@ -58,26 +58,26 @@ class Headers:
         if isinstance(header, str):
             await park(work, self._consumer, delivery, header)
             return
-        stand = await work.patience.until_done(lambda: work.tools.store.stand(work.id))
+        stand = await work.retrier.until_done(lambda: work.context.store.stand(work.id))
         if wrong := header_contradiction(header, work.transaction.series, stand):
             await park(work, self._consumer, delivery, wrong)
             return
         crash_point("collect.before_header")
-        work.learn(await work.patience.until_done(lambda: self._put(header)))
+        work.learn(await work.retrier.until_done(lambda: self._put(header)))
         crash_point("collect.after_header")
         await park_excess(work, header.series, header.count)
         await ack(work, self._consumer, delivery)
         self._on_change()
 
     async def _put(self, header: Header) -> Mapping[str, SeriesState]:
-        return await self._work.tools.store.put_header(self._work.id, header, fence=self._work.fence)
+        return await self._work.context.store.put_header(self._work.id, header, fence=self._work.fence)
 
 
 async def park_excess(work: OwnedTransaction, series: str, first: int, *, reason: str = "") -> None:
     """Parts from an ordinal on that cannot belong to the result: into the dead queue first, out of the index then."""
-    store = work.tools.store
+    store = work.context.store
     while True:
-        parts = await work.patience.until_done(
+        parts = await work.retrier.until_done(
             lambda: store.parts(work.id, series, first=first, count_max=EXCESS_COUNT_MAX)
         )
         if not parts:
@@ -86,34 +86,34 @@ async def park_excess(work: OwnedTransaction, series: str, first: int, *, reason
             await park_part(
                 work, part, reason or f"ordinal is beyond the count; {part.ordinal} of '{series}', which has {first}"
             )
-        await work.patience.until_done(partial(store.remove, work.id, parts, fence=work.fence))
+        await work.retrier.until_done(partial(store.remove, work.id, parts, fence=work.fence))
 
 
 async def park_part(work: OwnedTransaction, part: Part, reason: str) -> None:
     """Send a stored part to the dead queue as the message that it was."""
-    body = await work.patience.until_done(lambda: read_part(work.tools.blobs, part))
+    body = await work.retrier.until_done(lambda: read_part(work.context.blobs, part))
     attributes = {
         "transaction-id": work.id,
         "series": part.series,
         "ordinal": part.ordinal,
         "source-queue": work.payload_queue,
     }
-    await work.patience.until_done(lambda: work.park(body, attributes=attributes, reason=reason))
+    await work.retrier.until_done(lambda: work.park(body, attributes=attributes, reason=reason))
 
 
 async def await_results(work: OwnedTransaction) -> None:
     """Return when the result is complete. Raises LeaseLost, QueueMissing, ConsumerLost."""
-    tools = work.tools
-    work.learn(await work.patience.until_done(lambda: tools.store.stand(work.id)))
+    context = work.context
+    work.learn(await work.retrier.until_done(lambda: context.store.stand(work.id)))
     changed = asyncio.Event()
     if may_be_complete(work) and await judge(work):
         return
     async with AsyncExitStack() as stack:
         headers_in = await stack.enter_async_context(
-            tools.broker.consumer(work.subscription(work.header_queue, count_max=HEADERS_COUNT_MAX))
+            context.broker.consumer(work.subscription(work.header_queue, count_max=HEADERS_COUNT_MAX))
         )
         payloads_in = await stack.enter_async_context(
-            tools.broker.consumer(work.subscription(work.payload_queue, count_max=held_max(work)))
+            context.broker.consumer(work.subscription(work.payload_queue, count_max=held_max(work)))
         )
         headers = Headers(work, headers_in, on_change=changed.set)
         payloads = Payloads(work, payloads_in, on_change=changed.set)
@@ -141,7 +141,7 @@ async def change(work: OwnedTransaction, changed: asyncio.Event) -> None:
             await changed.wait()
             changed.clear()
     except TimeoutError:
-        work.stand = await work.patience.until_done(lambda: work.tools.store.stand(work.id))
+        work.stand = await work.retrier.until_done(lambda: work.context.store.stand(work.id))
 
 
 def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -166,8 +166,8 @@ def may_be_complete(work: OwnedTransaction) -> bool:
 
 async def judge(work: OwnedTransaction) -> bool:
     """Count the index row by row, take out what does not belong to the result, and say whether it is complete."""
-    store = work.tools.store
-    counts = await work.patience.until_done(lambda: store.count(work.id))
+    store = work.context.store
+    counts = await work.retrier.until_done(lambda: store.count(work.id))
     known = known_set(work.transaction.series, work.stand) or frozenset()
     for name, (_, _, highest) in counts.items():
         limit = work.count_of(name)
@@ -178,9 +178,9 @@ async def judge(work: OwnedTransaction) -> bool:
     for name, series in work.stand.items():
         if name not in known and series.count is not None:
             await park_header(work, name, series.count)
-    stand = await work.patience.until_done(lambda: store.stand(work.id))
+    stand = await work.retrier.until_done(lambda: store.stand(work.id))
     work.stand = stand
-    counts = await work.patience.until_done(lambda: store.count(work.id))
+    counts = await work.retrier.until_done(lambda: store.count(work.id))
     exact = all(counts.get(name, (0, 0, 0))[0] == work.count_of(name) for name in known)
     return exact and is_complete(work.transaction.series, stand)
 
@@ -194,13 +194,13 @@ async def park_header(work: OwnedTransaction, series: str, count: int) -> None:
         "source-queue": work.header_queue,
     }
     reason = f"series is outside the known set; '{series}'"
-    await work.patience.until_done(lambda: work.park(b"", attributes=attributes, reason=reason))
-    await work.patience.until_done(lambda: work.tools.store.remove_header(work.id, series, fence=work.fence))
+    await work.retrier.until_done(lambda: work.park(b"", attributes=attributes, reason=reason))
+    await work.retrier.until_done(lambda: work.context.store.remove_header(work.id, series, fence=work.fence))
 
 
 async def watch_gaps(work: OwnedTransaction) -> None:
     """Ask the producer again when nothing came for too long."""
-    limit_s = work.tools.limits.gap_after_us / 1_000_000
+    limit_s = work.context.limits.gap_after_us / 1_000_000
     while True:
         await asyncio.sleep(min(GAP_LOOK_S_MAX, limit_s / 4))
         if time.monotonic() - work.progress_s >= limit_s:
@@ -210,10 +210,10 @@ async def watch_gaps(work: OwnedTransaction) -> None:
 
 async def request_missing(work: OwnedTransaction) -> int:
     """Ask the producer for what is missing; returns how many ranges were asked for."""
-    tools = work.tools
+    context = work.context
     missing = {
         gap.series: gap.missing
-        for gap in await work.patience.until_done(lambda: gaps_of(tools.store, work.transaction))
+        for gap in await work.retrier.until_done(lambda: gaps_of(context.store, work.transaction))
         if gap.missing or gap.is_open
     }
     body = msgspec.json.encode({"transaction-id": work.id, "missing": missing})
@@ -226,7 +226,7 @@ async def request_missing(work: OwnedTransaction) -> int:
     }
     # An id of its own: by the transaction's the producer would take it for a repeated request.
     message_id = f"{work.id}-missing-{time.time_ns()}"
-    await work.patience.until_done(
+    await work.retrier.until_done(
         lambda: work.send(work.transaction.producer, body, message_id=message_id, attributes=attributes)
     )
     count = sum(len(found) for found in missing.values())

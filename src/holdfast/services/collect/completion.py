@@ -42,26 +42,26 @@ FORGET_COUNT_MAX = 1_000
 
 async def manifest_lines(work: OwnedTransaction) -> AsyncIterator[bytes]:
     """JSON Lines: first the transaction, then one line per part, by series and ordinal."""
-    stand = await work.tools.store.stand(work.id)
+    stand = await work.context.store.stand(work.id)
     names = sorted(known_set(work.transaction.series, stand) or ())
     counts = {name: stand[name].count for name in names}
     yield _encode({"transaction-id": work.id, "series": counts}) + b"\n"
     for name in names:
         first = 0
-        while page := await work.tools.store.parts(work.id, name, first=first, count_max=PAGE_COUNT_MAX):
+        while page := await work.context.store.parts(work.id, name, first=first, count_max=PAGE_COUNT_MAX):
             yield b"".join(_encode(part) + b"\n" for part in page)
             first = page[-1].ordinal + 1
 
 
 async def send_completion(work: OwnedTransaction) -> None:
     """Write the manifest and publish the notice."""
-    manifest = await work.patience.until_done(lambda: put_manifest(work))
+    manifest = await work.retrier.until_done(lambda: put_manifest(work))
     if not work.transaction.notify:
         return
-    body = await work.patience.until_done(lambda: notice(work, manifest))
+    body = await work.retrier.until_done(lambda: notice(work, manifest))
     attributes = {"transaction-id": work.id, "kind": "completed"}
     crash_point("collect.before_notice")
-    await work.patience.until_done(
+    await work.retrier.until_done(
         lambda: work.send(work.transaction.notify, body, message_id=work.id, attributes=attributes)
     )
     crash_point("collect.after_notice")
@@ -75,15 +75,15 @@ async def put_manifest(work: OwnedTransaction) -> dict[str, object]:
         size_bytes += len(lines)
     path = manifest_path(work.id, sha256.hexdigest())
     crash_point("collect.before_manifest")
-    await work.tools.blobs.put(path, manifest_lines(work))
+    await work.context.blobs.put(path, manifest_lines(work))
     crash_point("collect.after_manifest")
     return {"path": path, "sha256": sha256.hexdigest(), "size_bytes": size_bytes}
 
 
 async def notice(work: OwnedTransaction, manifest: dict[str, object]) -> bytes:
     """Counts, bytes and the manifest; the parts themselves only while they are few."""
-    counts = await work.tools.store.count(work.id)
-    stand = await work.tools.store.stand(work.id)
+    counts = await work.context.store.count(work.id)
+    stand = await work.context.store.stand(work.id)
     series = {
         name: {"count": stand[name].count, "bytes": counts.get(name, (0, 0, 0))[1]}
         for name in sorted(known_set(work.transaction.series, stand) or ())
@@ -96,7 +96,7 @@ async def notice(work: OwnedTransaction, manifest: dict[str, object]) -> bytes:
         "total_bytes": sum(size for _, size, _ in counts.values()),
         "manifest": manifest,
     }
-    limit = work.tools.limits.inline_bytes_max
+    limit = work.context.limits.inline_bytes_max
     if int(str(manifest["size_bytes"])) < limit:
         text = b"".join([lines async for lines in manifest_lines(work)])
         told["parts"] = [msgspec.Raw(line) for line in text.splitlines()[1:]]
@@ -105,19 +105,19 @@ async def notice(work: OwnedTransaction, manifest: dict[str, object]) -> bytes:
 
 async def clear(work: OwnedTransaction) -> None:
     """Everything that follows an end. May be repeated from the beginning after a crash."""
-    tools = work.tools
+    context = work.context
     for queue in (work.header_queue, work.payload_queue):
         await delete_queue(work, queue)
     await remove_strays(work)
     if work.transaction.state is not TransactionState.COMPLETED:
-        if not tools.limits.keep_blobs:
+        if not context.limits.keep_blobs:
             await remove_blobs(work)
-        while await work.patience.until_done(
-            lambda: tools.store.forget(work.id, fence=work.fence, count_max=FORGET_COUNT_MAX)
+        while await work.retrier.until_done(
+            lambda: context.store.forget(work.id, fence=work.fence, count_max=FORGET_COUNT_MAX)
         ):
             pass
     crash_point("collect.before_clean")
-    await work.patience.until_done(lambda: tools.store.set_clean(work.id, fence=work.fence))
+    await work.retrier.until_done(lambda: context.store.set_clean(work.id, fence=work.fence))
     crash_point("collect.after_clean")
 
 
@@ -129,17 +129,17 @@ async def delete_queue(work: OwnedTransaction, queue: str) -> None:
         except QueueMissing:
             return
         crash_point("collect.before_queue_delete")
-        if await work.patience.until_done(lambda: work.tools.broker.delete_empty(queue)):
+        if await work.retrier.until_done(lambda: work.context.broker.delete_empty(queue)):
             crash_point("collect.after_queue_delete")
             return
-        await asyncio.sleep(min(1.0, work.tools.limits.backoff.delay_s(failures, spread=1.0)))
+        await asyncio.sleep(min(1.0, work.context.limits.backoff.delay_s(failures, spread=1.0)))
     raise TryAgain(f"queue is still not empty; '{queue}' of transaction '{work.id}', messages keep coming")
 
 
 async def drain(work: OwnedTransaction, queue: str) -> None:
     """Settle what is in the queue now."""
-    count_max = work.tools.limits.uploads_max
-    async with work.tools.broker.consumer(work.subscription(queue, count_max=count_max)) as consumer:
+    count_max = work.context.limits.uploads_max
+    async with work.context.broker.consumer(work.subscription(queue, count_max=count_max)) as consumer:
         while batch := await consumer.take(count_max, timeout_s=DRAIN_IDLE_S):
             for delivery in batch:
                 await settle(work, consumer, delivery, queue)
@@ -161,7 +161,7 @@ async def judge_payload(work: OwnedTransaction, message: Message) -> str:
     if not isinstance(payload, Payload):
         return payload
     key = (payload.series, payload.ordinal)
-    known = (await work.patience.until_done(lambda: work.tools.store.find_parts(work.id, [key]))).get(key)
+    known = (await work.retrier.until_done(lambda: work.context.store.find_parts(work.id, [key]))).get(key)
     if known is not None and known.sha256 == digest(message.body):
         return ""
     return f"payload came after the end; the transaction is {work.transaction.state.value} and does not have it"
@@ -172,7 +172,7 @@ async def judge_header(work: OwnedTransaction, message: Message) -> str:
     header = read_header(message, work.id)
     if not isinstance(header, Header):
         return header
-    stand = await work.patience.until_done(lambda: work.tools.store.stand(work.id))
+    stand = await work.retrier.until_done(lambda: work.context.store.stand(work.id))
     if wrong := header_contradiction(header, work.transaction.series, stand):
         return wrong
     if header.series in stand and stand[header.series].count == header.count:
@@ -182,18 +182,18 @@ async def judge_header(work: OwnedTransaction, message: Message) -> str:
 
 async def remove_strays(work: OwnedTransaction) -> None:
     """Blobs that lost against others, unless the index names them after all."""
-    store = work.tools.store
-    for path in await work.patience.until_done(lambda: store.strays(work.id)):
+    store = work.context.store
+    for path in await work.retrier.until_done(lambda: store.strays(work.id)):
         _, series, name = path.split("/")
         key = (series, int(name.partition("-")[0]))
-        known = (await work.patience.until_done(partial(store.find_parts, work.id, [key]))).get(key)
+        known = (await work.retrier.until_done(partial(store.find_parts, work.id, [key]))).get(key)
         if known is None or known.path != path:
-            await work.patience.until_done(partial(work.tools.blobs.delete, path))
+            await work.retrier.until_done(partial(work.context.blobs.delete, path))
 
 
 async def remove_blobs(work: OwnedTransaction) -> None:
     """Everything under the transaction's name."""
-    blobs = work.tools.blobs
+    blobs = work.context.blobs
     found = [stat.path async for stat in blobs.find(f"{work.id}/")]
     for path in found:
-        await work.patience.until_done(partial(blobs.delete, path))
+        await work.retrier.until_done(partial(blobs.delete, path))

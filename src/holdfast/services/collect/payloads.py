@@ -49,13 +49,13 @@ class Payloads:
         self._work = work
         self._consumer = consumer
         self._on_change = on_change
-        self._writer = IndexWriter(work.tools.store, work.id, fence=work.fence)
+        self._writer = IndexWriter(work.context.store, work.id, fence=work.fence)
         self._held_count = 0
         self._held_bytes = 0
         self._largest_bytes = 0  # nobody has seen one yet
         self._freed = asyncio.Event()
         self._held_max = held_max(work)
-        self._group_max = max(1, work.tools.limits.uploads_max // GROUPS_COUNT)
+        self._group_max = max(1, work.context.limits.uploads_max // GROUPS_COUNT)
         self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> None:
@@ -78,10 +78,10 @@ class Payloads:
     @property
     def _worth(self) -> int:
         """How many messages are worth a round trip: half of what may be here, or whatever fits when it is idle."""
-        return 1 if self._held_count < self._work.tools.limits.uploads_max // 2 else self._held_max // 2
+        return 1 if self._held_count < self._work.context.limits.uploads_max // 2 else self._held_max // 2
 
     def _room(self) -> int:
-        limits = self._work.tools.limits
+        limits = self._work.context.limits
         if not self._largest_bytes:
             return min(FIRST_COUNT_MAX, self._held_max) - self._held_count
         if not self._held_count:
@@ -105,7 +105,7 @@ class Payloads:
         keys = [(payload.series, payload.ordinal) for payload in read if isinstance(payload, Payload)]
         known: Mapping[tuple[str, int], Part] = {}
         if keys:
-            known = await work.patience.until_done(lambda: work.tools.store.find_parts(work.id, keys))
+            known = await work.retrier.until_done(lambda: work.context.store.find_parts(work.id, keys))
         digests = await digests_of([delivery.body for delivery in batch])
         fresh: list[NewPart] = []
         for delivery, payload, sha256 in zip(batch, read, digests, strict=True):
@@ -130,7 +130,7 @@ class Payloads:
     async def _store(self, group: Sequence[NewPart], *, failures: int = 0) -> None:
         """Upload, index and ack; one whose upload fails for now is tried again by itself."""
         work = self._work
-        async with work.tools.uploads.hold(len(group)):
+        async with work.context.uploads.hold(len(group)):
             crash_point("collect.before_upload")
             stored = await self._upload(group, failures)
             if not stored:
@@ -139,7 +139,7 @@ class Payloads:
             # Still counted as uploads: what a kill makes us upload again is what is not in the index yet.
             crash_point("collect.before_index")
             parts = [fresh.part for fresh in stored]
-            winners, put = await work.patience.until_done(lambda: self._writer.put_all(parts))
+            winners, put = await work.retrier.until_done(lambda: self._writer.put_all(parts))
             crash_point("collect.after_index")
         work.learn(put.stand)
         won = []
@@ -156,7 +156,7 @@ class Payloads:
             BlobContent(path=fresh.part.path, content=fresh.delivery.body, sha256=fresh.part.sha256) for fresh in group
         ]
         stored = []
-        for fresh, outcome in zip(group, await self._work.tools.blobs.put_all(wanted), strict=True):
+        for fresh, outcome in zip(group, await self._work.context.blobs.put_all(wanted), strict=True):
             if not isinstance(outcome, HoldfastError):
                 emit("collect.uploaded", ordinal=fresh.payload.ordinal, path=fresh.part.path)
                 stored.append(fresh)
@@ -167,7 +167,7 @@ class Payloads:
         return stored
 
     async def _again(self, fresh: NewPart, error: HoldfastError, failures: int) -> None:
-        await self._work.patience.wait(error, failures)
+        await self._work.retrier.wait(error, failures)
         await self._store([fresh], failures=failures)
 
     async def _ack(self, stored: Sequence[Delivery]) -> None:
@@ -194,12 +194,12 @@ class Payloads:
 
     async def _judge(self, delivery: Delivery, payload: Payload, existing: Part | None, sha256: str) -> None:
         """A message whose ordinal is taken or cannot be."""
-        work, store = self._work, self._work.tools.store
+        work, store = self._work, self._work.context.store
         if self._is_beyond(payload):
             count = work.count_of(payload.series)
             if existing is not None:
                 excess = existing
-                await work.patience.until_done(lambda: store.remove(work.id, [excess], fence=work.fence))
+                await work.retrier.until_done(lambda: store.remove(work.id, [excess], fence=work.fence))
                 self._on_change()
             reason = f"ordinal is beyond the count; {payload.ordinal} of series '{payload.series}', which has {count}"
             await self._park(delivery, reason)
@@ -207,7 +207,7 @@ class Payloads:
             await self._ack([delivery])
         else:
             path = blob_path(work.id, payload.series, payload.ordinal, sha256)
-            await work.patience.until_done(lambda: store.note_stray(work.id, [path], fence=work.fence))
+            await work.retrier.until_done(lambda: store.note_stray(work.id, [path], fence=work.fence))
             reason = f"ordinal came with other bytes; {payload.ordinal} of series '{payload.series}' is stored already"
             await self._park(delivery, reason)
 
@@ -268,7 +268,7 @@ class _Group:
 async def park(work: OwnedTransaction, consumer: Consumer, delivery: Delivery, reason: str) -> None:
     """Put the offending message into the dead queue, with the reason."""
     failure = Failure(type=ERROR_TYPE, message=reason)
-    await work.patience.settle(lambda: consumer.park(delivery, Park(reason=REASON, failure=failure)))
+    await work.retrier.settle(lambda: consumer.park(delivery, Park(reason=REASON, failure=failure)))
     work.parked(reason)
 
 
@@ -288,4 +288,4 @@ async def digests_of(bodies: Sequence[bytes]) -> list[str]:
 
 def held_max(work: OwnedTransaction) -> int:
     """How many messages may be here: those that are uploaded, and as many that wait for their turn."""
-    return 2 * work.tools.limits.uploads_max
+    return 2 * work.context.limits.uploads_max

@@ -57,9 +57,9 @@ R = TypeVar("R")
 class CollectService:
     """The verbs of the collector. Made by the wiring; `running` is its life."""
 
-    def __init__(self, tools: CollectContext) -> None:
-        self._tools = tools
-        self._store = tools.store
+    def __init__(self, context: CollectContext) -> None:
+        self._context = context
+        self._store = context.store
         self._owner = f"{os.uname().nodename}:{os.getpid()}:{secrets.token_hex(4)}"
         self._working: dict[str, tuple[OwnedTransaction, asyncio.Task[None]]] = {}
         self._news = asyncio.Event()
@@ -120,7 +120,7 @@ class CollectService:
             owner=self._owner,
         )
         crash_point("collect.before_create")
-        made = await self._store.create(wanted, request, lease_us=self._tools.limits.lease_us)
+        made = await self._store.create(wanted, request, lease_us=self._context.limits.lease_us)
         crash_point("collect.after_create")
         emit("collect.started", transaction=made.id)
         self._begin_ours(made)
@@ -151,7 +151,7 @@ class CollectService:
     async def parts(self, transaction: str, series: str) -> AsyncIterator[StoredPart]:
         """The series in order, digests verified, up to the first gap. Raises Invalid, StorageFailed."""
         await self.find(transaction)
-        async for part in parts_in_order(self._store, self._tools.blobs, transaction, check_series(series)):
+        async for part in parts_in_order(self._store, self._context.blobs, transaction, check_series(series)):
             yield part
 
     async def wait(self, transaction: str, *, timeout_s: float | None = None) -> Transaction:
@@ -177,7 +177,7 @@ class CollectService:
         found = await self.find(transaction)
         if found.state is not TransactionState.AWAITING:
             raise Invalid(f"transaction is not awaiting; '{transaction}' is {found.state.value}")
-        return await request_missing(OwnedTransaction(self._tools, found))
+        return await request_missing(OwnedTransaction(self._context, found))
 
     async def abandon(self, transaction: str, *, reason: str = "by hand") -> Transaction:
         """Give it up: whoever works on it is fenced out, then its queues and index rows go. Raises Invalid."""
@@ -195,7 +195,7 @@ class CollectService:
 
     async def _check(self, *addresses: str) -> None:
         """Raises Invalid when nothing can be sent to one of them as things are."""
-        broker = self._tools.broker
+        broker = self._context.broker
         for address in addresses:
             to = address_of(address, broker)
             if why := (await broker.inspector.reach([to]))[to].why:
@@ -203,7 +203,7 @@ class CollectService:
 
     async def _end(self, transaction: str, target: TransactionState, reason: str) -> Transaction:
         await self._stop_working(transaction)
-        ours = await self._store.seize(transaction, owner=self._owner, lease_us=self._tools.limits.lease_us)
+        ours = await self._store.seize(transaction, owner=self._owner, lease_us=self._context.limits.lease_us)
         if ours is None:
             raise Invalid(f"transaction does not exist; there is no '{transaction}'")
         try:
@@ -228,7 +228,7 @@ class CollectService:
             self._begin(transaction)
 
     def _begin(self, transaction: Transaction) -> None:
-        work = OwnedTransaction(self._tools, transaction, on_move=self._tell)
+        work = OwnedTransaction(self._context, transaction, on_move=self._tell)
         task = asyncio.create_task(self._run(work), name=f"transaction {transaction.id}")
         self._working[transaction.id] = (work, task)
 
@@ -247,10 +247,10 @@ class CollectService:
             await asyncio.gather(known[1], return_exceptions=True)
 
     async def _take(self) -> int:
-        room = self._tools.limits.transactions_max - len(self._working)
+        room = self._context.limits.transactions_max - len(self._working)
         if room < 1:
             return 0
-        taken = await self._store.take(owner=self._owner, lease_us=self._tools.limits.lease_us, count_max=room)
+        taken = await self._store.take(owner=self._owner, lease_us=self._context.limits.lease_us, count_max=room)
         for transaction in taken:
             emit("collect.recovering", transaction=transaction.id)
             emit("collect.recovered", transaction=transaction.id, state=transaction.state.value)
@@ -259,12 +259,14 @@ class CollectService:
 
     async def _keep(self) -> None:
         """The heartbeat: renew our leases, let go of what is lost, take over what nobody owns."""
-        every_s = self._tools.limits.lease_us / 3_000_000
+        every_s = self._context.limits.lease_us / 3_000_000
         while True:
             await asyncio.sleep(every_s)
             try:
                 fences = {name: work.fence for name, (work, _) in self._working.items()}
-                kept = set(await self._store.extend(fences, lease_us=self._tools.limits.lease_us)) if fences else set()
+                kept = (
+                    set(await self._store.extend(fences, lease_us=self._context.limits.lease_us)) if fences else set()
+                )
                 for name in fences.keys() - kept:
                     known = self._working.get(name)
                     if known is not None and known[0].fence == fences[name] and not known[1].done():
@@ -276,7 +278,7 @@ class CollectService:
 
     async def _clean_up(self) -> None:
         """Transactions without progress for too long are failed, with the reason."""
-        limits = self._tools.limits
+        limits = self._context.limits
         reason = f"abandoned; no progress for {format_duration(limits.abandon_after_us)}"
         while True:
             try:
@@ -332,19 +334,19 @@ class TransactionRunner:
                 await self._fail(error)
             except (*FOR_NOW, QueueMissing, ConsumerLost) as error:
                 failures += 1
-                await self.work.patience.wait(error, failures)
+                await self.work.retrier.wait(error, failures)
                 if isinstance(error, QueueMissing) and before is TransactionState.AWAITING:
                     await self._declare()
             except Exception as error:  # noqa: BLE001 - told with its traceback, and tried again
                 # A bug must neither end the collector nor spin; the transaction stays where it is.
                 failures += 1
                 emit("collect.bug", transaction=self.work.id, error=repr(error), traceback=error)
-                await asyncio.sleep(self.work.tools.limits.backoff_s_max)
+                await asyncio.sleep(self.work.context.limits.backoff_s_max)
 
     async def _is_ours_still(self) -> bool:
         """A move whose answer was lost may have happened: then the state is another, and the fence is ours."""
         work = self.work
-        found = await work.patience.until_done(lambda: work.tools.store.find(work.id))
+        found = await work.retrier.until_done(lambda: work.context.store.find(work.id))
         if found is None or found.fence != work.fence or found.is_clean:
             return False
         work.transaction = found
@@ -374,13 +376,13 @@ class TransactionRunner:
         return False
 
     async def _declare(self) -> None:
-        await self.work.patience.until_done(self.work.declare)
+        await self.work.retrier.until_done(self.work.declare)
 
     async def _forward(self) -> None:
         """The request, with the transaction's id as message id: the producer knows a repetition by it."""
         work = self.work
         await self._declare()
-        body = await work.patience.until_done(lambda: work.tools.store.request(work.id))
+        body = await work.retrier.until_done(lambda: work.context.store.request(work.id))
         attributes = {
             "transaction-id": work.id,
             "kind": "request",
@@ -389,7 +391,7 @@ class TransactionRunner:
             "dead-queue": DEAD_QUEUE,
         }
         crash_point("collect.before_forward")
-        await work.patience.until_done(
+        await work.retrier.until_done(
             lambda: work.send(work.transaction.producer, body, message_id=work.id, attributes=attributes)
         )
         crash_point("collect.after_forward")
@@ -398,8 +400,8 @@ class TransactionRunner:
         work = self.work
         source = work.transaction.state
         check_move(source, target)
-        work.transaction = await work.patience.until_done(
-            lambda: work.tools.store.move(work.id, fence=work.fence, source=source, target=target, reason=reason)
+        work.transaction = await work.retrier.until_done(
+            lambda: work.context.store.move(work.id, fence=work.fence, source=source, target=target, reason=reason)
         )
         emit("collect.moved", transaction=work.id, state=target.value, reason=reason or source.value)
         work.on_move()

@@ -114,15 +114,15 @@ class OwnedTransaction:
     """One transaction that is ours, under one fence."""
 
     def __init__(
-        self, tools: CollectContext, transaction: Transaction, *, on_move: Callable[[], None] = lambda: None
+        self, context: CollectContext, transaction: Transaction, *, on_move: Callable[[], None] = lambda: None
     ) -> None:
         self.on_move = on_move
-        self.tools = tools
+        self.context = context
         self.transaction = transaction
         self.id = transaction.id
         self.fence = transaction.fence
         self.header_queue, self.payload_queue = queue_names(transaction.id)
-        self.patience = Retrier(transaction.id, tools.limits)
+        self.retrier = Retrier(transaction.id, context.limits)
         self.stand: Mapping[str, SeriesState] = {}
         self.progress_s = time.monotonic()
 
@@ -131,7 +131,7 @@ class OwnedTransaction:
         return Subscription(
             queue=queue,
             prefetch=count_max,
-            bytes_max=self.tools.limits.uploads_bytes_max,
+            bytes_max=self.context.limits.uploads_bytes_max,
             consumer=COLLECTOR,
             dead_queue=DEAD_QUEUE,
         )
@@ -139,17 +139,17 @@ class OwnedTransaction:
     async def declare(self) -> None:
         """Make its queues and the dead queue; what is there stays as it is."""
         for queue in (self.header_queue, self.payload_queue):
-            await self.tools.broker.declare(self.subscription(queue, count_max=1))
+            await self.context.broker.declare(self.subscription(queue, count_max=1))
 
     async def send(self, address: str, body: bytes, *, message_id: str, attributes: Mapping[str, object]) -> None:
         """Returns when it is stored there. Raises MessageRefused for good, BrokerError for now."""
-        broker = self.tools.broker
+        broker = self.context.broker
         message = Message(body=body, id=message_id, headers=attributes)
         await publish(broker, broker.write(message, address_of(address, broker)))
 
     async def park(self, body: bytes, *, attributes: Mapping[str, object], reason: str) -> None:
         """Put a message that was taken in before into the dead queue. Raises as `send`, and QueueMissing."""
-        broker = self.tools.broker
+        broker = self.context.broker
         queue = str(attributes.get("source-queue", ""))
         death = DeathStory(queue=queue, reason=REASON, error_type=ERROR_TYPE, error_message=reason)
         message = Message(body=body, headers=attributes)
@@ -163,7 +163,7 @@ class OwnedTransaction:
         async def once() -> None:
             check_settled(await consumer.ack([delivery]))
 
-        await self.patience.settle(once)
+        await self.retrier.settle(once)
 
     def learn(self, stand: Mapping[str, SeriesState]) -> None:
         """How the series stand as of a commit. Commits are answered in order, so the last one is the newest."""

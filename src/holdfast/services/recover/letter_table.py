@@ -125,9 +125,9 @@ class LetterTable:
             self._unanswered(letters)
 
     def not_put_back(self, letters: Sequence[RunLetter]) -> None:
-        """That was not confirmed: they stay held; the end tries again."""
+        """That was not confirmed: they stay held, also those that came again meanwhile; the end tries again."""
         for letter in letters:
-            letter.state = HELD
+            self.hold(letter)
 
     def was_put_back(self, letters: Sequence[RunLetter]) -> None:
         """They went to the end of their queue by a publish, and may be delivered from there."""

@@ -1,5 +1,5 @@
-"""What a run says, before it begins and while it goes on. The sentences are those of people who ran such recoveries by
-hand."""
+"""What a run says, before it begins and while it goes on, and what is refused before it begins. The sentences are those
+of people who ran such recoveries by hand."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""A recovery from its first look at the broker to its summary and its row in the ledger; what is refused is refused
-before anything is taken.
-
-Also those that run by themselves inside a server: once at its start, or every so often, one queue one run at a time. A
-run that fails is logged and tried again at its next turn; it never ends the server.
+"""A recovery from its first look at the broker to its summary and its row in the ledger, asked for or by a schedule;
+what is refused is refused before anything is taken.
 """
 
 from __future__ import annotations
@@ -37,6 +34,43 @@ ACTION = "recovery"
 STOP_TIMEOUT_S = 30.0
 NEVER = "neither on_start nor every is set, so it never runs by itself"
 OpenLedger = Callable[[], AbstractAsyncContextManager[Ledger]]
+
+
+async def recover(
+    broker: RecoveryBroker,
+    order: RecoveryOrder,
+    *,
+    clock: Clock,
+    journal: FileJournal | None = None,
+    backup: FileBackup | None = None,
+    notices: Notices | None = None,
+    on_begin: Callable[[RecoveryRun], None] = lambda run: None,
+) -> Summary:
+    """From the queue, or from the backup that was named. Raises RecoveryRefused, RecoveryLocked or another BrokerError
+    when it cannot begin, CannotStart when there is no such file."""
+    notices = notices or Notices()
+    notices.beginning()
+    preflight = await broker.inspector.preflight(order.table)
+    for line in preflight_lines(order, preflight):
+        notices.say(line)
+    if backup is not None and backup.held_bytes and not order.dry_run:
+        notices.say(
+            f"Note: backup '{backup.path}' has letters already ({backup.held_bytes} bytes); those of this run are "
+            "added behind them, and --from-backup will publish all"
+        )
+    check(order, preflight)
+    source: LetterSource = DeadQueueSource(broker, preflight)
+    if order.backup_file:
+        source = BackupSource(broker, read_backup(Path(order.backup_file)), order.limits)
+    order = replace(order, run=order.run or new_run())
+    run = RecoveryRun(source, order, preflight, clock=clock, journal=journal, backup=backup, notices=notices)
+    on_begin(run)
+    return await run.run()
+
+
+def new_run() -> str:
+    """The name of a run."""
+    return uuid.uuid4().hex[:16]
 
 
 class RunRecord(Struct, frozen=True, kw_only=True):
@@ -100,24 +134,24 @@ async def record_run(
     ended_us: int,
 ) -> None:
     """Append the row of a run. Raises what the ledger raises; then there is no row."""
-    told = summary or Summary()
+    counts = summary or Summary()
     detail = _Detail(
         run=entry.run,
         began_at=moment(began_us),
         ended_at=moment(ended_us),
-        dry_run=told.dry_run,
-        found=told.found,
-        recovered=told.recovered,
-        failed=told.failed,
-        skipped=told.skipped,
-        filtered=told.filtered,
-        possible_duplicates=told.possible_duplicates,
-        remaining=told.remaining,
+        dry_run=counts.dry_run,
+        found=counts.found,
+        recovered=counts.recovered,
+        failed=counts.failed,
+        skipped=counts.skipped,
+        filtered=counts.filtered,
+        possible_duplicates=counts.possible_duplicates,
+        remaining=counts.remaining,
     )
     act = LedgerAct(
         actor=entry.by, action=ACTION, origin=entry.source, reason=reason, detail=json.encode(detail).decode()
     )
-    await ledger.append(act, outcome=outcome, queue=entry.dead_queue, count=told.recovered)
+    await ledger.append(act, outcome=outcome, queue=entry.dead_queue, count=counts.recovered)
 
 
 class StoppableRun(Protocol):
@@ -143,20 +177,24 @@ class ScheduledRecovery(Struct, frozen=True, kw_only=True):
 
 
 class RecoverySchedule:
-    """Keeps duties until it is stopped."""
+    """Recoveries that run by themselves inside a server, until it is stopped: once at its start, or every so often, one
+    queue one run at a time. A run that fails is logged and tried again at its next turn; it never ends the server."""
 
-    def __init__(self, duties: Sequence[ScheduledRecovery]) -> None:
-        self._duties = [duty for duty in duties if duty.on_start or duty.every_s]
-        self._idle = [duty for duty in duties if duty not in self._duties]
+    def __init__(self, recoveries: Sequence[ScheduledRecovery]) -> None:
+        self._kept = [scheduled for scheduled in recoveries if scheduled.on_start or scheduled.every_s]
+        self._idle = [scheduled for scheduled in recoveries if scheduled not in self._kept]
         self._stopped = asyncio.Event()
         self._running: set[StoppableRun] = set()
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
         """Keep them while the block runs; at its end runs are stopped cleanly, and at once if that takes too long."""
-        for duty in self._idle:  # whoever wrote it down may think that it runs
-            emit("recovery.waits", queue=duty.dead_queue, error=NEVER)
-        tasks = [asyncio.create_task(self._keep(duty), name=f"recovery of {duty.dead_queue}") for duty in self._duties]
+        for scheduled in self._idle:  # whoever wrote it down may think that it runs
+            emit("recovery.waits", queue=scheduled.dead_queue, error=NEVER)
+        tasks = [
+            asyncio.create_task(self._keep(scheduled), name=f"recovery of {scheduled.dead_queue}")
+            for scheduled in self._kept
+        ]
         try:
             yield
         finally:
@@ -164,42 +202,42 @@ class RecoverySchedule:
 
     async def _end(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         self._stopped.set()
-        for recovery in self._running:
-            recovery.stop()
+        for run in self._running:
+            run.stop()
         if not tasks:
             return
         _, late = await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
         if late:
-            for recovery in self._running:
-                recovery.abandon()
+            for run in self._running:
+                run.abandon()
             _, late = await asyncio.wait(late, timeout=STOP_TIMEOUT_S)
         for task in late:  # a run that does not begin, or hangs: its letters go back with its connection
             task.cancel()
         if late:
             await asyncio.wait(late)
 
-    async def _keep(self, duty: ScheduledRecovery) -> None:
-        if duty.on_start:
-            await self.run_once(duty)
-        while duty.every_s and not await self._stops_within(duty.every_s):
-            await self.run_once(duty)
+    async def _keep(self, scheduled: ScheduledRecovery) -> None:
+        if scheduled.on_start:
+            await self.run_once(scheduled)
+        while scheduled.every_s and not await self._stops_within(scheduled.every_s):
+            await self.run_once(scheduled)
 
-    async def run_once(self, duty: ScheduledRecovery) -> Summary | None:
+    async def run_once(self, scheduled: ScheduledRecovery) -> Summary | None:
         """One run; none when it failed, which is logged."""
         begun: list[StoppableRun] = []
 
-        def on_begin(recovery: StoppableRun) -> None:
-            begun.append(recovery)
-            self._running.add(recovery)
+        def on_begin(run: StoppableRun) -> None:
+            begun.append(run)
+            self._running.add(run)
             if self._stopped.is_set():
-                recovery.stop()
+                run.stop()
 
         try:
-            return await duty.run(on_begin)
+            return await scheduled.run(on_begin)
         except HoldfastError as error:
-            emit("recovery.failed", queue=duty.dead_queue, error=error.message)
+            emit("recovery.failed", queue=scheduled.dead_queue, error=error.message)
         except Exception as bug:  # noqa: BLE001 - a bug here must not take the server along
-            emit("recovery.failed", queue=duty.dead_queue, error=repr(bug), traceback=bug)
+            emit("recovery.failed", queue=scheduled.dead_queue, error=repr(bug), traceback=bug)
         finally:
             self._running.difference_update(begun)
         return None
@@ -249,40 +287,3 @@ def how_it_ended(summary: Summary, *, has_broker: bool, is_lost: bool) -> RunEnd
         # What is left may be letters whose acks were lost with a connection, also when the run went on with another.
         return RunEnd.LOST if summary.interruptions else RunEnd.PARTLY
     return RunEnd.KEPT if summary.remaining or summary.kept else RunEnd.WHOLE
-
-
-def new_run() -> str:
-    """The name of a run."""
-    return uuid.uuid4().hex[:16]
-
-
-async def recover(
-    broker: RecoveryBroker,
-    order: RecoveryOrder,
-    *,
-    clock: Clock,
-    journal: FileJournal | None = None,
-    backup: FileBackup | None = None,
-    notices: Notices | None = None,
-    on_begin: Callable[[RecoveryRun], None] = lambda run: None,
-) -> Summary:
-    """From the queue, or from the backup that was named. Raises RecoveryRefused, RecoveryLocked or another BrokerError
-    when it cannot begin, CannotStart when there is no such file."""
-    told = notices or Notices()
-    told.beginning()
-    preflight = await broker.questions.preflight(order.table)
-    for line in preflight_lines(order, preflight):
-        told.say(line)
-    if backup is not None and backup.held_bytes and not order.dry_run:
-        told.say(
-            f"Note: backup '{backup.path}' has letters already ({backup.held_bytes} bytes); those of this run are "
-            "added behind them, and --from-backup will publish all"
-        )
-    check(order, preflight)
-    source: LetterSource = DeadQueueSource(broker, preflight)
-    if order.backup_file:
-        source = BackupSource(broker, read_backup(Path(order.backup_file)), order.limits)
-    order = replace(order, run=order.run or new_run())
-    run = RecoveryRun(source, order, preflight, clock=clock, journal=journal, backup=backup, notices=told)
-    on_begin(run)
-    return await run.run()

@@ -88,7 +88,7 @@ class _BrokerSource:
         self._drain = broker.drain
         self._publisher = broker.publisher
         self._redriver = broker.redriver
-        self._questions = broker.questions
+        self._inspector = broker.inspector
 
     @property
     def trouble(self) -> str:
@@ -99,11 +99,11 @@ class _BrokerSource:
         return self._publisher.sent_again
 
     async def alarm(self) -> str:
-        return await self._questions.alarm()
+        return await self._inspector.alarm()
 
     async def refusal(self, exchange: str) -> str:
         try:
-            return await self._questions.refusal(exchange)
+            return await self._inspector.refusal(exchange)
         except BrokerError as error:
             if self._drain.is_connected:
                 return ""  # nobody can say

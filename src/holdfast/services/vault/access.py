@@ -1,10 +1,4 @@
-"""API tokens: made, shown once, kept as a hash, told apart by role, expiry and queues.
-
-Sessions of browsers: opened with a token, known by a cookie, ended by hand, by time, or when the token is revoked.
-
-They are in this process alone: after a restart whoever had one opens another. A change by cookie needs the session's
-CSRF token in a header as well, which no other page can read.
-"""
+"""API tokens, and the sessions that browsers open with one."""
 
 from __future__ import annotations
 
@@ -27,6 +21,8 @@ from holdfast.stores.vault import Vault
 
 SESSION_S = 12 * 3600
 SESSIONS_COUNT_MAX = 1_000
+PREFIX = "hft_"
+PATTERNS_COUNT_MAX = 100
 
 
 class WebSession(Struct, frozen=True, kw_only=True):
@@ -38,7 +34,12 @@ class WebSession(Struct, frozen=True, kw_only=True):
 
 
 class Sessions:
-    """All sessions of this process; the oldest ends when there are too many."""
+    """All sessions of this process; the oldest ends when there are too many.
+
+    One is opened with a token, known by a cookie, ended by hand, by time, or when the token is revoked. They are in
+    this process alone: after a restart whoever had one opens another. A change by cookie needs the session's CSRF token
+    in a header as well, which no other page can read.
+    """
 
     def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
@@ -77,12 +78,11 @@ def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
 
 
-PREFIX = "hft_"
-PATTERNS_COUNT_MAX = 100
-
-
 class TokenService:
-    """All tokens, in memory for every request and in the vault for ever."""
+    """All tokens, in memory for every request and in the vault for ever.
+
+    One is made, shown once, kept as a hash, told apart by role, expiry and queues.
+    """
 
     def __init__(self, vault: Vault, *, clock: Clock) -> None:
         self._vault = vault
@@ -93,12 +93,8 @@ class TokenService:
         """Read them (again): another server may have changed them."""
         self._by_hash = {token.hash: token for token in await self._vault.tokens.all()}
 
-    def caller(self, token: bytes) -> Caller | None:
-        """Whose token this is; None for one that is unknown, revoked or past its time."""
-        return self.caller_by_hash(hashlib.sha256(token).hexdigest())
-
     def caller_by_hash(self, digest: str) -> Caller | None:
-        """The same, for who knows the hash alone: a session."""
+        """Whose token has this hash; None for one that is unknown, revoked or past its time."""
         found = self._by_hash.get(digest)
         if found is None or not hmac.compare_digest(found.hash, digest) or found.revoked_at is not None:
             return None

@@ -1,8 +1,5 @@
 """What a vault does by itself as time goes by: redriven letters are resolved, settled ones are deleted when somebody
 said so, and blobs that no letter has are removed.
-
-When a consumer of ours has done a message that was redriven, its letter is resolved, in batches and beside the work. A
-report that is lost does no harm: the letter is resolved when it has not come back for long enough.
 """
 
 from __future__ import annotations
@@ -34,10 +31,15 @@ LAST_FLUSH_TIMEOUT_S = 5.0
 ID_CHARACTERS_MAX = 200
 
 OpenVault = Callable[[], AbstractAsyncContextManager[Vault]]
+COUNT_MAX = 1_000
 
 
 class Successes:
-    """`note(message)` never waits; `at_work()` carries what was noted to the vault."""
+    """When a consumer of ours has done a message that was redriven, its letter is resolved, in batches and beside the
+    work: `note(message)` never waits; `at_work()` carries what was noted to the vault.
+
+    A report that is lost does no harm: the letter is resolved when it has not come back for long enough.
+    """
 
     def __init__(self, open_vault: OpenVault, *, actor: str) -> None:
         self._open_vault = open_vault
@@ -92,9 +94,6 @@ class Successes:
                 looks = self._noted.pop(one, 0)
                 if one in early and looks < LOOKS_MAX:
                     self._noted[one] = looks + 1
-
-
-COUNT_MAX = 1_000
 
 
 class Retention:

@@ -2,11 +2,6 @@
 
 It answers by itself what has only one answer (start, tune, close) and leaves its bytes in `take()`. It knows no
 socket and no clock: who owns those sends what it gives, and watches heartbeats.
-
-Methods that carry names, without pamqp's opinion on names.
-
-pamqp takes letters, digits and a few signs; the broker takes any UTF-8 of up to 255 bytes, and so a queue that somebody
-made may be called anything.
 """
 
 from __future__ import annotations
@@ -33,8 +28,25 @@ from holdfast.engines.rabbitmq.wire.table import Value
 
 F = TypeVar("F", bound=base.Frame)
 
+CHANNEL_MAX = 2047
+#: RabbitMQ 4.1 and later refuse a smaller frame size.
+FRAME_BYTES_MIN = 8192
+
+CAPABILITIES = {
+    "authentication_failure_close": True,  # else a wrong password is just a closed socket
+    "basic.nack": True,
+    "connection.blocked": True,
+    "consumer_cancel_notify": True,
+    "publisher_confirms": True,
+}
+
 
 def _any_name(kind: type[F]) -> type[F]:
+    """A method that carries names, without pamqp's opinion on names.
+
+    pamqp takes letters, digits and a few signs; the broker takes any UTF-8 of up to 255 bytes, and so a queue that
+    somebody made may be called anything.
+    """
     # No __slots__ of its own: pamqp reads there what has to be sent.
     return type(kind.__name__, (kind,), {"validate": lambda self: None})
 
@@ -47,22 +59,8 @@ QueueDeclare = _any_name(amqp.Queue.Declare)
 QueueDelete = _any_name(amqp.Queue.Delete)
 QueueBind = _any_name(amqp.Queue.Bind)
 QueueUnbind = _any_name(amqp.Queue.Unbind)
-QueuePurge = _any_name(amqp.Queue.Purge)
 Consume = _any_name(amqp.Basic.Consume)
 Get = _any_name(amqp.Basic.Get)
-
-
-CHANNEL_MAX = 2047
-#: RabbitMQ 4.1 and later refuse a smaller frame size.
-FRAME_BYTES_MIN = 8192
-
-CAPABILITIES = {
-    "authentication_failure_close": True,  # else a wrong password is just a closed socket
-    "basic.nack": True,
-    "connection.blocked": True,
-    "consumer_cancel_notify": True,
-    "publisher_confirms": True,
-}
 
 
 class State(enum.Enum):
