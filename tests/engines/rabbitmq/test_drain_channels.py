@@ -36,7 +36,7 @@ class Run:
         self.ready.extend(deliveries)
         self._news.set()
 
-    def lost(self, error: BrokerError) -> None:
+    def lost(self, error: BrokerError | None) -> None:
         raise AssertionError(error)
 
     async def want(self, count: int) -> None:
@@ -56,7 +56,7 @@ class Run:
         for one in deliveries:
             channel = self.channels.find(one.channel)
             assert channel is not None
-            assert channel.tracker.ack(one.tag)
+            assert not channel.tracker.ack([one.tag])
         self.channels.flush()
 
 

@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from itertools import groupby
 from operator import attrgetter
 
-from pamqp import commands as amqp
+from msgspec.structs import replace
 
 from holdfast.core.message import Delivery
 from holdfast.core.recovery import Depth, RunLimits
-from holdfast.engines.rabbitmq.connection import Connection, NoEvents
+from holdfast.engines.rabbitmq.connection import ACCESS_REFUSED, RESOURCE_LOCKED, Connection
 from holdfast.engines.rabbitmq.consumer_channel import ConsumerChannel, wait_until_settled
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import session as methods
@@ -45,7 +45,6 @@ READ_PAUSE_COUNT_MIN = 1_000
 LOCK_PREFIX = "recovery-lock."
 LOCK_STEP_S = 0.5
 NAME_BYTES_MAX = 255
-ACCESS_REFUSED, RESOURCE_LOCKED = 403, 405
 
 
 class RabbitDrain:
@@ -53,11 +52,11 @@ class RabbitDrain:
     reads."""
 
     def __init__(
-        self, address: BrokerUrl, queue: str, limits: RunLimits, *, on_pace: Callable[[float], None] = lambda s: None
+        self, url: BrokerUrl, queue: str, limits: RunLimits, *, on_pace: Callable[[float], None] = lambda s: None
     ) -> None:
         self.queue = queue
         self.warnings: list[str] = []
-        self._address = address.named(f"holdfast recovery of {queue}")
+        self._url = url.named(f"holdfast recovery of {queue}")
         self._bytes_max = limits.window_bytes_max
         self._on_pace = on_pace
         self._budget = DeliveryBudget(limits)
@@ -76,7 +75,7 @@ class RabbitDrain:
 
     async def connect(self) -> Connection:
         """Raises BrokerError: at the start nothing is tried again."""
-        self._connection = await Connection.open(self._address)
+        self._connection = await Connection.open(self._url)
         return self._connection
 
     @property
@@ -153,7 +152,7 @@ class RabbitDrain:
                 missed += same
                 continue
             by_tag = {delivery.tag: delivery for delivery in same}
-            missed += [by_tag.pop(tag) for tag in channel.tracker.ack_all(by_tag)]
+            missed += [by_tag.pop(tag) for tag in channel.tracker.ack(by_tag)]
             freed_bytes += _owned_bytes(by_tag.values())
         self._free(freed_bytes)
         self._channels.flush()
@@ -200,10 +199,12 @@ class RabbitDrain:
 
     async def depth(self) -> Depth:
         if self._is_full:  # nothing is read on the other one, no answer either
-            async with await Connection.open(self._address) as own:
-                return await self._depth(own)
-        with self._asking():
-            return await self._depth(await self._connected())
+            async with await Connection.open(self._url) as own:
+                depth = await own.depth(self.queue)
+        else:
+            with self._asking():
+                depth = await (await self._connected()).depth(self.queue)
+        return replace(depth, untaken=len(self._ready))
 
     async def close(self) -> None:
         """End the connection. What is unsettled goes back by itself."""
@@ -224,34 +225,18 @@ class RabbitDrain:
         self._news.set()
         self._pause_if_full()
 
-    def _lost(self, error: BrokerError) -> None:
+    def _lost(self, error: BrokerError | None) -> None:
         """Whatever is unsettled is the broker's again."""
         self._channels.flush_all()  # after a cancel the channel lives: what was settled before still counts
-        self._loss = error
+        self._loss = error or BrokerLost("the broker cancelled the consumer")
         self._leave()
         self._news.set()
 
     # Inside.
 
     async def _connected(self) -> Connection:
-        if self._connection is None or not self._connection.is_open:
-            if self._connection is not None:
-                await self._connection.close()
-            self._connection = await Connection.open(self._address)
+        self._connection = await Connection.renewed(self._connection, self._url)
         return self._connection
-
-    async def _depth(self, connection: Connection) -> Depth:
-        channel = await connection.channel(NoEvents())
-        try:
-            answer = await channel.call(methods.QueueDeclare(queue=self.queue, passive=True))
-        finally:
-            if channel.is_open:
-                await connection.close_channel(channel)
-        return Depth(
-            ready=int(getattr(answer, "message_count", 0) or 0),
-            consumers=int(getattr(answer, "consumer_count", 0) or 0),
-            untaken=len(self._ready),
-        )
 
     async def _consume(self, connection: Connection) -> str:
         self._owned_bytes = 0
@@ -314,7 +299,7 @@ class DrainChannels:
         ready: Sized,
         *,
         on_arrived: Callable[[list[Delivery]], None],
-        on_lost: Callable[[BrokerError], None],
+        on_lost: Callable[[BrokerError | None], None],
     ) -> None:
         self._queue = queue
         self._budget = budget
@@ -346,10 +331,7 @@ class DrainChannels:
 
     async def consume(self, connection: Connection, capacity_count: int) -> str:
         """From the beginning, on this connection; answers the consumer's tag."""
-        for channel in self._left:
-            if channel.channel is not None and channel.is_open:
-                await connection.close_channel(channel.channel)
-        self._left.clear()
+        await self.close()
         self._connection = connection
         self._current = channel = await self._open()
         self._budget.capacity_count = 0
@@ -424,10 +406,8 @@ class DrainChannels:
 
     async def close(self) -> None:
         """Close the channels that were left."""
-        if self._connection is not None:
-            for channel in self._left:
-                if channel.channel is not None:
-                    await self._connection.close_channel(channel.channel)
+        for channel in self._left:
+            await channel.close()
         self._left.clear()
 
     # Inside.
@@ -465,20 +445,12 @@ class DrainChannels:
             self._fresh_count, self._moves_on = 0, False  # somebody else takes letters as well
 
     async def _add_consumer(self, channel: ConsumerChannel, prefetch: int) -> None:
-        assert channel.channel is not None  # noqa: S101
         self._budget.capacity_count += prefetch
-        channel.consumers_count += 1
-        await channel.channel.call(amqp.Basic.Qos(prefetch_count=prefetch))
-        answer = await channel.channel.call(methods.Consume(queue=self._queue))
-        channel.tags.append(str(getattr(answer, "consumer_tag", "")))
+        await channel.consume(self._queue, prefetch)
 
     async def _cancel(self, channel: ConsumerChannel) -> None:
         """Consume no more. All acks may go then: nothing comes in the place of what they settle."""
-        assert channel.channel is not None  # noqa: S101
-        tags, channel.tags = channel.tags, []
-        for tag in tags:
-            await channel.channel.call(amqp.Basic.Cancel(tag))
-        channel.tracker.consumer_ended()
+        await channel.cancel()
         self.flush_all()
 
     @property
@@ -557,9 +529,9 @@ async def take_lock(connection: Connection, queue: str, *, patience_s: float) ->
     deadline_s = loop.time() + patience_s
     name = lock_name(queue)
     while True:
-        channel = await connection.channel(NoEvents())
         try:
-            await channel.call(methods.QueueDeclare(queue=name, exclusive=True, durable=False))
+            await connection.ask(methods.QueueDeclare(queue=name, exclusive=True, durable=False))
+            return []
         except BrokerRefused as error:
             if error.reply_code == ACCESS_REFUSED:
                 emit("recovery.unlocked", queue=queue, error=error.message)
@@ -569,10 +541,7 @@ async def take_lock(connection: Connection, queue: str, *, patience_s: float) ->
             if loop.time() >= deadline_s:
                 text = f"another recovery of '{queue}' is running; it holds queue '{name}'"
                 raise RecoveryLocked(f"{text}, wait for its end or stop it") from error
-            await asyncio.sleep(LOCK_STEP_S)
-        else:
-            await connection.close_channel(channel)
-            return []
+        await asyncio.sleep(LOCK_STEP_S)
 
 
 def is_name(text: str) -> bool:

@@ -8,7 +8,6 @@ Its counts are up to five seconds old and may be missing; they are for people, n
 from __future__ import annotations
 
 import ssl
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
@@ -98,9 +97,7 @@ class Management:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._client.aclose()
 
     async def overview(self) -> Overview:

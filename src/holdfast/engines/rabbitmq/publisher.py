@@ -20,14 +20,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
-from types import TracebackType
 from typing import Self
 
 from pamqp import commands as amqp
 
 from holdfast.core.message import CONFIRMED, Outcome, OutcomeKind, Outgoing
 from holdfast.core.moments import Backoff, BackoffTimer
-from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
+from holdfast.engines.rabbitmq.connection import CONNECTION_FORCED, Channel, Close, Connection
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.commands import PublishEncoder, Unsendable
@@ -40,7 +39,6 @@ from holdfast.telemetry.events import emit
 WINDOW_MESSAGES = 8192
 WINDOW_BYTES = 16 * 2**20
 PUBLISH_TIMEOUT_S = 60.0
-CONNECTION_FORCED = 320
 RENEWAL = Backoff(first_s=0.25, delay_s_max=15.0)
 NOT_IN_TIME = "no answer within {timeout_s:g} s"
 
@@ -65,16 +63,18 @@ class PublishBatch:
 
 
 class ConfirmChannel:
-    """`open`, then `encode` and `write` within the window; `on_outcomes` and `on_lost` hear what became of it."""
+    """`open`, then `send` within the window; `on_outcomes` and `on_lost` hear what became of it."""
 
     def __init__(
         self,
+        counts: Counter[str],
         *,
         on_outcomes: Callable[[ConfirmChannel, list[tuple[Outgoing, Outcome]]], None],
         on_lost: Callable[[ConfirmChannel, list[Outgoing], BrokerError, Close], None],
         on_writable: Callable[[], None],
     ) -> None:
         self.flying_bytes = 0
+        self._counts = counts
         self._tell = on_outcomes
         self._tell_lost = on_lost
         self.on_writable = on_writable
@@ -101,30 +101,48 @@ class ConfirmChannel:
         await self._channel.call(amqp.Confirm.Select())
         self._encoder = PublishEncoder(self._channel.number, frame_bytes_max=connection.session.frame_bytes_max)
 
-    async def close(self, connection: Connection) -> None:
+    async def close(self) -> None:
         """Close the channel in order. Raises BrokerError."""
         if self._channel is not None:
-            await connection.close_channel(self._channel)
+            await self._channel.end()
 
-    def encode(self, message: Outgoing) -> Sequence[bytes | memoryview]:
-        """Note a publish as sent and pack it; the caller joins and writes. Raises Unsendable, then nothing is noted."""
+    def send(self, queue: deque[Outgoing], *, count_max: int, bytes_max: int) -> list[tuple[Outgoing, Outcome]]:
+        """As many of these as the window allows, in one write; answers those that no broker would take."""
         assert self._encoder is not None  # noqa: S101  callers ask is_open first
-        pieces = self._encoder.pieces(message.exchange, message.routing_key, message.properties, message.body)
-        self._confirms.sent(message)
-        message.sent_count += 1
-        self.flying_bytes += message.size_bytes
-        return pieces
-
-    def write(self, data: bytes) -> None:
-        """Send what `encode` packed."""
-        if self._channel is not None:
-            self._channel.write(data)
+        pieces: list[bytes | memoryview] = []
+        refused: list[tuple[Outgoing, Outcome]] = []
+        pack, note = self._encoder.pieces, self._confirms.sent
+        count, size = self.flying, self.flying_bytes
+        while queue and count < count_max:
+            message = queue[0]
+            size_bytes = message.size_bytes
+            # One that is larger than the whole window goes alone.
+            if count and size + size_bytes > bytes_max:
+                break
+            queue.popleft()
+            if message.outcome is not None:
+                continue
+            try:
+                pieces += pack(message.exchange, message.routing_key, message.properties, message.body)
+            except Unsendable as error:
+                refused.append((message, Outcome(OutcomeKind.REFUSED, 0, str(error))))
+                continue
+            note(message)
+            count += 1
+            size += size_bytes
+            message.sent_count += 1
+            if message.sent_count > 1:
+                self._counts["sent_again"] += 1
+        self.flying_bytes = size
+        if pieces and self._channel is not None:
+            self._channel.write(b"".join(pieces))
+        return refused
 
     def on_events(self, events: list[Event]) -> None:
         outcomes: list[tuple[Outgoing, Outcome]] = []
         try:
             for event in events:
-                if isinstance(event, Confirmed):
+                if type(event) is Confirmed:
                     outcomes += self._confirms.answered(event.tag, multiple=event.multiple, ack=event.ack)
                 elif isinstance(event, Returned):
                     self._confirms.returned(event)
@@ -133,7 +151,7 @@ class ConfirmChannel:
             if self._channel is not None:
                 self._channel.close(BrokerLost(f"the broker's answers make no sense; {error}"), None)
         if outcomes:
-            self.flying_bytes -= sum(message.size_bytes for message, _ in outcomes)
+            self.flying_bytes -= sum([message.size_bytes for message, _ in outcomes])
             self._tell(self, outcomes)
 
     def on_closed(self, error: BrokerError, close: Close) -> None:
@@ -143,14 +161,14 @@ class ConfirmChannel:
 
 
 class RabbitPublisher:
-    """`async with RabbitPublisher(address) as publisher:` and `await publisher.publish([message])`.
+    """`async with RabbitPublisher(url) as publisher:` and `await publisher.publish([message])`.
 
     Opening it raises what `Connection.open` raises; after that, it connects again by itself.
     """
 
     def __init__(
         self,
-        address: BrokerUrl,
+        url: BrokerUrl,
         *,
         window_messages: int = WINDOW_MESSAGES,
         window_bytes: int = WINDOW_BYTES,
@@ -158,7 +176,7 @@ class RabbitPublisher:
         backoff: Backoff | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self._address = address
+        self._url = url
         self._window_messages = window_messages
         self._window_bytes = window_bytes
         self._timeout_s = timeout_s
@@ -253,9 +271,7 @@ class RabbitPublisher:
         self._keeper = asyncio.create_task(self._keep(), name="publisher keeps its connection")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -297,39 +313,17 @@ class RabbitPublisher:
             return  # what is not sent while the broker reads nothing is at least known not to be stored
         if self._suspects and self._alone.is_open and not self._alone.flying and not self._held_back():
             self._only = self._suspects[0] if self._alone_only else None
-            self._send(self._alone, self._suspects, messages_max=1)
+            self._send(self._alone, self._suspects, count_max=1)
         if self._waiting and self._main.is_open and not self._alone_only:
-            self._send(self._main, self._waiting, messages_max=self._window_messages)
+            self._send(self._main, self._waiting, count_max=self._window_messages)
 
     def _held_back(self) -> bool:
         """To find out who ends the connection, all other channels have to be quiet."""
         return self._alone_only and any(channel.flying for channel in (self._main, *self._retiring))
 
-    def _send(self, channel: ConfirmChannel, queue: deque[Outgoing], *, messages_max: int) -> None:
-        pieces: list[bytes | memoryview] = []
-        refused: list[tuple[Outgoing, Outcome]] = []
-        count, size = channel.flying, channel.flying_bytes
-        while queue and count < messages_max:
-            message = queue[0]
-            # One that is larger than the whole window goes alone.
-            if count and size + message.size_bytes > self._window_bytes:
-                break
-            queue.popleft()
-            if message.outcome is not None:
-                continue
-            try:
-                pieces += channel.encode(message)
-            except Unsendable as error:
-                refused.append((message, Outcome(OutcomeKind.REFUSED, 0, str(error))))
-                continue
-            count += 1
-            size += message.size_bytes
-            if message.sent_count > 1:
-                self.counts["sent_again"] += 1
-        if pieces:
-            channel.write(b"".join(pieces))
-        # Not before that: whoever is told may send at once, and then the broker would count in another order than we.
-        for message, outcome in refused:
+    def _send(self, channel: ConfirmChannel, queue: deque[Outgoing], *, count_max: int) -> None:
+        # Told after the write: whoever is told may send at once, and then the broker would count otherwise than we.
+        for message, outcome in channel.send(queue, count_max=count_max, bytes_max=self._window_bytes):
             if message.outcome is None:
                 self._settle(message, outcome)
 
@@ -407,7 +401,7 @@ class RabbitPublisher:
     # The connection.
 
     def _new_channel(self) -> ConfirmChannel:
-        return ConfirmChannel(on_outcomes=self._on_outcomes, on_lost=self._on_lost, on_writable=self._pump)
+        return ConfirmChannel(self.counts, on_outcomes=self._on_outcomes, on_lost=self._on_lost, on_writable=self._pump)
 
     async def _keep(self) -> None:
         """Repair what broke, until the publisher is closed."""
@@ -422,14 +416,14 @@ class RabbitPublisher:
                 self._trouble = error
                 self._at_once = False
                 self._broken.set()
-                emit("broker.lost", address=str(self._address), error=error)
+                emit("broker.lost", address=str(self._url), error=error)
 
     async def _repair(self) -> None:
         self._broken.clear()
         connection = self._connection
         if connection is None or not connection.is_open:
             await self._connect()
-            emit("broker.found", address=str(self._address))
+            emit("broker.found", address=str(self._url))
         else:
             for channel in (self._main, self._alone):
                 if not channel.is_open:
@@ -451,7 +445,7 @@ class RabbitPublisher:
         """Go on with fresh channels, if a nack asked for it; close the old ones when all on them is answered."""
         for channel in [channel for channel in self._retiring if not channel.flying]:
             self._retiring.discard(channel)
-            await channel.close(connection)
+            await channel.close()
         if self._renewal_due and not self._retiring:
             main, alone = self._new_channel(), self._new_channel()
             await main.open(connection)
@@ -464,7 +458,7 @@ class RabbitPublisher:
             self._broken.set()  # one of the old ones may be quiet already
 
     async def _connect(self) -> None:
-        self._connection = connection = await Connection.open(self._address.named("holdfast publisher"))
+        self._connection = connection = await Connection.open(self._url.named("holdfast publisher"))
         await self._main.open(connection)
         await self._alone.open(connection)
         connection.read_pause_s = self._read_pause_s

@@ -95,7 +95,7 @@ async def test_a_path_that_does_not_lead_there_is_found_out(every_admin: Admin) 
 
 async def test_a_lost_probe_makes_an_apply_incomplete(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody consumes from the dead queue and takes the probe: then it has not been shown to arrive."""
-    monkeypatch.setattr("holdfast.engines.rabbitmq.topology.Prober", lambda address: Prober(address, timeout_s=0.3))
+    monkeypatch.setattr("holdfast.engines.rabbitmq.topology.Prober", lambda url: Prober(url, timeout_s=0.3))
     wanted = file(QUIET)
     async with topologies(admin) as service:
         await service.apply(wanted, probe=False)

@@ -11,7 +11,7 @@ a wrong "unknown" only sends it twice.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from holdfast.core.message import CONFIRMED, Outcome, OutcomeKind
@@ -62,7 +62,7 @@ class Confirms(Generic[T]):
 
     def __init__(self) -> None:
         self._next = 1
-        self._lowest = 1  # every tag below it has been answered
+        self._lowest = 1  # every tag below it was answered by a `multiple`
         self._open: dict[int, T] = {}
         self._held: dict[int, T] = {}  # answered, but waiting for its twins
         self._returned: dict[int, Outcome] = {}
@@ -86,27 +86,21 @@ class Confirms(Generic[T]):
         """An ack or a nack: the outcomes that are certain now, in publish order. Raises UnknownTag."""
         if tag >= self._next or tag < 0:
             raise UnknownTag(f"the broker answered publish {tag}; only {self._next - 1} were sent")
+        plain = CONFIRMED if ack else NACKED
+        tags: Iterable[int] = (tag,)
         if multiple:
             # Tag 0 with `multiple` means: all that were sent.
             tags = range(self._lowest, (tag or self._next - 1) + 1)
             self._lowest = max(self._lowest, tags.stop)
-        else:
-            tags = range(tag, tag + 1)
-        plain = CONFIRMED if ack else NACKED
-        outcomes: list[tuple[T, Outcome]] = []
         if self._alike is None:
             take = self._open.pop
-            for one in tags:
-                publish = take(one, None)
-                if publish is not None:
-                    outcomes.append((publish, plain))
-        else:
-            for one in tags:
-                if one in self._open:
-                    self._answer(one, plain, outcomes)
+            return [(publish, plain) for one in tags if (publish := take(one, None)) is not None]
+        outcomes: list[tuple[T, Outcome]] = []
+        for one in tags:
+            if one in self._open:
+                self._answer(one, plain, outcomes)
         if not self._open:
             self._alike = None
-        self._raise_lowest()
         return outcomes
 
     def returned(self, event: Returned) -> None:
@@ -200,10 +194,6 @@ class Confirms(Generic[T]):
                 tags.pop(tag, None)
                 if not tags:
                     del self._alike[likeness]
-
-    def _raise_lowest(self) -> None:
-        while self._lowest < self._next and self._lowest not in self._open:
-            self._lowest += 1
 
 
 def _likeness(publish: SentPublish) -> Likeness:

@@ -38,7 +38,6 @@ FRAME_BYTES_MAX = 131_072
 
 DELIVER = b"\0\x3c\0\x3c"
 RETURN = b"\0\x3c\0\x32"
-GET_OK = b"\0\x3c\0\x47"
 ACK = b"\0\x3c\0\x50"
 NACK = b"\0\x3c\0\x78"
 CANCEL = b"\0\x3c\0\x1e"
@@ -202,7 +201,7 @@ class FrameReader:
         if channel in self._contents:
             raise ProtocolBroken("a method in the middle of a message")
         kind = data[start : start + 4]
-        if kind in (DELIVER, RETURN, GET_OK):
+        if kind in (DELIVER, RETURN):
             self._contents[channel] = _Content(kind, data[start + 4 : stop])
             return
         decoder = DECODERS.get(kind, _other)
@@ -247,10 +246,8 @@ class FrameReader:
         try:
             if content.kind == DELIVER:
                 events.append(self._delivery(channel, content.fields, content.properties, body))
-            elif content.kind == RETURN:
-                events.append(_returned(channel, content.fields, content.properties, body))
             else:
-                events.append(_got(channel, content.fields, content.properties, body))
+                events.append(_returned(channel, content.fields, content.properties, body))
         except (struct.error, IndexError) as error:
             raise ProtocolBroken(f"method {content.kind.hex()} is cut short") from error
 
@@ -287,13 +284,6 @@ def _returned(channel: int, fields: bytes, properties: bytes, body: bytes) -> Re
     exchange, at = _short(fields, at)
     routing_key, _ = _short(fields, at)
     return Returned(channel, code, text, exchange, routing_key, properties, body)
-
-
-def _got(channel: int, fields: bytes, properties: bytes, body: bytes) -> Delivery:
-    tag, bits = TAG_AND_BITS.unpack_from(fields)
-    exchange, at = _short(fields, 9)
-    routing_key, _ = _short(fields, at)
-    return Delivery(channel, tag, bits & 1 == 1, exchange, routing_key, "", properties, body)
 
 
 def _confirm(channel: int, payload: bytes) -> Event:

@@ -60,7 +60,6 @@ QueueDelete = _any_name(amqp.Queue.Delete)
 QueueBind = _any_name(amqp.Queue.Bind)
 QueueUnbind = _any_name(amqp.Queue.Unbind)
 Consume = _any_name(amqp.Basic.Consume)
-Get = _any_name(amqp.Basic.Get)
 
 
 class State(enum.Enum):
@@ -156,11 +155,6 @@ class AmqpSession:
         self._channels.add(number)
         self._send(number, amqp.Channel.Open())
         return number
-
-    def close_channel(self, number: int) -> None:
-        """Ask for the end of a channel."""
-        if number in self._channels:
-            self._send(number, amqp.Channel.Close(200, "done", 0, 0))
 
     def close(self) -> None:
         """Ask for the end of the connection."""
