@@ -2,7 +2,7 @@
 
 The broker may cancel the consumer, close the channel (a message was held for too long) or be gone: consuming then
 goes on by itself after a wait, or `batch` raises. Deliveries of the old channel are the broker's again; settling one
-of them does nothing but count, because the message will come again.
+of them does nothing: the message is not lost, it comes again, and the work is done twice.
 
 AMQP's prefetch counts messages, not bytes: with a limit in bytes it begins with one, and follows the largest so far.
 """
@@ -10,7 +10,7 @@ AMQP's prefetch counts messages, not bytes: with a limit in bytes it begins with
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Literal, Self
@@ -54,7 +54,7 @@ class RabbitConsumer:
             # Zero means "no limit" to the broker, and 2000 to a quorum queue.
             raise ValueError(f"prefetch must be from 1 to {PREFETCH_MAX}, not {prefetch}")
         self.queue = queue
-        self.counts: Counter[str] = Counter()
+        self.interruptions_count = 0
         self._url = url.named(f"holdfast consumer of {queue}")
         self._prefetch = FIRST_COUNT if bytes_max else prefetch
         self._prefetch_max = prefetch
@@ -119,18 +119,18 @@ class RabbitConsumer:
         number = self._current.number
         tags = [delivery.tag for delivery in deliveries if delivery.channel == number]
         missed = self._current.tracker.ack(tags)
-        self._settled("acked", len(tags) - len(missed), len(deliveries))
+        self._flush_soon()
         if len(tags) == len(deliveries) and not missed:
             return ()
         return [one for one in deliveries if one.channel != number or one.tag in missed]
 
     def give_back(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Back to the queue (nack with requeue); at once, so hold them rather than give back in a loop."""
-        return self._nack("given_back", deliveries, requeue=True)
+        return self._nack(deliveries, requeue=True)
 
     def dead_letter(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """To the queue's dead-letter exchange (nack without requeue). Without one, the broker deletes them."""
-        return self._nack("dead_lettered", deliveries, requeue=False)
+        return self._nack(deliveries, requeue=False)
 
     async def stop(self) -> None:
         """No new messages; what is unsettled can still be settled. Raises BrokerError when the broker is gone."""
@@ -198,24 +198,20 @@ class RabbitConsumer:
         """Whatever of the channel nobody has settled is the broker's again, also what nobody has taken yet."""
         self._trouble = error or BrokerLost(f"the broker cancelled the consumer; queue '{self.queue}'")
         self.flush()  # after a cancel the channel lives: what was settled before still counts
-        self.counts["interrupted"] += 1
-        self.counts["taken_back"] += self.unsettled_count
+        self.interruptions_count += 1
         self._current.leave()
         self._ready.clear()
         self._broken.set()
 
     # Inside.
 
-    def _nack(self, what: str, deliveries: Sequence[Delivery], *, requeue: bool) -> Sequence[Delivery]:
+    def _nack(self, deliveries: Sequence[Delivery], *, requeue: bool) -> Sequence[Delivery]:
         number, take = self._current.number, self._current.tracker.nack
         missed = [one for one in deliveries if one.channel != number or not take(one.tag, requeue=requeue)]
-        self._settled(what, len(deliveries) - len(missed), len(deliveries))
+        self._flush_soon()
         return missed
 
-    def _settled(self, what: str, taken: int, count: int) -> None:
-        self.counts[what] += taken
-        # The others are the broker's again and come a second time: the message is not lost, the work is done twice.
-        self.counts["settled_in_vain"] += count - taken
+    def _flush_soon(self) -> None:
         if not self._flush_due and self._current.tracker.pending:
             self._flush_due = True
             asyncio.get_running_loop().call_soon(self.flush)
