@@ -23,8 +23,7 @@ from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import (
     ORDINARY,
     Blocked,
-    ChannelClosedByBroker,
-    ConnectionClosedByBroker,
+    ClosedByBroker,
     Event,
     Method,
     Opened,
@@ -54,7 +53,7 @@ CONNECTION_FORCED, NOT_ALLOWED = 320, 530
 #: For asking again and again.
 LIMIT_S = 600.0
 
-Close: TypeAlias = ChannelClosedByBroker | ConnectionClosedByBroker | None
+Close: TypeAlias = ClosedByBroker | None
 
 
 class Listener(Protocol):
@@ -147,7 +146,7 @@ class Channel:
             kind = type(event)
             if kind is Method:
                 self._answered(event.method)  # type: ignore[union-attr]
-            elif kind is ChannelClosedByBroker:
+            elif kind is ClosedByBroker:
                 if unasked:
                     self._listener.on_events(unasked)
                     unasked = []
@@ -187,7 +186,7 @@ class Channel:
                 return
 
 
-def refusal(close: ChannelClosedByBroker | ConnectionClosedByBroker) -> BrokerError:
+def refusal(close: ClosedByBroker) -> BrokerError:
     """The error for what the broker said when it closed a channel or a connection."""
     if close.code == CONNECTION_FORCED:  # an operator, a restart
         return BrokerLost(f"the broker ended the connection; {close.code} {close.text}")
@@ -213,7 +212,7 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._rest: asyncio.TimerHandle | None = None  # between two reads
         self._beat: asyncio.TimerHandle | None = None
-        self._last_word: ConnectionClosedByBroker | None = None
+        self._last_word: Close = None
         self._questions: Channel | None = None
         self._turn = asyncio.Lock()  # to ask
 
@@ -443,7 +442,7 @@ class Connection(asyncio.Protocol):
                 emit("broker.unblocked", address=str(self.url))
                 for channel in list(self._channels.values()):
                     channel.writable()
-            case ConnectionClosedByBroker():
+            case ClosedByBroker():
                 self._last_word = event
                 self._fail(self._why(None))
             case _ if self.session.state is State.CLOSED:

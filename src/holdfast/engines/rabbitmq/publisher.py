@@ -30,7 +30,7 @@ from holdfast.engines.rabbitmq.connection import CONNECTION_FORCED, Channel, Clo
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.commands import PublishEncoder, Unsendable
-from holdfast.engines.rabbitmq.wire.events import Confirmed, ConnectionClosedByBroker, Event, Returned
+from holdfast.engines.rabbitmq.wire.events import Confirmed, Event, Returned
 from holdfast.errors import BrokerError, BrokerLost
 from holdfast.ports.broker import Told
 from holdfast.telemetry.events import emit
@@ -536,7 +536,7 @@ class RabbitPublisher:
             return  # an old one, closed in order
         self._trouble = error
         self._broken.set()
-        whole = isinstance(close, ConnectionClosedByBroker)
+        whole = close is not None and close.channel == 0
         blamed = close is not None and close.code != CONNECTION_FORCED
         self._at_once = blamed
         # Counted with those whose time was over: one of them may be the guilty one.

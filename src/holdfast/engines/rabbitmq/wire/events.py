@@ -38,24 +38,13 @@ class Cancelled(Struct, frozen=True):
     consumer_tag: str
 
 
-class ChannelClosedByBroker(Struct, frozen=True):
-    """The broker closed a channel; the reply has been queued. Whatever was in flight on it is unknown."""
+class ClosedByBroker(Struct, frozen=True):
+    """The broker closed a channel, or the connection (0); the reply has been queued. Whatever was in flight on it is
+    unknown. Also its answer to a refused login."""
 
     channel: int
     code: int
     text: str
-    class_id: int
-    method_id: int
-
-
-class ConnectionClosedByBroker(Struct, frozen=True):
-    """The broker closed the connection; the reply has been queued. Also its answer to a refused login."""
-
-    code: int
-    text: str
-    class_id: int
-    method_id: int
-    channel: int = 0
 
 
 class Method(Struct, frozen=True):
@@ -87,15 +76,4 @@ class Blocked(Struct, frozen=True):
 #: What comes for every message: nothing of it changes the state of a channel or a connection.
 ORDINARY = frozenset({Delivery, Confirmed, Returned})
 
-Event: TypeAlias = (
-    Delivery
-    | Returned
-    | Confirmed
-    | Cancelled
-    | ChannelClosedByBroker
-    | ConnectionClosedByBroker
-    | Method
-    | Heartbeat
-    | Opened
-    | Blocked
-)
+Event: TypeAlias = Delivery | Returned | Confirmed | Cancelled | ClosedByBroker | Method | Heartbeat | Opened | Blocked

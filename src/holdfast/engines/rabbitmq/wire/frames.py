@@ -16,9 +16,8 @@ from pamqp.exceptions import PAMQPException
 from holdfast.core.message import Delivery
 from holdfast.engines.rabbitmq.wire.events import (
     Cancelled,
-    ChannelClosedByBroker,
+    ClosedByBroker,
     Confirmed,
-    ConnectionClosedByBroker,
     Event,
     Heartbeat,
     Method,
@@ -296,21 +295,13 @@ def _cancel(channel: int, payload: bytes) -> Event:
     return Cancelled(channel, _short(payload, 4)[0])
 
 
-def _channel_close(channel: int, payload: bytes) -> Event:
-    return ChannelClosedByBroker(channel, *_close(payload))
-
-
-def _connection_close(_channel: int, payload: bytes) -> Event:
-    return ConnectionClosedByBroker(*_close(payload))
-
-
-def _close(payload: bytes) -> tuple[int, str, int, int]:
+def _closed(channel: int, payload: bytes) -> Event:
     # Not through pamqp: the text holds names that a stranger chose, which need not be UTF-8.
     (code,) = CLOSE_CODE.unpack_from(payload, 4)
-    size = payload[6]
-    text = payload[7 : 7 + size].decode("utf-8", "backslashreplace")
-    class_id, method_id = CLOSE_CAUSE.unpack_from(payload, 7 + size)
-    return code, text, class_id, method_id
+    text_end = 7 + payload[6]
+    CLOSE_CAUSE.unpack_from(payload, text_end)  # what it was about, which the text says as well
+    text = payload[7:text_end].decode("utf-8", "backslashreplace")
+    return ClosedByBroker(0 if payload.startswith(CONNECTION_CLOSE) else channel, code, text)
 
 
 def _other(channel: int, payload: bytes) -> Event:
@@ -325,6 +316,6 @@ DECODERS: dict[bytes, Callable[[int, bytes], Event]] = {
     ACK: _confirm,
     NACK: _confirm,
     CANCEL: _cancel,
-    CHANNEL_CLOSE: _channel_close,
-    CONNECTION_CLOSE: _connection_close,
+    CHANNEL_CLOSE: _closed,
+    CONNECTION_CLOSE: _closed,
 }

@@ -17,8 +17,7 @@ from holdfast.engines.rabbitmq.wire import commands
 from holdfast.engines.rabbitmq.wire.events import (
     ORDINARY,
     Blocked,
-    ChannelClosedByBroker,
-    ConnectionClosedByBroker,
+    ClosedByBroker,
     Event,
     Method,
     Opened,
@@ -136,8 +135,8 @@ class AmqpSession:
             kind = type(event)
             if kind is Method and event.channel == 0:
                 self._about_connection(event.method, events)  # type: ignore[union-attr]
-            elif kind is ChannelClosedByBroker or kind is ConnectionClosedByBroker:
-                self._closed(event)
+            elif kind is ClosedByBroker:
+                self._closed(event.channel)
                 events.append(event)
             else:
                 events.append(event)
@@ -169,10 +168,10 @@ class AmqpSession:
     def _send(self, channel: int, method: base.Frame) -> None:
         self._replies.append(commands.method(channel, method))
 
-    def _closed(self, event: Event) -> None:
-        if isinstance(event, ChannelClosedByBroker):
-            self._send(event.channel, amqp.Channel.CloseOk())
-            self.release(event.channel)
+    def _closed(self, channel: int) -> None:
+        if channel:
+            self._send(channel, amqp.Channel.CloseOk())
+            self.release(channel)
         else:
             self._send(0, amqp.Connection.CloseOk())
             self.state = State.CLOSED
