@@ -126,12 +126,12 @@ class RabbitInspector:
     def _knows(self, name: str) -> bool:
         return name in self._known or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
-    def _of_address(self, seen: _Seen, address: Address) -> float | None:
+    def _of_address(self, seen: _Routing, address: Address) -> float | None:
         queues = seen.graph.reached(address.exchange, address.routing_key)
         longest = _longest([self._of_queue(seen, queue) for queue in queues or ()])
         return self._retries.ladder_s() if longest is None else longest
 
-    def _of_queue(self, seen: _Seen, queue: str, waits: int = 0) -> float | None:
+    def _of_queue(self, seen: _Routing, queue: str, waits: int = 0) -> float | None:
         if queue not in seen.queues or waits > WAITS_IN_A_ROW_MAX:
             return self._retries.ladder_s()
         delay_s = seen.delay_s(queue)
@@ -143,7 +143,7 @@ class RabbitInspector:
         # What is rejected is dead at once, where the broker does it and there is no wait queue.
         return self._retries.ladder_s() if self._retries.delays_s or not seen.dead_from(queue) else 0.0
 
-    async def _look(self, connection: Connection) -> tuple[_Seen | None, str]:
+    async def _look(self, connection: Connection) -> tuple[_Routing | None, str]:
         """What the management API shows, or why it shows nothing."""
         if self._management is None:
             return None, "there is no management API in the settings"
@@ -156,10 +156,10 @@ class RabbitInspector:
                 graph = await _graph(api, vhost, queues)
         except HoldfastError as error:
             return None, f"the management API could not be asked; {error.message}"
-        return _Seen({one.name: effective(one.arguments, one.effective_policy) for one in queues}, graph), ""
+        return _Routing({one.name: effective(one.arguments, one.effective_policy) for one in queues}, graph), ""
 
 
-class _Seen:
+class _Routing:
     """What the management API shows: queues with what holds for them, and their bindings."""
 
     def __init__(self, queues: dict[str, dict[str, Any]], graph: Graph) -> None:
