@@ -18,8 +18,8 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -55,9 +55,14 @@ class JournalPaths(msgspec.Struct, frozen=True, kw_only=True):
     usual: Path  #: where every run of this user looks
     others: tuple[Path, ...] = ()  #: where a server keeps it that cannot write to the usual place
 
-    def open(self, *, run: str) -> FileJournal:
+    @contextmanager
+    def kept(self, run: str) -> Iterator[FileJournal]:
         """The journal of a run, which also ends what killed runs left at other places. Raises CannotStart."""
-        return FileJournal.open(self.own, source=self.source, run=run, usual=self.usual, others=self.others)
+        journal = FileJournal.open(self.own, source=self.source, run=run, usual=self.usual, others=self.others)
+        try:
+            yield journal
+        finally:
+            journal.close(journal.end)
 
 
 def journal_paths(
@@ -93,6 +98,7 @@ class FileJournal:
         self._is_used = False
         self.follows_killed_run = False
         self.doubted_count = 0
+        self.end = RunEnd.BROKEN  #: how the run leaves its queue; it says so when it came to its end
 
     @classmethod
     def open(
