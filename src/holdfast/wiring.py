@@ -62,6 +62,7 @@ from holdfast.services.recover.service import (
     RecoverySchedule,
     ScheduledRecovery,
     new_run,
+    read_routes,
     recorded,
     recover,
 )
@@ -72,7 +73,7 @@ from holdfast.services.vault.upkeep import Successes, parse_retention
 from holdfast.settings import RecoverSettings, Settings, load_settings
 from holdfast.settings.values import listed, made_once, masked
 from holdfast.stores.collect import CollectStore
-from holdfast.stores.files import FileBackup, read_routes
+from holdfast.stores.files import FileBackup
 from holdfast.stores.journal import FileJournal, JournalPaths, journal_paths
 from holdfast.stores.ledger import Ledger
 from holdfast.stores.vault import Vault

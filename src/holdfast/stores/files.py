@@ -1,5 +1,4 @@
-"""Files of people that a recovery reads or writes: routes, and a backup of letters as JSON Lines: byte-exact, on disk
-before the letter is published, and read again from there."""
+"""A backup of letters as JSON Lines: byte-exact, on disk before the letter is published, and read again from there."""
 
 from __future__ import annotations
 
@@ -14,23 +13,11 @@ import msgspec
 
 from holdfast.core.message import Delivery
 from holdfast.core.recovery import Depth
-from holdfast.core.routes import FILE_BYTES_MAX, RouteTable, parse_routes
 from holdfast.errors import CannotStart, Invalid
 
 LINE_BYTES_MAX = 512 * 2**20
 
 _encoder = msgspec.json.Encoder()
-
-
-def read_routes(path: Path) -> RouteTable:
-    """A routes file. Raises CannotStart when it cannot be read, Invalid when it says what cannot be."""
-    try:
-        data = path.read_bytes() if path.stat().st_size <= FILE_BYTES_MAX else None
-    except OSError as error:
-        raise CannotStart(f"routes file cannot be read; '{path}': {error.strerror or error}") from error
-    if data is None:
-        raise CannotStart(f"routes file is invalid; '{path}' has more than {FILE_BYTES_MAX} bytes")
-    return parse_routes(data, source=str(path))
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ import re
 import signal
 import stat
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -37,10 +37,8 @@ from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, 
 from holdfast.faces.cli.progress import bar
 from holdfast.services.recover.limits import LimitedRun
 from holdfast.services.recover.report import Notices
-from holdfast.services.recover.service import OnBegin, new_run
+from holdfast.services.recover.service import OnBegin, new_run, read_routes
 from holdfast.settings.values import Secret
-from holdfast.stores.files import read_routes
-from holdfast.stores.journal import FileJournal
 
 BROKERS = frozenset(("amqp", "amqps"))
 SCHEMES = frozenset(("sqlite", "postgresql", "postgres", "memory", "http", "https"))
@@ -215,13 +213,13 @@ async def recover_command(context: CommandContext, **given: Any) -> ExitCode:
     if options.management:
         settings = replace(settings, management=Secret(options.management))
     order = replace(options.order(), by=options.by or somebody(), origin=origin_of(url, name))
-    kept: AbstractContextManager[FileJournal | None] = nullcontext()
+    paths = None
     if is_broker and not order.dry_run and not order.from_backup:
         paths = journals(settings, url, name, file=options.journal, keeps=not options.no_journal)
         order = replace(order, journal_file=str(paths.own or ""))
-        kept = paths.kept(order.run)
-    # The journal ends last: until the summary is said, it has what only this run knows.
-    with _open_report(options.report) as report, kept as journal:
+    with _open_report(options.report) as report, ExitStack() as stack:
+        # The journal ends last: until the summary is said, it has what only this run knows.
+        journal = stack.enter_context(paths.kept(order.run)) if paths else None
         with bar(context.as_json, order.limits.limit) as output:
             notices = Notices(*output)
             try:

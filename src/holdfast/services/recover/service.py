@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.moments import moment
 from holdfast.core.recovery import RecoveryOrder, RunEnd, Summary
-from holdfast.errors import HoldfastError
+from holdfast.core.routes import FILE_BYTES_MAX, RouteTable, parse_routes
+from holdfast.errors import CannotStart, HoldfastError
 from holdfast.ports.broker import RecoveryBroker
 from holdfast.ports.clock import Clock
 from holdfast.services.recover.limits import LimitedRun, wait
@@ -71,6 +72,17 @@ async def recover(
     if journal is not None:
         journal.end = how_it_ended(summary, has_broker=not broker.has_trouble, is_lost=broker.drain.is_lost)
     return summary
+
+
+def read_routes(path: Path) -> RouteTable:
+    """A routes file. Raises CannotStart when it cannot be read, Invalid when it says what cannot be."""
+    try:
+        data = path.read_bytes() if path.stat().st_size <= FILE_BYTES_MAX else None
+    except OSError as error:
+        raise CannotStart(f"routes file cannot be read; '{path}': {error.strerror or error}") from error
+    if data is None:
+        raise CannotStart(f"routes file is invalid; '{path}' has more than {FILE_BYTES_MAX} bytes")
+    return parse_routes(data, source=str(path))
 
 
 def new_run() -> str:
