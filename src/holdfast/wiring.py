@@ -591,67 +591,60 @@ def ledger_of(settings: Settings, *, clock: Clock | None = None) -> OpenLedger:
     return lambda: open_ledger(settings, url, clock=clock or SystemClock())
 
 
-class ScheduledRecoveries:
+def scheduled_recoveries(
+    settings: Settings, *, queues: Callable[[], Queues | None], broker: str | None, ledger: OpenLedger
+) -> RecoverySchedule:
     """The recoveries of a configuration. `queues` are those of this process, when they are open; `broker` is where a
-    queue is that is none of them."""
+    queue is that is none of them. Raises CannotStart when a routes file cannot be used."""
 
-    def __init__(
-        self, settings: Settings, *, queues: Callable[[], Queues | None], broker: str | None, ledger: OpenLedger
-    ) -> None:
-        self._settings = settings
-        self._queues = queues
-        self._broker = broker
-        self._ledger = ledger
+    async def find(name: str, wanted: RecoverSettings) -> tuple[str, Queues | None]:
+        """Where the queue is: at what was said, in the queues of this process, or at the broker."""
+        if wanted.url is not None:
+            return wanted.url.reveal(), None
+        if (own := queues()) is not None:
+            try:
+                await own.queues_info(name)
+                return "", own
+            except QueueMissing:
+                if broker is None:
+                    raise
+        if broker is None:
+            raise CannotStart(f"queue cannot be recovered; '{name}' has no url, and no broker is set")
+        return broker, None
 
-    def schedule(self) -> RecoverySchedule:
-        """Raises CannotStart when a routes file cannot be used."""
-        return RecoverySchedule([self._scheduled(name, wanted) for name, wanted in self._settings.recover.items()])
-
-    def _scheduled(self, name: str, wanted: RecoverSettings) -> ScheduledRecovery:
-        table = read_routes(wanted.routes) if wanted.routes else RouteTable()
-        order = RecoveryOrder(
-            dead_queue=name,
-            table=replace(table, mode=Mode(wanted.to)),
-            limits=RunLimits(
-                limit=wanted.limit,
-                rate_per_s=wanted.rate,
-                total_timeout_s=parse_duration(wanted.total_timeout, what="total_timeout") / SECOND_US,
-            ),
-            by=f"holdfast@{socket.gethostname()}",
-        )
+    def scheduled(name: str, wanted: RecoverSettings) -> ScheduledRecovery:
+        order = _order(name, wanted)
 
         async def run(on_begin: OnBegin) -> Summary:
-            url, own = await self._place(name, wanted)
+            url, own = await find(name, wanted)
             origin = f"queue '{name}' of this process" if own else origin_of(url, name)
             this = replace(order, run=new_run(), origin=origin)
             is_broker = Location.parse(url).kind == "amqp"
             return await run_recovery(
-                self._settings,
+                settings,
                 url,
                 this,
-                ledger=self._ledger,
+                ledger=ledger,
                 hearing=nullcontext(on_begin),
-                journal=journals(self._settings, url, name, serves=True).kept(this.run) if is_broker else nullcontext(),
+                journal=journals(settings, url, name, serves=True).kept(this.run) if is_broker else nullcontext(),
                 queues=nullcontext(own) if own else None,
             )
 
         every_s = parse_duration(wanted.every, what="every") / SECOND_US if wanted.every else 0.0
         return ScheduledRecovery(dead_queue=name, run=run, on_start=wanted.on_start, every_s=every_s)
 
-    async def _place(self, name: str, wanted: RecoverSettings) -> tuple[str, Queues | None]:
-        """Where the queue is: at what was said, in the queues of this process, or at the broker."""
-        if wanted.url is not None:
-            return wanted.url.reveal(), None
-        if (queues := self._queues()) is not None:
-            try:
-                await queues.queues_info(name)
-                return "", queues
-            except QueueMissing:
-                if self._broker is None:
-                    raise
-        if self._broker is None:
-            raise CannotStart(f"queue cannot be recovered; '{name}' has no url, and no broker is set")
-        return self._broker, None
+    return RecoverySchedule([scheduled(name, wanted) for name, wanted in settings.recover.items()])
+
+
+def _order(name: str, wanted: RecoverSettings) -> RecoveryOrder:
+    table = read_routes(wanted.routes) if wanted.routes else RouteTable()
+    limits = RunLimits(
+        limit=wanted.limit,
+        rate_per_s=wanted.rate,
+        total_timeout_s=parse_duration(wanted.total_timeout, what="total_timeout") / SECOND_US,
+    )
+    by = f"holdfast@{socket.gethostname()}"
+    return RecoveryOrder(dead_queue=name, table=replace(table, mode=Mode(wanted.to)), limits=limits, by=by)
 
 
 def journals(

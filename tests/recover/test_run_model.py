@@ -27,7 +27,7 @@ from holdfast.errors import BrokerLost
 from holdfast.ports.broker import RecoveryBroker, Told
 from holdfast.services.recover.run import RecoveryRun
 from holdfast.services.recover.service import how_it_ended
-from holdfast.stores.journal import FileJournal
+from holdfast.stores.journal import FileJournal, JournalPaths
 from holdfast.testing import FrozenClock
 from tests.support.quick_time import run_quickly
 
@@ -308,7 +308,7 @@ def run_of(queue: WorstQueue, limits: RunLimits, journal: FileJournal | None = N
 async def once(queue: WorstQueue, folder: Path, way: Way) -> Summary | None:
     """One run; None when it was killed."""
     own = folder / way.journal if way.journal else None
-    journal = FileJournal.open(own, source="worst", run="r", usual=folder / "usual")
+    journal = FileJournal(JournalPaths(source="worst", own=own, usual=folder / "usual"), "r")
     note = journal.confirmed
 
     def confirmed(digests: Sequence[bytes]) -> None:

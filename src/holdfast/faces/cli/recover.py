@@ -15,7 +15,7 @@ import re
 import signal
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -217,7 +217,8 @@ async def recover_command(context: CommandContext, **given: Any) -> ExitCode:
     if is_broker and not order.dry_run and not order.from_backup:
         paths = journals(settings, url, name, file=options.journal, keeps=not options.no_journal)
         order = replace(order, journal_file=str(paths.own or ""))
-    with _open_report(options.report) as report, ExitStack() as stack:
+    with ExitStack() as stack:
+        report = stack.enter_context(closing(ReportFile(options.report))) if options.report else None
         # The journal ends last: until the summary is said, it has what only this run knows.
         journal = stack.enter_context(paths.kept(order.run)) if paths else None
         with bar(context.as_json, order.limits.limit) as output:
@@ -364,19 +365,6 @@ class ReportFile:
 
     def _failed(self, error: OSError, now: str) -> CommandFailed:
         return CommandFailed(f"report cannot be written; '{self._path}': {error.strerror or error}; {now}")
-
-
-@contextmanager
-def _open_report(path: Path | None) -> Iterator[ReportFile | None]:
-    """None where none was asked for."""
-    if path is None:
-        yield None
-        return
-    report = ReportFile(path)
-    try:
-        yield report
-    finally:
-        report.close()
 
 
 class Interrupted(CommandFailed):
