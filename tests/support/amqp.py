@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pamqp import commands as amqp
 
 from holdfast.core.message import Delivery, Outgoing
-from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
+from holdfast.engines.rabbitmq.connection import Channel, Close, Connection, Listener
 from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-class Recorder:
+class Recorder(Listener):
     """A listener that keeps what it hears."""
 
     def __init__(self) -> None:
@@ -53,9 +53,6 @@ class Recorder:
 
     def on_closed(self, error: BrokerError, close: Close) -> None:
         self.close = close
-
-    def on_writable(self) -> None:
-        pass
 
 
 def outgoing(

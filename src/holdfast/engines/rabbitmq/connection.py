@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol, Self, TypeAlias, TypeVar, cast
+from typing import Self, TypeAlias, TypeVar, cast
 
 from pamqp import base
 from pamqp import commands as amqp
@@ -56,8 +56,12 @@ LIMIT_S = 600.0
 Close: TypeAlias = ClosedByBroker | None
 
 
-class Listener(Protocol):
-    """Who owns a channel. Called from the event loop; must not block and must not raise."""
+class Listener:
+    """Who owns a channel. Called from the event loop; must not block and must not raise.
+
+    As it is, for a channel that only asks: nothing comes unasked, and whoever waits for an answer is told by the
+    channel.
+    """
 
     def on_events(self, events: list[Event]) -> None:
         """What one read of the socket brought for this channel, in order."""
@@ -66,20 +70,7 @@ class Listener(Protocol):
         """The channel is gone, once; `close` is what the broker said, None when the connection just ended."""
 
     def on_writable(self) -> None:
-        """The socket takes bytes again."""
-
-
-class NoEvents:
-    """A listener for a channel that only asks."""
-
-    def on_events(self, events: list[Event]) -> None:
-        """Nothing comes unasked."""
-
-    def on_closed(self, error: BrokerError, close: Close) -> None:
-        """Whoever waits for an answer is told by the channel."""
-
-    def on_writable(self) -> None:
-        """Questions are small."""
+        """The socket takes bytes again. Nothing small waits for it: questions and acks do not."""
 
 
 class Channel:
@@ -301,7 +292,7 @@ class Connection(asyncio.Protocol):
         that is one for questions, and the next question gets another. Raises BrokerRefused or BrokerLost."""
         async with self._turn:
             if self._questions is None or not self._questions.is_open:
-                self._questions = await self.channel(NoEvents())
+                self._questions = await self.channel(Listener())
             return await self._questions.call(method)
 
     async def has_queue(self, name: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pamqp import commands as amqp
 
 from holdfast.core.message import Delivery
-from holdfast.engines.rabbitmq.connection import CALL_TIMEOUT_S, Channel, Close, Connection
+from holdfast.engines.rabbitmq.connection import CALL_TIMEOUT_S, Channel, Close, Connection, Listener
 from holdfast.engines.rabbitmq.wire import commands
 from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Cancelled, Event
@@ -28,7 +28,7 @@ WALKED_COUNT_MAX = 50_000
 JOINTS_COUNT_MAX = 1_000
 
 
-class ConsumerChannel:
+class ConsumerChannel(Listener):
     """The listener of a channel that messages come on. Once that is left, nothing of it is heard any more: whatever is
     unsettled on it is the broker's again. `on_lost` hears why, or None when the broker cancelled the consumer.
 
@@ -146,9 +146,6 @@ class ConsumerChannel:
     def on_closed(self, error: BrokerError, close: Close) -> None:
         if not self.is_left:
             self._on_lost(error)
-
-    def on_writable(self) -> None:
-        """Acks are small, and never wait for the socket."""
 
     def _note_joints(self, deliveries: list[Delivery]) -> None:
         last = self._consumer_tag

@@ -26,7 +26,7 @@ from pamqp import commands as amqp
 
 from holdfast.core.message import CONFIRMED, Outcome, OutcomeKind, Outgoing
 from holdfast.core.moments import Backoff, BackoffTimer
-from holdfast.engines.rabbitmq.connection import CONNECTION_FORCED, Channel, Close, Connection
+from holdfast.engines.rabbitmq.connection import CONNECTION_FORCED, Channel, Close, Connection, Listener
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.commands import PublishEncoder, Unsendable
@@ -236,7 +236,7 @@ class PublishBatch:
             self.on_done()
 
 
-class ConfirmChannel:
+class ConfirmChannel(Listener):
     """`open`, then `send` within the window; `on_outcomes` and `on_lost` hear what became of it."""
 
     def __init__(
@@ -251,7 +251,7 @@ class ConfirmChannel:
         self._counts = counts
         self._tell = on_outcomes
         self._tell_lost = on_lost
-        self.on_writable = on_writable
+        self._tell_writable = on_writable
         self._confirms = Confirms()
         self._channel: Channel | None = None
         self._encoder: PublishEncoder | None = None
@@ -327,6 +327,9 @@ class ConfirmChannel:
         if outcomes:
             self.flying_bytes -= sum([message.size_bytes for message, _ in outcomes])
             self._tell(self, outcomes)
+
+    def on_writable(self) -> None:
+        self._tell_writable()
 
     def on_closed(self, error: BrokerError, close: Close) -> None:
         self._encoder = None

@@ -81,11 +81,7 @@ class RabbitTopology:
             ca_file=self._url.tls.ca_file if self._url.tls else None,
         )
         self._counts_age_s_max = counts_age_s_max
-        self._connection: Connection | None = None
-        self._opening = asyncio.Lock()
-        self._prober = Prober(self._url)
-        self._young = YoungQueues()
-        self._stack = AsyncExitStack()
+        self._maker = Maker(self._url.named("holdfast topology"))
 
     @property
     def vhost(self) -> str:
@@ -93,20 +89,17 @@ class RabbitTopology:
         return self._url.login.vhost
 
     async def __aenter__(self) -> Self:
-        await self._stack.enter_async_context(self._management)
-        self._stack.push_async_callback(self._prober.close)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        if self._connection is not None:
-            await self._connection.close()
-        await self._stack.aclose()
-        await self._young.grown()
+        async with self._management:  # which ends with it
+            await self._maker.close()
+        await self._maker.grown()
 
     async def version(self) -> Version:
         """The broker's version. Raises BadAddress when the two addresses are not of the same broker."""
         overview = await self._management.overview()
-        connection = await self._open()
+        connection = await self._maker.connection()
         name = str(connection.session.server_properties.get("cluster_name", ""))
         if name and overview.cluster_name and name != overview.cluster_name:
             # Else the plan would be made from what one broker has, and carried out on the other.
@@ -151,12 +144,11 @@ class RabbitTopology:
 
     async def create(self, thing: Thing) -> None:
         """Declare or bind. Raises BrokerRefused when something else of that name is there."""
-        await (await self._open()).ask(_making(thing))
-        self._young.made(thing)
+        await self._maker.make(thing)
 
     async def delete(self, thing: Thing) -> None:
         """Delete or unbind. A classic queue and an exchange only if they are empty and unused at that moment."""
-        await (await self._open()).ask(_unmaking(thing))
+        await (await self._maker.connection()).ask(_unmaking(thing))
 
     async def not_empty(self, queues: Sequence[str]) -> dict[str, str]:
         """Look again and again, for longer than a count can be old."""
@@ -177,24 +169,19 @@ class RabbitTopology:
         depths = {}
         for name in probe.queues:
             try:
-                depths[name] = await (await self._open()).depth(name)
+                depths[name] = await (await self._maker.connection()).depth(name)
             except BrokerRefused as error:
                 return ProbeResult(name=probe.name, outcome="lost", reason=f"queue '{name}' cannot be used; {error}")
         busy = [f"'{name}' has {depth.ready} messages and {depth.consumers} consumers"
                 for name, depth in depths.items() if depth.ready or depth.consumers]  # fmt: skip
         if busy and not anyway:
             return ProbeResult(name=probe.name, outcome="skipped", reason=f"{', '.join(busy)}; --probe sends it anyway")
-        return await self._prober.send(probe, {name: depth.ready for name, depth in depths.items()})
-
-    async def _open(self) -> Connection:
-        async with self._opening:
-            self._connection = await Connection.renewed(self._connection, self._url.named("holdfast topology"))
-            return self._connection
+        return await send_probe(self._url, probe, {name: depth.ready for name, depth in depths.items()})
 
     async def _look(self, queues: Sequence[str]) -> dict[str, str]:
         reasons = {}
         for name in queues:
-            depth = await (await self._open()).depth(name)
+            depth = await (await self._maker.connection()).depth(name)
             state = _state(await self._management.queue(self.vhost, name))
             consumers, messages = state.consumers_count or 0, state.messages_count or 0
             if count := max(depth.consumers, consumers):
@@ -206,93 +193,85 @@ class RabbitTopology:
         return reasons
 
 
-class Prober:
-    """Sends probes; one publisher for all of them, opened with the first."""
+async def send_probe(url: BrokerUrl, probe: Probe, depths: Mapping[str, int]) -> ProbeResult:
+    """Send it and take it out where it has to arrive. `depths` says how many messages are in its queues."""
+    deep = [name for name, depth in depths.items() if depth + ROOM_COUNT > HELD_COUNT_MAX]
+    if deep:
+        reason = f"'{deep[0]}' has {depths[deep[0]]} messages, and a probe is not looked for behind so many"
+        return ProbeResult(name=probe.name, outcome="skipped", reason=reason)
+    if probe.waits_in is not None and depths[probe.waits_in]:
+        reason = f"'{probe.waits_in}' has messages, and a delay cannot be cut short behind others"
+        return ProbeResult(name=probe.name, outcome="skipped", reason=reason)
+    mark = uuid4().hex
+    try:
+        reason = await _carry(url, probe, mark, depths)
+    except BrokerError as error:
+        reason = str(error)
+    if not reason:
+        return ProbeResult(name=probe.name, outcome="arrived")
+    return ProbeResult(name=probe.name, outcome="lost", reason=f"{reason} (message id {_message_id(mark)})")
 
-    def __init__(self, url: BrokerUrl, *, timeout_s: float = PROBE_TIMEOUT_S) -> None:
-        self._url = url
-        self._timeout_s = timeout_s
-        self._publisher: RabbitPublisher | None = None
-        self._opening = asyncio.Lock()
 
-    async def close(self) -> None:
-        """End the connection."""
-        if self._publisher is not None:
-            await self._publisher.close()
-
-    async def send(self, probe: Probe, depths: Mapping[str, int]) -> ProbeResult:
-        """Send it and take it out where it has to arrive. `depths` says how many messages are in its queues."""
-        deep = [name for name, depth in depths.items() if depth + ROOM_COUNT > HELD_COUNT_MAX]
-        if deep:
-            reason = f"'{deep[0]}' has {depths[deep[0]]} messages, and a probe is not looked for behind so many"
-            return ProbeResult(name=probe.name, outcome="skipped", reason=reason)
-        if probe.waits_in is not None and depths[probe.waits_in]:
-            reason = f"'{probe.waits_in}' has messages, and a delay cannot be cut short behind others"
-            return ProbeResult(name=probe.name, outcome="skipped", reason=reason)
-        mark = uuid4().hex
-        try:
-            reason = await self.carry(probe, mark, depths)
-        except BrokerError as error:
-            reason = str(error)
-        if not reason:
-            return ProbeResult(name=probe.name, outcome="arrived")
-        return ProbeResult(name=probe.name, outcome="lost", reason=f"{reason} (message id {_message_id(mark)})")
-
-    async def carry(self, probe: Probe, mark: str, depths: Mapping[str, int]) -> str:
-        """Why it did not arrive; empty when it did. Raises BrokerError: then nobody knows."""
-        async with AsyncExitStack() as stack:
-            consumers = {
-                name: await stack.enter_async_context(
-                    RabbitConsumer(self._url, name, prefetch=depths.get(name, 0) + ROOM_COUNT, on_loss="raise")
-                )
-                for name in (probe.rejected_in, probe.arrives_in)
-                if name is not None
-            }
-            outcome = (await (await self._open()).publish([_message(probe, mark)], timeout_s=self._timeout_s))[0]
-            if not outcome.stored:
-                return f"the broker did not take it: {outcome.kind.value} {outcome.text}".strip()
-            if probe.rejected_in is not None:
-                found = await self._find(consumers[probe.rejected_in], mark)
-                if found is None:
-                    return f"it did not arrive in '{probe.rejected_in}' within {self._timeout_s:g} s"
-                consumers[probe.rejected_in].dead_letter([found])
-            found = await self._find(consumers[probe.arrives_in], mark)
+async def _carry(url: BrokerUrl, probe: Probe, mark: str, depths: Mapping[str, int]) -> str:
+    """Why it did not arrive; empty when it did. Raises BrokerError: then nobody knows."""
+    async with AsyncExitStack() as stack:
+        publisher = await stack.enter_async_context(RabbitPublisher(url))
+        consumers = {
+            name: await stack.enter_async_context(
+                RabbitConsumer(url, name, prefetch=depths.get(name, 0) + ROOM_COUNT, on_loss="raise")
+            )
+            for name in (probe.rejected_in, probe.arrives_in)
+            if name is not None
+        }
+        outcome = (await publisher.publish([_message(probe, mark)], timeout_s=PROBE_TIMEOUT_S))[0]
+        if not outcome.stored:
+            return f"the broker did not take it: {outcome.kind.value} {outcome.text}".strip()
+        for name, settle in ((probe.rejected_in, RabbitConsumer.dead_letter), (probe.arrives_in, RabbitConsumer.ack)):
+            if name is None:
+                continue
+            found = await _find(consumers[name], mark)
             if found is None:
-                return f"it did not arrive in '{probe.arrives_in}' within {self._timeout_s:g} s"
-            consumers[probe.arrives_in].ack([found])
-        return ""
-
-    async def _find(self, consumer: RabbitConsumer, mark: str) -> Delivery | None:
-        """The probe among what comes. The others stay unsettled: closing the consumer gives them back, in order."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while True:
-                    for delivery in await consumer.batch():
-                        if mark.encode() in delivery.properties and _marked(delivery) == mark:
-                            return delivery
-        except TimeoutError:
-            return None
-
-    async def _open(self) -> RabbitPublisher:
-        async with self._opening:
-            if self._publisher is None:
-                self._publisher = await RabbitPublisher(self._url).__aenter__()
-            return self._publisher
+                return f"it did not arrive in '{name}' within {PROBE_TIMEOUT_S:g} s"
+            settle(consumers[name], [found])
+    return ""
 
 
-class YoungQueues:
-    """`made` for each thing that was; `grown` returns when the youngest quorum queue of them is old enough.
+async def _find(consumer: RabbitConsumer, mark: str) -> Delivery | None:
+    """The probe among what comes. The others stay unsettled: closing the consumer gives them back, in order."""
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            while True:
+                for delivery in await consumer.batch():
+                    if mark.encode() in delivery.properties and _marked(delivery) == mark:
+                        return delivery
+    except TimeoutError:
+        return None
+
+
+class Maker:
+    """Makes what is missing, on one connection, which is opened when it is needed; `grown` returns when the youngest
+    quorum queue that was made is old enough.
 
     A broker of a single node that is killed forgets a quorum queue that is younger than about a second, with everything
     that it has confirmed in it (it writes down the names of its queues twice a second). So whoever declares one lets it
     grow that old before anybody relies on it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, url: BrokerUrl) -> None:
+        self._url = url
+        self._connection: Connection | None = None
+        self._opening = asyncio.Lock()
         self._born_at_s: float | None = None
 
-    def made(self, thing: Thing) -> None:
-        """This was made now."""
+    async def connection(self) -> Connection:
+        """For questions as well. Raises as `Connection.open`."""
+        async with self._opening:
+            self._connection = await Connection.renewed(self._connection, self._url)
+            return self._connection
+
+    async def make(self, thing: Thing) -> None:
+        """Declare or bind. Raises BrokerRefused when something else of that name is there."""
+        await (await self.connection()).ask(_making(thing))
         if isinstance(thing, Queue) and thing.type == "quorum":
             self._born_at_s = asyncio.get_running_loop().time()
 
@@ -301,6 +280,12 @@ class YoungQueues:
         if self._born_at_s is not None:
             await asyncio.sleep(self._born_at_s + GROWN_S - asyncio.get_running_loop().time())
             self._born_at_s = None
+
+    async def close(self) -> None:
+        """End the connection."""
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
 
 
 class QueueFamily(Struct, frozen=True, kw_only=True):
@@ -366,8 +351,7 @@ class Declarer:
         self._url = url.named("holdfast consumer set-up")
         self._management = management
         self._quorum = quorum
-        self._young = YoungQueues()
-        self._connection: Connection | None = None
+        self._maker = Maker(self._url)
 
     async def missing(self, subscription: Subscription, family: QueueFamily) -> list[str]:
         """Everything that stands in the way of a safe retry or parking, in words."""
@@ -394,21 +378,18 @@ class Declarer:
         ]
         wanted += [each for each in family.queues if not await self._insist(Connection.has_queue, each.name)]
         for thing in (*wanted, *family.bindings):
-            await self._insist(Connection.ask, _making(thing))
-            self._young.made(thing)
-        await self._young.grown()
+            await self._make(thing)
+        await self._maker.grown()
 
     async def close(self) -> None:
         """End the connection."""
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
+        await self._maker.close()
 
     async def declare_own(self, queues: Sequence[str]) -> None:
         """Make queues of our own durable; what is there stays as it is. One try."""
         arguments: dict[str, Any] = {"x-queue-type": "quorum"} if self._quorum else {}
         for queue in queues:
-            connection = await self._open()
+            connection = await self._maker.connection()
             if not await connection.has_queue(queue):
                 await connection.ask(methods.QueueDeclare(queue=queue, durable=True, arguments=arguments))
 
@@ -418,7 +399,7 @@ class Declarer:
         For a quorum queue it cannot: one that is empty is left standing, because a message that came between a look and
         the deletion would be gone without a trace.
         """
-        connection = await self._open()
+        connection = await self._maker.connection()
         try:
             if self._quorum:
                 return not (await connection.depth(queue)).ready
@@ -434,7 +415,7 @@ class Declarer:
     async def _difference(self, queue: Queue) -> str:
         """Declared again as it should be, a queue that is so changes nothing, and another one is refused."""
         try:
-            await self._insist(Connection.ask, _making(queue))
+            await self._make(queue)
         except BrokerRefused as error:
             return error.message
         return ""
@@ -468,26 +449,22 @@ class Declarer:
         depth = await self._insist(Connection.depth, dead.queue)
         if depth.ready or depth.consumers:
             return f"{way}: it is in use, and no management address was given"
-        prober = Prober(self._url)
+        probe = Probe(name="dead letters", exchange=dead.exchange, key=dead.key, arrives_in=dead.queue)
         try:
-            probe = Probe(name="dead letters", exchange=dead.exchange, key=dead.key, arrives_in=dead.queue)
-            return await prober.carry(probe, uuid4().hex, {dead.queue: 0})
+            return await _carry(self._url, probe, uuid4().hex, {dead.queue: 0})
         except BrokerRefused as error:
             return error.message
-        finally:
-            await prober.close()
+
+    async def _make(self, thing: Thing) -> None:
+        await retry_call(lambda: self._maker.make(thing), url=self._url, is_met=True)
 
     async def _insist(self, ask: Callable[[Connection, A], Awaitable[T]], what: A) -> T:
         """What is asked here may be asked twice. The publisher has met the broker before."""
 
         async def once() -> T:
-            return await ask(await self._open(), what)
+            return await ask(await self._maker.connection(), what)
 
         return await retry_call(once, url=self._url, is_met=True)
-
-    async def _open(self) -> Connection:
-        self._connection = await Connection.renewed(self._connection, self._url)
-        return self._connection
 
 
 def _exchange(told: ManagedExchange, policy: Arguments) -> Exchange:
