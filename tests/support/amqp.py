@@ -37,6 +37,7 @@ __all__ = [
     "message_id_of",
     "outgoing",
     "properties",
+    "raw_header",
     "table",
 ]
 
@@ -53,6 +54,15 @@ class Recorder(Listener):
 
     def on_closed(self, error: BrokerError, close: Close) -> None:
         self.close = close
+
+
+def raw_header(headers: bytes, name: str) -> bytes | None:
+    """The raw type and value of the first entry with this name in a header table; None when there is none."""
+    wanted = name.encode()
+    for found, start, end in table.scan(headers).entries:
+        if found == wanted:
+            return headers[start + 1 + len(found) : end]
+    return None
 
 
 def outgoing(

@@ -25,9 +25,9 @@ class Run:
     """What a recovery does with its channels."""
 
     def __init__(self, queue: str) -> None:
-        self.ready: deque[Delivery] = deque()
         self.budget = DeliveryBudget(RunLimits())
-        self.channels = DrainChannels(queue, self.budget, self.ready, on_arrived=self.arrived, on_lost=self.lost)
+        self.budget.ready = self.ready = deque[Delivery]()
+        self.channels = DrainChannels(queue, self.budget, on_arrived=self.arrived, on_lost=self.lost)
         self.came_count = 0
         self._news = asyncio.Event()
 

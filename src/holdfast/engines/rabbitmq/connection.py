@@ -89,7 +89,7 @@ class Channel:
     ) -> None:
         self.number = number
         self.error: BrokerError | None = None
-        self._listener = listener
+        self.listener = listener
         self._write = write
         self._release = release
         self._questions: deque[tuple[str, asyncio.Future[base.Frame]]] = deque()
@@ -130,7 +130,7 @@ class Channel:
     def handle(self, events: list[Event]) -> None:
         """Called by the connection with what came for this channel."""
         if set(map(type, events)) <= ORDINARY:
-            self._listener.on_events(events)
+            self.listener.on_events(events)
             return
         unasked: list[Event] = []
         for event in events:
@@ -139,13 +139,13 @@ class Channel:
                 self._answered(event.method)  # type: ignore[union-attr]
             elif kind is ClosedByBroker:
                 if unasked:
-                    self._listener.on_events(unasked)
+                    self.listener.on_events(unasked)
                     unasked = []
                 self.close(refusal(event), event)  # type: ignore[arg-type]
             else:
                 unasked.append(event)
         if unasked:
-            self._listener.on_events(unasked)
+            self.listener.on_events(unasked)
 
     def close(self, error: BrokerError, close: Close) -> None:
         """The channel is gone: whoever waits is told, once."""
@@ -158,11 +158,7 @@ class Channel:
                 waiting.set_exception(error)
                 # Nobody may be waiting any more; asyncio would complain about an error that was never looked at.
                 waiting.exception()
-        self._listener.on_closed(error, close)
-
-    def writable(self) -> None:
-        """Called by the connection when the socket takes bytes again."""
-        self._listener.on_writable()
+        self.listener.on_closed(error, close)
 
     def _answered(self, method: base.Frame) -> None:
         if method.name == "Channel.CloseOk":
@@ -263,11 +259,6 @@ class Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         """Whether it can be used."""
         return self.session.state is State.OPEN and not self.closed.done()
-
-    @property
-    def blocked(self) -> str | None:
-        """Why the broker reads nothing more from this connection; None while it does."""
-        return self.session.blocked
 
     async def channel(self, listener: Listener) -> Channel:
         """Open a channel. Raises BrokerRefused or BrokerLost."""
@@ -400,7 +391,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.writable = True
         for channel in list(self._channels.values()):
-            channel.writable()
+            channel.listener.on_writable()
 
     def _rest_from_reading(self) -> None:
         """The broker sends two messages or so at a time: to read each by itself costs it and us more than they do."""
@@ -432,7 +423,7 @@ class Connection(asyncio.Protocol):
             case Blocked(None):
                 emit("broker.unblocked", address=str(self.url))
                 for channel in list(self._channels.values()):
-                    channel.writable()
+                    channel.listener.on_writable()
             case ClosedByBroker():
                 self._last_word = event
                 self._fail(self._why(None))

@@ -62,8 +62,8 @@ class RabbitDrain:
         self._budget = DeliveryBudget(limits)
         self._connection: Connection | None = None
         self._locked: Connection | None = None  # that the lock was taken on, with which it ends
-        self._ready: deque[Delivery] = deque()
-        self._channels = DrainChannels(queue, self._budget, self._ready, on_arrived=self._arrived, on_lost=self._lost)
+        self._budget.ready = self._ready = deque[Delivery]()
+        self._channels = DrainChannels(queue, self._budget, on_arrived=self._arrived, on_lost=self._lost)
         self._owned_bytes = 0
         self._news = asyncio.Event()
         self._loss: BrokerError | None = None
@@ -289,21 +289,19 @@ class RabbitDrain:
 class DrainChannels:
     """The channels of a recovery: the one that it consumes on, and those where letters that are held were left behind.
 
-    `consume` on a connection, then `allow` and `widen` as the run goes on. `ready` is what nobody has taken yet.
+    `consume` on a connection, then `allow` and `widen` as the run goes on.
     """
 
     def __init__(
         self,
         queue: str,
         budget: DeliveryBudget,
-        ready: Sized,
         *,
         on_arrived: Callable[[list[Delivery]], None],
         on_lost: Callable[[BrokerError | None], None],
     ) -> None:
         self._queue = queue
         self._budget = budget
-        self._ready = ready
         self._on_arrived = on_arrived
         self._on_lost = on_lost
         self._connection: Connection | None = None
@@ -345,7 +343,7 @@ class DrainChannels:
         channel = self._current
         if channel is None or not channel.is_open:
             return
-        need = self._budget.need_count(len(self._ready))
+        need = self._budget.need_count
         if need == 0 and channel.tags and (self._budget.wanted_count == 0 or channel.tracker.pending):
             # All that are wanted are here. Acks that wait can go, so that a kill brings few letters back.
             await self._cancel(channel)
@@ -364,9 +362,7 @@ class DrainChannels:
         if channel is None or not channel.tags:
             return  # after a loss it is for `consume` to find out whether the queue is still there
         elsewhere = self._held_elsewhere_count
-        more = self._budget.widened_by(
-            capacity_count - elsewhere, unacked_count=channel.unacked_count, ready_count=len(self._ready)
-        )
+        more = self._budget.widened_by(capacity_count - elsewhere, unacked_count=channel.unacked_count)
         if more <= 0 or self._fresh_count:
             return
         if not self._plan_to_move_on(capacity_count - elsewhere - channel.held_count):
@@ -383,8 +379,7 @@ class DrainChannels:
             if channel is not self._current:
                 channel.flush()
             elif channel.tracker.pending and not self._fresh_count:
-                unacked_count, ready_count = channel.unacked_count, len(self._ready)
-                channel.flush(self._budget.acks_count_max(unacked_count=unacked_count, ready_count=ready_count))
+                channel.flush(self._budget.acks_count_max(channel.unacked_count))
 
     def flush_all(self) -> None:
         """Send all acks. Nobody consumes any more, or letters that come for these go back at once."""
@@ -423,7 +418,7 @@ class DrainChannels:
     def _plan_to_move_on(self, capacity_count: int) -> bool:
         """Consume on a fresh channel soon, so many at once; False near the end, and where that failed before."""
         channel_max = self._connection.session.channel_max if self._connection else 0
-        need = self._budget.need_count(len(self._ready))
+        need = self._budget.need_count
         is_far = need is None or need >= self._budget.capacity_count + capacity_count
         has_room = len(self._all) < min(CHANNELS_COUNT_MAX, (channel_max or PREFETCH_MAX) // 2)
         if capacity_count <= 0 or not is_far or not has_room or not self._moves_on:
@@ -476,6 +471,7 @@ class DeliveryBudget:
     def __init__(self, limits: RunLimits) -> None:
         self.capacity_count = 0
         self.wanted_count: int | None = None  #: beside those that were taken; None: whatever there is
+        self.ready: Sized = ()  #: those that are here and not taken yet
         self._count_max = limits.window_count_max
         self._bytes_max = limits.window_bytes_max
         self._count = self._bytes = 0
@@ -487,9 +483,10 @@ class DeliveryBudget:
             return min(CAPACITY_COUNT_FIRST, self._count_max)
         return min(self._count_max, max(1, self._bytes_max * self._count // max(1, self._bytes)))
 
-    def need_count(self, ready_count: int) -> int | None:
-        """How many more are to be delivered, when so many are here and not taken yet."""
-        return None if self.wanted_count is None else max(0, self.wanted_count - ready_count)
+    @property
+    def need_count(self) -> int | None:
+        """How many more are to be delivered; None: whatever there is."""
+        return None if self.wanted_count is None else max(0, self.wanted_count - len(self.ready))
 
     def came(self, count: int, size_bytes: int) -> None:
         """So many came, of so many bytes together."""
@@ -501,15 +498,15 @@ class DeliveryBudget:
         if self.wanted_count is not None:
             self.wanted_count = max(0, self.wanted_count - count)
 
-    def widened_by(self, capacity_count: int, *, unacked_count: int, ready_count: int) -> int:
+    def widened_by(self, capacity_count: int, *, unacked_count: int) -> int:
         """By how much the prefetch may grow towards `capacity_count`."""
         more = capacity_count - self.capacity_count
-        need = self.need_count(ready_count)
+        need = self.need_count
         return more if need is None else min(more, need - self._room_count(unacked_count))
 
-    def acks_count_max(self, *, unacked_count: int, ready_count: int) -> int | None:
+    def acks_count_max(self, unacked_count: int) -> int | None:
         """How many acks may be sent now; None: all. `unacked_count` is the broker's: acks that wait are in it."""
-        need = self.need_count(ready_count)
+        need = self.need_count
         if need is None or not self.capacity_count:
             return None
         return max(0, need - self._room_count(unacked_count))

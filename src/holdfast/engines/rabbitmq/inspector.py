@@ -27,7 +27,7 @@ from holdfast.core.message import Address, OutcomeKind, Outgoing
 from holdfast.core.plan import Retries
 from holdfast.core.recovery import Depth, Permission, Preflight
 from holdfast.core.routes import Mode, RouteTable
-from holdfast.core.topology.model import DEAD_EXCHANGE, DEAD_KEY, TTL, Topology, Version, effective
+from holdfast.core.topology.model import DEAD_EXCHANGE, DEAD_KEY, DELIVERY_LIMIT, TTL, Topology, Version, effective
 from holdfast.core.topology.routing import Graph
 from holdfast.engines.rabbitmq.connection import ACCESS_REFUSED, NOT_FOUND, Connection
 from holdfast.engines.rabbitmq.drain import is_name, lock_name
@@ -36,6 +36,7 @@ from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import PORTS, BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
+from holdfast.engines.rabbitmq.wire.session import Login
 from holdfast.errors import BrokerRefused, HoldfastError
 from holdfast.ports.broker import QueueFacts, Reach
 
@@ -233,8 +234,7 @@ async def _graph(api: Management, vhost: str, queues: Sequence[ManagedQueue] = (
 
 
 def _facts(info: ManagedQueue) -> QueueFacts:
-    limit = info.effective_policy.get("delivery-limit", info.arguments.get("x-delivery-limit"))
-    free = info.type != "quorum" or limit == -1
+    free = info.type != "quorum" or _limit(info) == -1
     return QueueFacts(
         queue=info.name,
         ready=info.messages_ready or 0,
@@ -242,6 +242,12 @@ def _facts(info: ManagedQueue) -> QueueFacts:
         peek_is_free=free,
         note="" if free else "a quorum queue with a delivery limit: each look counts, and the last one deletes",
     )
+
+
+def _limit(info: ManagedQueue) -> int | None:
+    """The delivery limit that holds for a queue; -1 is none, None when nothing says anything of it."""
+    limit: int | None = effective(info.arguments, info.effective_policy).get(DELIVERY_LIMIT)
+    return limit
 
 
 def _source(name: str) -> str:
@@ -261,6 +267,7 @@ class RabbitRunInspector:
         self._graph: Graph | None = None
         self._info: ManagedQueue | None = None
         self._priority = PRIORITY_UNSEEN
+        self._shown: ManagedPermission | None = None  # where nobody tells us our rights
 
     def receivers(self, address: Address) -> list[str]:
         """The queues that a message with this address reaches; none when nobody could say."""
@@ -328,7 +335,7 @@ class RabbitRunInspector:
         """At what the management API shows."""
         if self._management is None:
             return
-        vhost, ours = self._connection.url.login.vhost, _cluster(self._connection)
+        login, ours = self._connection.url.login, _cluster(self._connection)
         try:
             async with Management(self._management, timeout_s=TIMEOUT_S) as management:
                 overview = await management.overview()
@@ -339,9 +346,10 @@ class RabbitRunInspector:
                     )
                     return
                 found.alarm = await management.alarms() or ""
-                info = await management.queue(vhost, self._queue) if self._queue else None
+                info = await management.queue(login.vhost, self._queue) if self._queue else None
                 priority = await _priority_above(management, info)
-                self._graph = await _graph(management, vhost)
+                self._graph = await _graph(management, login.vhost)
+                self._shown = await _permission(management, login)
         except HoldfastError as error:
             found.warnings.append(f"the management API could not be asked, checks are fewer; {error.message}")
             return
@@ -389,8 +397,7 @@ class RabbitRunInspector:
 
     async def _rights(self, table: RouteTable, found: Preflight) -> list[Permission]:
         """Of our user: to read the queue (if any), to take its lock, to write to every exchange."""
-        shown = await self._shown() if found.has_management else None
-        rights = []
+        shown, rights = self._shown, []
         if queue := self._queue:
             lock = lock_name(queue)
             rights = [
@@ -407,17 +414,6 @@ class RabbitRunInspector:
             what = f"exchange '{exchange}'" if exchange else "the default exchange"
             rights.append(Permission(verb="write", what=what, given=given))
         return rights
-
-    async def _shown(self) -> ManagedPermission | None:
-        """None where nobody tells us: we are no administrator, or another service decides."""
-        login = self._connection.url.login
-        if self._management is None or login.mechanism != "PLAIN":
-            return None
-        try:
-            async with Management(self._management, timeout_s=TIMEOUT_S) as api:
-                return await api.permission(login.vhost, login.user)
-        except HoldfastError:
-            return None
 
 
 def _warn_of_the_unseen(found: Preflight, table: RouteTable) -> None:
@@ -439,21 +435,13 @@ def _not_there(exchange: str) -> str:
 def _read_limit(found: Preflight, info: ManagedQueue, version: Version) -> None:
     found.queue_type = info.type
     found.limit_is_assumed = False
-    if info.type != "quorum":
-        found.delivery_limit = None
-        return
-    given = [info.arguments.get("x-delivery-limit"), info.effective_policy.get("delivery-limit")]
-    finite = [limit for limit in given if isinstance(limit, int) and limit >= 0]
-    unlimited = any(limit == -1 for limit in given)
-    if finite:
-        found.delivery_limit = min(finite)
-    elif version >= Version(4, 0) and not unlimited:
-        found.delivery_limit = DELIVERY_LIMIT_DEFAULT
-    else:
-        found.delivery_limit = None
-        if unlimited and version < Version(4, 0):
-            found.delivery_limit = 0
-            found.warnings.append(f"queue '{info.name}' has x-delivery-limit -1, which this version takes for zero")
+    limit = _limit(info) if info.type == "quorum" else -1
+    if limit is None and version >= Version(4, 0):
+        limit = DELIVERY_LIMIT_DEFAULT
+    found.delivery_limit = None if limit == -1 else limit
+    if info.type == "quorum" and limit == -1 and version < Version(4, 0):
+        found.delivery_limit = 0
+        found.warnings.append(f"queue '{info.name}' has x-delivery-limit -1, which this version takes for zero")
 
 
 def _version(text: str) -> Version:
@@ -493,6 +481,14 @@ async def _priority_above(management: Management, info: ManagedQueue | None) -> 
     except HoldfastError:
         return PRIORITY_UNSEEN
     return next((one.priority + 1 for one in policies if one.name == info.policy), PRIORITY_UNSEEN)
+
+
+async def _permission(management: Management, login: Login) -> ManagedPermission | None:
+    """None where nobody tells us: we are no administrator, or another service decides."""
+    try:
+        return await management.permission(login.vhost, login.user) if login.mechanism == "PLAIN" else None
+    except HoldfastError:
+        return None
 
 
 def _exchanges(table: RouteTable, found: Preflight) -> Iterable[str]:

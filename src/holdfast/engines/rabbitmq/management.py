@@ -28,7 +28,6 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """Which broker this is."""
 
     rabbitmq_version: str
-    erlang_version: str = ""
     cluster_name: str = ""
     node: str = ""
 
@@ -39,7 +38,6 @@ class ManagedQueue(Queue, frozen=True, kw_only=True):
     vhost: str
     exclusive: bool = False
     policy: str | None = None
-    operator_policy: str | None = None
     effective_policy_definition: dict[str, Any] | list[Any] | None = None
     messages: int | None = None
     messages_ready: int | None = None

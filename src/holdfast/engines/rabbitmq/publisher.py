@@ -378,7 +378,7 @@ class RabbitPublisher:
     @property
     def blocked(self) -> str | None:
         """Why the broker takes nothing at the moment (memory, disk); None while it does."""
-        return self._connection.blocked if self._connection else None
+        return self._connection.session.blocked if self._connection else None
 
     @property
     def connected(self) -> bool:
@@ -486,7 +486,7 @@ class RabbitPublisher:
 
     def _pump(self) -> None:
         """Send what the windows allow: everything that can go now goes in one write."""
-        if self._connection is None or not self._connection.writable or self._connection.blocked:
+        if self._connection is None or not self._connection.writable or self._connection.session.blocked:
             return  # what is not sent while the broker reads nothing is at least known not to be stored
         if self._suspects and self._alone.is_open and not self._alone.flying and not self._held_back():
             self._only = self._suspects[0] if self._alone_only else None

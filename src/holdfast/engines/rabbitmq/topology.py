@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
@@ -81,7 +82,7 @@ class RabbitTopology:
             ca_file=self._url.tls.ca_file if self._url.tls else None,
         )
         self._counts_age_s_max = counts_age_s_max
-        self._maker = Maker(self._url.named("holdfast topology"))
+        self._amqp = TopologyConnection(self._url.named("holdfast topology"))
 
     @property
     def vhost(self) -> str:
@@ -93,13 +94,13 @@ class RabbitTopology:
 
     async def __aexit__(self, *error: object) -> None:
         async with self._management:  # which ends with it
-            await self._maker.close()
-        await self._maker.grown()
+            await self._amqp.close()
+        await self._amqp.grown()
 
     async def version(self) -> Version:
         """The broker's version. Raises BadAddress when the two addresses are not of the same broker."""
         overview = await self._management.overview()
-        connection = await self._maker.connection()
+        connection = await self._amqp.open()
         name = str(connection.session.server_properties.get("cluster_name", ""))
         if name and overview.cluster_name and name != overview.cluster_name:
             # Else the plan would be made from what one broker has, and carried out on the other.
@@ -144,11 +145,11 @@ class RabbitTopology:
 
     async def create(self, thing: Thing) -> None:
         """Declare or bind. Raises BrokerRefused when something else of that name is there."""
-        await self._maker.make(thing)
+        await self._amqp.make(thing)
 
     async def delete(self, thing: Thing) -> None:
         """Delete or unbind. A classic queue and an exchange only if they are empty and unused at that moment."""
-        await (await self._maker.connection()).ask(_unmaking(thing))
+        await (await self._amqp.open()).ask(_unmaking(thing))
 
     async def not_empty(self, queues: Sequence[str]) -> dict[str, str]:
         """Look again and again, for longer than a count can be old."""
@@ -169,7 +170,7 @@ class RabbitTopology:
         depths = {}
         for name in probe.queues:
             try:
-                depths[name] = await (await self._maker.connection()).depth(name)
+                depths[name] = await (await self._amqp.open()).depth(name)
             except BrokerRefused as error:
                 return ProbeResult(name=probe.name, outcome="lost", reason=f"queue '{name}' cannot be used; {error}")
         busy = [f"'{name}' has {depth.ready} messages and {depth.consumers} consumers"
@@ -181,7 +182,7 @@ class RabbitTopology:
     async def _look(self, queues: Sequence[str]) -> dict[str, str]:
         reasons = {}
         for name in queues:
-            depth = await (await self._maker.connection()).depth(name)
+            depth = await (await self._amqp.open()).depth(name)
             state = _state(await self._management.queue(self.vhost, name))
             consumers, messages = state.consumers_count or 0, state.messages_count or 0
             if count := max(depth.consumers, consumers):
@@ -248,7 +249,7 @@ async def _find(consumer: RabbitConsumer, mark: str) -> Delivery | None:
         return None
 
 
-class Maker:
+class TopologyConnection:
     """Makes what is missing, on one connection, which is opened when it is needed; `grown` returns when the youngest
     quorum queue that was made is old enough.
 
@@ -263,7 +264,7 @@ class Maker:
         self._opening = asyncio.Lock()
         self._born_at_s: float | None = None
 
-    async def connection(self) -> Connection:
+    async def open(self) -> Connection:
         """For questions as well. Raises as `Connection.open`."""
         async with self._opening:
             self._connection = await Connection.renewed(self._connection, self._url)
@@ -271,7 +272,7 @@ class Maker:
 
     async def make(self, thing: Thing) -> None:
         """Declare or bind. Raises BrokerRefused when something else of that name is there."""
-        await (await self.connection()).ask(_making(thing))
+        await (await self.open()).ask(_making(thing))
         if isinstance(thing, Queue) and thing.type == "quorum":
             self._born_at_s = asyncio.get_running_loop().time()
 
@@ -351,7 +352,7 @@ class Declarer:
         self._url = url.named("holdfast consumer set-up")
         self._management = management
         self._quorum = quorum
-        self._maker = Maker(self._url)
+        self._amqp = TopologyConnection(self._url)
 
     async def missing(self, subscription: Subscription, family: QueueFamily) -> list[str]:
         """Everything that stands in the way of a safe retry or parking, in words."""
@@ -378,18 +379,18 @@ class Declarer:
         ]
         wanted += [each for each in family.queues if not await self._insist(Connection.has_queue, each.name)]
         for thing in (*wanted, *family.bindings):
-            await self._make(thing)
-        await self._maker.grown()
+            await retry_call(partial(self._amqp.make, thing), url=self._url, is_met=True)
+        await self._amqp.grown()
 
     async def close(self) -> None:
         """End the connection."""
-        await self._maker.close()
+        await self._amqp.close()
 
     async def declare_own(self, queues: Sequence[str]) -> None:
         """Make queues of our own durable; what is there stays as it is. One try."""
         arguments: dict[str, Any] = {"x-queue-type": "quorum"} if self._quorum else {}
         for queue in queues:
-            connection = await self._maker.connection()
+            connection = await self._amqp.open()
             if not await connection.has_queue(queue):
                 await connection.ask(methods.QueueDeclare(queue=queue, durable=True, arguments=arguments))
 
@@ -399,7 +400,7 @@ class Declarer:
         For a quorum queue it cannot: one that is empty is left standing, because a message that came between a look and
         the deletion would be gone without a trace.
         """
-        connection = await self._maker.connection()
+        connection = await self._amqp.open()
         try:
             if self._quorum:
                 return not (await connection.depth(queue)).ready
@@ -415,7 +416,7 @@ class Declarer:
     async def _difference(self, queue: Queue) -> str:
         """Declared again as it should be, a queue that is so changes nothing, and another one is refused."""
         try:
-            await self._make(queue)
+            await self._insist(Connection.ask, _making(queue))
         except BrokerRefused as error:
             return error.message
         return ""
@@ -455,14 +456,11 @@ class Declarer:
         except BrokerRefused as error:
             return error.message
 
-    async def _make(self, thing: Thing) -> None:
-        await retry_call(lambda: self._maker.make(thing), url=self._url, is_met=True)
-
     async def _insist(self, ask: Callable[[Connection, A], Awaitable[T]], what: A) -> T:
         """What is asked here may be asked twice. The publisher has met the broker before."""
 
         async def once() -> T:
-            return await ask(await self._maker.connection(), what)
+            return await ask(await self._amqp.open(), what)
 
         return await retry_call(once, url=self._url, is_met=True)
 

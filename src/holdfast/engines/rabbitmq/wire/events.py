@@ -54,12 +54,6 @@ class Method(Struct, frozen=True):
     method: base.Frame
 
 
-class Heartbeat(Struct, frozen=True):
-    """The broker lives."""
-
-    channel: int = 0
-
-
 class Opened(Struct, frozen=True):
     """The connection can be used."""
 
@@ -76,4 +70,4 @@ class Blocked(Struct, frozen=True):
 #: What comes for every message: nothing of it changes the state of a channel or a connection.
 ORDINARY = frozenset({Delivery, Confirmed, Returned})
 
-Event: TypeAlias = Delivery | Returned | Confirmed | Cancelled | ClosedByBroker | Method | Heartbeat | Opened | Blocked
+Event: TypeAlias = Delivery | Returned | Confirmed | Cancelled | ClosedByBroker | Method | Opened | Blocked

@@ -100,7 +100,7 @@ class AmqpSession:
         self.frame_bytes_max = login.frame_bytes_max
         self.heartbeat_s = login.heartbeat_s
         self.channel_max = login.channel_max
-        self.blocked: str | None = None
+        self.blocked: str | None = None  #: why the broker reads nothing more from us; None while it does
         self._login = login
         self._reader = FrameReader()
         self._replies: list[bytes] = []
