@@ -16,7 +16,7 @@ import traceback
 
 import holdfast.engines.postgres.database
 import holdfast.engines.rabbitmq.broker  # noqa: F401 - both are imported by who needs them, which takes long
-from holdfast.proof import crash
+from holdfast import proof
 from tests.vault import worker
 
 STEP_S = 0.002
@@ -25,7 +25,7 @@ RUN_S_MAX = 60.0
 
 def arm(at: str) -> None:
     """In a worker: what `HOLDFAST_CRASH_AT` does to a process that imports us with it."""
-    trap, off = crash.Trap.parse(at), crash.crash_point
+    trap, off = proof.Trap.parse(at), proof.crash_point
     armed = 0
     for name, module in list(sys.modules.items()):
         if name.startswith("holdfast.") and getattr(module, "crash_point", None) is off:
@@ -49,8 +49,8 @@ def work(kind: str, env: dict[str, str]) -> None:
     code = 1
     try:
         os.environ.update(env)
-        if env.get(crash.VARIABLE):
-            arm(env[crash.VARIABLE])
+        if env.get(proof.VARIABLE):
+            arm(env[proof.VARIABLE])
         asyncio.run(worker.main(kind))
         code = 0
     except BaseException:  # noqa: BLE001 - it is told, and the code is not 0

@@ -2,7 +2,7 @@
 
 Statements run in threads. The vault's writers take turns by an advisory lock, because the ledger is a chain: it is
 opened `serial`, with one connection that writes and one that reads. Collectors hold each other up only where they
-want the same row. A transaction is a pipeline: only what gives rows is waited for, and takes along what was sent before.
+want the same row. A transaction is a pipeline: only what gives rows is waited for, and what was sent before goes along.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class SqliteDatabase:
         self._writer = open_writer(self._path, kind=self._kind, create=size_of(self._path) is None)
         if self._kind == "collect":
             self._writer.execute(f"PRAGMA cache_size = -{COLLECT_CACHE_KIB}")
-            self._writer.create_scalar_function("now_us", self._clock.now_us, 0)
+            self._writer.create_scalar_function("now_us", lambda *_: self._clock.now_us(), 0)
         elif not self._in_memory:
             self._reader = open_reader(self._path)
             self._reader.execute(f"PRAGMA cache_size = -{VAULT_READER_CACHE_KIB}")
