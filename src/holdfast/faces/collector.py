@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import Self
 
 from holdfast.core.collect import SeriesState, Transaction
 from holdfast.core.policy import delay_us
@@ -26,17 +26,6 @@ from holdfast.services.queue.queues import Queues
 from holdfast.wiring import open_collector
 
 UPLOADS_COUNT_MAX = 256
-
-
-class CollectorOptions(TypedDict, total=False):
-    """What a `Collector` may hold at a time, and how patient it is; see docs/collector.md for the durations."""
-
-    uploads_max: int
-    uploads_bytes_max: int
-    lease_timeout: str | float
-    abandon_after: str | float
-    gap_after: str | float
-    keep_blobs: bool
 
 
 class Collector:
@@ -55,12 +44,29 @@ class Collector:
         blobs: str | None = None,
         broker: str | None = None,
         queues: Queues | None = None,
+        uploads_max: int = 16,
+        uploads_bytes_max: int = 64 * 2**20,
+        lease_timeout: str | float = "30s",
+        abandon_after: str | float = "24h",
+        gap_after: str | float = "5m",
+        keep_blobs: bool = False,
         quorum: bool = False,
         clock: Clock | None = None,
-        **options: Unpack[CollectorOptions],
     ) -> None:
+        if not 1 <= uploads_max <= UPLOADS_COUNT_MAX:
+            raise Invalid(f"uploads_max is invalid; {uploads_max} is not from 1 to {UPLOADS_COUNT_MAX}")
+        abandon_after_us = delay_us(abandon_after, what="abandon_after")
+        limits = CollectLimits(
+            uploads_max=uploads_max,
+            uploads_bytes_max=uploads_bytes_max,
+            lease_us=delay_us(lease_timeout, what="lease_timeout"),
+            abandon_after_us=abandon_after_us,
+            abandon_check_us=max(1, min(60_000_000, abandon_after_us // 4)),
+            gap_after_us=delay_us(gap_after, what="gap_after"),
+            keep_blobs=keep_blobs,
+        )
         self._opening: AbstractAsyncContextManager[CollectService] = open_collector(
-            url, blobs=blobs, broker=broker, queues=queues, limits=_limits(**options), clock=clock, quorum=quorum
+            url, blobs=blobs, broker=broker, queues=queues, limits=limits, clock=clock, quorum=quorum
         )
         self._service: CollectService | None = None
 
@@ -122,26 +128,3 @@ class Collector:
     async def abandon(self, transaction_id: str, *, reason: str = "by hand") -> Transaction:
         """Give it up; its queues and index rows go, its blobs too unless `keep_blobs`."""
         return await self.service.abandon(transaction_id, reason=reason)
-
-
-def _limits(
-    *,
-    uploads_max: int = 16,
-    uploads_bytes_max: int = 64 * 2**20,
-    lease_timeout: str | float = "30s",
-    abandon_after: str | float = "24h",
-    gap_after: str | float = "5m",
-    keep_blobs: bool = False,
-) -> CollectLimits:
-    if not 1 <= uploads_max <= UPLOADS_COUNT_MAX:
-        raise Invalid(f"uploads_max is invalid; {uploads_max} is not from 1 to {UPLOADS_COUNT_MAX}")
-    abandon_after_us = delay_us(abandon_after, what="abandon_after")
-    return CollectLimits(
-        uploads_max=uploads_max,
-        uploads_bytes_max=uploads_bytes_max,
-        lease_us=delay_us(lease_timeout, what="lease_timeout"),
-        abandon_after_us=abandon_after_us,
-        abandon_check_us=max(1, min(60_000_000, abandon_after_us // 4)),
-        gap_after_us=delay_us(gap_after, what="gap_after"),
-        keep_blobs=keep_blobs,
-    )
