@@ -238,7 +238,8 @@ class Node:
 
     def _command(self, program: str, *arguments: str) -> list[str]:
         command = [f"{BINARIES}/{program}", *arguments]
-        return command if self._root == Path("/") else ["unshare", "--mount", "sh", "-c", ENTER, str(self._root), *command]
+        enter = [] if self._root == Path("/") else ["unshare", "--mount", "sh", "-c", ENTER, str(self._root)]
+        return [*enter, *command]
 
     def _environment(self, *, server: bool) -> dict[str, str]:
         inside = self._inside
