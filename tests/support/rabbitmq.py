@@ -362,9 +362,7 @@ def _lives(pid: int) -> bool:
 
 
 @contextmanager
-def running_node(
-    version: str = "3.10", *, plugins: tuple[str, ...] = (), memory: Path | None = None
-) -> Iterator[Node]:
+def running_node(version: str = "3.10", *, plugins: tuple[str, ...] = (), memory: Path | None = None) -> Iterator[Node]:
     """A node of one's own, for a test that kills or blocks it; on the disk, unless it is told where in memory."""
     node = Node.create(version, plugins=plugins, memory=memory)
     try:
