@@ -12,11 +12,12 @@ import pytest
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.engines.postgres.database import SCHEMA
-from holdfast.proof.process import child_process, python_argv
+from holdfast.proof.process import python_argv
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import load_settings
 from holdfast.wiring import open_vault_app
 from tests.support.amqp import Admin, headers_of
+from tests.support.forking import forked_process
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import DLQ, MAIN, bodies, dead, send
 
@@ -59,7 +60,7 @@ def environment(request: pytest.FixtureRequest, admin: Admin, tmp_path: Path, st
 
 async def work(kind: str, environment: dict[str, str], crash_at: str = "") -> int:
     env = {**environment, "HOLDFAST_CRASH_AT": crash_at}
-    async with child_process(python_argv("tests.vault.worker", kind), env=env, cwd=ROOT) as child:
+    async with forked_process(python_argv("tests.vault.worker", kind), env=env, cwd=ROOT) as child:
         code = await child.wait()
         assert code in (0, -9), child.stderr.tail
         return code
