@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from holdfast.core.moments import format_duration, microseconds, moment, moment_or_none
 
@@ -140,15 +142,8 @@ class Item(Struct, frozen=True, kw_only=True, omit_defaults=True):
     former_key: str = ""  #: the dedupe_key that it had before it died; the key itself is free again
 
 
-class PartitionPlace(Struct, frozen=True):
+class PartitionInfo(Struct, frozen=True):
     """Which storage holds a partition."""
-
-    partition: int
-    storage: str
-
-
-class PartitionInfo(Struct, frozen=True, kw_only=True):
-    """A partition as people see it."""
 
     partition: int = 0
     storage: str = ""
@@ -185,7 +180,18 @@ class QueueRecord(Struct, frozen=True, kw_only=True):
     updated_at_us: int = 0
     paused: bool = False
     dead_retention_us: int = 0
-    partitions: tuple[PartitionPlace, ...] = ()
+    partitions: tuple[PartitionInfo, ...] = ()
+
+    @classmethod
+    def from_row(cls, row: tuple[int, str]) -> QueueRecord:
+        """From its generation, which a catalog gives it, and its JSON."""
+        generation, text = row
+        return replace(_decode_record(text), generation=generation)
+
+    @property
+    def json(self) -> str:
+        """What a catalog writes down."""
+        return msgspec.json.encode(self).decode()
 
     def info(self) -> QueueInfo:
         """The same, for people and programs."""
@@ -199,10 +205,13 @@ class QueueRecord(Struct, frozen=True, kw_only=True):
             requested_partitions=len(self.partitions),
             created_at=moment(self.created_at_us),
             updated_at=moment(self.updated_at_us),
-            partitions=[PartitionInfo(partition=p.partition, storage=p.storage) for p in self.partitions],
+            partitions=list(self.partitions),
             dead_retention=format_duration(self.dead_retention_us) if self.dead_retention_us else "",
             paused=self.paused,
         )
+
+
+_decode_record = msgspec.json.Decoder(QueueRecord).decode
 
 
 def is_scheduled(at_us: int, now_us: int) -> bool:

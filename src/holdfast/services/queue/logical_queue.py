@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar, cast
 
 from msgspec import Struct
 
 from holdfast.core.item import NewItem, PlacedItem, QueueRecord, partition_of
 from holdfast.core.moments import NEVER_US
+from holdfast.core.requests.queue import LeaseReply
 from holdfast.errors import HoldfastError, InternalError, Invalid, NothingToLease, QueueMissing, ShuttingDown, TryAgain
 from holdfast.ports.clock import Clock, Timer
 from holdfast.ports.queue_store import (
@@ -26,6 +27,7 @@ from holdfast.ports.queue_store import (
     LeaseItems,
     MoveTarget,
     Operation,
+    PartitionOperation,
     Produce,
     Produced,
     Release,
@@ -35,17 +37,22 @@ from holdfast.ports.queue_store import (
     SentBack,
 )
 from holdfast.proof import crash_point
-from holdfast.services.queue.batch import CommitBatch, assign_leases, place_produce, share_out, take
 from holdfast.services.queue.storage_share import StorageShare
 from holdfast.services.queue.waiting import (
     PRODUCES_WAITING_BYTES_MAX,
-    LeaseAnswer,
+    CommitBatch,
     Waiting,
     WaitingLease,
     WaitingOperation,
     WaitingRequests,
+    assign_leases,
+    place_produce,
+    share_out,
+    take,
 )
 from holdfast.telemetry.events import emit
+
+R = TypeVar("R")
 
 OPERATION_TIMEOUT_US = 60_000_000
 #: A batch of more items is not committed on the event loop's thread: it would hold up whoever comes next.
@@ -175,7 +182,7 @@ class LogicalQueue:
         ids, partition = cast(tuple[Sequence[str], int], await self._served(waiting))
         return _placed(ids, items, partition)
 
-    async def lease(self, client_id: str, batch_size: int, *, timeout_us: int) -> LeaseAnswer:
+    async def lease(self, client_id: str, batch_size: int, *, timeout_us: int) -> LeaseReply:
         """Wait for items. Raises NothingToLease when the time is up."""
         self._check_open()
         if self._nobody_else(batch_size) and (self._is_sure() or await self._look_round(batch_size)):
@@ -186,27 +193,22 @@ class LogicalQueue:
         waiting = self.waiting.add_lease(client_id, batch_size, self._clock.now_us() + timeout_us)
         try:
             self._wait_for_turn(waiting)
-            return cast(LeaseAnswer, await waiting.future)
+            return cast(LeaseReply, await waiting.future)
         except asyncio.CancelledError:
             # The answer and the disconnection crossed: nobody will ever hear of these leases.
             if waiting.future.done() and not waiting.future.cancelled() and waiting.future.exception() is None:
-                answer = cast(LeaseAnswer, waiting.future.result())
+                answer = cast(LeaseReply, waiting.future.result())
                 self.release(answer.partition, [item.id for item in answer.items])
             raise
         finally:
             self.waiting.remove_lease(waiting)  # answered, timed out or disconnected
 
     async def operate(
-        self,
-        operation: Operation,
-        *,
-        partition: int,
-        settles: bool = False,
-        timeout_us: int = OPERATION_TIMEOUT_US,
-    ) -> Result:
+        self, operation: PartitionOperation[R], *, settles: bool = False, timeout_us: int = OPERATION_TIMEOUT_US
+    ) -> R:
         """Carry out an operation on its partition. Raises TryAgain, and then nothing is acknowledged."""
         self._check_open()
-        share = self.share_of(partition)
+        share = self.share_of(operation.partition)
         if not share.healthy:
             raise self._unavailable()
         weight = _weight(operation)
@@ -215,7 +217,7 @@ class LogicalQueue:
         self._check_open()
         waiting = WaitingOperation(operation, weight, self._clock.now_us() + timeout_us, settles=settles)
         self.waiting.add_operation(share, waiting)
-        return cast(Result, await self._served(waiting, share))
+        return cast(R, await self._served(waiting, share))
 
     def release(self, partition: int, ids: Sequence[str]) -> None:
         """Undo leases of which nobody will ever hear."""
@@ -291,9 +293,9 @@ class LogicalQueue:
         (share,) = self.shares
         partition = share.partitions[0] if len(share.partitions) == 1 else place_produce(share.un_leased())
         produced = await self._operate_alone(Produce(partition, items, self.record.expire_timeout_us))
-        return _placed(cast(Produced, produced).ids, items, partition)
+        return _placed(produced.ids, items, partition)
 
-    async def _lease_alone(self, batch_size: int) -> LeaseAnswer | None:
+    async def _lease_alone(self, batch_size: int) -> LeaseReply | None:
         """Lease items at once; none when it has to wait."""
         (share,) = self.shares
         available = share.available(share.un_leased())
@@ -302,15 +304,15 @@ class LogicalQueue:
         partition = next(iter(available)) if len(available) == 1 else assign_leases([batch_size], available)[0]
         lease = LeaseItems(partition, batch_size, self.record.lease_timeout_us, self.rules())
         try:
-            leased = cast(LeasedItems, await self._operate_alone(lease))
+            leased = await self._operate_alone(lease)
         except TryAgain:
             return None  # it waits on, until the storage is back or its time is up
         if not leased.items:
             share.gave_nothing(partition)
             return None
-        return LeaseAnswer(partition, list(leased.items))
+        return LeaseReply(self.record.name, partition, list(leased.items))
 
-    async def _operate_alone(self, operation: Operation) -> Result:
+    async def _operate_alone(self, operation: PartitionOperation[R]) -> R:
         """One commit for the only client: no task, no event, no thread between it and its commit, and nothing that
         would suspend it: a client can be cancelled while it is suspended, a commit cannot."""
         (share,) = self.shares
@@ -330,7 +332,7 @@ class LogicalQueue:
             self.wake(share)
         if share.soonest_us < self._timer.at_us:
             self._timer.call_at(share.next_due_us(self.rules()))
-        return result
+        return cast(R, result)
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
@@ -510,7 +512,7 @@ class LogicalQueue:
             if items:
                 given += len(items)
                 self.waiting.remove_lease(lease)
-                lease.answer(LeaseAnswer(partition, items))
+                lease.answer(LeaseReply(self.record.name, partition, items))
         if given < len(leased.items):
             # Somebody went away while the commit ran. Nobody knows of these leases: undo them.
             kept = {item.id for items in shares for item in items}

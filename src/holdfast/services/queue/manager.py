@@ -205,7 +205,7 @@ class QueueManager:
                 source_ids = await share.store.arrivals(source_queue=source_queue, count_max=ARRIVALS_COUNT_MAX)
                 if source_ids:
                     forget = Forget(share.partitions[0], source_ids)
-                    await target.operate(forget, partition=share.partitions[0])
+                    await target.operate(forget)
 
     # --- changes ----------------------------------------------------------------------------------------------
 

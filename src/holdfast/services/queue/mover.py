@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
+from holdfast.core.moments import SECOND_US, Backoff
 from holdfast.errors import HoldfastError, QueueMissing, ShuttingDown
 from holdfast.ports.clock import Clock, Timer
 from holdfast.ports.queue_store import Arrive, DyingItem, Forget, MoveTarget, Remove, Revive
@@ -23,8 +24,7 @@ from holdfast.services.queue.logical_queue import LogicalQueue
 from holdfast.telemetry.events import emit
 
 CARRIED_COUNT_MAX = 500
-BACKOFF_US_FIRST = 100_000
-BACKOFF_US_MAX = 30_000_000
+BACKOFF = Backoff(first_s=0.1, delay_s_max=30.0)
 
 
 class Mover:
@@ -54,7 +54,7 @@ class Mover:
         while not self._closed:
             self._again = False
             try:
-                moved = [await self.run_once(lane_partition) for lane_partition in self._partitions_with_dying()]
+                moved = [await self.run_once(partition) for partition in self._partitions_with_dying()]
             except ShuttingDown:
                 return
             except HoldfastError as error:
@@ -96,20 +96,17 @@ class Mover:
         if dead_queue is None or dead_queue.record.generation != target.generation:
             # Its dead queue was taken from it and deleted between the mark and now. Today's rules decide anew.
             emit("dead.revived", queue=self.queue.record.name, dead_queue=target.queue_name, count=len(ids))
-            await self.queue.operate(Revive(partition, ids), partition=partition)
+            await self.queue.operate(Revive(partition, ids))
             return
         crash_point("dead.after_mark")
         try:
-            await dead_queue.operate(
-                Arrive(target.partition, dying, dead_queue.record.expire_timeout_us),
-                partition=target.partition,
-            )
+            await dead_queue.operate(Arrive(target.partition, dying, dead_queue.record.expire_timeout_us))
         except QueueMissing as error:
             raise HoldfastError(error.message) from error
         crash_point("dead.after_arrive")
-        await self.queue.operate(Remove(partition, ids), partition=partition)
+        await self.queue.operate(Remove(partition, ids))
         crash_point("dead.after_remove")
-        await dead_queue.operate(Forget(target.partition, ids), partition=target.partition)
+        await dead_queue.operate(Forget(target.partition, ids))
         crash_point("dead.after_forget")
 
     def _back_off(self, error: HoldfastError) -> None:
@@ -122,8 +119,8 @@ class Mover:
             dead_queue=self._failing or self.queue.record.dead_queue,
             error=error.message,
         )
-        delay_us = min(BACKOFF_US_MAX, BACKOFF_US_FIRST * 2 ** min(self._failures - 1, 16))
-        self._timer = self.clock.call_later(delay_us, self._on_timer)
+        delay_s = BACKOFF.delay_s(self._failures - 1, spread=1.0)
+        self._timer = self.clock.call_later(int(delay_s * SECOND_US), self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

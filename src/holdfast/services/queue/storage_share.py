@@ -1,21 +1,19 @@
 """A queue's share of one storage: its partitions, how they stand, and whether the storage can be used at present.
 
 A share runs one commit at a time. After a failure it is set aside, loads its state anew with back-off, and comes
-back. It knows nothing of requests; `batch.py` decides what goes into a commit.
+back. It knows nothing of requests; `waiting.py` decides what goes into a commit.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from holdfast.core.moments import NEVER_US
+from holdfast.core.moments import NEVER_US, SECOND_US, Backoff
 from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.ports.clock import Clock
 from holdfast.ports.queue_store import Committed, DeathRules, Operation, PartitionState, QueueStore, StorageAbilities
 
-BACKOFF_US_FIRST = 100_000
-BACKOFF_US_MAX = 30_000_000
+BACKOFF = Backoff(first_s=0.1, delay_s_max=30.0)
 #: A commit slower than this is not made on the event loop's thread, even for a lone request.
 INLINE_COMMIT_US_MAX = 2_000
 
@@ -104,8 +102,7 @@ class StorageShare:
         """Use the share no more until it has been loaded again; returns what its requests are answered with."""
         self.healthy = False
         self.failures += 1
-        backoff_us = min(BACKOFF_US_MAX, BACKOFF_US_FIRST * 2 ** min(self.failures - 1, 16))
-        self.retry_at_us = self.clock.now_us() + int(backoff_us * random.uniform(0.5, 1.0))  # noqa: S311
+        self.retry_at_us = self.clock.now_us() + int(BACKOFF.delay_s(self.failures - 1) * SECOND_US)
         if isinstance(error, StorageFailed):
             return error
         return StorageFailed(f"storage failed; {error.message}")
