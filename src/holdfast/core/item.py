@@ -38,32 +38,33 @@ _PATTERN = "[01][0-9a-f]{13}"
 _digits = re.compile(_PATTERN, re.ASCII).fullmatch
 
 
-def id_suffix(generation: int, partition: int) -> str:
-    """What every id of one partition ends with."""
-    return f"-{generation:x}-{partition:x}"
+class PartitionIds:
+    """The ids of one partition, as texts and as numbers; a store may count each partition's numbers from `first` on."""
 
+    __slots__ = ("_are_ids", "first", "suffix")
 
-def format_id(sequence: int, suffix: str) -> str:
-    """The text of an id."""
-    return f"{sequence:014x}{suffix}"
+    def __init__(self, generation: int, partition: int, *, first: int = 0) -> None:
+        self.first = first
+        self.suffix = f"-{generation:x}-{partition:x}"
+        one = _PATTERN + re.escape(self.suffix)
+        self._are_ids = re.compile(f"{one}(?:,{one})*", re.ASCII).fullmatch  # one look for a whole request
 
+    def id_of(self, number: int) -> str:
+        """The text of an id."""
+        return f"{number & SEQUENCE_MAX:014x}{self.suffix}"
 
-def parse_id(text: str, suffix: str) -> int | None:
-    """The sequence of an id of this partition; none when it is anything else."""
-    if text[_DIGITS:] != suffix or _digits(text[:_DIGITS]) is None:
-        return None
-    return int(text[:_DIGITS], 16)
+    def number_of(self, text: str) -> int:
+        """The number of an id; -1, which no item has, when it cannot be one of ours."""
+        if text[_DIGITS:] != self.suffix or _digits(text[:_DIGITS]) is None:
+            return -1
+        return self.first | int(text[:_DIGITS], 16)
 
-
-def ids_pattern(suffix: str) -> re.Pattern[str]:
-    """Matches ids of one partition joined by commas: one look for a whole request."""
-    one = _PATTERN + re.escape(suffix)
-    return re.compile(f"{one}(?:,{one})*", re.ASCII)
-
-
-def sequence_of(text: str) -> int:
-    """The sequence of an id that is known to be one."""
-    return int(text[:_DIGITS], 16)
+    def numbers_of(self, ids: Sequence[str]) -> list[int]:
+        """The numbers of ids; -1 for each that cannot be one of ours."""
+        if self._are_ids(",".join(ids)) is None:
+            return [self.number_of(text) for text in ids]
+        first = self.first
+        return [first | int(text[:_DIGITS], 16) for text in ids]
 
 
 def partition_of(text: str) -> int:

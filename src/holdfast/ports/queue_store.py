@@ -273,17 +273,6 @@ class PartitionState(Struct, frozen=True):
     next_expiry_us: int = 0
     oldest_death_us: int = 0
 
-    def due_us(self, rules: DeathRules) -> int:
-        """The nearest moment at which something is to be done by these rules; 0 if there is none."""
-        other_us = 0
-        if not rules.immortal:
-            other_us = self.next_expiry_us
-        elif rules.retention_us and self.oldest_death_us:
-            other_us = self.oldest_death_us + rules.retention_us
-        if self.next_due_us and other_us:
-            return min(self.next_due_us, other_us)
-        return self.next_due_us or other_us
-
 
 class Committed(Struct, frozen=True):
     """A batch that took effect: one result per operation, the partitions it touched, the store's clock, and how long

@@ -23,8 +23,6 @@ from holdfast.core.item import (
     LeasedItem,
     NewItem,
     after_retry,
-    format_id,
-    id_suffix,
     is_scheduled,
     is_used_up,
 )
@@ -123,7 +121,7 @@ async def _produce_keyed(batch: OperationBatch, operation: Produce, partition: P
         if left:
             keys = texts([item.dedupe_key for _, item in left])
             found = await batch.work.ask("find_dedupe_keys", batch.generation, keys)
-            known = {key: format_id(number, id_suffix(batch.generation, at)) for key, number, at in found}
+            known = {key: batch.partition(at).id_of(number) for key, number, at in found}
             ids |= {index: known[item.dedupe_key] for index, item in left if item.dedupe_key in known}
             left = [(index, item) for index, item in left if index not in ids]
         if not left:
@@ -297,7 +295,7 @@ def _remember(partition: PostgresPartition, first_id: int, next_id: int) -> None
 async def _release(batch: OperationBatch, operation: Release, partition: PostgresPartition) -> Finish:
     """Undo leases: same ids, same places."""
     partition.first_id = 0
-    answer = batch.put("release_leases", partition, bigints(partition.numbers_of(operation.ids)))
+    answer = batch.put("release_leases", partition, bigints(partition.in_order(operation.ids)))
     batch.made_available()
 
     def finish() -> Counted:
@@ -311,7 +309,7 @@ async def _release(batch: OperationBatch, operation: Release, partition: Postgre
 
 async def _complete(batch: OperationBatch, operation: Complete, partition: PostgresPartition) -> Finish:
     """Remove leased items: all or none, decided by the statement itself."""
-    numbers, count = bigints(partition.numbers_of(operation.ids)), len(set(operation.ids))
+    numbers, count = bigints(partition.in_order(operation.ids)), len(set(operation.ids))
     answer = batch.put("complete_items", partition, numbers, count)
 
     def finish() -> Result:
@@ -326,7 +324,7 @@ async def _complete(batch: OperationBatch, operation: Complete, partition: Postg
 
 async def _extend(batch: OperationBatch, operation: Extend, partition: PostgresPartition) -> Finish:
     """Let leases run until now + the timeout: all or none."""
-    numbers, count = bigints(partition.numbers_of(operation.ids)), len(set(operation.ids))
+    numbers, count = bigints(partition.in_order(operation.ids)), len(set(operation.ids))
     answer = batch.put("extend_leases", partition, numbers, count, batch.work.now_us, operation.lease_timeout_us)
 
     def finish() -> Result:
@@ -345,7 +343,7 @@ async def _retry(batch: OperationBatch, operation: RetryItems, partition: Postgr
     """Give leased items back: to the tail, to the schedule, or to death: all or none."""
     rules = operation.rules
     ids = [item.id for item in operation.items]
-    numbers = bigints(partition.numbers_of(ids))
+    numbers = bigints(partition.in_order(ids))
     rows = await batch.ask("take_leases", partition, numbers, len(set(ids)))
     leases: dict[int, State] = {row[1]: (row[1], row[2], row[3], row[4]) for row in rows if row[1] is not None}
     if not rows[0][0]:
@@ -478,7 +476,7 @@ async def _send_back(batch: OperationBatch, operation: SendBack, partition: Post
     to stay."""
     target = operation.target
     states = _states(
-        await batch.ask("take_redrivable", partition, bigints(partition.numbers_of(operation.ids)), target.queue_name)
+        await batch.ask("take_redrivable", partition, bigints(partition.in_order(operation.ids)), target.queue_name)
     )
     ids = [partition.id_of(state[0]) for state in states]
     if not states:
@@ -528,7 +526,7 @@ async def _revive(batch: OperationBatch, operation: Revive, partition: PostgresP
 
 
 async def _take_dying(batch: OperationBatch, partition: PostgresPartition, ids: Sequence[str]) -> list[State]:
-    numbers = bigints(partition.numbers_of(ids))
+    numbers = bigints(partition.in_order(ids))
     taken = _states(await batch.ask("take_dying", partition, numbers))
     batch.change(partition).dying -= len(taken)
     return taken
@@ -542,7 +540,7 @@ async def _forget(batch: OperationBatch, operation: Forget, partition: PostgresP
 
 async def _delete(batch: OperationBatch, operation: Delete, partition: PostgresPartition) -> Finish:
     """By id, wherever in sight; unknown ids are skipped."""
-    rows = await batch.ask("delete_in_sight", partition, bigints(partition.numbers_of(operation.ids)))
+    rows = await batch.ask("delete_in_sight", partition, bigints(partition.in_order(operation.ids)))
     change = batch.change(partition)
     places = [place for place, _ in rows]
     change.queued -= places.count("q")

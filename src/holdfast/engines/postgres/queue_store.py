@@ -89,7 +89,7 @@ class PostgresQueueStore:
             ids: list[int] = []
             for operation in settling:
                 texts = [i.id for i in operation.items] if isinstance(operation, RetryItems) else operation.ids
-                ids += batch.partition(operation.partition).numbers_of(texts)
+                ids += batch.partition(operation.partition).in_order(texts)
             batch.work.put("lock_leases", bigints(sorted(ids)))
 
     async def _make_up(

@@ -258,7 +258,7 @@ class Operations:
         )
 
     def _release(self, operation: Release, partition: SqlitePartition) -> Counted:
-        rows = [row for row in map(partition.row_of, operation.ids) if self._lease_of(row) is not None]
+        rows = [row for row in map(partition.number_of, operation.ids) if self._lease_of(row) is not None]
         self._db.executemany(SQL["release_lease"], [(row,) for row in rows])
         self._moments.read(self._db)
         self._db.executemany(SQL["delete_lease"], [(row,) for row in rows])
@@ -272,7 +272,7 @@ class Operations:
     def _complete(self, operation: Complete, partition: SqlitePartition) -> Result:
         if len(operation.ids) == 1:
             return self._complete_one(operation.ids, partition)
-        rows = json_list(partition.rows_of(operation.ids))
+        rows = json_list(partition.numbers_of(operation.ids))
         self._db.execute("SAVEPOINT complete")
         self._db.execute(SQL["delete_leases"], (rows,))
         if self._db.changes() != len(operation.ids):
@@ -285,7 +285,7 @@ class Operations:
         return Counted(len(operation.ids))
 
     def _complete_one(self, ids: Sequence[str], partition: SqlitePartition) -> Result:
-        row = (partition.row_of(ids[0]),)
+        row = (partition.number_of(ids[0]),)
         self._db.execute(SQL["delete_lease"], row)
         if not self._db.changes():
             return self._refused(ids, partition)
@@ -297,14 +297,14 @@ class Operations:
         missing: list[str] = []
         unleased: list[str] = []
         for text in ids:
-            row_id = partition.row_of(text)
+            row_id = partition.number_of(text)
             if self._lease_of(row_id) is None:
                 known = self._db.execute(SQL["find_ready"], (row_id,)).fetchone() is not None
                 (unleased if known else missing).append(text)
         return IdsRefused(missing, unleased)
 
     def _extend(self, operation: Extend, partition: SqlitePartition) -> Result:
-        rows = [partition.row_of(text) for text in operation.ids]
+        rows = [partition.number_of(text) for text in operation.ids]
         if any(self._lease_of(row) is None for row in rows):
             return self._refused(operation.ids, partition)
         until_us = self._now_us + operation.lease_timeout_us
@@ -314,7 +314,7 @@ class Operations:
 
     def _retry(self, operation: RetryItems, partition: SqlitePartition) -> Result:
         rules = operation.rules
-        rows = [partition.row_of(item.id) for item in operation.items]
+        rows = [partition.number_of(item.id) for item in operation.items]
         leases = [self._lease_of(row) for row in rows]
         if any(lease is None for lease in leases):
             return self._refused([item.id for item in operation.items], partition)
@@ -380,7 +380,7 @@ class Operations:
 
     def _find(self, name: str, ids: Sequence[str], partition: SqlitePartition, *bindings: str) -> list[State]:
         """Those of the ids that a statement finds."""
-        rows = map(partition.row_of, dict.fromkeys(ids))
+        rows = map(partition.number_of, dict.fromkeys(ids))
         return [(row, *found) for row in rows if (found := fetch_one(self._db, name, (row, *bindings))) is not None]
 
     def _delete_rows(self, name: str, rows: Sequence[State]) -> None:
@@ -428,7 +428,7 @@ class Operations:
 
     def _remove(self, operation: Remove, partition: SqlitePartition) -> Counted:
         """The third commit of a death."""
-        rows = [(partition.row_of(text),) for text in operation.ids]
+        rows = [(partition.number_of(text),) for text in operation.ids]
         before = self._db.total_changes()
         self._db.executemany(SQL["delete_dying"], rows)
         count = self._db.total_changes() - before
@@ -454,7 +454,7 @@ class Operations:
         """By id, wherever in sight; unknown ids are skipped."""
         deleted = []
         for text in operation.ids:
-            row_id = partition.row_of(text)
+            row_id = partition.number_of(text)
             if any(self._delete_from(state, row_id, partition) for state in _DELETE_FROM):
                 self._db.execute(SQL["delete_item"], (row_id,))
                 deleted.append(text)

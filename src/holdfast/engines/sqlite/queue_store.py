@@ -186,7 +186,7 @@ class SqliteQueueStore:
 
     async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
         place = self._place(partition)
-        first = place.row_of(pivot) if pivot else place.first
+        first = place.number_of(pivot) if pivot else place.first
         if first < 0:
             raise Invalid(f"invalid storage id; '{pivot}' is not an id of this partition")
         statement = "list_scheduled" if scheduled else "list_items"

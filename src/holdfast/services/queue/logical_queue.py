@@ -8,8 +8,10 @@ that is alone makes its own commit, without the loop.
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeAlias, TypeVar, cast
 
 from msgspec import Struct
@@ -75,12 +77,6 @@ class InFlight:
         self.lone_count = 0  # requests in a row that had no company
 
 
-class ItemsEnded(Struct, frozen=True):
-    """Items were marked as dying, moved or deleted."""
-
-    ended: Ended
-
-
 class ItemsSentBack(Struct, frozen=True):
     """Items go back to the queue that they died in."""
 
@@ -88,20 +84,16 @@ class ItemsSentBack(Struct, frozen=True):
     sent_back: SentBack
 
 
-class DyingFound(Struct, frozen=True):
-    """Items are dying, or may be, of which nobody was told: a storage was read anew, or a server died beside us."""
+class QueueChange(enum.Enum):
+    """What happened to a queue that its own requests do not tell."""
+
+    DYING = "dying"  #: items are, or may be, of which nobody was told: a storage was read anew, or a server died
+    FAILED = "failed"  #: a commit, as far as is known: on a shared storage it may have moved items to other queues
+    LOST = "lost"  #: the store says that the queue is gone or was made anew
 
 
-class CommitFailed(Struct, frozen=True):
-    """A commit failed, as far as is known: on a shared storage it may have moved items to other queues."""
-
-
-class QueueLost(Struct, frozen=True):
-    """The store says that the queue is gone or was made anew."""
-
-
-#: What a queue tells its manager.
-QueueEvent: TypeAlias = ItemsEnded | ItemsSentBack | DyingFound | CommitFailed | QueueLost
+#: What a queue tells its manager. Items that ended were marked as dying, moved or deleted.
+QueueEvent: TypeAlias = Ended | ItemsSentBack | QueueChange
 
 
 class EarliestTimer:
@@ -145,7 +137,7 @@ class LogicalQueue:
         *,
         clock: Clock,
         activity: InFlight,
-        rules: Callable[[QueueRecord], DeathRules],
+        rules: Callable[[LogicalQueue], DeathRules],
         on_event: Callable[[LogicalQueue, QueueEvent], None],
     ) -> None:
         self.record = record
@@ -154,7 +146,8 @@ class LogicalQueue:
         self.in_flight = 0
         self._clock = clock
         self._activity = activity
-        self._rules = rules
+        #: By which rules its items die now.
+        self.rules: Callable[[], DeathRules] = partial(rules, self)
         self._on_event = on_event
         self._closed_with: HoldfastError | None = None
         self._frozen = 0
@@ -162,10 +155,6 @@ class LogicalQueue:
         self._wakes = {share: asyncio.Event() for share in self.shares}
         self._tasks: list[asyncio.Task[None]] = []
         self._timer = EarliestTimer(clock, self._on_time)
-
-    def rules(self) -> DeathRules:
-        """By which rules its items die now."""
-        return self._rules(self.record)
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -268,7 +257,7 @@ class LogicalQueue:
         waiting = self.waiting
         if waiting.produces or waiting.leases or waiting.operations[share]:
             return False
-        return self._may_commit(share) and share.commits_inline() and not share.due_partitions(self.rules)
+        return self._may_commit(share) and share.serves_inline(self.rules)
 
     def _is_sure(self) -> bool:
         """Whether a request that seems to be alone need not look round: the last ones were alone too."""
@@ -411,13 +400,13 @@ class LogicalQueue:
         try:
             await share.load()
         except QueueMissing:
-            self._on_event(self, QueueLost())
+            self._on_event(self, QueueChange.LOST)
         except HoldfastError as error:
             share.set_aside(error)
             emit("queue.storage_failed", queue=self.record.name, storage=share.storage, error=error.message)
         else:
             emit("queue.loaded", queue=self.record.name, storage=share.storage)
-            self._on_event(self, DyingFound())
+            self._on_event(self, QueueChange.DYING)
         finally:
             self._commit_ended.set()
 
@@ -434,7 +423,7 @@ class LogicalQueue:
             crash_point("queue.before_reply")
             self._answer(share, batch, committed.results)
             if share.abilities.shared and any(state.dying for state in committed.states.values()):
-                self._on_event(self, DyingFound())  # a server that died may have left them
+                self._on_event(self, QueueChange.DYING)  # a server that died may have left them
         except Exception as error:  # noqa: BLE001 - see _failure
             self._fail(batch, self._failure(share, error))
         finally:
@@ -446,9 +435,9 @@ class LogicalQueue:
     def _failure(self, share: StorageShare, error: Exception) -> HoldfastError:
         """A commit failed: what its requests hear. The share is not used again before it has been loaded."""
         if share.abilities.shared:
-            self._on_event(self, CommitFailed())
+            self._on_event(self, QueueChange.FAILED)
         if isinstance(error, QueueMissing):
-            self._on_event(self, QueueLost())
+            self._on_event(self, QueueChange.LOST)
             return error
         if isinstance(error, HoldfastError):
             emit("queue.storage_failed", queue=self.record.name, storage=share.storage, error=error.message)
@@ -497,7 +486,7 @@ class LogicalQueue:
             if result.more:
                 share.look_at_due(operation.partition)
             if result.dying or result.moved or result.deleted:
-                self._on_event(self, ItemsEnded(result))
+                self._on_event(self, result)
 
     def _answer_leases(
         self, share: StorageShare, leases: list[WaitingLease], partition: int, leased: LeasedItems

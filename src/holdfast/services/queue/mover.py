@@ -18,7 +18,7 @@ from itertools import groupby
 from holdfast.core.moments import SECOND_US, Backoff
 from holdfast.errors import HoldfastError, QueueMissing, ShuttingDown
 from holdfast.ports.clock import Clock, Timer
-from holdfast.ports.queue_store import Arrive, DyingItem, Forget, MoveTarget, Remove, Revive
+from holdfast.ports.queue_store import Arrive, DyingItem, Forget, MoveTarget, QueueStore, Remove, Revive
 from holdfast.proof import crash_point
 from holdfast.services.queue.logical_queue import LogicalQueue
 from holdfast.telemetry.events import emit
@@ -54,7 +54,7 @@ class Mover:
         while not self._closed:
             self._again = False
             try:
-                moved = [await self.run_once(partition) for partition in self._partitions_with_dying()]
+                moved = [await self._run_once(store, partition) for store, partition in self._with_dying()]
             except ShuttingDown:
                 return
             except HoldfastError as error:
@@ -64,19 +64,18 @@ class Mover:
             if not any(moved) and not self._again:
                 return
 
-    def _partitions_with_dying(self) -> list[int]:
+    def _with_dying(self) -> list[tuple[QueueStore, int]]:
         return [
-            partition
+            (share.store, partition)
             for share in self.queue.shares
             if share.healthy
             for partition, state in share.states.items()
             if state.dying
         ]
 
-    async def run_once(self, partition: int) -> int:
+    async def _run_once(self, store: QueueStore, partition: int) -> int:
         """Carry one batch of a partition; returns how many there were. Raises what the source or a target raises,
         after every other target has been served."""
-        store = self.queue.share_of(partition).store
         dying = await store.dying_items(partition, count_max=CARRIED_COUNT_MAX)
         failed: HoldfastError | None = None
         for target, group in groupby(sorted(dying, key=_target), key=lambda item: item.target):

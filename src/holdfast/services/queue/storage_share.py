@@ -42,12 +42,17 @@ class StorageShare:
         self._dry: dict[int, int] = {}  # partitions that had so many items and none that could be leased
         self._clock_ahead_us = 0  # the store's clock minus ours; a storage that nobody shares goes by ours
         self._commit_us = 0.0
+        self._is_quick = abilities.inline
 
     # --- the store --------------------------------------------------------------------------------------------
 
     def commits_inline(self) -> bool:
         """Whether a commit would be made at once, on the calling thread."""
-        return self.abilities.inline and self._commit_us < INLINE_COMMIT_US_MAX and self.store.can_commit_inline()
+        return self._is_quick and self.store.can_commit_inline()
+
+    def serves_inline(self, rules: Callable[[], DeathRules]) -> bool:
+        """Whether the same is true of a request, because nothing is due before it."""
+        return self._is_quick and not self.due_partitions(rules) and self.store.can_commit_inline()
 
     async def load(self) -> None:
         """Read the state from the store; raises StorageFailed or QueueMissing."""
@@ -64,7 +69,7 @@ class StorageShare:
 
     async def commit(self, operations: Sequence[Operation], *, alone: bool) -> Committed:
         """One commit; raises StorageFailed or QueueMissing."""
-        inline = alone and self.abilities.inline and self._commit_us < INLINE_COMMIT_US_MAX
+        inline = alone and self._is_quick
         started_us = self.clock.now_us() if self.abilities.shared else 0
         self.busy = True
         try:
@@ -76,6 +81,7 @@ class StorageShare:
         # waits for the interpreter: a commit in one was never slower than it seems, and may have been quicker.
         recent_us = 0.7 * self._commit_us + 0.3 * committed.took_us
         self._commit_us = recent_us if inline else min(recent_us, committed.took_us)
+        self._is_quick = self.abilities.inline and self._commit_us < INLINE_COMMIT_US_MAX
         return committed
 
     def _compare_clocks(self, store_us: int, started_us: int) -> None:
@@ -120,13 +126,13 @@ class StorageShare:
         if now_us < self.soonest_us and not self.due_again:
             return []
         now_us, by = now_us + self._clock_ahead_us, rules()
-        due = [p for p, state in self.states.items() if 0 < state.due_us(by) <= now_us]
+        due = [p for p, state in self.states.items() if 0 < _due_us(state, by) <= now_us]
         due.extend(self.due_again.difference(due))
         return due
 
     def next_due_us(self, rules: DeathRules) -> int:
         """Our moment of the next deadline of the share; 0 if there is none."""
-        moments = [due_us for state in self.states.values() if (due_us := state.due_us(rules))]
+        moments = [due_us for state in self.states.values() if (due_us := _due_us(state, rules))]
         return min(moments) - self._clock_ahead_us if moments else 0
 
     def look_again(self) -> None:
@@ -167,3 +173,15 @@ class StorageShare:
     def un_leased(self) -> dict[int, int]:
         """Un-leased items by partition."""
         return {partition: state.queued for partition, state in self.states.items()}
+
+
+def _due_us(state: PartitionState, rules: DeathRules) -> int:
+    """The nearest moment at which something is to be done by these rules; 0 if there is none."""
+    other_us = 0
+    if not rules.immortal:
+        other_us = state.next_expiry_us
+    elif rules.retention_us and state.oldest_death_us:
+        other_us = state.oldest_death_us + rules.retention_us
+    if state.next_due_us and other_us:
+        return min(state.next_due_us, other_us)
+    return state.next_due_us or other_us
