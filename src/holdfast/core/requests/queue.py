@@ -287,26 +287,46 @@ class ListScheduledRequest(ListItemsRequest, frozen=True, kw_only=True):
     """List scheduled items."""
 
 
-class ImportedItem(Item, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=False):
+class ImportedItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An item to import. `id`, `is_leased`, `lease_deadline`, `updated_at`, `dead_deadline`, `max_attempts` are
     accepted, so that an export can be sent back, and ignored: an imported item is new and un-leased."""
 
+    id: str = ""
+    source_id: str = ""
+    attempts: int = 0
+    created_at: datetime | None = None
+    enqueue_at: datetime | None = None
+    lease_deadline: datetime | None = None
+    expire_deadline: datetime | None = None
     dead_deadline: datetime | None = None
     updated_at: datetime | None = None
+    is_leased: bool = False
+    max_attempts: int = 0
+    reference: str = ""
+    encoding: str = ""
+    kind: str = ""
+    payload: bytes = b""
+    dedupe_key: str = ""
+    source_queue: str = ""
+    death_reason: str = ""
+    death_attempts: int = 0
+    died_at: datetime | None = None
+    former_key: str = ""
 
-    def stored(self, item_id: str, *, created_at_us: int, expire_at_us: int, scheduled: bool) -> Item:
-        """The item that it has become."""
-        return replace(
-            convert(self, Item, from_attributes=True),
-            id=item_id,
-            created_at=moment(created_at_us),
-            enqueue_at=in_utc(self.enqueue_at) if scheduled else None,
-            expire_deadline=moment(expire_at_us),
-            died_at=in_utc(self.died_at),
-            lease_deadline=None,
-            is_leased=False,
-            max_attempts=0,
-        )
+
+def imported_item(item: ImportedItem, item_id: str, *, created_at_us: int, expire_at_us: int, scheduled: bool) -> Item:
+    """An item that was imported, as it stands now."""
+    return replace(
+        convert(item, Item, from_attributes=True),
+        id=item_id,
+        created_at=moment(created_at_us),
+        enqueue_at=in_utc(item.enqueue_at) if scheduled else None,
+        expire_deadline=moment(expire_at_us),
+        died_at=in_utc(item.died_at),
+        lease_deadline=None,
+        is_leased=False,
+        max_attempts=0,
+    )
 
 
 @declare("storage/items.import", "POST /v1/storage/items.import", role=Role.ADMIN, limit="import")

@@ -27,7 +27,7 @@ from holdfast.core.item import (
     is_used_up,
 )
 from holdfast.core.moments import NEVER_US, microseconds, moment
-from holdfast.core.requests.queue import ImportedItem
+from holdfast.core.requests.queue import ImportedItem, imported_item
 from holdfast.engines.postgres.connection import Rows, bigints, byteas, texts, texts_or_null
 from holdfast.engines.postgres.partition import CountChange, PostgresPartition, earlier
 from holdfast.engines.postgres.transaction import Finish, OperationBatch, State, columns, refusal
@@ -175,7 +175,9 @@ async def _import(batch: OperationBatch, operation: Import, partition: PostgresP
                 change.death_us = min(change.death_us or _us(item.died_at), _us(item.died_at))
             batch.made_available()
         stored.append(
-            item.stored(partition.id_of(number), created_at_us=created_at, expire_at_us=expire_at, scheduled=waits)
+            imported_item(
+                item, partition.id_of(number), created_at_us=created_at, expire_at_us=expire_at, scheduled=waits
+            )
         )
     return lambda: Imported(stored)
 

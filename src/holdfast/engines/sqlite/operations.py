@@ -31,7 +31,7 @@ from holdfast.core.item import (
     is_used_up,
 )
 from holdfast.core.moments import NEVER_US, microseconds, moment
-from holdfast.core.requests.queue import ImportedItem
+from holdfast.core.requests.queue import ImportedItem, imported_item
 from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one, json_list
 from holdfast.engines.sqlite.partition import Moments, SqlitePartition
 from holdfast.ports.queue_store import (
@@ -206,7 +206,8 @@ class Operations:
         row_id = self._insert_with_story(item, partition, story)
         self._place(partition, row_id, enqueue_at, (created_at, expire_at, item.attempts))
         self._moments.death_us = min(self._moments.death_us, died_at or NEVER_US)
-        return item.stored(
+        return imported_item(
+            item,
             partition.id_of(row_id),
             created_at_us=created_at,
             expire_at_us=expire_at,
