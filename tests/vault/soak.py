@@ -74,8 +74,8 @@ async def _rounds(admin: Admin, forks: Forks, env: dict[str, str], chance: rando
                 seen.add(redrive_id)
                 arrived[delivery.body] += 1
     async with open_vault_app(load_settings(environment=env, serving=False), None) as office:
-        balanced = all(row.agrees for row in await office.ledgers.balance())
-        chain = (await office.ledgers.verify()).why
+        balanced = all(row.agrees for row in await office.vault.ledger.balance())
+        chain = (await office.vault.ledger.verify()).why
         stored = (await office.vault.letters.count(Selection())).count
     return {
         "kills": killed.total(),

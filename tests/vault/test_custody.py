@@ -57,8 +57,8 @@ async def finished(office: VaultApp, wish: PlanOptions) -> RedriveTask:
 
 
 async def check(office: VaultApp) -> None:
-    assert all(row.agrees for row in await office.ledgers.balance())
-    assert not (await office.ledgers.verify()).why
+    assert all(row.agrees for row in await office.vault.ledger.balance())
+    assert not (await office.vault.ledger.verify()).why
 
 
 async def test_letters_go_into_the_vault_and_back_byte_for_byte(admin: Admin, tmp_path: Path) -> None:

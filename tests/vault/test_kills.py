@@ -66,8 +66,8 @@ async def work(kind: str, environment: dict[str, str], crash_at: str = "") -> in
 
 
 async def check_books(office: VaultApp) -> None:
-    assert all(row.agrees for row in await office.ledgers.balance())
-    assert not (await office.ledgers.verify()).why
+    assert all(row.agrees for row in await office.vault.ledger.balance())
+    assert not (await office.vault.ledger.verify()).why
 
 
 @pytest.mark.parametrize(("store", "point"), both(CAPTURE, "vault.after_put", "capture.before_ack"))
