@@ -29,8 +29,8 @@ from holdfast.ports.queue_store import (
     RetryItems,
 )
 from tests.model.audit import audit, catch_up, look
-from tests.model.books import SECOND_US, Books, Entry, Queue
-from tests.model.installation import Installation
+from tests.model.installation import ModelInstallation
+from tests.model.queue_model import SECOND_US, Entry, Queue, QueueModel
 
 MINUTE_US = 60 * SECOND_US
 NAMES = ("work", "plain", "dead", "grave")
@@ -49,8 +49,8 @@ class ServiceMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.real = Installation(self.kind)
-        self.books = Books()
+        self.real = ModelInstallation(self.kind)
+        self.model = QueueModel()
         self._count = 0
 
     @initialize(partitions=st.sampled_from([1, 1, 2]), max_attempts=st.sampled_from([0, 1, 2]))
@@ -73,12 +73,12 @@ class ServiceMachine(RuleBasedStateMachine):
         opened = self.real.manager.find(name)
         assert opened is not None
         queue = Queue(name, 0, MINUTE_US, 60 * MINUTE_US, max_attempts, dead_queue, partitions)
-        self.books.create(queue)
+        self.model.create(queue)
         queue.generation = opened.record.generation
 
     def teardown(self) -> None:
         try:
-            if self.books.queues:
+            if self.model.queues:
                 self._heal()
         finally:
             self.real.close()
@@ -86,15 +86,15 @@ class ServiceMachine(RuleBasedStateMachine):
     # --- after each step --------------------------------------------------------------------------------------
 
     @invariant()
-    def the_books_are_right(self) -> None:
-        if self.books.queues:
-            self.real.run(audit(self.real, self.books))
+    def the_model_is_right(self) -> None:
+        if self.model.queues:
+            self.real.run(audit(self.real, self.model))
 
     def _heal(self) -> None:
         """Nothing fails any more: then everything is healthy and nothing is on its way."""
-        self.real.heal(lambda: all(self._is_settled(name) for name in self.books.queues))
-        self.the_books_are_right()
-        assert not any(queue.dying for queue in self.books.queues.values())
+        self.real.heal(lambda: all(self._is_settled(name) for name in self.model.queues))
+        self.the_model_is_right()
+        assert not any(queue.dying for queue in self.model.queues.values())
 
     def _is_settled(self, name: str) -> bool:
         opened = self.real.manager.find(name)
@@ -136,17 +136,17 @@ class ServiceMachine(RuleBasedStateMachine):
 
     def _have_leases(self, name: str) -> None:
         """Something to settle, where that can be had."""
-        queue = self.books.queues[name]
+        queue = self.model.queues[name]
         if not queue.at("leased") and not queue.paused:
             if not queue.at("queued"):
                 self.produce(name, [("", 0.0), ("", 0.0), ("", 0.0)])
-                self.the_books_are_right()
+                self.the_model_is_right()
             self.lease(name, 2, 0.01)
-            self.the_books_are_right()
+            self.the_model_is_right()
 
     def _pick(self, name: str, place: str, seed: int) -> list[Entry]:
         """A few entries of one partition."""
-        entries = self.books.queues[name].at(place)
+        entries = self.model.queues[name].at(place)
         if not entries:
             return []
         number = entries[seed % len(entries)].partition
@@ -163,7 +163,7 @@ class ServiceMachine(RuleBasedStateMachine):
     )
     def produce(self, name: str, specs: list[tuple[str, float]], fault: Any = "") -> None:
         self._arm(fault, name)
-        queue, now_us = self.books.queues[name], self.now_us
+        queue, now_us = self.model.queues[name], self.now_us
         items = [
             NewItem(
                 payload=self._token(),
@@ -201,12 +201,12 @@ class ServiceMachine(RuleBasedStateMachine):
                 entry.id = entry.old_id = placed[index].id
                 assert placed[index].partition == partition, "not the partition with the fewest items"
             at_us = microseconds(item.enqueue_at) if item.enqueue_at else 0
-            self.books.enqueue(queue, entry, at_us=at_us, now_us=now_us)
+            self.model.enqueue(queue, entry, at_us=at_us, now_us=now_us)
 
     @rule(name=names, size=st.integers(1, 4), wait_s=st.sampled_from([0.01, 0.01, 1.0]), fault=fault)
     def lease(self, name: str, size: int, wait_s: float, fault: Any = "") -> None:
         self._arm(fault, name)
-        queue, faults, began_us = self.books.queues[name], self.real.faults, self.now_us
+        queue, faults, began_us = self.model.queues[name], self.real.faults, self.now_us
         known, armed = len(faults.lost_answers), len(faults.armed)
         healthy = self.real.is_healthy(name)
         before = {partition: self._queued(queue, partition) for partition in range(queue.partitions)}
@@ -216,7 +216,7 @@ class ServiceMachine(RuleBasedStateMachine):
         answer = self.real.wait_for(call, seconds=wait_s)
         smooth = healthy and armed == len(faults.armed) and name not in faults.down
         if self.now_us > began_us:
-            self.real.run(catch_up(self.real, self.books))  # it waited: time may have brought items
+            self.real.run(catch_up(self.real, self.model))  # it waited: time may have brought items
         for (queue_name, _), committed in zip(faults.lost_answers[known:], faults.lost_results[known:], strict=True):
             if queue_name == name and isinstance(committed, Committed):
                 self._leased_untold(queue, committed)
@@ -236,7 +236,7 @@ class ServiceMachine(RuleBasedStateMachine):
             for item in result.items if isinstance(result, LeasedItems) else ():
                 entry = queue.entries[item.payload]
                 assert entry.place == "queued", "leased twice at once"
-                self.books.lease(queue, entry, until_us=None)
+                self.model.lease(queue, entry, until_us=None)
 
     def _queued(self, queue: Queue, partition: int) -> list[Entry]:
         return [entry for entry in queue.at("queued") if entry.partition == partition]
@@ -258,14 +258,14 @@ class ServiceMachine(RuleBasedStateMachine):
         for item, entry in zip(answer.items, expected, strict=True):
             assert entry.id in {None, item.id}
             entry.id = entry.old_id = item.id
-            self.books.lease(queue, entry, until_us=microseconds(item.lease_deadline))
+            self.model.lease(queue, entry, until_us=microseconds(item.lease_deadline))
             assert item.attempts == entry.attempts, "attempts are wrong"
             assert began_us + queue.lease_us <= microseconds(item.lease_deadline) <= self.now_us + queue.lease_us
 
     @rule(name=names, sizes=st.lists(st.integers(1, 3), min_size=2, max_size=4))
     @precondition(lambda self: not self.real.faults.armed and not self.real.faults.down)
     def lease_at_once(self, name: str, sizes: list[int]) -> None:
-        queue = self.books.queues[name]
+        queue = self.model.queues[name]
         if not self.real.is_healthy(name) or queue.paused:
             return
 
@@ -288,7 +288,7 @@ class ServiceMachine(RuleBasedStateMachine):
                 assert entry.partition == answer.partition
                 assert entry.id in {None, item.id}
                 given.add(item.payload)
-                self.books.lease(queue, entry, until_us=microseconds(item.lease_deadline))
+                self.model.lease(queue, entry, until_us=microseconds(item.lease_deadline))
                 assert item.attempts == entry.attempts
         if queue.partitions == 1:
             assert len(given) == min(sum(sizes), len(given) + len(queue.at("queued"))), "items were kept back"
@@ -315,7 +315,7 @@ class ServiceMachine(RuleBasedStateMachine):
                 self._delete(name, seed, ("queued", "leased", "scheduled")[detail])
 
     def _complete(self, name: str, seed: int, *, stale: bool) -> None:
-        queue, entries = self.books.queues[name], self._pick(name, "leased", seed)
+        queue, entries = self.model.queues[name], self._pick(name, "leased", seed)
         bad = [entry.id for entry in self._pick(name, "queued", seed)][:1] if stale else []
         ids = [entry.id or "" for entry in entries] + [one or "" for one in bad]
         if not ids:
@@ -334,7 +334,7 @@ class ServiceMachine(RuleBasedStateMachine):
             assert isinstance(answer, TryAgain), answer
 
     def _retry(self, name: str, seed: int, after_s: float, *, dead: bool, why: bool) -> None:
-        queue, entries, now_us = self.books.queues[name], self._pick(name, "leased", seed), self.now_us
+        queue, entries, now_us = self.model.queues[name], self._pick(name, "leased", seed), self.now_us
         if not entries:
             return
         at_us = now_us + round(after_s * SECOND_US)
@@ -347,12 +347,12 @@ class ServiceMachine(RuleBasedStateMachine):
         answer, lost = self._verb(call, name, RetryItems)
         if answer is None or lost:
             for entry in entries:
-                self.books.retry(queue, entry, at_us=at_us, dead=dead, reason=reason, now_us=now_us)
+                self.model.retry(queue, entry, at_us=at_us, dead=dead, reason=reason, now_us=now_us)
         else:
             assert isinstance(answer, TryAgain), answer
 
     def _extend(self, name: str, seed: int, timeout: str) -> None:
-        queue, entries, now_us = self.books.queues[name], self._pick(name, "leased", seed), self.now_us
+        queue, entries, now_us = self.model.queues[name], self._pick(name, "leased", seed), self.now_us
         if not entries:
             return
         ids = [entry.id or "" for entry in entries]
@@ -365,7 +365,7 @@ class ServiceMachine(RuleBasedStateMachine):
             entry.lease_us = now_us + {"": queue.lease_us, "1s": SECOND_US, "10m": 10 * MINUTE_US}[timeout]
 
     def _delete(self, name: str, seed: int, place: str) -> None:
-        queue, entries = self.books.queues[name], self._pick(name, place, seed)
+        queue, entries = self.model.queues[name], self._pick(name, place, seed)
         if not entries:
             return
         ids = [*[entry.id or "" for entry in entries], "no-such-id"]
@@ -380,7 +380,7 @@ class ServiceMachine(RuleBasedStateMachine):
 
     @rule(name=names, queued=st.booleans(), destructive=st.booleans(), rare=st.integers(0, 4))
     def clear(self, name: str, queued: bool, destructive: bool, rare: int) -> None:
-        queue = self.books.queues[name]
+        queue = self.model.queues[name]
         if rare:
             return
         call = self.real.queues.queue_clear(name, queue=queued, scheduled=not queued, destructive=destructive)
@@ -413,7 +413,7 @@ class ServiceMachine(RuleBasedStateMachine):
         seed=choice,
     )
     def imported(self, name: str, specs: list[tuple[str, str, int, float]], seed: int) -> None:
-        queue, now_us = self.books.queues[name], self.now_us
+        queue, now_us = self.model.queues[name], self.now_us
         present = sorted(e.source_id for e in queue.entries.values() if e.source_id)
         items = []
         for source, key, attempts, after_s in specs:
@@ -449,7 +449,7 @@ class ServiceMachine(RuleBasedStateMachine):
             )
             stored.append(item.payload)
             at_us = microseconds(item.enqueue_at) if item.enqueue_at else 0
-            self.books.enqueue(queue, entry, at_us=at_us, now_us=now_us)
+            self.model.enqueue(queue, entry, at_us=at_us, now_us=now_us)
         if not isinstance(answer, HoldfastError):
             assert [item.payload for item in answer] == stored
 
@@ -480,32 +480,32 @@ class ServiceMachine(RuleBasedStateMachine):
     def _pause_or_resume(self, name: str, *, pause: bool) -> None:
         call = self.real.queues.queue_pause(name) if pause else self.real.queues.queue_resume(name)
         assert self.real.attempt(call) is None
-        self.books.queues[name].paused = pause
+        self.model.queues[name].paused = pause
 
     def _change_max_attempts(self, name: str, max_attempts: int) -> None:
         self._heal()
         assert self.real.attempt(self.real.queues.queues_update(name, max_attempts=max_attempts)) is None
-        self.books.queues[name].max_attempts = max_attempts
+        self.model.queues[name].max_attempts = max_attempts
 
     def _change_dead_queue(self, name: str, dead_queue: str, *, healed: bool) -> None:
         if healed or not all(self.real.is_healthy(one) for one in NAMES):
             self._heal()
         assert self.real.attempt(self.real.queues.queues_update(name, dead_queue=dead_queue)) is None
-        self.books.queues[name].dead_queue = dead_queue
+        self.model.queues[name].dead_queue = dead_queue
 
     def _add_a_partition(self, name: str) -> None:
-        queue = self.books.queues[name]
+        queue = self.model.queues[name]
         if queue.partitions < 3 and self.real.is_healthy(name):
             call = self.real.queues.queues_update(name, requested_partitions=queue.partitions + 1)
             assert self.real.attempt(call) is None
             queue.partitions += 1
 
     def _delete_and_create(self, name: str, *, force: bool) -> None:
-        queue = self.books.queues[name]
+        queue = self.model.queues[name]
         if not self.real.is_healthy(name):
             return
         answer = self.real.attempt(self.real.queues.queues_delete(name, force=force))
-        if self.books.is_immortal(name):
+        if self.model.is_immortal(name):
             assert isinstance(answer, Invalid)
             assert answer.message.startswith("queue is in use; ")
             return
@@ -514,8 +514,8 @@ class ServiceMachine(RuleBasedStateMachine):
             assert answer.message.startswith("queue is not empty; ")
             return
         assert answer is None, answer
-        del self.books.queues[name]
-        self.the_books_are_right()  # its dead queue, if it had one, is an ordinary queue for a moment
+        del self.model.queues[name]
+        self.the_model_is_right()  # its dead queue, if it had one, is an ordinary queue for a moment
         dead_queue = queue.dead_queue if force else ""
         self._create(name, dead_queue, queue.partitions, queue.max_attempts)
 

@@ -16,8 +16,8 @@ from holdfast.errors import HoldfastError, NothingToLease
 from holdfast.ports.queue_store import Arrive, Forget, Operation, Remove, Result, Revive
 from holdfast.services.queue.logical_queue import LogicalQueue
 from tests.model.audit import Seen, look
-from tests.model.books import Queue
-from tests.model.installation import Installation
+from tests.model.installation import ModelInstallation
+from tests.model.queue_model import Queue
 
 STEPS = (Arrive, Remove, Revive, Forget)
 _operate = LogicalQueue.operate
@@ -45,7 +45,7 @@ class MoveMachine(RuleBasedStateMachine):
 
         self._patch = patch.object(LogicalQueue, "operate", operate)
         self._patch.start()
-        self.real = Installation(self.kind)
+        self.real = ModelInstallation(self.kind)
         self.alive: dict[bytes, str] = {}  # payload → source_id: died, and nobody has finished the copy
         self.finished: dict[bytes, str] = {}
         self._count = 0

@@ -11,7 +11,7 @@ from holdfast.ports.broker import RecoveryBroker
 from holdfast.services.recover.run import RecoveryRun
 from holdfast.services.recover.source import DeadQueueSource
 from holdfast.wiring import SystemClock, open_recovery
-from tests.recover.world import ROUTES, World
+from tests.recover.dead_letter_queue import ROUTES, DeadLetterQueue
 
 LIMITS = RunLimits(empty_timeout_s=0.5, idle_timeout_s=2.0, total_timeout_s=10.0, window_bytes_max=2**20)
 
@@ -19,16 +19,16 @@ S = TypeVar("S", bound=DeadQueueSource)
 
 
 class Inside(Generic[S]):
-    """`await Inside(MySource, world).run()`: from the first connection to the last. One letter more is found than there
+    """`await Inside(MySource, dlq).run()`: from the first connection to the last. One letter more is found than there
     is, as when somebody else takes it: until the end it is waited for."""
 
     broker: RecoveryBroker
     source: S
 
-    def __init__(self, kind: type[S], world: World, *, port: int | None = None) -> None:
+    def __init__(self, kind: type[S], dlq: DeadLetterQueue, *, port: int | None = None) -> None:
         self._kind = kind
-        self._world = world
-        self._url = world.admin.node.url(world.admin.vhost, port=port)
+        self._dlq = dlq
+        self._url = dlq.admin.node.url(dlq.admin.vhost, port=port)
 
     async def run(
         self,
@@ -37,8 +37,8 @@ class Inside(Generic[S]):
         on_begin: Callable[[RecoveryRun], None] = lambda run: None,
     ) -> Summary:
         table = parse_routes(ROUTES.encode(), source="routes")
-        order = RecoveryOrder(dead_queue=self._world.dlq, table=table, limits=limits, run="r")
-        management = self._world.admin.node.management_url
+        order = RecoveryOrder(dead_queue=self._dlq.name, table=table, limits=limits, run="r")
+        management = self._dlq.admin.node.management_url
         async with open_recovery(self._url, order, by="me", management=management) as self.broker:
             preflight = await self.broker.inspector.preflight(table)
             preflight.depth = Depth(ready=preflight.depth.ready + 1)

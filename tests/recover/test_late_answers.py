@@ -10,8 +10,8 @@ from holdfast.core.message import Outcome
 from holdfast.core.recovery import RunLetter, StoppedBy
 from holdfast.proof.proxy import Proxy
 from holdfast.services.recover.source import DeadQueueSource, OnOutcome
+from tests.recover.dead_letter_queue import DeadLetterQueue, letter
 from tests.recover.inside import Inside
-from tests.recover.world import World, letter
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -40,12 +40,12 @@ class LateAnswers(DeadQueueSource):
         return batch
 
 
-async def test_a_letter_that_comes_again_with_its_confirm_counts_once(any_world: World) -> None:
-    world = any_world
-    await world.fill(letter(n) for n in range(COUNT))
-    async with Proxy("127.0.0.1", world.admin.node.port) as proxy:
+async def test_a_letter_that_comes_again_with_its_confirm_counts_once(any_dlq: DeadLetterQueue) -> None:
+    dlq = any_dlq
+    await dlq.fill(letter(n) for n in range(COUNT))
+    async with Proxy("127.0.0.1", dlq.admin.node.port) as proxy:
         LateAnswers.proxy, LateAnswers.answers = proxy, []
-        told = await Inside(LateAnswers, world, port=proxy.port).run()
+        told = await Inside(LateAnswers, dlq, port=proxy.port).run()
     assert (told.interruptions, told.recovered, told.recognised) == (1, COUNT, COUNT)
     assert (told.stopped_by, told.possible_duplicates) == (StoppedBy.EMPTY, 0)
-    await world.check()
+    await dlq.check()

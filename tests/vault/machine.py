@@ -28,7 +28,7 @@ from holdfast.stores.redrives import Settled
 from holdfast.stores.vault import Vault
 from holdfast.testing import FrozenClock
 from tests.vault.letters import ACT, act, letter
-from tests.vault.model import Books, Holding, Message, Place, S, Task
+from tests.vault.model import Holding, Message, Place, S, Task, VaultModel
 
 T = TypeVar("T")
 KEY = b"m" * 32
@@ -57,7 +57,7 @@ class VaultMachine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.clock = FrozenClock()
-        self.books = Books()
+        self.model = VaultModel()
         self.shm = Path("/dev/shm")
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-vault-", dir=self.shm if self.shm.is_dir() else None))
         if self.kind == "postgres":
@@ -96,66 +96,66 @@ class VaultMachine(RuleBasedStateMachine):
     )
     def send(self, queue: str, bodies: list[bytes]) -> None:
         for body in bodies:
-            self.books.arrive(Message(queue, body))
+            self.model.arrive(Message(queue, body))
 
-    @precondition(lambda self: self.books.waiting)
+    @precondition(lambda self: self.model.waiting)
     @rule(count=st.integers(1, 5), fate=st.sampled_from(FATES), data=st.data())
     def capture(self, count: int, fate: str, data: st.DataObject) -> None:
         """Some deliveries are taken in; the process may be killed at any of its steps."""
-        taken = data.draw(st.permutations(self.books.waiting))[:count]
+        taken = data.draw(st.permutations(self.model.waiting))[:count]
         for one in taken:
-            self.books.waiting.remove(one)
+            self.model.waiting.remove(one)
         given_back = [replace_redelivered(one) for one in taken]
         if fate == "before put":
-            self.books.waiting += given_back
+            self.model.waiting += given_back
             return
         stored = self.run(self.vault.letters.put([_letter(one) for one in taken], ACT))
         fresh: list[int] = []
         used: set[int] = set()
-        rows = {id(one): self.books.may_match(one, set()) for one in taken}
+        rows = {id(one): self.model.may_match(one, set()) for one in taken}
         for one, place in zip(taken, stored, strict=True):
             left = rows[id(one)] - used
             assert place.matched == bool(left), f"{one} was {'' if place.matched else 'not '}taken for a stored one"
             if place.matched:
                 assert place.letter in left
                 used.add(place.letter)
-                self.books.letters[place.letter].acked = True
+                self.model.letters[place.letter].acked = True
             else:
                 fresh.append(place.letter)
-                self.books.take(place.letter, one, self.now_us)
+                self.model.take(place.letter, one, self.now_us)
         if fate == "after put":
             self._came_again(taken, stored_ids=[place.letter for place in stored], noted=used)
             return
         if fresh:
             self.run(self.vault.letters.acking(fresh))
         for number in fresh:
-            self.books.letters[number].acked = True
+            self.model.letters[number].acked = True
         if fate == "after note":
             self._came_again(taken, stored_ids=[place.letter for place in stored], noted={*used, *fresh})
         elif fate == "unsent":
             ids = [place.letter for place in stored]
             self.run(self.vault.letters.acking(ids, sent=False))
             for number in ids:
-                self.books.letters[number].acked = False
+                self.model.letters[number].acked = False
             self._came_again(taken, stored_ids=ids, noted=set())
 
     def _came_again(self, taken: list[Message], *, stored_ids: list[int], noted: set[int]) -> None:
         """The broker has them again. Where the row was noted as acked, a second letter of it is the price."""
         for one, number in zip(taken, stored_ids, strict=True):
-            self.books.waiting.append(replace_redelivered(one))
+            self.model.waiting.append(replace_redelivered(one))
             if number in noted:
-                self.books.copies[one.key] += 1
+                self.model.copies[one.key] += 1
 
     # --- operators ------------------------------------------------------------------------------------------------
 
     @rule(word=st.sampled_from(sorted(ACTIONS)), count=st.integers(1, 3), wrong=st.booleans(), data=st.data())
     def act(self, word: str, count: int, wrong: bool, data: st.DataObject) -> None:
         source, target = ACTIONS[word]
-        fit = self.books.of_state(source)
+        fit = self.model.of_state(source)
         if not fit:
             return
         ids = data.draw(st.permutations(fit))[:count]
-        other = next((n for n, one in self.books.letters.items() if one.state not in (source, S.DELETED)), None)
+        other = next((n for n, one in self.model.letters.items() if one.state not in (source, S.DELETED)), None)
         if wrong and other is not None:
             try:
                 self.run(self._move([*ids, other], source, target))
@@ -164,16 +164,16 @@ class VaultMachine(RuleBasedStateMachine):
             raise AssertionError("a letter in another state was moved")
         assert self.run(self._move(ids, source, target)) == len(ids)
         for number in ids:
-            self.books.letters[number].move(target, self.now_us)
+            self.model.letters[number].move(target, self.now_us)
 
     async def _move(self, ids: list[int], source: LetterState, target: LetterState) -> int:
         return await self.vault.letters.move(ids, source=source, target=target, act=act("move"), expected=len(ids))
 
-    @precondition(lambda self: self.books.letters)
+    @precondition(lambda self: self.model.letters)
     @rule(data=st.data(), body=st.binary(max_size=4))
     def edit(self, data: st.DataObject, body: bytes) -> None:
-        number = data.draw(st.sampled_from(sorted(n for n, o in self.books.letters.items())))
-        one = self.books.letters[number]
+        number = data.draw(st.sampled_from(sorted(n for n, o in self.model.letters.items())))
+        one = self.model.letters[number]
         if one.state is S.DELETED:
             return
         work = self.vault.letters.revise(
@@ -194,10 +194,10 @@ class VaultMachine(RuleBasedStateMachine):
         count = self.run(
             self.vault.letters.expire(state, before=moment(self.now_us), count_max=ALL, act=act("retention"))
         )
-        due = [n for n in self.books.of_state(state) if self.books.letters[n].changed_us < self.now_us]
+        due = [n for n in self.model.of_state(state) if self.model.letters[n].changed_us < self.now_us]
         assert count == len(due)
         for number in due:
-            self.books.letters[number].move(S.DELETED, self.now_us)
+            self.model.letters[number].move(S.DELETED, self.now_us)
 
     @rule()
     def resolve_due(self) -> None:
@@ -205,19 +205,19 @@ class VaultMachine(RuleBasedStateMachine):
         count = self.run(self.vault.letters.resolve_due(before=before, count_max=ALL, act=act("resolve")))
         due = [
             n
-            for n in self.books.of_state(S.REDRIVEN)
-            if self.books.letters[n].changed_us < self.now_us - LEASE_S * 1_000_000
+            for n in self.model.of_state(S.REDRIVEN)
+            if self.model.letters[n].changed_us < self.now_us - LEASE_S * 1_000_000
         ]
         assert count == len(due)
         for number in due:
-            self.books.letters[number].move(S.RESOLVED, self.now_us)
+            self.model.letters[number].move(S.RESOLVED, self.now_us)
 
     # --- redrives -------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.books.of_state(S.CAPTURED) and len(self.books.tasks) < 5)
+    @precondition(lambda self: self.model.of_state(S.CAPTURED) and len(self.model.tasks) < 5)
     @rule(count=st.integers(1, 4), data=st.data())
     def start(self, count: int, data: st.DataObject) -> None:
-        ids = sorted(data.draw(st.permutations(self.books.of_state(S.CAPTURED)))[:count])
+        ids = sorted(data.draw(st.permutations(self.model.of_state(S.CAPTURED)))[:count])
         task, made = self.run(
             self.vault.redrives.start(
                 plan=_plan(),
@@ -229,63 +229,63 @@ class VaultMachine(RuleBasedStateMachine):
             )
         )
         assert made
-        self.books.tasks.append(Task(task.id, {number: Place() for number in ids}))
+        self.model.tasks.append(Task(task.id, {number: Place() for number in ids}))
 
-    @precondition(lambda self: self.books.tasks)
+    @precondition(lambda self: self.model.tasks)
     @rule(data=st.data(), count=st.integers(1, 4), late=st.booleans())
     def lease(self, data: st.DataObject, count: int, late: bool) -> None:
         """A worker takes some; late, when the leases of the others have run out."""
         if late:
             self.wait(LEASE_S)
-        task = data.draw(st.sampled_from(self.books.tasks))
+        task = data.draw(st.sampled_from(self.model.tasks))
         until_us = self.now_us + LEASE_S * 1_000_000
-        ours = self.books.leasable(task, count, self.now_us)
+        ours = self.model.leasable(task, count, self.now_us)
         leased = self.run(self.vault.redrives.lease(task.id, count_max=count, until=moment(until_us), act=act("lease")))
         assert [one.letter for one in leased] == list(ours)
         for one in leased:
             place = ours[one.letter]
             assert place.redrive_id in ("", one.redrive_id), "a letter of a task has another redrive id now"
             place.redrive_id, place.until_us = one.redrive_id, until_us
-            self.books.by_redrive_id[one.redrive_id] = one.letter
+            self.model.by_redrive_id[one.redrive_id] = one.letter
             if place.status == "waiting":
-                self.books.letters[one.letter].move(S.REDRIVING, self.now_us)
+                self.model.letters[one.letter].move(S.REDRIVING, self.now_us)
             place.status = "leased"
         if leased:
-            self.books.holdings.append(Holding(task, {one.letter: one.redrive_id for one in leased}, until_us))
+            self.model.holdings.append(Holding(task, {one.letter: one.redrive_id for one in leased}, until_us))
 
-    @precondition(lambda self: self.books.holdings)
+    @precondition(lambda self: self.model.holdings)
     @rule(data=st.data(), told=st.booleans())
     def publish(self, data: st.DataObject, told: bool) -> None:
         """A worker publishes what it holds and settles it, or is killed before it does."""
-        holding = data.draw(st.sampled_from(self.books.holdings))
-        self.books.holdings.remove(holding)
+        holding = data.draw(st.sampled_from(self.model.holdings))
+        self.model.holdings.remove(holding)
         settled: list[Settled] = []
         for number, redrive_id in holding.letters.items():
             stored, heard = data.draw(st.sampled_from(OUTCOMES))
-            one = self.books.letters[number]
+            one = self.model.letters[number]
             if stored:
                 one.published += 1
                 body = one.edits[-1] if one.edits else one.body
-                self.books.out.append((number, Message(one.queue, body, redrive_id)))
+                self.model.out.append((number, Message(one.queue, body, redrive_id)))
             settled.append(Settled(number, heard))  # type: ignore[arg-type]  # one of the three
         if not told:
             return
         until = moment(holding.until_us)
         self.run(self.vault.redrives.settle(holding.task.id, settled, act("settle"), until=until))
         for outcome in settled:
-            self.books.settle(holding, outcome.letter, outcome.kind, self.now_us)
+            self.model.settle(holding, outcome.letter, outcome.kind, self.now_us)
 
-    @precondition(lambda self: self.books.out)
+    @precondition(lambda self: self.model.out)
     @rule(data=st.data())
     def die_again(self, data: st.DataObject) -> None:
-        one = data.draw(st.sampled_from(self.books.out))
-        self.books.out.remove(one)
-        self.books.arrive(one[1])
+        one = data.draw(st.sampled_from(self.model.out))
+        self.model.out.remove(one)
+        self.model.arrive(one[1])
 
-    @precondition(lambda self: self.books.tasks)
+    @precondition(lambda self: self.model.tasks)
     @rule(data=st.data(), paused=st.booleans())
     def pause(self, data: st.DataObject, paused: bool) -> None:
-        task = data.draw(st.sampled_from(self.books.tasks))
+        task = data.draw(st.sampled_from(self.model.tasks))
         state, source = (RedriveState.PAUSED, "running") if paused else (RedriveState.RUNNING, "paused")
         done = self.run(
             self.vault.redrives.set_state(task.id, state, sources=[RedriveState(source)], act=act("change"))
@@ -293,10 +293,10 @@ class VaultMachine(RuleBasedStateMachine):
         assert done == (task.state == source)
         task.state = state.value if done else task.state
 
-    @precondition(lambda self: self.books.tasks)
+    @precondition(lambda self: self.model.tasks)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        task = data.draw(st.sampled_from(self.books.tasks))
+        task = data.draw(st.sampled_from(self.model.tasks))
         sources = [RedriveState.RUNNING, RedriveState.PAUSED]
         done = self.run(
             self.vault.redrives.set_state(task.id, RedriveState.CANCELLED, sources=sources, act=act("cancel"))
@@ -308,9 +308,9 @@ class VaultMachine(RuleBasedStateMachine):
     def release(self) -> None:
         """Letters of cancelled tasks that nobody has in hand are an operator's again, whatever became of them."""
         count = self.run(self.vault.redrives.release(count_max=ALL, act=act("release")))
-        assert count == self.books.release(self.now_us)
+        assert count == self.model.release(self.now_us)
 
-    # --- the world ------------------------------------------------------------------------------------------------
+    # --- around it ------------------------------------------------------------------------------------------------
 
     @rule(seconds=st.sampled_from([1, LEASE_S, 10 * LEASE_S]))
     def wait(self, seconds: int) -> None:
@@ -326,10 +326,10 @@ class VaultMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        self.books.check()
+        self.model.check()
 
     @invariant()
-    def the_vault_is_as_the_books_say(self) -> None:
+    def the_vault_is_as_the_model_says(self) -> None:
         self.run(self._compare())
 
     async def _compare(self) -> None:
@@ -341,7 +341,7 @@ class VaultMachine(RuleBasedStateMachine):
         }
         told = {
             number: (one.queue, one.state, one.acked, len(one.edits), one.came_from, [one.body, *one.edits][-1])
-            for number, one in self.books.letters.items()
+            for number, one in self.model.letters.items()
             if one.state is not S.DELETED
         }
         assert seen == told
@@ -352,13 +352,13 @@ class VaultMachine(RuleBasedStateMachine):
         balance = await self.vault.ledger.balance()
         assert all(row.agrees for row in balance), balance
         ever = {row.queue: row.captured_ever for row in balance}
-        assert ever == dict(Counter(one.queue for one in self.books.letters.values()))
+        assert ever == dict(Counter(one.queue for one in self.model.letters.values()))
         kept = await self.vault.ledger.tallies()
         _, counted = await self.vault.ledger.counted()
         assert {(one.queue, one.state): one.count for one in kept if one.count} == {
             (one.queue, one.state): one.count for one in counted if one.count
         }
-        for task in self.books.tasks:
+        for task in self.model.tasks:
             found = await self.vault.redrives.find(task.id)
             assert found is not None
             status = Counter(place.status for place in task.places.values())
