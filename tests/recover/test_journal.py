@@ -12,7 +12,7 @@ import pytest
 from holdfast.core.recovery import RunEnd
 from holdfast.errors import CannotStart
 from holdfast.stores import journal as module
-from holdfast.stores.journal import FileJournal
+from holdfast.stores.journal import FileJournal, JournalPaths
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
@@ -26,7 +26,7 @@ def killed(journal: FileJournal) -> None:
 def opened(
     path: Path | None, *, source: str = "q", others: Sequence[Path] = (), usual: Path | None = None
 ) -> FileJournal:
-    return FileJournal.open(path, source=source, run="r", others=others, usual=usual)
+    return FileJournal(JournalPaths(source=source, own=path, usual=usual, others=tuple(others)), "r")
 
 
 def test_what_was_confirmed_and_not_acked_is_recognised_once(tmp_path: Path) -> None:
@@ -343,23 +343,23 @@ def test_a_usual_place_that_cannot_be_written_does_not_matter_elsewhere(tmp_path
 def test_what_a_killed_run_may_have_sent_twice_is_told_until_somebody_has_told_it(tmp_path: Path) -> None:
     usual, other = tmp_path / "usual", tmp_path / "other"
     for path, count in ((usual, 3), (other, 4)):
-        killed = FileJournal.open(path, source="q", run="r", usual=usual)
+        killed = opened(path, usual=usual)
         killed.doubt(count)
         killed.close(RunEnd.BROKEN)
     # That of the second is the sum: it knew of the first.
     assert _doubted(usual) == 3 + 7
-    killed = FileJournal.open(usual, source="q", run="r", usual=usual)
+    killed = opened(usual, usual=usual)
     killed.doubt(5)
     killed.acking([bytes(16)])
     killed.close(RunEnd.BROKEN)
-    told = FileJournal.open(usual, source="q", run="r", usual=usual)
+    told = opened(usual, usual=usual)
     assert told.doubted_count >= 3 + 4 + 5
     told.close(RunEnd.PARTLY)
     assert _doubted(usual) == 0
 
 
 def _doubted(usual: Path) -> int:
-    journal = FileJournal.open(None, source="q", run="r", usual=usual)
+    journal = opened(None, usual=usual)
     count = journal.doubted_count
     journal.close(RunEnd.BROKEN)
     return count

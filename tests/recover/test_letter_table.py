@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -12,6 +14,7 @@ from holdfast.core.message import Address, Delivery
 from holdfast.core.recovery import RunLetter
 from holdfast.core.routes import Route
 from holdfast.core.states import RECOVERY_MOVES, RunState
+from holdfast.services.recover import run
 from holdfast.services.recover.letter_table import LetterTable
 
 EXCHANGES = ("a", "b")
@@ -58,7 +61,7 @@ class Letters(RuleBasedStateMachine):
         if what == "recognise":
             self.table.recognise([letter])
             self.step()
-            self.table.settle([letter], [letter] if digest % 3 == 0 and self.holds else ())
+            self.table.settle([letter], [letter.delivery] if digest % 3 == 0 and self.holds else ())
         else:
             self.table.hold(letter) if what == "hold" else self.table.wait([letter])
 
@@ -92,7 +95,8 @@ class Letters(RuleBasedStateMachine):
     def settled(self, missed: int) -> None:
         here = [one for one in self.table.unsettled() if one.here]
         lost = [one for place, one in enumerate(here) if self.holds and missed >> (place % 16) & 1]
-        done = self.table.settle(here, lost)
+        assert self.table.stored(here) == [one.delivery for one in here]
+        done = self.table.settle(here, [one.delivery for one in lost])
         assert [one for one in here if one not in lost] == list(done)
 
     @precondition(lambda self: not self.ended and self.holds)
@@ -184,3 +188,39 @@ class Letters(RuleBasedStateMachine):
 
 Letters.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 TestLetters: Callable[[], object] = Letters.TestCase
+
+
+def test_nothing_is_acked_that_the_broker_does_not_have() -> None:
+    table = LetterTable()
+    letters = [Letters().new(n, "a", 0) for n in range(4)]
+    stored, sent, held, put_back = letters
+    table.wait(letters[:2])
+    table.send(letters[:2])
+    table.answered([stored])
+    table.confirm([stored])
+    table.hold(held)
+    table.hold(put_back)
+    table.put_back([put_back])
+    for wrong in ([sent], [held], [put_back], [stored, sent]):
+        with pytest.raises(RuntimeError, match="letters cannot be acked; some are"):
+            table.stored(wrong)
+    table.was_put_back(table.answered([put_back]))
+    assert table.stored([stored, put_back]) == [stored.delivery, put_back.delivery]
+    table.settle([stored])
+    with pytest.raises(RuntimeError, match="letters cannot be acked; some are settled"):
+        table.stored([stored])  # a second ack could be that of a twin
+
+
+def test_a_change_that_is_none_of_the_moves_ends_the_run() -> None:
+    table = LetterTable()
+    letter = Letters().new(0, "a", 0)
+    table.hold(letter)
+    with pytest.raises(RuntimeError, match="letters cannot be confirmed; some are held"):
+        table.confirm([letter])
+
+
+def test_the_run_acks_at_one_place() -> None:
+    """Behind the gate of the table."""
+    folder = Path(run.__file__).parent
+    found = [line.strip() for file in folder.glob("*.py") for line in file.read_text().splitlines() if ".ack(" in line]
+    assert found == ["return self._drain.ack(self._letters.stored(letters))"]

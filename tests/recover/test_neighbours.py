@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.recovery import StoppedBy
-from holdfast.services.recover.source import DeadQueueSource
 from tests.recover.dead_letter_queue import DeadLetterQueue, letter, summary
-from tests.recover.inside import Inside
+from tests.recover.inside import DrainAround, Inside
 from tests.support.amqp import Admin, message_id_of
 
 pytestmark = pytest.mark.rabbitmq
@@ -64,6 +63,6 @@ async def test_a_letter_that_is_put_back_does_not_go_round_and_round(admin: Admi
     await admin.quorum_queue(dlq.name, **{"x-delivery-limit": 5})
     await dlq.make(declare_it=False)
     await dlq.fill(letter(n, kind="Strange") for n in range(10))
-    told = await Inside(DeadQueueSource, dlq).run()
+    told = await Inside(DrainAround, dlq).run()
     assert (told.stopped_by, told.skipped, told.put_back, told.remaining) == (StoppedBy.EMPTY, 10, 20, 10)
     await dlq.check()

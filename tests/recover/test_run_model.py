@@ -11,7 +11,7 @@ import asyncio
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,14 +20,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from holdfast.core.message import Address, Delivery, Message, Outcome, OutcomeKind
+from holdfast.core.message import Address, Delivery, Message, Outcome, OutcomeKind, Outgoing
 from holdfast.core.recovery import Depth, Preflight, RecoveryOrder, RunLetter, RunLimits, Summary
 from holdfast.core.routes import Route, RouteTable
 from holdfast.errors import BrokerLost
+from holdfast.ports.broker import RecoveryBroker, Told
 from holdfast.services.recover.run import RecoveryRun
 from holdfast.services.recover.service import how_it_ended
-from holdfast.services.recover.source import OnOutcome
-from holdfast.stores.journal import FileJournal
+from holdfast.stores.journal import FileJournal, JournalPaths
 from holdfast.testing import FrozenClock
 from tests.support.quick_time import run_quickly
 
@@ -86,15 +86,14 @@ class Way:
 class WorstQueue:
     """A dead-letter queue in memory; `mishaps` are taken one by one, then all is well."""
 
-    holds = True
-    failure = ""
-    warnings: Sequence[str] = ()
-    trouble = ""
+    queue = "dlq"
     is_lost = False
-    sent_again_count = 0
+    trouble = ""
+    sent_again = 0
     wanted: int | None = None
 
     def __init__(self, letters: list[Held], mishaps: list[str], folder: Path) -> None:
+        self.warnings: list[str] = []
         self.ready = letters
         self._folder = folder  # of the journals
         self._left_behind: dict[str, bytes | Path] | None = None  # what was in it at the moment of the kill
@@ -136,13 +135,20 @@ class WorstQueue:
         """Whether the process that has connections here is dead: nothing that it says is heard."""
         return self._left_behind is not None
 
-    # The source.
+    # The broker: its inspector, its drain, its redriver and its publisher.
+
+    async def preflight(self, table: RouteTable) -> Preflight:
+        return Preflight(broker="worst", depth=await self.depth(), receivers=lambda to: [to.routing_key])
 
     async def alarm(self) -> str:
         return ""
 
     async def refusal(self, exchange: str) -> str:
         return ""
+
+    @property
+    def is_connected(self) -> bool:
+        return not self._down
 
     async def open(self) -> str:
         self._down = False
@@ -153,7 +159,7 @@ class WorstQueue:
     async def allow(self, wanted: int | None, *, held_count: int) -> None:
         self.wanted = wanted
 
-    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[RunLetter]:
+    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Delivery]:
         await asyncio.sleep(0 if self.ready else 0.005)
         mishap = "none" if self._down else self._mishap()
         if mishap in ("lost", "lost_with_acks"):
@@ -168,24 +174,33 @@ class WorstQueue:
         count_max = min(count_max, len(self.ready) if self.wanted is None else self.wanted)
         for held in self.ready[:count_max]:
             self.unacked[held] = self.generation
-            address = TARGET if held.has_route else None
-            digest = held.name.to_bytes(16, "big")
-            route = Route(address=address, why="" if address else "unknown")
-            delivery = Delivery(1, 1, held.redelivered, "", "", "", b"", b"", own=(held, self.generation))
-            taken.append(RunLetter(delivery, b"", digest, route, held.redelivered, returns=None, size_bytes=10))
+            taken.append(Delivery(1, 1, held.redelivered, "", "", "", b"", b"", own=(held, self.generation)))
         del self.ready[:count_max]
         return taken
 
-    def read(self, letter: RunLetter) -> Message:
+    def tick(self) -> None:
+        pass
+
+    def letter(self, delivery: Delivery) -> RunLetter:
+        held, _ = _raw(delivery)
+        address = TARGET if held.has_route else None
+        digest = held.name.to_bytes(16, "big")
+        route = Route(address=address, why="" if address else "unknown")
+        return RunLetter(delivery, b"", digest, route, held.redelivered, returns=None, size_bytes=10)
+
+    def read(self, delivery: Delivery) -> Message:
         return Message(body=b"")
 
-    def send(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+    async def publish(self, messages: Sequence[Outgoing], *, timeout_s: float | None = None) -> list[Outcome]:
+        raise NotImplementedError
+
+    def send(self, messages: Sequence[Outgoing], told: Told, *, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
-        for letter in letters:
+        for message in messages:
             if self._left_behind is not None:
                 return
             mishap = self._mishap()
-            held, _ = _raw(letter)
+            held, _ = _raw(message.made_from.delivery)
             if mishap in ("unknown_gone", "nacked"):
                 kind = OutcomeKind.NACKED if mishap == "nacked" else OutcomeKind.UNKNOWN
             else:
@@ -198,31 +213,31 @@ class WorstQueue:
                 self._is_killed_when_noted = True
             if mishap == "cut_after_send":
                 self._lose()
-            loop.call_soon(on_outcome, [letter], Outcome(kind))
+            loop.call_soon(told, [message], Outcome(kind))
 
-    def put_back(self, letters: Sequence[RunLetter], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+    def put_back(self, letter: RunLetter) -> Outgoing:
         raise NotImplementedError
 
-    def settle(self, letters: Sequence[RunLetter]) -> Sequence[RunLetter]:
-        missed: list[RunLetter] = []
-        for letter in letters if self._left_behind is None else ():
-            held, generation = _raw(letter)
+    def ack(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        missed: list[Delivery] = []
+        for delivery in deliveries if self._left_behind is None else ():
+            held, generation = _raw(delivery)
             if self._down or self.unacked.get(held) != generation:
-                missed.append(letter)
+                missed.append(delivery)
             else:
                 del self.unacked[held]
                 self.acked.append(held)
                 self._acked_last.append(held)
         return missed
 
-    def forget_body(self, letter: RunLetter) -> None:
+    def forget_body(self, delivery: Delivery) -> None:
         pass
 
-    async def stop(self) -> Sequence[RunLetter]:
+    async def stop(self, keeps: Callable[[Delivery], bool]) -> Sequence[Delivery]:
         self._stopped = True
         return ()
 
-    async def give_back(self) -> int:
+    async def release_all(self, *, others_count: int) -> int:
         count = len(self.unacked)
         self._requeue()
         return count
@@ -264,9 +279,9 @@ class WorstQueue:
         raise Killed
 
 
-def _raw(letter: RunLetter) -> tuple[Held, int]:
-    assert isinstance(letter.delivery.own, tuple)
-    return letter.delivery.own
+def _raw(delivery: Delivery) -> tuple[Held, int]:
+    assert isinstance(delivery.own, tuple)
+    return delivery.own
 
 
 def _snapshot(folder: Path) -> dict[str, bytes | Path]:
@@ -286,13 +301,14 @@ def _restore(folder: Path, before: dict[str, bytes | Path]) -> None:
 def run_of(queue: WorstQueue, limits: RunLimits, journal: FileJournal | None = None) -> RecoveryRun:
     order = RecoveryOrder(dead_queue="dlq", run="r", table=RouteTable(), limits=limits)
     preflight = Preflight(broker="worst", depth=Depth(ready=len(queue.ready)), receivers=lambda to: [to.routing_key])
-    return RecoveryRun(queue, order, preflight, clock=FrozenClock(), journal=journal)
+    broker = RecoveryBroker(drain=queue, publisher=queue, redriver=queue, inspector=queue)
+    return RecoveryRun(broker, order, preflight, clock=FrozenClock(), journal=journal)
 
 
 async def once(queue: WorstQueue, folder: Path, way: Way) -> Summary | None:
     """One run; None when it was killed."""
     own = folder / way.journal if way.journal else None
-    journal = FileJournal.open(own, source="worst", run="r", usual=folder / "usual")
+    journal = FileJournal(JournalPaths(source="worst", own=own, usual=folder / "usual"), "r")
     note = journal.confirmed
 
     def confirmed(digests: Sequence[bytes]) -> None:
@@ -453,9 +469,9 @@ class SlowQueue(WorstQueue):
         self._silent_at = silent_at
         self.abandoned_count = 0
 
-    async def give_back(self) -> int:
-        await self._may_be_silent("give_back")
-        return await super().give_back()
+    async def release_all(self, *, others_count: int) -> int:
+        await self._may_be_silent("release")
+        return await super().release_all(others_count=others_count)
 
     async def abandon(self) -> None:
         self.abandoned_count += 1
@@ -472,7 +488,7 @@ class SlowQueue(WorstQueue):
             await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize("silent_at", ["give_back", "depth"])
+@pytest.mark.parametrize("silent_at", ["release", "depth"])
 async def test_a_second_signal_does_not_wait_for_what_the_end_waits_for(silent_at: str, tmp_path: Path) -> None:
     queue = SlowQueue([Held(n, has_route=False) for n in range(3)], tmp_path, silent_at=silent_at)
     recovery = run_of(queue, RunLimits())
@@ -481,4 +497,4 @@ async def test_a_second_signal_does_not_wait_for_what_the_end_waits_for(silent_a
     recovery.abandon()
     summary = await asyncio.wait_for(running, 60.0)
     assert (summary.skipped, summary.remaining, len(queue.ready)) == (3, 3, 3)
-    assert queue.abandoned_count == (silent_at == "give_back")
+    assert queue.abandoned_count == (silent_at == "release")

@@ -11,9 +11,10 @@ import pytest
 
 import holdfast
 from holdfast.core.ledger import LedgerRow, verify
-from holdfast.core.recovery import Summary
+from holdfast.core.recovery import RecoveryOrder, Summary
 from holdfast.errors import StorageFailed
 from holdfast.proof.process import Child, python_argv
+from holdfast.services.recover.limits import LimitedRun
 from holdfast.services.recover.service import OnBegin, RecoverySchedule, ScheduledRecovery
 from holdfast.settings import load_settings
 from holdfast.wiring import SystemClock, open_ledger
@@ -54,10 +55,11 @@ async def stopped(server: Serving) -> None:
 # --- the schedule -------------------------------------------------------------------------------------------------
 
 
-class Run:
+class Run(LimitedRun):
     """A run that ends when it is told to."""
 
     def __init__(self) -> None:
+        super().__init__(RecoveryOrder(dead_queue="q"), clock=SystemClock())
         self.ends = asyncio.Event()
         self.count = 0
         self.at_once = 0

@@ -11,9 +11,8 @@ from holdfast.engines.rabbitmq.connection import Channel
 from holdfast.errors import BrokerRefused
 from holdfast.proof.proxy import Proxy
 from holdfast.services.recover.run import RecoveryRun
-from holdfast.services.recover.source import DeadQueueSource
 from tests.recover.dead_letter_queue import DeadLetterQueue, letter
-from tests.recover.inside import Inside
+from tests.recover.inside import DrainAround, Inside
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq
@@ -24,7 +23,7 @@ CONSUME, CONSUME_BYTES_MAX = bytes((0, 60, 0, 20)), 60
 ENDS_S = 60.0
 
 
-class Unanswered(DeadQueueSource):
+class Unanswered(DrainAround):
     """The first time that somebody asks how many letters there are."""
 
     proxy: Proxy
@@ -34,12 +33,12 @@ class Unanswered(DeadQueueSource):
     async def depth(self) -> Depth:
         self.asked_count += 1
         if self.asked_count > 1:
-            return await super().depth()
+            return await self.real.depth()
         if self.is_refused:
             raise BrokerRefused("the broker refused; 404 NOT_FOUND - home node is down", reply_code=404)
         self.proxy.pause("down")
         try:
-            return await super().depth()
+            return await self.real.depth()
         finally:
             self.proxy.resume("down")
 
@@ -56,8 +55,8 @@ async def test_the_run_begins_anew_with_one_consumer(
     await dlq.fill(letter(n, kind="Strange" if n % 2 else "CollectionScan") for n in range(COUNT))
     async with Proxy("127.0.0.1", dlq.admin.node.port) as proxy:
 
-        def set_up(source: Unanswered) -> None:
-            source.proxy, source.is_refused = proxy, is_refused
+        def set_up(drain: Unanswered) -> None:
+            drain.proxy, drain.is_refused = proxy, is_refused
 
         told = await Inside(Unanswered, dlq, port=proxy.port).run(on_open=set_up)
     assert (told.interruptions, told.stopped_by, told.failure) == (1, StoppedBy.EMPTY, "")
@@ -66,7 +65,7 @@ async def test_the_run_begins_anew_with_one_consumer(
     await dlq.check(duplicates_max=told.possible_duplicates)
 
 
-class SilentSource(DeadQueueSource):
+class SilentSource(DrainAround):
     """Nobody answers when more letters are to be let in."""
 
     silent: asyncio.Event
@@ -74,7 +73,7 @@ class SilentSource(DeadQueueSource):
 
     async def open(self) -> str:
         self.is_open = True
-        return await super().open()
+        return await self.real.open()
 
     async def allow(self, wanted: int | None, *, held_count: int) -> None:
         if self.is_open:
@@ -99,7 +98,7 @@ async def test_a_second_signal_waits_for_no_answer(any_dlq: DeadLetterQueue) -> 
     await dlq.check(duplicates_max=told.possible_duplicates + told.recovered)
 
 
-class Locked(DeadQueueSource):
+class Locked(DrainAround):
     """The connections are lost, and then somebody else has the lock for long."""
 
     proxy: Proxy
@@ -107,13 +106,13 @@ class Locked(DeadQueueSource):
 
     async def depth(self) -> Depth:
         await self.proxy.cut()
-        return await super().depth()
+        return await self.real.depth()
 
     async def open(self) -> str:
         self.opened_count += 1
         if self.opened_count > 1:
             await asyncio.Event().wait()
-        return await super().open()
+        return await self.real.open()
 
 
 async def test_the_total_limit_holds_also_for_a_connection_that_does_not_come(dlq: DeadLetterQueue) -> None:
@@ -143,8 +142,8 @@ async def test_whoever_does_not_come_back_has_lost_its_connection(dlq: DeadLette
         proxy.cut_when("up", seen)
         inside = Inside(Unanswered, dlq, port=proxy.port)
 
-        def set_up(source: Unanswered) -> None:
-            source.proxy, source.is_refused = proxy, True
+        def set_up(drain: Unanswered) -> None:
+            drain.proxy, drain.is_refused = proxy, True
             abandon = inside.broker.drain.abandon
 
             async def abandoned() -> None:
