@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from tests.upgrade import story
 from tests.upgrade.broker import Broker
 from tests.upgrade.conftest import OldInstallation
-from tests.upgrade.server import Server, serving
+from tests.upgrade.server import Server, serving, wait_for
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -25,14 +24,6 @@ def server(installation: OldInstallation, broker: Broker) -> Iterator[Server]:
     env = {"HOLDFAST_BROKER": broker.url, "HOLDFAST_MANAGEMENT": broker.node.management_url, **installation.env}
     with serving(installation.url, installation.folder, env=env) as made:
         yield made
-
-
-def wait_for(fact: Callable[[], object]) -> None:
-    """Until it is so."""
-    deadline = time.monotonic() + 20
-    while not fact():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
 
 
 def task_of(server: Server, operation: str) -> dict[str, Any]:

@@ -7,8 +7,16 @@ import asyncio
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from holdfast.core.item import NewItem, RetryItem
 from holdfast.core.requests.queue import ImportedItem
@@ -17,7 +25,10 @@ from holdfast.ports.queue_store import Arrive, Forget, Operation, Remove, Result
 from holdfast.services.queue.logical_queue import LogicalQueue
 from tests.model.audit import Seen, look
 from tests.model.installation import ModelInstallation
+from tests.model.profile import settings_for
 from tests.model.queue_model import Queue
+
+pytestmark = pytest.mark.slow
 
 STEPS = (Arrive, Remove, Revive, Forget)
 _operate = LogicalQueue.operate
@@ -205,3 +216,19 @@ class MoveMachine(RuleBasedStateMachine):
     def the_stores_are_back(self, seconds: float) -> None:
         self.real.faults.down.clear()
         self.real.advance(seconds)
+
+
+class MemoryMoves(MoveMachine):
+    kind = "memory"
+
+
+class SqliteMoves(MoveMachine):
+    kind = "sqlite"
+
+
+def test_a_death_in_memory_ends_in_one_place() -> None:
+    run_state_machine_as_test(MemoryMoves, settings=settings_for(examples=100))
+
+
+def test_a_death_in_sqlite_ends_in_one_place() -> None:
+    run_state_machine_as_test(SqliteMoves, settings=settings_for(examples=40))
