@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx2
 
-from holdfast.faces.api.app import make_app
 from holdfast.faces.api.authenticator import token_hash
+from holdfast.faces.api.server import make_app
 from holdfast.services.queue.queues import Queues
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Settings, StorageSettings

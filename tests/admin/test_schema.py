@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from holdfast.core.requests.declare import declared_under
-from holdfast.faces.api.openapi import document
+from holdfast.faces.api.endpoints import document
 from holdfast.proof.process import python_argv
 from tests.admin.house import open_house
 from tests.faults.serving import TOKEN

@@ -302,7 +302,7 @@ def change_group(out: Output, asked: requests.ChangeGroup, changed: requests.Gro
     example="holdfast token create ci --role operator --expires-in 720h --queue 'orders.*'",
     name=CommandOption(metavar="NAME"),
     role=CommandOption(default="viewer"),
-    expires_in=CommandOption(check=duration),
+    expires_in=CommandOption(read=duration),
     queues=CommandOption(name="queue", default=None),
 )
 def create_token(out: Output, asked: requests.CreateToken, made: requests.TokenReply) -> None:
@@ -354,9 +354,10 @@ def head(out: Output, asked: requests.ReadHead, found: requests.HeadReply) -> No
     out.say(found.head)
 
 
-def _anchor(text: str, *, option: str) -> None:
+def _anchor(text: str, *, option: str) -> str:
     if text and not is_anchor(text):
         raise BadUsage(f"{option} is invalid; it is not what 'holdfast ledger head' prints, NUMBER:HASH")
+    return text
 
 
 @asks(
@@ -364,7 +365,7 @@ def _anchor(text: str, *, option: str) -> None:
     "verify",
     requests.VerifyLedger,
     example="holdfast ledger verify --anchor 1234:9f3c…",
-    anchor=CommandOption(check=_anchor),
+    anchor=CommandOption(read=_anchor),
 )
 def verify(out: Output, asked: requests.VerifyLedger, found: requests.Verified) -> ExitCode:
     """Walk the whole chain; exit code 1 names the first row that was changed, removed or inserted."""
