@@ -30,6 +30,8 @@ Body = Callable[..., Coroutine[Any, Any, ExitCode | None]]
 B = TypeVar("B", bound=Body)
 
 PANEL = "Shared options"
+#: How much a list of what is in custody shows.
+LIST_COUNT_DEFAULT = 50
 
 Url = Annotated[
     str | None,
@@ -159,7 +161,7 @@ def command(
         async def begin(context: CommandContext, **values: Any) -> ExitCode | None:
             if request is None:
                 return await body(context, **values)
-            asked: dict[str, Any] = {}
+            asked: dict[str, object] = {}
             for field, parameter in made.items():
                 asked |= _read(fields[field], given[field], parameter.name, values.pop(parameter.name))
             return await body(context, request(**asked), **values)
