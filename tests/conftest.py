@@ -34,10 +34,11 @@ LONGEST_FIRST = (
     "faults",
     "model",
     "engines",
-    "conformance/consume",
-    "admin",
-    "acceptance",
-    "conformance/queue",
+    "topology",
+    "consume",
+    "faces/api",
+    "faces/cli",
+    "queue",
 )
 
 

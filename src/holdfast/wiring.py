@@ -12,8 +12,17 @@ import os
 import re
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    nullcontext,
+)
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -28,14 +37,13 @@ from holdfast.core.moments import SECOND_US, format_duration, moment, parse_dura
 from holdfast.core.plan import Retries
 from holdfast.core.recovery import RecoveryOrder, RunLimits, Summary
 from holdfast.core.requests.declare import Role
-from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_routes
+from holdfast.core.routes import Mode, RouteTable
 from holdfast.engines.sqlite.database import SqliteDatabase
 from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
-from holdfast.engines.system import SystemClock as SystemClock  # noqa: PLC0414  for the faces
 from holdfast.errors import BadUrl, CannotStart, HoldfastError, Invalid, QueueMissing
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.broker import Broker, RecoveryBroker
-from holdfast.ports.clock import Clock
+from holdfast.ports.clock import Clock, Timer
 from holdfast.ports.database import Database
 from holdfast.ports.queue_store import Storage
 from holdfast.ports.starts import Starts
@@ -47,14 +55,14 @@ from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.services.recover.embedded import EmbeddedRecovery
+from holdfast.services.recover.report import Notices
 from holdfast.services.recover.service import (
     OnBegin,
     OpenLedger,
     RecoverySchedule,
-    RunRecord,
     ScheduledRecovery,
-    kept_journal,
     new_run,
+    read_routes,
     recorded,
     recover,
 )
@@ -65,14 +73,14 @@ from holdfast.services.vault.upkeep import Successes, parse_retention
 from holdfast.settings import RecoverSettings, Settings, load_settings
 from holdfast.settings.values import listed, made_once, masked
 from holdfast.stores.collect import CollectStore
-from holdfast.stores.journal import JournalPaths, journal_paths
+from holdfast.stores.files import FileBackup
+from holdfast.stores.journal import FileJournal, JournalPaths, journal_paths
 from holdfast.stores.ledger import Ledger
 from holdfast.stores.vault import Vault
 
 if TYPE_CHECKING:
     from holdfast.core.topology.layouts import TopologyFile
     from holdfast.services.topology import Topologies
-    from holdfast.stores.files import FileBackup
 
 #: Where a SQLite storage keeps what the collector knows.
 COLLECT_FOLDER = "collect"
@@ -90,7 +98,19 @@ KINDS = {
     "az": "bucket",
     "gs": "bucket",
 }
-MODES = {"routes": Mode.ROUTES, "source": Mode.SOURCE, "exchange": Mode.EXCHANGE, "wait": Mode.WAIT}
+
+
+class SystemClock:
+    """The machine's clock. `HOLDFAST_CLOCK_OFFSET_S` shifts it, to prove that two servers' clocks may differ."""
+
+    def __init__(self) -> None:
+        self._offset_us = int(float(os.environ.get("HOLDFAST_CLOCK_OFFSET_S", "0")) * 1_000_000)
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000 + self._offset_us
+
+    def call_later(self, delay_us: int, callback: Callable[[], None]) -> Timer:
+        return asyncio.get_running_loop().call_later(max(0, delay_us) / 1_000_000, callback)
 
 
 class Location(Struct, frozen=True, kw_only=True):
@@ -482,9 +502,12 @@ async def _check_key(vault: Vault, key: bytes) -> None:
 
 @asynccontextmanager
 async def open_recovery(
-    url: str, order: RecoveryOrder, *, by: str, clock: Clock | None = None, management: str | None = None
+    url: str, order: RecoveryOrder, *, clock: Clock | None = None, management: str | None = None
 ) -> AsyncIterator[RecoveryBroker]:
-    """RabbitMQ for a recovery of one of its dead-letter queues. Raises BrokerError when it cannot be reached."""
+    """RabbitMQ for a recovery of one of its dead-letter queues. Raises BrokerError when it cannot be reached.
+
+    Whoever is cancelled ends one connection at once and the other when it is closed, within a limit.
+    """
     from holdfast.engines.rabbitmq.drain import RabbitDrain
     from holdfast.engines.rabbitmq.inspector import RabbitRunInspector, default_management
     from holdfast.engines.rabbitmq.publisher import RabbitPublisher
@@ -492,37 +515,72 @@ async def open_recovery(
     from holdfast.engines.rabbitmq.url import BrokerUrl
 
     time_source = clock or SystemClock()
-    address, name, table, limits = BrokerUrl.parse(url), order.dead_queue, order.table, order.limits
+    place, name, table, limits = BrokerUrl.parse(url), order.dead_queue, order.table, order.limits
     stamp = RedriveStamp(
-        run=order.run, by=by, dead_queue=name, user=address.login.user, is_wait_queue=table.is_wait_queue
+        run=order.run, by=order.by, dead_queue=name, user=place.login.user, is_wait_queue=table.is_wait_queue
     )
     # The copies on their way wait for their confirms there as well; more than this only costs memory.
-    publisher = RabbitPublisher(address, window_bytes=min(limits.window_bytes_max, PUBLISH_WINDOW_BYTES))
-    drain = RabbitDrain(address, name, limits, on_pace=publisher.pause_between_reads)
+    publisher = RabbitPublisher(place, window_bytes=min(limits.window_bytes_max, PUBLISH_WINDOW_BYTES))
+    drain = RabbitDrain(place, name, limits, on_pace=publisher.pause_between_reads)
     try:
         connection = await drain.connect()
         await publisher.__aenter__()
-        queue = "" if order.backup_file else name
-        inspector = RabbitRunInspector(
-            connection, publisher, queue, management=management or default_management(address)
-        )
+        queue = "" if order.from_backup else name
+        inspector = RabbitRunInspector(connection, publisher, queue, management=management or default_management(place))
         redriver = RabbitRedriver(stamp, table, now=lambda: moment(time_source.now_us()), blocked=inspector.blocked)
-        yield RecoveryBroker(drain=drain, publisher=publisher, redriver=redriver, inspector=inspector)
+        try:
+            yield RecoveryBroker(drain=drain, publisher=publisher, redriver=redriver, inspector=inspector)
+        except asyncio.CancelledError:
+            await drain.abandon()
+            raise
     finally:
         await publisher.close()
         await drain.close()
 
 
-@contextmanager
-def open_backup(path: Path) -> Iterator[FileBackup]:
-    """A backup to write letters to. Raises CannotStart."""
-    from holdfast.stores.files import FileBackup
+async def run_recovery(
+    settings: Settings,
+    url: str,
+    order: RecoveryOrder,
+    *,
+    ledger: OpenLedger,
+    hearing: AbstractContextManager[OnBegin],
+    journal: AbstractContextManager[FileJournal | None],
+    queues: AbstractAsyncContextManager[Queues] | None = None,
+    notices: Notices | None = None,
+) -> Summary:
+    """One recovery, of a broker's queue, of a backup or of an embedded dead queue, with its row in the ledger.
 
-    backup = FileBackup(path)
-    try:
+    `hearing` is there from the first connection on, and is told of the run when that begins. `queues` are those where
+    an embedded dead queue is, when nobody but the caller can open them.
+    """
+    clock = SystemClock()
+
+    async def run() -> Summary:
+        with hearing as on_begin:
+            if Location.parse(url).kind != "amqp":
+                async with queues or open_queues(url) as opened:
+                    embedded = EmbeddedRecovery(opened, order, clock=clock, notices=notices)
+                    on_begin(embedded)
+                    return await embedded.run()
+            management = settings.management.reveal() if settings.management else None
+            async with open_recovery(url, order, clock=clock, management=management) as broker:
+                with journal as kept, open_backup(order.backup_file) as backup:
+                    return await recover(
+                        broker, order, clock=clock, journal=kept, backup=backup, notices=notices, on_begin=on_begin
+                    )
+
+    return await recorded(order, run, ledger=ledger, clock=clock)
+
+
+@contextmanager
+def open_backup(path: str) -> Iterator[FileBackup | None]:
+    """A backup to write letters to; None where no path is given. Raises CannotStart."""
+    if not path:
+        yield None
+        return
+    with closing(FileBackup(Path(path))) as backup:
         yield backup
-    finally:
-        backup.close()
 
 
 def ledger_of(settings: Settings, *, clock: Clock | None = None) -> OpenLedger:
@@ -533,95 +591,60 @@ def ledger_of(settings: Settings, *, clock: Clock | None = None) -> OpenLedger:
     return lambda: open_ledger(settings, url, clock=clock or SystemClock())
 
 
-class ScheduledRecoveries:
+def scheduled_recoveries(
+    settings: Settings, *, queues: Callable[[], Queues | None], broker: str | None, ledger: OpenLedger
+) -> RecoverySchedule:
     """The recoveries of a configuration. `queues` are those of this process, when they are open; `broker` is where a
-    queue is that is none of them."""
+    queue is that is none of them. Raises CannotStart when a routes file cannot be used."""
 
-    def __init__(
-        self, settings: Settings, *, queues: Callable[[], Queues | None], broker: str | None, ledger: OpenLedger
-    ) -> None:
-        self._settings = settings
-        self._queues = queues
-        self._broker = broker
-        self._ledger = ledger
-        self._clock = SystemClock()
-        self._by = f"holdfast@{socket.gethostname()}"
+    async def find(name: str, wanted: RecoverSettings) -> tuple[str, Queues | None]:
+        """Where the queue is: at what was said, in the queues of this process, or at the broker."""
+        if wanted.url is not None:
+            return wanted.url.reveal(), None
+        if (own := queues()) is not None:
+            try:
+                await own.queues_info(name)
+                return "", own
+            except QueueMissing:
+                if broker is None:
+                    raise
+        if broker is None:
+            raise CannotStart(f"queue cannot be recovered; '{name}' has no url, and no broker is set")
+        return broker, None
 
-    def schedule(self) -> RecoverySchedule:
-        """Raises CannotStart when a routes file cannot be used."""
-        return RecoverySchedule([self._scheduled(name, wanted) for name, wanted in self._settings.recover.items()])
-
-    def _scheduled(self, name: str, wanted: RecoverSettings) -> ScheduledRecovery:
-        table = _table(wanted)
-        limits = RunLimits(
-            limit=wanted.limit,
-            rate_per_s=wanted.rate,
-            total_timeout_s=parse_duration(wanted.total_timeout, what="total_timeout") / SECOND_US,
-        )
+    def scheduled(name: str, wanted: RecoverSettings) -> ScheduledRecovery:
+        order = _order(name, wanted)
 
         async def run(on_begin: OnBegin) -> Summary:
-            order = RecoveryOrder(dead_queue=name, table=table, limits=limits, run=new_run())
-            url = await self._place(name, wanted)
-            source = source_of(url, name) if url else f"queue '{name}' of this process"
-            entry = RunRecord(run=order.run, by=self._by, dead_queue=name, source=source)
-            return await recorded(
-                entry, lambda: self._run(url, order, on_begin), ledger=self._ledger, clock=self._clock
+            url, own = await find(name, wanted)
+            origin = f"queue '{name}' of this process" if own else origin_of(url, name)
+            this = replace(order, run=new_run(), origin=origin)
+            is_broker = Location.parse(url).kind == "amqp"
+            return await run_recovery(
+                settings,
+                url,
+                this,
+                ledger=ledger,
+                hearing=nullcontext(on_begin),
+                journal=journals(settings, url, name, serves=True).kept(this.run) if is_broker else nullcontext(),
+                queues=nullcontext(own) if own else None,
             )
 
         every_s = parse_duration(wanted.every, what="every") / SECOND_US if wanted.every else 0.0
         return ScheduledRecovery(dead_queue=name, run=run, on_start=wanted.on_start, every_s=every_s)
 
-    async def _place(self, name: str, wanted: RecoverSettings) -> str:
-        """Where the queue is: what was said, the queues of this process (an empty text), or the broker."""
-        if wanted.url is not None:
-            return wanted.url.reveal()
-        queues = self._queues()
-        if queues is not None:
-            try:
-                await queues.queues_info(name)
-                return ""
-            except QueueMissing:
-                if self._broker is None:
-                    raise
-        if self._broker is None:
-            raise CannotStart(f"queue cannot be recovered; '{name}' has no url, and no broker is set")
-        return self._broker
-
-    async def _run(self, url: str, order: RecoveryOrder, on_begin: OnBegin) -> Summary:
-        name, limits, clock = order.dead_queue, order.limits, self._clock
-        if Location.parse(url).kind == "amqp":
-            management = self._settings.management.reveal() if self._settings.management else None
-            places = journals(self._settings, url, name, serves=True)
-            async with open_recovery(url, order, by=self._by, clock=clock, management=management) as broker:
-                with kept_journal(places, order) as kept:
-                    summary = await recover(broker, order, clock=clock, journal=kept.journal, on_begin=on_begin)
-                    return kept.ended(summary, broker)
-        async with _opened(url, self._queues()) as queues:
-            recovery = EmbeddedRecovery(queues, dead_queue=name, run=order.run, clock=clock, limits=limits)
-            on_begin(recovery)
-            return await recovery.run()
+    return RecoverySchedule([scheduled(name, wanted) for name, wanted in settings.recover.items()])
 
 
-@asynccontextmanager
-async def _opened(url: str, own: Queues | None) -> AsyncIterator[Queues]:
-    if url:
-        async with open_queues(url) as queues:
-            yield queues
-    elif own is not None:
-        yield own
-
-
-def _table(wanted: RecoverSettings) -> RouteTable:
-    table = RouteTable()
-    if wanted.routes is not None:
-        try:
-            data = wanted.routes.read_bytes()[: FILE_BYTES_MAX + 1]
-        except OSError as error:
-            raise CannotStart(f"routes file cannot be read; '{wanted.routes}': {error.strerror}") from error
-        if len(data) > FILE_BYTES_MAX:
-            raise CannotStart(f"routes file is invalid; '{wanted.routes}' has more than {FILE_BYTES_MAX} bytes")
-        table = parse_routes(data, source=str(wanted.routes))
-    return replace(table, mode=MODES[wanted.to])
+def _order(name: str, wanted: RecoverSettings) -> RecoveryOrder:
+    table = read_routes(wanted.routes) if wanted.routes else RouteTable()
+    limits = RunLimits(
+        limit=wanted.limit,
+        rate_per_s=wanted.rate,
+        total_timeout_s=parse_duration(wanted.total_timeout, what="total_timeout") / SECOND_US,
+    )
+    by = f"holdfast@{socket.gethostname()}"
+    return RecoveryOrder(dead_queue=name, table=replace(table, mode=Mode(wanted.to)), limits=limits, by=by)
 
 
 def journals(
@@ -646,12 +669,12 @@ def state_folder(settings: Settings) -> Path:
 
 def journal_source(url: str, dead_queue: str) -> str:
     """What a journal belongs to: the same for every way to write down where a broker is, as far as that can be seen."""
-    what, _, hosts = source_of(url, dead_queue).rpartition(" at ")
+    what, _, hosts = origin_of(url, dead_queue).rpartition(" at ")
     same = sorted(re.sub(r"^localhost:", "127.0.0.1:", host) for host in hosts.split(","))
     return f"{what} at {','.join(same)}"
 
 
-def source_of(url: str, dead_queue: str) -> str:
+def origin_of(url: str, dead_queue: str) -> str:
     """A queue and where it is, without any login."""
     if Location.parse(url).kind != "amqp":
         parts = urlsplit(url)

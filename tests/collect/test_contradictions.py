@@ -32,7 +32,7 @@ from tests.support.eventually import eventually
 ID = "t"
 
 
-class Stand(NamedTuple):
+class CollectorUnderTest(NamedTuple):
     collector: holdfast.Collector
     queues: holdfast.Queues
     blobs: Path
@@ -58,8 +58,8 @@ class Stand(NamedTuple):
         """Wait until so many ordinals of a series are in the index."""
 
         async def reached() -> bool:
-            stand = {each.series: each for each in await self.collector.progress(ID)}
-            return series in stand and stand[series].stored_count >= count
+            states = {each.series: each for each in await self.collector.progress(ID)}
+            return series in states and states[series].stored_count >= count
 
         await eventually(reached)
 
@@ -73,84 +73,86 @@ class Stand(NamedTuple):
 
 
 @pytest.fixture
-async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
+async def under_test(tmp_path: Path) -> AsyncIterator[CollectorUnderTest]:
     async with holdfast.open("memory://") as queues:
         await make_queues(queues)
         async with holdfast.Collector("memory://", blobs=str(tmp_path / "blobs"), queues=queues) as collector:
-            yield Stand(collector, queues, tmp_path / "blobs")
+            yield CollectorUnderTest(collector, queues, tmp_path / "blobs")
 
 
 def whole(series: str, count: int) -> list[bytes]:
     return [body_of(series, ordinal) for ordinal in range(count)]
 
 
-async def test_other_bytes_for_a_stored_ordinal_are_parked_and_their_blob_is_gone(stand: Stand) -> None:
-    await stand.begin(["a"])
-    await stand.payloads(payload(ID, "a", 0))
-    await stand.stored("a", 1)
-    await stand.payloads(payload(ID, "a", 0, b"other"), payload(ID, "a", 0), payload(ID, "a", 1))
-    assert "came with other bytes" in (await stand.reasons(1))[0]
-    await stand.headers(header(ID, "a", 2))
-    assert await stand.completed() == {"a": whole("a", 2)}
-    files = [file.name for file in stand.blobs.rglob("*") if file.is_file() and ".partial" not in file.parts]
+async def test_other_bytes_for_a_stored_ordinal_are_parked_and_their_blob_is_gone(
+    under_test: CollectorUnderTest,
+) -> None:
+    await under_test.begin(["a"])
+    await under_test.payloads(payload(ID, "a", 0))
+    await under_test.stored("a", 1)
+    await under_test.payloads(payload(ID, "a", 0, b"other"), payload(ID, "a", 0), payload(ID, "a", 1))
+    assert "came with other bytes" in (await under_test.reasons(1))[0]
+    await under_test.headers(header(ID, "a", 2))
+    assert await under_test.completed() == {"a": whole("a", 2)}
+    files = [file.name for file in under_test.blobs.rglob("*") if file.is_file() and ".partial" not in file.parts]
     assert len(files) == 3, "two parts and the manifest"
 
 
-async def test_an_ordinal_beyond_the_count_is_parked_before_or_after_its_header(stand: Stand) -> None:
-    await stand.begin(["a"])
-    await stand.payloads(payload(ID, "a", 7), payload(ID, "a", 0))
-    await stand.stored("a", 2)
-    await stand.headers(header(ID, "a", 2))
-    assert "beyond the count" in (await stand.reasons(1))[0]
-    await stand.payloads(payload(ID, "a", 2))
-    assert len(await stand.reasons(2)) == 2
-    assert (await stand.collector.find(ID)).state is TransactionState.AWAITING, "two were stored, but not the two"
-    await stand.payloads(payload(ID, "a", 1))
-    assert await stand.completed() == {"a": whole("a", 2)}
-    letters = await stand.queues.storage_items_list("collector.dlq")
+async def test_an_ordinal_beyond_the_count_is_parked_before_or_after_its_header(under_test: CollectorUnderTest) -> None:
+    await under_test.begin(["a"])
+    await under_test.payloads(payload(ID, "a", 7), payload(ID, "a", 0))
+    await under_test.stored("a", 2)
+    await under_test.headers(header(ID, "a", 2))
+    assert "beyond the count" in (await under_test.reasons(1))[0]
+    await under_test.payloads(payload(ID, "a", 2))
+    assert len(await under_test.reasons(2)) == 2
+    assert (await under_test.collector.find(ID)).state is TransactionState.AWAITING, "two were stored, but not the two"
+    await under_test.payloads(payload(ID, "a", 1))
+    assert await under_test.completed() == {"a": whole("a", 2)}
+    letters = await under_test.queues.storage_items_list("collector.dlq")
     assert sorted(letter.payload for letter in letters) == sorted([body_of("a", 7), body_of("a", 2)])
 
 
-async def test_a_second_count_for_a_series_is_parked(stand: Stand) -> None:
-    await stand.begin(["a"])
-    await stand.headers(header(ID, "a", 2), header(ID, "a", 3), header(ID, "a", 2))
-    assert "another count" in (await stand.reasons(1))[0]
-    await answer(stand.queues, ID, {"a": 2})
-    assert await stand.completed() == {"a": whole("a", 2)}
-    assert len(await parked(stand.queues)) == 1
+async def test_a_second_count_for_a_series_is_parked(under_test: CollectorUnderTest) -> None:
+    await under_test.begin(["a"])
+    await under_test.headers(header(ID, "a", 2), header(ID, "a", 3), header(ID, "a", 2))
+    assert "another count" in (await under_test.reasons(1))[0]
+    await answer(under_test.queues, ID, {"a": 2})
+    assert await under_test.completed() == {"a": whole("a", 2)}
+    assert len(await parked(under_test.queues)) == 1
 
 
-async def test_a_series_outside_the_set_is_parked_at_completion(stand: Stand) -> None:
-    await stand.begin(["a"])
-    await stand.payloads(payload(ID, "x", 0), payload(ID, "x", 1))
-    await stand.headers(header(ID, "x", 2))
-    await stand.stored("x", 2)
-    await answer(stand.queues, ID, {"a": 1})
-    assert await stand.completed() == {"a": whole("a", 1)}
-    reasons = await stand.reasons(3)
+async def test_a_series_outside_the_set_is_parked_at_completion(under_test: CollectorUnderTest) -> None:
+    await under_test.begin(["a"])
+    await under_test.payloads(payload(ID, "x", 0), payload(ID, "x", 1))
+    await under_test.headers(header(ID, "x", 2))
+    await under_test.stored("x", 2)
+    await answer(under_test.queues, ID, {"a": 1})
+    assert await under_test.completed() == {"a": whole("a", 1)}
+    reasons = await under_test.reasons(3)
     assert len(reasons) == 3
     assert all("outside the known set" in reason for reason in reasons)
 
 
-async def test_the_set_is_known_from_the_headers_series_count_and_never_before(stand: Stand) -> None:
-    await stand.begin(None)
-    await stand.payloads(*(payload(ID, "a", number) for number in range(3)))
-    await stand.headers(header(ID, "a", 3))
-    await stand.stored("a", 3)
-    assert (await stand.collector.find(ID)).state is TransactionState.AWAITING, "nobody said that a is all"
-    await stand.headers(header(ID, "b", 0, series_count=2), header(ID, "c", 1, series_count=2))
-    assert "outside the known set" in (await stand.reasons(1))[0]
-    assert await stand.completed() == {"a": whole("a", 3), "b": []}
+async def test_the_set_is_known_from_the_headers_series_count_and_never_before(under_test: CollectorUnderTest) -> None:
+    await under_test.begin(None)
+    await under_test.payloads(*(payload(ID, "a", number) for number in range(3)))
+    await under_test.headers(header(ID, "a", 3))
+    await under_test.stored("a", 3)
+    assert (await under_test.collector.find(ID)).state is TransactionState.AWAITING, "nobody said that a is all"
+    await under_test.headers(header(ID, "b", 0, series_count=2), header(ID, "c", 1, series_count=2))
+    assert "outside the known set" in (await under_test.reasons(1))[0]
+    assert await under_test.completed() == {"a": whole("a", 3), "b": []}
 
 
-async def test_an_empty_set_is_complete_at_once(stand: Stand) -> None:
-    await stand.begin([])
-    assert await stand.completed() == {}
-    assert b'"parts_count":0' in (await notices(stand.queues))[0]
+async def test_an_empty_set_is_complete_at_once(under_test: CollectorUnderTest) -> None:
+    await under_test.begin([])
+    assert await under_test.completed() == {}
+    assert b'"parts_count":0' in (await notices(under_test.queues))[0]
 
 
-async def test_strangers_are_parked_byte_for_byte(stand: Stand) -> None:
-    await stand.begin(["a"])
+async def test_strangers_are_parked_byte_for_byte(under_test: CollectorUnderTest) -> None:
+    await under_test.begin(["a"])
     strange = [
         payload("other", "a", 0),
         NewItem(payload=b"\x00\xff", reference="not json"),
@@ -159,31 +161,33 @@ async def test_strangers_are_parked_byte_for_byte(stand: Stand) -> None:
         NewItem(payload=b"x", reference=reference(transaction_id=ID, series="../a", ordinal=0)),
         NewItem(payload=b"x", reference=reference(transaction_id=ID, series="a", ordinal=True)),
     ]
-    await stand.payloads(*strange)
-    await stand.headers(header("other", "a", 1), NewItem(reference=reference(transaction_id=ID, series="a", count="x")))
-    reasons = await stand.reasons(8)
+    await under_test.payloads(*strange)
+    await under_test.headers(
+        header("other", "a", 1), NewItem(reference=reference(transaction_id=ID, series="a", count="x"))
+    )
+    reasons = await under_test.reasons(8)
     assert sum("another transaction" in reason for reason in reasons) == 2
-    assert b"\x00\xff" in [item.payload for item in await stand.queues.storage_items_list("collector.dlq")]
-    await answer(stand.queues, ID, {"a": 1})
-    assert await stand.completed() == {"a": whole("a", 1)}
+    assert b"\x00\xff" in [item.payload for item in await under_test.queues.storage_items_list("collector.dlq")]
+    await answer(under_test.queues, ID, {"a": 1})
+    assert await under_test.completed() == {"a": whole("a", 1)}
 
 
-async def test_a_late_leftover_is_a_duplicate_or_parked(stand: Stand) -> None:
-    await stand.begin(["a"])
+async def test_a_late_leftover_is_a_duplicate_or_parked(under_test: CollectorUnderTest) -> None:
+    await under_test.begin(["a"])
     # Enough duplicates that some are still there when the last ordinal is stored.
-    await stand.payloads(*(payload(ID, "a", number % 3) for number in range(90)), payload(ID, "a", 3))
-    await stand.headers(header(ID, "a", 4), header(ID, "a", 4))
-    assert await stand.completed() == {"a": whole("a", 4)}
-    assert await parked(stand.queues) == []
-    names = {queue.queue_name for queue in await stand.queues.queues_list()}
+    await under_test.payloads(*(payload(ID, "a", number % 3) for number in range(90)), payload(ID, "a", 3))
+    await under_test.headers(header(ID, "a", 4), header(ID, "a", 4))
+    assert await under_test.completed() == {"a": whole("a", 4)}
+    assert await parked(under_test.queues) == []
+    names = {queue.queue_name for queue in await under_test.queues.queues_list()}
     assert names == {"collector.dlq", PRODUCER, NOTIFY}
 
 
-async def test_a_request_that_cannot_be_forwarded_is_refused_at_the_start(stand: Stand) -> None:
+async def test_a_request_that_cannot_be_forwarded_is_refused_at_the_start(under_test: CollectorUnderTest) -> None:
     with pytest.raises(Invalid, match="queue does not exist"):
-        await stand.collector.start(b"x", producer="nobody")
+        await under_test.collector.start(b"x", producer="nobody")
     with pytest.raises(Invalid, match="request is too large"):
-        await stand.collector.start(bytes(5_000_000), producer=PRODUCER)
+        await under_test.collector.start(bytes(5_000_000), producer=PRODUCER)
 
 
 # The pure rules.
@@ -222,14 +226,14 @@ def test_gaps_are_ranges() -> None:
 
 
 def test_the_set_of_series_is_never_inferred() -> None:
-    stand = {"a": SeriesState(series="a", count=1, stored_count=1)}
-    assert known_set(None, stand) is None
-    assert known_set(["b"], stand) == frozenset({"b"})
+    states = {"a": SeriesState(series="a", count=1, stored_count=1)}
+    assert known_set(None, states) is None
+    assert known_set(["b"], states) == frozenset({"b"})
     assert known_set(None, {"a": SeriesState(series="a", count=1, series_count=1)}) == frozenset({"a"})
 
 
 def test_a_header_that_disagrees_about_the_number_of_series_contradicts() -> None:
-    stand = {"a": SeriesState(series="a", count=1, series_count=2)}
-    assert "another size" in header_contradiction(Header(series="b", count=1, series_count=3), None, stand)
+    states = {"a": SeriesState(series="a", count=1, series_count=2)}
+    assert "another size" in header_contradiction(Header(series="b", count=1, series_count=3), None, states)
     assert "another size" in header_contradiction(Header(series="b", count=1, series_count=3), ["a", "b"], {})
-    assert header_contradiction(Header(series="b", count=1, series_count=2), None, stand) == ""
+    assert header_contradiction(Header(series="b", count=1, series_count=2), None, states) == ""

@@ -1,4 +1,4 @@
-"""Looks at the real stores, behind all faults, and compares them with the books: item by item, count by count."""
+"""Looks at the real stores, behind all faults, and compares them with the model: item by item, count by count."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from holdfast.core.item import Item
 from holdfast.core.moments import microseconds
 from holdfast.errors import StorageFailed
 from holdfast.ports.queue_store import DyingItem
-from tests.model.books import Books, Dying, Entry, Queue, policy
-from tests.model.installation import Installation
+from tests.model.installation import ModelInstallation
+from tests.model.queue_model import Dying, Entry, Queue, QueueModel, policy
 
 ALL = 10_000
 
@@ -28,7 +28,7 @@ class Seen:
         self.items[item.payload] = (item, partition, place)
 
 
-async def look(installation: Installation, queue: Queue) -> Seen:
+async def look(installation: ModelInstallation, queue: Queue) -> Seen:
     """Everything that is in a queue's store; nothing, where it or a new partition of it could not be read yet.
 
     A shared storage is a database that can always be looked at, and a death there is one transaction: an item may have
@@ -44,7 +44,7 @@ async def look(installation: Installation, queue: Queue) -> Seen:
         return unread
 
 
-async def _look(installation: Installation, queue: Queue) -> Seen:
+async def _look(installation: ModelInstallation, queue: Queue) -> Seen:
     store, seen = installation.store(queue.name), Seen()
     for partition in range(queue.partitions):
         for item in await store.list_items(partition, pivot="", count_max=ALL, scheduled=False):
@@ -58,32 +58,32 @@ async def _look(installation: Installation, queue: Queue) -> Seen:
     return seen
 
 
-async def audit(installation: Installation, books: Books) -> None:
-    """Bring the books to the present moment, and compare."""
+async def audit(installation: ModelInstallation, model: QueueModel) -> None:
+    """Bring the model to the present moment, and compare."""
     now_us = installation.clock.now_us()
-    seen = await catch_up(installation, books)
-    for name, queue in books.queues.items():
+    seen = await catch_up(installation, model)
+    for name, queue in model.queues.items():
         _fill_in(queue, seen[name])
         if installation.is_healthy(name):
             _compare(queue, seen[name], now_us)
             await _compare_counts(installation, queue, seen[name])
         elif queue.dead_queue and all(one.loaded for one in seen.values()):
-            _still_there(books, queue, seen)
+            _still_there(model, queue, seen)
 
 
-async def catch_up(installation: Installation, books: Books) -> dict[str, Seen]:
-    """Bring the books to the present moment: deadlines, new ids, and where dying items have got to."""
+async def catch_up(installation: ModelInstallation, model: QueueModel) -> dict[str, Seen]:
+    """Bring the model to the present moment: deadlines, new ids, and where dying items have got to."""
     now_us = installation.clock.now_us()
-    seen = {name: await look(installation, queue) for name, queue in books.queues.items()}
-    for queue in books.queues.values():
+    seen = {name: await look(installation, queue) for name, queue in model.queues.items()}
+    for queue in model.queues.values():
         _fill_in(queue, seen[queue.name])
         if installation.is_healthy(queue.name):
-            books.due(queue, now_us)
+            model.due(queue, now_us)
         elif seen[queue.name].loaded:
-            _moved_on(books, queue, seen[queue.name], now_us)
-    for queue in books.queues.values():
+            _moved_on(model, queue, seen[queue.name], now_us)
+    for queue in model.queues.values():
         for dying in list(queue.dying.values()):
-            _follow(books, queue, dying, seen, now_us)
+            _follow(model, queue, dying, seen, now_us)
     return seen
 
 
@@ -101,28 +101,28 @@ def _fill_in(queue: Queue, seen: Seen) -> None:
             entry.lease_us = microseconds(item.lease_deadline)
 
 
-def _moved_on(books: Books, queue: Queue, seen: Seen, now_us: int) -> None:
+def _moved_on(model: QueueModel, queue: Queue, seen: Seen, now_us: int) -> None:
     """The store fails now, but before that it may have carried out some deadlines: those that can be seen."""
     for token, entry in list(queue.entries.items()):
         if token not in seen.items:
-            books.due(queue, now_us, only={token})
+            model.due(queue, now_us, only={token})
         elif entry.id not in {None, seen.items[token][0].id}:
             entry.renumber()
-            books.enqueue(queue, entry, at_us=0, now_us=now_us)
+            model.enqueue(queue, entry, at_us=0, now_us=now_us)
 
 
-def _follow(books: Books, queue: Queue, dying: Dying, seen: dict[str, Seen], now_us: int) -> None:
+def _follow(model: QueueModel, queue: Queue, dying: Dying, seen: dict[str, Seen], now_us: int) -> None:
     """Where a dying item has got to."""
     token = dying.entry.token
-    if not seen[queue.name].loaded or not (books.is_target_gone(dying) or seen[dying.target].loaded):
+    if not seen[queue.name].loaded or not (model.is_target_gone(dying) or seen[dying.target].loaded):
         return  # a store that could not be read since the start shows nothing
     dying_item = seen[queue.name].dying.get(token)
-    if books.is_target_gone(dying):
+    if model.is_target_gone(dying):
         if dying_item is None or dying_item.target.generation != dying.generation:
-            books.revive(queue, dying, now_us)
-            books.due(queue, now_us)
+            model.revive(queue, dying, now_us)
+            model.due(queue, now_us)
             if token in queue.dying:
-                _follow(books, queue, queue.dying[token], seen, now_us)
+                _follow(model, queue, queue.dying[token], seen, now_us)
         return
     if dying_item is not None:
         assert dying.source_id in {None, dying_item.source_id}
@@ -136,7 +136,7 @@ def _follow(books: Books, queue: Queue, dying: Dying, seen: dict[str, Seen], now
         assert item.expire_deadline is not None
         assert item.death_reason in dying.reasons
         dying.arrived = True
-        books.queues[dying.target].entries[token] = Entry(
+        model.queues[dying.target].entries[token] = Entry(
             token=token,
             partition=partition,
             place="queued",
@@ -152,10 +152,10 @@ def _follow(books: Books, queue: Queue, dying: Dying, seen: dict[str, Seen], now
         del queue.dying[token]
 
 
-def _still_there(books: Books, queue: Queue, seen: dict[str, Seen]) -> None:
+def _still_there(model: QueueModel, queue: Queue, seen: dict[str, Seen]) -> None:
     """Its store fails: whether the last commit took effect is open, but nothing may be gone."""
     for token in queue.entries:
-        places = [name for name in books.queues if token in seen[name].items or token in seen[name].dying]
+        places = [name for name in model.queues if token in seen[name].items or token in seen[name].dying]
         assert places, f"{token!r} of '{queue.name}' is nowhere"
 
 
@@ -197,7 +197,7 @@ def _compare_one(entry: Entry, item: Item, partition: int, place: str, now_us: i
     assert found == entry, f"\nseen     {found}\nexpected {entry}"
 
 
-async def _compare_counts(installation: Installation, queue: Queue, seen: Seen) -> None:
+async def _compare_counts(installation: ModelInstallation, queue: Queue, seen: Seen) -> None:
     stats = await installation.queues.queue_stats(queue.name)
     (logical,) = stats.logical_queues
     assert (logical.produce_waiting, logical.lease_waiting, logical.complete_waiting, logical.in_flight) == (0, 0, 0, 0)

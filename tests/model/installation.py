@@ -140,7 +140,7 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 }
 
 
-class Installation:
+class ModelInstallation:
     """The whole in-process service over one flaky storage."""
 
     def __init__(self, kind: str) -> None:

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.recover.world import World
+from tests.recover.dead_letter_queue import DeadLetterQueue
 from tests.support.amqp import Admin
 
 
 @pytest.fixture
-async def world(admin: Admin, tmp_path: Path) -> World:
+async def dlq(admin: Admin, tmp_path: Path) -> DeadLetterQueue:
     """A classic dead-letter queue."""
-    return await World(admin, tmp_path).make()
+    return await DeadLetterQueue(admin, tmp_path).make()
 
 
 @pytest.fixture(params=["classic", "quorum"])
-async def any_world(request: pytest.FixtureRequest, admin: Admin, tmp_path: Path) -> World:
+async def any_dlq(request: pytest.FixtureRequest, admin: Admin, tmp_path: Path) -> DeadLetterQueue:
     """A dead-letter queue of each kind."""
-    return await World(admin, tmp_path, kind=request.param).make()
+    return await DeadLetterQueue(admin, tmp_path, kind=request.param).make()

@@ -17,7 +17,7 @@ from typing import Any
 from holdfast.core.message import Outgoing
 from holdfast.proof.conservation import ConservationReport
 from holdfast.proof.proxy import Proxy
-from tests.recover.world import TARGETS, World, header, letter, peak_mb, summary
+from tests.recover.dead_letter_queue import TARGETS, DeadLetterQueue, header, letter, peak_mb, summary
 from tests.support.amqp import Admin, message_id_of
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, running_node
@@ -61,12 +61,12 @@ async def kills(kind: str, *, count: int, seed: int) -> Tally:
     tally = Tally()
     with running_node() as node:
         while tally.kills < count:
-            async with _world(node, kind, f"kills-{tally.kills}") as world:
-                await world.fill(_letters(LETTERS))
+            async with _dlq(node, kind, f"kills-{tally.kills}") as dlq:
+                await dlq.fill(_letters(LETTERS))
                 possible = 0
                 for _ in range(KILLS_A_ROUND):
-                    process = world.start("--window", str(chance.choice((1, 50, 500, 4000))), "--rate", "1500/s")
-                    await _begun(world.admin, process)
+                    process = dlq.start("--window", str(chance.choice((1, 50, 500, 4000))), "--rate", "1500/s")
+                    await _begun(dlq.admin, process)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         await asyncio.to_thread(process.wait, chance.random() * 0.5)
                     tally.kills += process.poll() is None
@@ -74,7 +74,7 @@ async def kills(kind: str, *, count: int, seed: int) -> Tally:
                     out, _ = process.communicate()
                     if out:  # it was through before
                         possible += json.loads(out.splitlines()[-1])["possible_duplicates"]
-                await _finish(world, tally, possible)
+                await _finish(dlq, tally, possible)
     return tally
 
 
@@ -87,10 +87,10 @@ async def broker_kills(kind: str, *, count: int, seed: int) -> Tally:
             vhost = f"broker-{tally.kills}"
             with tempfile.TemporaryDirectory() as folder:
                 async with Admin.open(node, vhost, keep=True) as admin:
-                    world = await World(admin, Path(folder), kind=kind).make()
-                    await world.fill(_letters(LETTERS))
+                    dlq = await DeadLetterQueue(admin, Path(folder), kind=kind).make()
+                    await dlq.fill(_letters(LETTERS))
                     await asyncio.sleep(QUORUM_AGE_S if kind == "quorum" else 0)
-                    process = world.start("--rate", "1500/s", "--window", "1000")
+                    process = dlq.start("--rate", "1500/s", "--window", "1000")
                     await _arrived(admin, chance.randrange(1, UNDER_WAY))
                     node.kill()
                     tally.kills += 1
@@ -99,8 +99,8 @@ async def broker_kills(kind: str, *, count: int, seed: int) -> Tally:
                 assert process.returncode in (0, 3), err
                 possible = json.loads(out.splitlines()[-1])["possible_duplicates"]
                 async with Admin.open(node, vhost) as admin:
-                    world.admin = admin
-                    await _finish(world, tally, possible)
+                    dlq.admin = admin
+                    await _finish(dlq, tally, possible)
     return tally
 
 
@@ -109,14 +109,14 @@ async def cuts(*, count: int, seed: int) -> Tally:
     chance = random.Random(seed)
     tally = Tally()
     with running_node("4.0") as node:
-        async with _world(node, "quorum", "cuts") as world, Proxy("127.0.0.1", node.port) as proxy:
-            await world.fill(_letters(3 * LETTERS))
+        async with _dlq(node, "quorum", "cuts") as dlq, Proxy("127.0.0.1", node.port) as proxy:
+            await dlq.fill(_letters(3 * LETTERS))
             possible = 0
-            url = node.url(world.admin.vhost, port=proxy.port)
-            given = ["recover", url, world.dlq, "--json", "--routes", str(world.routes), "--rate", "400/s"]
+            url = node.url(dlq.admin.vhost, port=proxy.port)
+            given = ["recover", url, dlq.name, "--json", "--routes", str(dlq.routes), "--rate", "400/s"]
             while tally.kills < count:
-                process = world.command().start(*given, "--window", "200")
-                await _arrived(world.admin, await world.admin.count("collection.scan") + 1)
+                process = dlq.command().start(*given, "--window", "200")
+                await _arrived(dlq.admin, await dlq.admin.count("collection.scan") + 1)
                 while process.poll() is None and tally.kills < count:
                     await asyncio.sleep(0.5 + chance.random())
                     tally.kills += 1 if await proxy.cut() else 0
@@ -124,7 +124,7 @@ async def cuts(*, count: int, seed: int) -> Tally:
                 out, err = await asyncio.to_thread(process.communicate, timeout=120)
                 assert process.returncode in (0, 3), err
                 possible += json.loads(out.splitlines()[-1])["possible_duplicates"]
-            await _finish(world, tally, possible)
+            await _finish(dlq, tally, possible)
     return tally
 
 
@@ -134,22 +134,22 @@ async def seed_shape(*, count: int = 119_762) -> Tally:
     refused, unknown = 1_000, 262
     good = count - refused - unknown
     with running_node() as node:
-        async with _world(node, "classic", "story") as world:
-            await world.fill([letter(10**6, kind="Refused", key="refusing.queue")], counted=False)
+        async with _dlq(node, "classic", "story") as dlq:
+            await dlq.fill([letter(10**6, kind="Refused", key="refusing.queue")], counted=False)
             kinds = ["CollectionScan"] * good + ["Refused"] * refused + ["Strange"] * unknown
             random.Random(count).shuffle(kinds)
-            await world.fill(letter(number, kind=kind) for number, kind in enumerate(kinds))
-            process = world.start()
+            await dlq.fill(letter(number, kind=kind) for number, kind in enumerate(kinds))
+            process = dlq.start()
             out, err = await asyncio.to_thread(process.communicate, timeout=LONG_TIMEOUT_S)
             assert process.returncode == 3, err
             told = json.loads(out.splitlines()[-1])
             assert (told["recovered"], told["failed"], told["skipped"]) == (good, refused, unknown), told
             assert told["remaining"] == refused + unknown, told
-            await world.admin.drain("refusing.queue", 1)
-            seen = await world.found()
-            kept = [message_id_of(one) for one in seen[world.dlq]]
+            await dlq.admin.drain("refusing.queue", 1)
+            seen = await dlq.found()
+            kept = [message_id_of(one) for one in seen[dlq.name]]
             assert kept == sorted(kept), "those that were kept are in order"
-            tally.add(world.books.report(), 0)
+            tally.add(dlq.books.report(), 0)
             tally.more = {"rate_per_s": told["rate_per_s"]}
     return tally
 
@@ -158,22 +158,22 @@ async def large(*, count: int = 1_000, size_bytes: int = 4 * 2**20) -> Tally:
     """Large letters in little memory."""
     tally = Tally()
     with running_node() as node:
-        async with _world(node, "classic", "large") as world:
+        async with _dlq(node, "classic", "large") as dlq:
             for start in range(0, count, 20):
-                await world.fill(
+                await dlq.fill(
                     [
                         Outgoing("", "", letter(n).properties, n.to_bytes(8, "big") + bytes(size_bytes - 8))
                         for n in range(start, min(start + 20, count))
                     ]
                 )
-            process = world.start()
+            process = dlq.start()
             peaking = asyncio.create_task(peak_mb(process))
             out, err = await asyncio.to_thread(process.communicate, timeout=LONG_TIMEOUT_S)
             assert process.returncode == 0, err
             told = json.loads(out.splitlines()[-1])
             peak = await peaking
             assert told["recovered"] == count, told
-            await _count_by_hand(world, count)
+            await _count_by_hand(dlq, count)
             tally.messages, tally.more = count, {"peak_mb": peak}
             assert 20 < peak < 200, peak
     return tally
@@ -186,19 +186,19 @@ async def cluster(make: Callable[[], contextlib.AbstractContextManager[Any]]) ->
         vhost = nodes.create_vhost("recovery")
         other = nodes.nodes[0]
         async with Admin.open(other, "recovery", keep=True) as admin:
-            world = await World(admin, Path(folder), kind="quorum").make()
+            dlq = await DeadLetterQueue(admin, Path(folder), kind="quorum").make()
             for target in ("collection.scan", "cache.generation", "library_scan_queue"):
                 await admin.delete(target)
                 await admin.quorum_queue(target)
                 await admin.bind(target, "imageviewer", target)
-            await world.fill(_letters(LETTERS))
+            await dlq.fill(_letters(LETTERS))
             await asyncio.sleep(QUORUM_AGE_S)
-            leader = nodes.leader_of("recovery", world.dlq)
+            leader = nodes.leader_of("recovery", dlq.name)
             survivor = nodes.others(leader)[0]
             # Not by the node that dies: RabbitMQ 3.10 would go on counting letters to a connection that died with it.
             url = nodes.url("recovery", first=nodes.nodes.index(survivor))
-            process = world.command().start(
-                "recover", url, world.dlq, "--json", "--routes", str(world.routes), "--rate", "1500/s"
+            process = dlq.command().start(
+                "recover", url, dlq.name, "--json", "--routes", str(dlq.routes), "--rate", "1500/s"
             )
             await _arrived(admin, UNDER_WAY // 2)
             leader.kill()
@@ -208,9 +208,9 @@ async def cluster(make: Callable[[], contextlib.AbstractContextManager[Any]]) ->
         possible = json.loads(out.splitlines()[-1])["possible_duplicates"]
         nodes.heal()
         async with Admin.open(survivor, "recovery", keep=True) as admin:
-            world.admin = admin
-            await _all_there(world, LETTERS)
-            await _finish(world, tally, possible)
+            dlq.admin = admin
+            await _all_there(dlq, LETTERS)
+            await _finish(dlq, tally, possible)
         assert vhost
     return tally
 
@@ -234,35 +234,35 @@ async def _arrived(admin: Admin, count: int) -> None:
     await eventually(is_under_way)
 
 
-async def _all_there(world: World, count: int) -> None:
+async def _all_there(dlq: DeadLetterQueue, count: int) -> None:
     """A quorum queue says 0 while it has no leader: what is asked too early would look lost."""
 
     async def are_counted() -> bool:
-        return sum([await world.admin.count(place) for place in (world.dlq, *TARGETS)]) >= count
+        return sum([await dlq.admin.count(place) for place in (dlq.name, *TARGETS)]) >= count
 
     await eventually(are_counted, timeout_s=90.0)
 
 
-async def _finish(world: World, tally: Tally, possible: int = 0) -> None:
+async def _finish(dlq: DeadLetterQueue, tally: Tally, possible: int = 0) -> None:
     """Run until nothing but the unknown is left, then count."""
     for _ in range(RUNS_MAX):
-        told = summary(await world.recover("--empty-timeout", "1s", "--idle-timeout", "3s"))
+        told = summary(await dlq.recover("--empty-timeout", "1s", "--idle-timeout", "3s"))
         possible += told["possible_duplicates"]
         if told["remaining"] == told["skipped"]:
             break
-    seen = await world.found()
+    seen = await dlq.found()
     redrives: dict[str, set[object]] = {}
-    for one in (one for place, found in seen.items() if place != world.dlq for one in found):
-        redrives.setdefault(world.name(one), set()).add(header(one, "x-redrive-id"))
+    for one in (one for place, found in seen.items() if place != dlq.name for one in found):
+        redrives.setdefault(dlq.name_of(one), set()).add(header(one, "x-redrive-id"))
     assert all(len(ids) == 1 for ids in redrives.values()), "copies of one letter have one redrive id"
-    tally.add(world.books.report(), possible)
+    tally.add(dlq.books.report(), possible)
 
 
-async def _count_by_hand(world: World, count: int) -> None:
+async def _count_by_hand(dlq: DeadLetterQueue, count: int) -> None:
     """Too large to hold all of them: each number once."""
     seen: set[int] = set()
     for _ in range(0, count, 10):
-        for one in await world.admin.drain("collection.scan", 10):
+        for one in await dlq.admin.drain("collection.scan", 10):
             seen.add(int.from_bytes(one.body[:8], "big"))
     assert len(seen) == count
 
@@ -274,7 +274,7 @@ def _letters(count: int) -> Iterator[Outgoing]:
 
 
 @asynccontextmanager
-async def _world(node: Node, kind: str, vhost: str) -> AsyncIterator[World]:
+async def _dlq(node: Node, kind: str, vhost: str) -> AsyncIterator[DeadLetterQueue]:
     with tempfile.TemporaryDirectory() as folder:
         async with Admin.open(node, vhost) as admin:
-            yield await World(admin, Path(folder), kind=kind).make()
+            yield await DeadLetterQueue(admin, Path(folder), kind=kind).make()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.recover.world import World, letter, summary
+from tests.recover.dead_letter_queue import DeadLetterQueue, letter, summary
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -12,52 +12,54 @@ OWN = {"x-original-exchange": "shop", "x-original-routing-key": "old.key"}
 
 
 @pytest.fixture
-async def shop(world: World) -> World:
+async def alternate_dlq(dlq: DeadLetterQueue) -> DeadLetterQueue:
     """An exchange with one binding, and an alternate exchange with a queue for all that no binding takes."""
-    await world.admin.exchange("unrouted", "fanout")
-    await world.admin.queue("unrouted")
-    await world.admin.bind("unrouted", "unrouted", "")
-    await world.admin.exchange("shop", "topic", **{"alternate-exchange": "unrouted"})
-    await world.admin.bind("collection.scan", "shop", "good.key")
-    world.routes.write_text("exchange = 'shop'\n[routes]\nCollectionScan = 'good.key'\nOld = 'old.key'\n")
-    return world
+    await dlq.admin.exchange("unrouted", "fanout")
+    await dlq.admin.queue("unrouted")
+    await dlq.admin.bind("unrouted", "unrouted", "")
+    await dlq.admin.exchange("shop", "topic", **{"alternate-exchange": "unrouted"})
+    await dlq.admin.bind("collection.scan", "shop", "good.key")
+    dlq.routes.write_text("exchange = 'shop'\n[routes]\nCollectionScan = 'good.key'\nOld = 'old.key'\n")
+    return dlq
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
-async def test_such_a_route_is_refused_before_the_start(shop: World, more: tuple[str, ...]) -> None:
-    await shop.fill(letter(n, kind="Old") for n in range(5))
-    ended = await shop.recover("--management", shop.admin.node.management_url, *more)
+async def test_such_a_route_is_refused_before_the_start(alternate_dlq: DeadLetterQueue, more: tuple[str, ...]) -> None:
+    await alternate_dlq.fill(letter(n, kind="Old") for n in range(5))
+    ended = await alternate_dlq.recover("--management", alternate_dlq.admin.node.management_url, *more)
     assert ended.code == 1
     assert "only the alternate exchange 'unrouted' takes it" in ended.stderr
     assert "nothing was taken" in ended.stderr
-    await shop.check(places=("unrouted",))
+    await alternate_dlq.check(places=("unrouted",))
 
 
 @pytest.mark.parametrize("dry", [False, True])
-async def test_a_letter_that_only_it_would_take_is_kept(shop: World, dry: bool) -> None:
-    await shop.fill(letter(n, kind=None if n % 2 else "CollectionScan", told=OWN) for n in range(20))
-    shop.routes.write_text("exchange = 'shop'\n[routes]\nCollectionScan = 'good.key'\n")
-    ended = await shop.recover("--management", shop.admin.node.management_url, *(["--dry-run"] if dry else []))
+async def test_a_letter_that_only_it_would_take_is_kept(alternate_dlq: DeadLetterQueue, dry: bool) -> None:
+    await alternate_dlq.fill(letter(n, kind=None if n % 2 else "CollectionScan", told=OWN) for n in range(20))
+    alternate_dlq.routes.write_text("exchange = 'shop'\n[routes]\nCollectionScan = 'good.key'\n")
+    ended = await alternate_dlq.recover(
+        "--management", alternate_dlq.admin.node.management_url, *(["--dry-run"] if dry else [])
+    )
     told = summary(ended)
     assert ended.code == 3
     assert (told["recovered"], told["failed"], told["remaining"]) == ((0, 10, 20) if dry else (10, 10, 10))
     [reason] = told["reasons"]
     assert reason == "unroutable: exchange 'shop', key 'old.key': only the alternate exchange 'unrouted' takes it"
     assert told["failed_by_queue"] == {"old.key": 10}
-    assert await shop.admin.count("unrouted") == 0
-    await shop.check(places=("collection.scan", "unrouted"))
+    assert await alternate_dlq.admin.count("unrouted") == 0
+    await alternate_dlq.check(places=("collection.scan", "unrouted"))
 
 
-async def test_who_goes_on_keeps_them(shop: World) -> None:
-    await shop.fill(letter(n, kind="Old") for n in range(5))
-    ended = await shop.recover("--management", shop.admin.node.management_url, "--keep-unroutable")
+async def test_who_goes_on_keeps_them(alternate_dlq: DeadLetterQueue) -> None:
+    await alternate_dlq.fill(letter(n, kind="Old") for n in range(5))
+    ended = await alternate_dlq.recover("--management", alternate_dlq.admin.node.management_url, "--keep-unroutable")
     assert (ended.code, summary(ended)["failed"]) == (3, 5)
-    assert await shop.admin.count("unrouted") == 0
-    await shop.check(places=("unrouted",))
+    assert await alternate_dlq.admin.count("unrouted") == 0
+    await alternate_dlq.check(places=("unrouted",))
 
 
-async def test_without_the_management_api_it_is_said_that_nobody_knows(shop: World) -> None:
-    await shop.fill([letter(1)])
-    ended = await shop.recover("--management", "http://127.0.0.1:1")
+async def test_without_the_management_api_it_is_said_that_nobody_knows(alternate_dlq: DeadLetterQueue) -> None:
+    await alternate_dlq.fill([letter(1)])
+    ended = await alternate_dlq.recover("--management", "http://127.0.0.1:1")
     assert ended.code == 0, ended
     assert "whether the keys of 'shop' reach a queue, or an alternate exchange only, cannot be known" in ended.stderr

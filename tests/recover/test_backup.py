@@ -9,47 +9,47 @@ import pytest
 
 from holdfast.errors import CannotStart
 from holdfast.stores.files import Exported, FileBackup, read_backup
-from tests.recover.world import World, ended_by_kill, letter, summary
+from tests.recover.dead_letter_queue import DeadLetterQueue, ended_by_kill, letter, summary
 
 ONE = Exported(exchange="", routing_key="q", properties=b"", body=b"x")
 
 
 @pytest.mark.rabbitmq
-async def test_it_has_the_letters_that_are_published_and_says_what_it_had_before(world: World) -> None:
-    file = world.folder / "letters.jsonl"
-    await world.fill(letter(n, kind=("CollectionScan", "Strange")[n % 2]) for n in range(10))
-    first = await world.recover("--backup", file)
+async def test_it_has_the_letters_that_are_published_and_says_what_it_had_before(dlq: DeadLetterQueue) -> None:
+    file = dlq.folder / "letters.jsonl"
+    await dlq.fill(letter(n, kind=("CollectionScan", "Strange")[n % 2]) for n in range(10))
+    first = await dlq.recover("--backup", file)
     assert summary(first)["recovered"] == len(list(read_backup(file))) == 5
     assert "has letters already" not in first.stderr
     before_bytes = file.stat().st_size
-    await world.fill(letter(n) for n in range(20, 23))
-    second = await world.recover("--backup", file)
+    await dlq.fill(letter(n) for n in range(20, 23))
+    second = await dlq.recover("--backup", file)
     said = f"backup '{file}' has letters already ({before_bytes} bytes)"
     assert said in second.stderr
     assert len(list(read_backup(file))) == 8
-    dry = await world.recover("--backup", file, "--dry-run")
+    dry = await dlq.recover("--backup", file, "--dry-run")
     assert said not in dry.stderr
     assert len(list(read_backup(file))) == 8
-    await world.check()
+    await dlq.check()
 
 
 @pytest.mark.rabbitmq
-async def test_a_dry_run_makes_no_file(world: World) -> None:
-    file = world.folder / "letters.jsonl"
-    await world.fill(letter(n) for n in range(3))
-    assert (await world.recover("--backup", file, "--dry-run")).code == 0
+async def test_a_dry_run_makes_no_file(dlq: DeadLetterQueue) -> None:
+    file = dlq.folder / "letters.jsonl"
+    await dlq.fill(letter(n) for n in range(3))
+    assert (await dlq.recover("--backup", file, "--dry-run")).code == 0
     assert not file.exists()
-    await world.check()
+    await dlq.check()
 
 
 @pytest.mark.rabbitmq
-async def test_a_letter_is_in_it_before_it_is_published(world: World) -> None:
-    file = world.folder / "letters.jsonl"
-    await world.fill(letter(n) for n in range(10))
-    with world.start("--backup", file, HOLDFAST_CRASH_AT="recover.before_publish:1") as killed:
+async def test_a_letter_is_in_it_before_it_is_published(dlq: DeadLetterQueue) -> None:
+    file = dlq.folder / "letters.jsonl"
+    await dlq.fill(letter(n) for n in range(10))
+    with dlq.start("--backup", file, HOLDFAST_CRASH_AT="recover.before_publish:1") as killed:
         assert ended_by_kill(killed), killed.returncode
     assert list(read_backup(file))
-    assert await world.admin.count("collection.scan") == 0
+    assert await dlq.admin.count("collection.scan") == 0
 
 
 async def test_it_is_on_disk_when_a_write_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

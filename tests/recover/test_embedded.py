@@ -14,7 +14,7 @@ import pytest
 
 import holdfast
 from holdfast.core.item import Item, RetryItem
-from holdfast.core.recovery import RunLimits, StoppedBy, Summary
+from holdfast.core.recovery import RecoveryOrder, RunLimits, StoppedBy, Summary
 from holdfast.core.requests.queue import ImportedItem
 from holdfast.errors import Invalid, QueueMissing, StorageFailed
 from holdfast.ports.queue_store import Arrive
@@ -73,8 +73,8 @@ async def bodies(queues: Queues, queue: str) -> list[bytes]:
 
 
 async def recover(queues: Queues, **options: Any) -> Summary:
-    options = {"limits": QUICK, **options}
-    return await EmbeddedRecovery(queues, dead_queue="dead", run="r", clock=SystemClock(), **options).run()
+    order = RecoveryOrder(dead_queue="dead", run="r", **{"limits": QUICK, **options})
+    return await EmbeddedRecovery(queues, order, clock=SystemClock()).run()
 
 
 async def test_each_goes_back_to_its_queue_and_begins_anew(url: str) -> None:
@@ -129,9 +129,9 @@ async def test_a_limit_a_filter_and_a_dry_run(url: str) -> None:
         planned = await recover(queues, dry_run=True)
         assert planned.planned == {"(no type)": {"orders": 3}}
         assert (planned.recovered, planned.remaining, planned.is_complete) == (0, 3, True)
-        chosen = await recover(queues, where=["body~two"])
+        chosen = await recover(queues, where=("body~two",))
         assert (chosen.recovered, chosen.filtered) == (1, 2)
-        none = await recover(queues, where=["reason=other"])
+        none = await recover(queues, where=("reason=other",))
         assert (none.recovered, none.filtered) == (0, 2)
         one = await recover(queues, limits=RunLimits(limit=1, rate_per_s=1000.0))
         assert (one.recovered, one.remaining) == (1, 1)
@@ -142,9 +142,9 @@ async def test_a_reason_fits_by_what_stands_before_its_details(url: str) -> None
     async with opened(url) as queues:
         await kill(queues, "orders", b"one", reason="permanent; holdfast.core.policy.Permanent: no such order")
         await kill(queues, "orders", b"two", reason="attempts; ValueError: permanent")
-        others = await recover(queues, where=["reason!=permanent"], dry_run=True)
+        others = await recover(queues, where=("reason!=permanent",), dry_run=True)
         assert (others.planned, others.filtered) == ({"(no type)": {"orders": 1}}, 1)
-        summary = await recover(queues, where=["reason=permanent"])
+        summary = await recover(queues, where=("reason=permanent",))
         assert (summary.recovered, summary.filtered) == (1, 1)
         assert summary.reasons["left out by --where"].count == 1
         assert await bodies(queues, "dead") == [b"two"]
@@ -155,10 +155,10 @@ async def test_a_limit_counts_what_fits(url: str) -> None:
         await kill(queues, "orders", *(b"no %d" % number for number in range(150)))
         await kill(queues, "orders", *(b"yes %d" % number for number in range(5)))
         await kill(queues, "orders", b"last")
-        few = await recover(queues, where=["body~yes"], limits=RunLimits(limit=2))
+        few = await recover(queues, where=("body~yes",), limits=RunLimits(limit=2))
         assert (few.recovered, few.filtered, few.unseen, few.remaining) == (2, 150, 4, 154)
         assert few.stopped_by == StoppedBy.ALL_TAKEN
-        rest = await recover(queues, where=["body~yes"], limits=RunLimits(limit=9))
+        rest = await recover(queues, where=("body~yes",), limits=RunLimits(limit=9))
         assert (rest.recovered, rest.filtered, rest.unseen, rest.remaining) == (3, 151, 0, 151)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.proof.proxy import Proxy
-from tests.recover.world import EXCHANGE, World, letter, summary
+from tests.recover.dead_letter_queue import EXCHANGE, DeadLetterQueue, letter, summary
 from tests.support.amqp import Admin
 from tests.support.eventually import eventually
 
@@ -32,16 +32,16 @@ async def _arrived(admin: Admin, count: int) -> None:
     await eventually(there)
 
 
-def _through(world: World, proxy: Proxy, *more: str) -> subprocess.Popen[bytes]:
-    url = world.admin.node.url(world.admin.vhost, port=proxy.port)
-    return world.command().start("recover", url, world.dlq, "--json", "--routes", str(world.routes), *more)
+def _through(dlq: DeadLetterQueue, proxy: Proxy, *more: str) -> subprocess.Popen[bytes]:
+    url = dlq.admin.node.url(dlq.admin.vhost, port=proxy.port)
+    return dlq.command().start("recover", url, dlq.name, "--json", "--routes", str(dlq.routes), *more)
 
 
-async def test_a_depth_that_nobody_can_read_is_not_zero(world: World) -> None:
-    await world.fill(letter(n) for n in range(200))
-    async with Proxy("127.0.0.1", world.admin.node.port) as proxy:
-        process = _through(world, proxy, "--rate", "20/s")
-        await _arrived(world.admin, 5)
+async def test_a_depth_that_nobody_can_read_is_not_zero(dlq: DeadLetterQueue) -> None:
+    await dlq.fill(letter(n) for n in range(200))
+    async with Proxy("127.0.0.1", dlq.admin.node.port) as proxy:
+        process = _through(dlq, proxy, "--rate", "20/s")
+        await _arrived(dlq.admin, 5)
         await proxy.refuse()
         await proxy.cut()
         process.send_signal(signal.SIGINT)
@@ -52,118 +52,118 @@ async def test_a_depth_that_nobody_can_read_is_not_zero(world: World) -> None:
     assert any("could not be read" in note for note in told["notes"])
 
 
-async def test_the_total_limit_holds_whatever_the_pace(world: World) -> None:
-    await world.fill(letter(n) for n in range(60))
-    told = summary(await world.recover("--rate", "2/s", "--total-timeout", "1s"))
+async def test_the_total_limit_holds_whatever_the_pace(dlq: DeadLetterQueue) -> None:
+    await dlq.fill(letter(n) for n in range(60))
+    told = summary(await dlq.recover("--rate", "2/s", "--total-timeout", "1s"))
     assert told["stopped_by"] == "total"
     assert told["recovered"] < 10
     assert told["recovered"] + told["remaining"] == 60
-    await world.check()
+    await dlq.check()
 
 
-async def test_letters_that_wait_for_their_pace_are_not_sent_twice_after_a_cut(any_world: World) -> None:
-    world = any_world
-    await world.fill(letter(n) for n in range(100))
-    async with Proxy("127.0.0.1", world.admin.node.port) as proxy:
-        process = _through(world, proxy, "--rate", "20/s")
+async def test_letters_that_wait_for_their_pace_are_not_sent_twice_after_a_cut(any_dlq: DeadLetterQueue) -> None:
+    dlq = any_dlq
+    await dlq.fill(letter(n) for n in range(100))
+    async with Proxy("127.0.0.1", dlq.admin.node.port) as proxy:
+        process = _through(dlq, proxy, "--rate", "20/s")
         for count in (10, 30, 50):
-            await _arrived(world.admin, count)
+            await _arrived(dlq.admin, count)
             await proxy.cut()
         told = await _told(process)
     assert told["stopped_by"] == "all_taken"
     assert told["recovered"] - told["possible_duplicates"] <= 100 <= told["recovered"]
     assert told["possible_duplicates"] < 30, "those that were under way when a connection was cut, not all that waited"
-    await world.check(duplicates_max=told["possible_duplicates"])
+    await dlq.check(duplicates_max=told["possible_duplicates"])
 
 
 async def test_letters_that_wait_for_their_pace_may_be_near_their_limit(admin: Admin, tmp_path: Path) -> None:
     """With a limit of 7, two returns are all that a letter may bear."""
     await admin.quorum_queue("limited.dlq", **{"x-delivery-limit": 7})
-    world = await World(admin, tmp_path, dlq="limited.dlq").make(declare_dlq=False)
-    await world.fill(letter(n) for n in range(20))
+    dlq = await DeadLetterQueue(admin, tmp_path, name="limited.dlq").make(declare_it=False)
+    await dlq.fill(letter(n) for n in range(20))
     put_back = []
     for _ in range(3):
         arrived = await admin.count("collection.scan")
-        process = world.start("--rate", "1/s", "--management", admin.node.management_url)
+        process = dlq.start("--rate", "1/s", "--management", admin.node.management_url)
         await _arrived(admin, arrived + 1)
         process.send_signal(signal.SIGINT)
         put_back.append((await _told(process))["put_back"])
     assert put_back[:2] == [0, 0]
     assert put_back[2] > 10
-    await world.check()
+    await dlq.check()
 
 
-async def test_equal_letters_that_came_back_before_count_toward_the_limit(world: World) -> None:
-    await world.fill([letter(7) for _ in range(100)], counted=False)
-    await world.recover("--dry-run")
-    told = summary(await world.recover("--limit", "10", "--window", "5"))
+async def test_equal_letters_that_came_back_before_count_toward_the_limit(dlq: DeadLetterQueue) -> None:
+    await dlq.fill([letter(7) for _ in range(100)], counted=False)
+    await dlq.recover("--dry-run")
+    told = summary(await dlq.recover("--limit", "10", "--window", "5"))
     assert (told["recovered"], told["possible_duplicates"], told["remaining"]) == (10, 0, 90)
 
 
-async def test_a_limit_above_the_depth_does_not_chase_letters_that_die_again(world: World) -> None:
-    await world.admin.delete("collection.scan")
-    back: dict[str, int | str] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": world.dlq}
-    await world.admin.queue("collection.scan", **{"x-message-ttl": 0}, **back)
-    await world.admin.bind("collection.scan", EXCHANGE, "collection.scan")
-    await world.fill([letter(1)], counted=False)
-    assert summary(await world.recover("--limit", "50"))["recovered"] == 1
+async def test_a_limit_above_the_depth_does_not_chase_letters_that_die_again(dlq: DeadLetterQueue) -> None:
+    await dlq.admin.delete("collection.scan")
+    back: dict[str, int | str] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dlq.name}
+    await dlq.admin.queue("collection.scan", **{"x-message-ttl": 0}, **back)
+    await dlq.admin.bind("collection.scan", EXCHANGE, "collection.scan")
+    await dlq.fill([letter(1)], counted=False)
+    assert summary(await dlq.recover("--limit", "50"))["recovered"] == 1
 
 
-async def test_an_exchange_that_is_gone_harms_no_other_letter(world: World) -> None:
+async def test_an_exchange_that_is_gone_harms_no_other_letter(dlq: DeadLetterQueue) -> None:
     gone = {"x-original-exchange": "gone", "x-original-routing-key": "k"}
-    await world.fill(letter(n, kind=None if n == 500 else "CollectionScan", told=gone) for n in range(1_000))
-    ended = await world.recover()
+    await dlq.fill(letter(n, kind=None if n == 500 else "CollectionScan", told=gone) for n in range(1_000))
+    ended = await dlq.recover()
     told = summary(ended)
     assert (told["recovered"], told["failed"], told["possible_duplicates"]) == (999, 1, 0)
     assert any("404" in reason for reason in told["reasons"]), told["reasons"]
-    await world.check()
+    await dlq.check()
 
 
-async def test_a_key_that_may_not_be_used_harms_no_other_key(world: World) -> None:
-    node, vhost = world.admin.node, world.admin.vhost
-    await world.admin.exchange("shop", "topic")
+async def test_a_key_that_may_not_be_used_harms_no_other_key(dlq: DeadLetterQueue) -> None:
+    node, vhost = dlq.admin.node, dlq.admin.vhost
+    await dlq.admin.exchange("shop", "topic")
     for key in ("good", "bad"):
-        await world.admin.queue(key)
-        await world.admin.bind(key, "shop", key)
+        await dlq.admin.queue(key)
+        await dlq.admin.bind(key, "shop", key)
     node.api("PUT", "/users/topical", {"password": "topical", "tags": ""})
     node.api("PUT", f"/permissions/{vhost}/topical", {"configure": ".*", "write": ".*", "read": ".*"})
     node.api("PUT", f"/topic-permissions/{vhost}/topical", {"exchange": "shop", "write": "^good$", "read": ".*"})
-    world.routes.write_text('exchange = "shop"\n[routes]\nGood = "good"\nBad = "bad"\n')
-    await world.fill((letter(n, kind="Bad" if n == 0 else "Good") for n in range(300)), counted=False)
+    dlq.routes.write_text('exchange = "shop"\n[routes]\nGood = "good"\nBad = "bad"\n')
+    await dlq.fill((letter(n, kind="Bad" if n == 0 else "Good") for n in range(300)), counted=False)
     url = node.url(vhost, user="topical:topical")
-    ended = await asyncio.to_thread(world.command(), "recover", url, world.dlq, "--json", "--routes", str(world.routes))
+    ended = await asyncio.to_thread(dlq.command(), "recover", url, dlq.name, "--json", "--routes", str(dlq.routes))
     told = summary(ended)
     assert (told["recovered"], told["failed_by_queue"]) == (299, {"bad": 1})
-    assert await world.admin.count("good") >= 299
+    assert await dlq.admin.count("good") >= 299
 
 
 @pytest.mark.parametrize("way", [(), ("--to-exchange",)], ids=["routes", "exchange"])
-async def test_a_way_back_into_the_queue_itself_is_not_taken(world: World, way: tuple[str, ...]) -> None:
-    await world.admin.bind(world.dlq, EXCHANGE, "back")
+async def test_a_way_back_into_the_queue_itself_is_not_taken(dlq: DeadLetterQueue, way: tuple[str, ...]) -> None:
+    await dlq.admin.bind(dlq.name, EXCHANGE, "back")
     there = {"x-original-exchange": EXCHANGE, "x-original-routing-key": "back"}
-    await world.fill(letter(n, kind=None, told=there) for n in range(10))
-    ended = await world.recover("--management", world.admin.node.management_url, *way, routes=not way)
+    await dlq.fill(letter(n, kind=None, told=there) for n in range(10))
+    ended = await dlq.recover("--management", dlq.admin.node.management_url, *way, routes=not way)
     told = summary(ended)
     assert (ended.code, told["recovered"], told["failed"], told["remaining"]) == (3, 0, 10, 10)
     assert any("dead-letter queue itself" in reason for reason in told["reasons"])
-    await world.check()
+    await dlq.check()
 
 
-async def test_a_copy_that_another_queue_has_is_counted(world: World) -> None:
+async def test_a_copy_that_another_queue_has_is_counted(dlq: DeadLetterQueue) -> None:
     """The letter is nacked because one queue is full; the other one has it, and gets it again with the next run."""
-    await world.fill([letter(9_999, kind="Refused", key="refusing.queue")], counted=False)
-    await world.admin.bind("cache.generation", EXCHANGE, "refusing.queue")
-    await world.fill((letter(n, kind="Refused") for n in range(10)), counted=False)
-    told = summary(await world.recover())
+    await dlq.fill([letter(9_999, kind="Refused", key="refusing.queue")], counted=False)
+    await dlq.admin.bind("cache.generation", EXCHANGE, "refusing.queue")
+    await dlq.fill((letter(n, kind="Refused") for n in range(10)), counted=False)
+    told = summary(await dlq.recover())
     assert (told["failed"], told["possible_duplicates"]) == (10, 10)
-    assert await world.admin.count("cache.generation") == 10
+    assert await dlq.admin.count("cache.generation") == 10
 
 
-async def test_a_backup_that_cannot_be_written_ends_the_run_in_order(world: World) -> None:
-    await world.fill(letter(n) for n in range(50))
-    ended = await world.recover("--backup", "/dev/full")
+async def test_a_backup_that_cannot_be_written_ends_the_run_in_order(dlq: DeadLetterQueue) -> None:
+    await dlq.fill(letter(n) for n in range(50))
+    ended = await dlq.recover("--backup", "/dev/full")
     told = summary(ended)
     assert ended.code == 1
     assert "backup cannot be written" in told["failure"]
     assert (told["recovered"], told["remaining"], told["unseen"]) == (0, 50, 50)
-    await world.check()
+    await dlq.check()

@@ -11,15 +11,16 @@ import pytest
 
 import holdfast
 from holdfast.core.ledger import LedgerRow, verify
-from holdfast.core.recovery import Summary
+from holdfast.core.recovery import RecoveryOrder, Summary
 from holdfast.errors import StorageFailed
 from holdfast.proof.process import Child, python_argv
+from holdfast.services.recover.limits import LimitedRun
 from holdfast.services.recover.service import OnBegin, RecoverySchedule, ScheduledRecovery
 from holdfast.settings import load_settings
 from holdfast.wiring import SystemClock, open_ledger
 from tests.faults.serving import TOKEN, Serving, serving
+from tests.recover.dead_letter_queue import DeadLetterQueue, letter
 from tests.recover.test_embedded import filled, items, kill
-from tests.recover.world import World, letter
 from tests.support.command import Command
 from tests.support.eventually import eventually
 
@@ -54,10 +55,11 @@ async def stopped(server: Serving) -> None:
 # --- the schedule -------------------------------------------------------------------------------------------------
 
 
-class Run:
+class Run(LimitedRun):
     """A run that ends when it is told to."""
 
     def __init__(self) -> None:
+        super().__init__(RecoveryOrder(dead_queue="q"), clock=SystemClock())
         self.ends = asyncio.Event()
         self.count = 0
         self.at_once = 0
@@ -162,57 +164,57 @@ async def test_a_run_that_cannot_begin_leaves_the_server_alone(tmp_path: Path) -
 
 
 @pytest.mark.rabbitmq
-async def test_a_server_recovers_a_queue_of_its_broker_at_its_start(world: World) -> None:
-    await world.fill(letter(number) for number in range(50))
-    toml = f'[recover."{world.dlq}"]\non_start = true\nroutes = "routes.toml"\n'
-    (world.folder / "holdfast.toml").write_text(toml)
-    env = {"HOLDFAST_BROKER": world.url}
-    async with serving(f"sqlite:///{world.folder}/work", world.folder, env=env) as server:
+async def test_a_server_recovers_a_queue_of_its_broker_at_its_start(dlq: DeadLetterQueue) -> None:
+    await dlq.fill(letter(number) for number in range(50))
+    toml = f'[recover."{dlq.name}"]\non_start = true\nroutes = "routes.toml"\n'
+    (dlq.folder / "holdfast.toml").write_text(toml)
+    env = {"HOLDFAST_BROKER": dlq.url}
+    async with serving(f"sqlite:///{dlq.folder}/work", dlq.folder, env=env) as server:
         await server.start()
 
         async def is_recovered() -> bool:
-            return await world.admin.count("collection.scan") == 50
+            return await dlq.admin.count("collection.scan") == 50
 
         await eventually(is_recovered)
         await stopped(server)
-    await world.check()
-    (row,) = await rows(world.folder / "work")
-    assert (row.queue, row.count, row.outcome) == (world.dlq, 50, "done")
+    await dlq.check()
+    (row,) = await rows(dlq.folder / "work")
+    assert (row.queue, row.count, row.outcome) == (dlq.name, 50, "done")
     assert "guest" not in row.origin
 
 
 @pytest.mark.rabbitmq
-async def test_letters_that_are_kept_are_one_line_in_the_log_for_each_reason(world: World) -> None:
-    await world.fill(letter(number, kind="Strange") for number in range(15))
-    toml = f'[recover."{world.dlq}"]\non_start = true\nroutes = "routes.toml"\n'
-    (world.folder / "holdfast.toml").write_text(toml)
-    env = {"HOLDFAST_BROKER_URL": world.url}
-    async with serving(f"sqlite:///{world.folder}/work", world.folder, env=env) as server:
+async def test_letters_that_are_kept_are_one_line_in_the_log_for_each_reason(dlq: DeadLetterQueue) -> None:
+    await dlq.fill(letter(number, kind="Strange") for number in range(15))
+    toml = f'[recover."{dlq.name}"]\non_start = true\nroutes = "routes.toml"\n'
+    (dlq.folder / "holdfast.toml").write_text(toml)
+    env = {"HOLDFAST_BROKER_URL": dlq.url}
+    async with serving(f"sqlite:///{dlq.folder}/work", dlq.folder, env=env) as server:
         await server.start()
         await eventually(lambda: "recovery.kept" in server.child.stderr.tail)
         await stopped(server)
         [kept] = [line for line in server.child.stderr.tail.splitlines() if "recovery.kept" in line]
     assert "15 letters of" in kept
     assert "type 'Strange' is not in the route table" in kept
-    await world.check()
+    await dlq.check()
 
 
 @pytest.mark.rabbitmq
-async def test_a_stop_of_the_server_stops_its_run_without_loss(world: World) -> None:
-    await world.fill(letter(number) for number in range(200))
-    toml = f'[recover."{world.dlq}"]\non_start = true\nroutes = "routes.toml"\nrate = 20\n'
-    (world.folder / "holdfast.toml").write_text(toml)
-    env = {"HOLDFAST_BROKER_URL": world.url}
-    async with serving(f"sqlite:///{world.folder}/work", world.folder, env=env) as server:
+async def test_a_stop_of_the_server_stops_its_run_without_loss(dlq: DeadLetterQueue) -> None:
+    await dlq.fill(letter(number) for number in range(200))
+    toml = f'[recover."{dlq.name}"]\non_start = true\nroutes = "routes.toml"\nrate = 20\n'
+    (dlq.folder / "holdfast.toml").write_text(toml)
+    env = {"HOLDFAST_BROKER_URL": dlq.url}
+    async with serving(f"sqlite:///{dlq.folder}/work", dlq.folder, env=env) as server:
         await server.start()
 
         async def has_begun() -> bool:
-            return await world.admin.count("collection.scan") >= 5
+            return await dlq.admin.count("collection.scan") >= 5
 
         await eventually(has_begun)
         await stopped(server)
-    await world.check()
-    (row,) = await rows(world.folder / "work")
+    await dlq.check()
+    (row,) = await rows(dlq.folder / "work")
     assert (row.reason, row.outcome) == ("signal", "partly_done")
     assert 5 <= row.count < 200
 
@@ -240,14 +242,14 @@ async def test_an_app_recovers_the_dead_queue_of_its_own_queues(tmp_path: Path) 
 
 
 @pytest.mark.rabbitmq
-async def test_every_run_from_the_shell_leaves_a_row(world: World) -> None:
-    await world.fill(letter(number) for number in range(5))
-    assert (await world.recover("--by", "ann", "--dry-run")).code == 0
-    assert (await world.recover("--by", "ann")).code == 0
-    assert (await asyncio.to_thread(world.command(), "recover", world.url, "no.dlq", "--to-source")).code == 1
-    dry, done, failed = await rows(world.folder / "holdfast-data")
+async def test_every_run_from_the_shell_leaves_a_row(dlq: DeadLetterQueue) -> None:
+    await dlq.fill(letter(number) for number in range(5))
+    assert (await dlq.recover("--by", "ann", "--dry-run")).code == 0
+    assert (await dlq.recover("--by", "ann")).code == 0
+    assert (await asyncio.to_thread(dlq.command(), "recover", dlq.url, "no.dlq", "--to-source")).code == 1
+    dry, done, failed = await rows(dlq.folder / "holdfast-data")
     assert (dry.outcome, dry.count, '"dry_run":true' in dry.detail) == ("done", 0, True)
-    assert (done.actor, done.queue, done.outcome, done.count, done.reason) == ("ann", world.dlq, "done", 5, "all_taken")
+    assert (done.actor, done.queue, done.outcome, done.count, done.reason) == ("ann", dlq.name, "done", 5, "all_taken")
     assert (failed.queue, failed.outcome) == ("no.dlq", "failed")
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.proof.proxy import Proxy
+from tests.recover.dead_letter_queue import EXCHANGE, DeadLetterQueue, letter
 from tests.recover.test_schedule import rows
-from tests.recover.world import EXCHANGE, World, letter
 from tests.support.command import PROGRAM
 from tests.support.eventually import eventually
 from tests.support.terminal import all_of
@@ -32,14 +32,14 @@ PUBLISH = bytes((0, 60, 0, 40, 0, 0))
 
 
 @pytest.fixture
-async def proxy(world: World) -> AsyncIterator[Proxy]:
-    async with Proxy("127.0.0.1", world.admin.node.port) as proxy:
+async def proxy(dlq: DeadLetterQueue) -> AsyncIterator[Proxy]:
+    async with Proxy("127.0.0.1", dlq.admin.node.port) as proxy:
         yield proxy
 
 
-def start(world: World, proxy: Proxy, *more: str | Path) -> subprocess.Popen[bytes]:
-    url = world.admin.node.url(world.admin.vhost, port=proxy.port)
-    return world.command().start("recover", url, world.dlq, "--routes", world.routes, *more)
+def start(dlq: DeadLetterQueue, proxy: Proxy, *more: str | Path) -> subprocess.Popen[bytes]:
+    url = dlq.admin.node.url(dlq.admin.vhost, port=proxy.port)
+    return dlq.command().start("recover", url, dlq.name, "--routes", dlq.routes, *more)
 
 
 def silent_at(proxy: Proxy, method: bytes, *names: str) -> asyncio.Event:
@@ -81,40 +81,40 @@ async def ends_at_once(process: subprocess.Popen[bytes], number: signal.Signals)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_while_it_connects_it_ends_at_once(world: World, proxy: Proxy, number: signal.Signals) -> None:
-    await world.fill(letter(n) for n in range(COUNT))
+async def test_while_it_connects_it_ends_at_once(dlq: DeadLetterQueue, proxy: Proxy, number: signal.Signals) -> None:
+    await dlq.fill(letter(n) for n in range(COUNT))
     proxy.pause()
-    with ending(start(world, proxy)) as process:
+    with ending(start(dlq, proxy)) as process:
         await eventually(lambda: proxy.accepted_count)
         said = await ends_at_once(process, number)
     assert said == "error: recovery was stopped before it began; nothing was taken\n"
     proxy.resume()
-    assert await world.admin.count(world.dlq) == COUNT
-    await world.check()
+    assert await dlq.admin.count(dlq.name) == COUNT
+    await dlq.check()
 
 
 @pytest.mark.parametrize("lock", ["", "recovery-lock."])
 async def test_during_the_pre_flight_and_until_it_consumes_it_ends_at_once(
-    world: World, proxy: Proxy, lock: str
+    dlq: DeadLetterQueue, proxy: Proxy, lock: str
 ) -> None:
-    await world.fill(letter(n) for n in range(COUNT))
-    silent = silent_at(proxy, DECLARE, f"{lock}{world.dlq}")
-    with ending(start(world, proxy, "--json")) as process:
+    await dlq.fill(letter(n) for n in range(COUNT))
+    silent = silent_at(proxy, DECLARE, f"{lock}{dlq.name}")
+    with ending(start(dlq, proxy, "--json")) as process:
         await asyncio.wait_for(silent.wait(), 60.0)
         said = await ends_at_once(process, signal.SIGINT)
     assert "nothing was taken" in json.loads(said.splitlines()[-1])["message"]
     assert "Traceback" not in said
     proxy.resume()
-    await eventually(lambda: _there(world, COUNT))
-    await world.check()
+    await eventually(lambda: _there(dlq, COUNT))
+    await dlq.check()
 
 
-async def test_the_ledger_knows_of_a_run_that_did_not_begin(world: World, proxy: Proxy) -> None:
+async def test_the_ledger_knows_of_a_run_that_did_not_begin(dlq: DeadLetterQueue, proxy: Proxy) -> None:
     proxy.pause()
-    with ending(start(world, proxy)) as process:
+    with ending(start(dlq, proxy)) as process:
         await eventually(lambda: proxy.accepted_count)
         await ends_at_once(process, signal.SIGINT)
-    (row,) = await rows(world.folder / "holdfast-data")
+    (row,) = await rows(dlq.folder / "holdfast-data")
     assert (row.outcome, row.count) == ("failed", 0)
     assert row.reason == "recovery was stopped before it began; nothing was taken"
 
@@ -122,10 +122,10 @@ async def test_the_ledger_knows_of_a_run_that_did_not_begin(world: World, proxy:
 # --- later --------------------------------------------------------------------------------------------------------
 
 
-async def test_the_first_signal_says_at_once_what_it_waits_for(world: World, proxy: Proxy) -> None:
-    await world.fill(letter(n) for n in range(3_000))
+async def test_the_first_signal_says_at_once_what_it_waits_for(dlq: DeadLetterQueue, proxy: Proxy) -> None:
+    await dlq.fill(letter(n) for n in range(3_000))
     silent = silent_at(proxy, PUBLISH, EXCHANGE, "collection.scan")
-    with ending(start(world, proxy, "--json", "--window", "50", "--stop-timeout", "60s")) as process:
+    with ending(start(dlq, proxy, "--json", "--window", "50", "--stop-timeout", "60s")) as process:
         await asyncio.wait_for(silent.wait(), 60.0)
         process.send_signal(signal.SIGINT)
         said = await asyncio.wait_for(asyncio.to_thread(_line_with, process, b"Stopping"), 60.0)
@@ -138,57 +138,57 @@ async def test_the_first_signal_says_at_once_what_it_waits_for(world: World, pro
         out, _ = await asyncio.to_thread(process.communicate, timeout=60.0)
     told = json.loads(out.splitlines()[-1])
     assert told["stopped_by"] == "signal"
-    await world.check(duplicates_max=told["possible_duplicates"])
+    await dlq.check(duplicates_max=told["possible_duplicates"])
 
 
-async def test_a_hang_up_stops_cleanly_however_often_it_is_told(any_world: World) -> None:
+async def test_a_hang_up_stops_cleanly_however_often_it_is_told(any_dlq: DeadLetterQueue) -> None:
     """A shell passes it on, and the kernel tells it too."""
-    world = any_world
-    await world.fill(letter(n) for n in range(3_000))
-    with ending(world.start("--rate", "500/s")) as process:
-        await eventually(lambda: _some(world))
+    dlq = any_dlq
+    await dlq.fill(letter(n) for n in range(3_000))
+    with ending(dlq.start("--rate", "500/s")) as process:
+        await eventually(lambda: _some(dlq))
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGHUP)
         out, _ = await asyncio.to_thread(process.communicate, timeout=60)
     told = json.loads(out.splitlines()[-1])
     assert process.returncode == 3
     assert (told["stopped_by"], told["possible_duplicates"]) == ("signal", 0)
-    await world.check()
+    await dlq.check()
 
 
-async def test_nohup_stays_nohup(world: World) -> None:
-    await world.fill(letter(n) for n in range(1_000))
-    with ending(_with_nohup(world, "--rate", "500/s")) as process:
-        await eventually(lambda: _some(world))
+async def test_nohup_stays_nohup(dlq: DeadLetterQueue) -> None:
+    await dlq.fill(letter(n) for n in range(1_000))
+    with ending(_with_nohup(dlq, "--rate", "500/s")) as process:
+        await eventually(lambda: _some(dlq))
         process.send_signal(signal.SIGHUP)
         out, _ = await asyncio.to_thread(process.communicate, timeout=60)
     assert process.returncode == 0
     assert json.loads(out.splitlines()[-1])["recovered"] == 1_000
-    await world.check()
+    await dlq.check()
 
 
-async def test_a_terminal_that_goes_away_stops_it_cleanly(world: World) -> None:
-    await world.fill(letter(n) for n in range(3_000))
-    report = world.folder / "report.json"
-    process, terminal = _on_terminal(world, "--rate", "500/s", "--report", report)
+async def test_a_terminal_that_goes_away_stops_it_cleanly(dlq: DeadLetterQueue) -> None:
+    await dlq.fill(letter(n) for n in range(3_000))
+    report = dlq.folder / "report.json"
+    process, terminal = _on_terminal(dlq, "--rate", "500/s", "--report", report)
     with ending(process):
-        await eventually(lambda: _some(world))
+        await eventually(lambda: _some(dlq))
         os.close(terminal)
         await asyncio.to_thread(process.wait, 30.0)
     assert process.returncode == 3
     told = json.loads(report.read_text())
     assert (told["stopped_by"], told["possible_duplicates"]) == ("signal", 0)
     assert told["recovered"] + told["remaining"] == 3_000
-    await world.check()
+    await dlq.check()
 
 
-async def test_a_hang_up_takes_whoever_reads_with_it(world: World) -> None:
+async def test_a_hang_up_takes_whoever_reads_with_it(dlq: DeadLetterQueue) -> None:
     """`holdfast recover … | tee log`, and the terminal is gone: what it says is lost, its clean end is not."""
-    await world.fill(letter(n, kind="CollectionScan" if n % 400 else f"Strange{n}") for n in range(3_000))
-    report = world.folder / "report.json"
-    arguments = ("recover", world.url, world.dlq, "--routes", world.routes, "--rate", "500/s", "--report", report)
-    with ending(world.command().start(*arguments)) as process:
-        await eventually(lambda: _some(world))
+    await dlq.fill(letter(n, kind="CollectionScan" if n % 400 else f"Strange{n}") for n in range(3_000))
+    report = dlq.folder / "report.json"
+    arguments = ("recover", dlq.url, dlq.name, "--routes", dlq.routes, "--rate", "500/s", "--report", report)
+    with ending(dlq.command().start(*arguments)) as process:
+        await eventually(lambda: _some(dlq))
         assert process.stdout is not None
         process.send_signal(signal.SIGHUP)
         await asyncio.to_thread(_line_with, process, b"Stopping")  # whoever goes before that is a closed pipe
@@ -196,14 +196,14 @@ async def test_a_hang_up_takes_whoever_reads_with_it(world: World) -> None:
         await asyncio.to_thread(process.wait, 30.0)
     told = json.loads(report.read_text())
     assert (told["stopped_by"], told["possible_duplicates"]) == ("signal", 0)
-    await world.check()
+    await dlq.check()
 
 
-async def test_a_terminal_shows_that_it_is_stopping(world: World) -> None:
-    await world.fill(letter(n) for n in range(3_000))
-    process, terminal = _on_terminal(world, "--rate", "500/s")
+async def test_a_terminal_shows_that_it_is_stopping(dlq: DeadLetterQueue) -> None:
+    await dlq.fill(letter(n) for n in range(3_000))
+    process, terminal = _on_terminal(dlq, "--rate", "500/s")
     with ending(process):
-        await eventually(lambda: _some(world))
+        await eventually(lambda: _some(dlq))
         process.send_signal(signal.SIGINT)
         shown = await asyncio.to_thread(all_of, terminal)
         os.close(terminal)
@@ -211,28 +211,28 @@ async def test_a_terminal_shows_that_it_is_stopping(world: World) -> None:
     assert process.returncode == 3
     assert "Stopping: waiting for " in shown
     assert "; Ctrl-C again ends at once" in shown
-    await world.check()
+    await dlq.check()
 
 
-def _on_terminal(world: World, *more: str | Path) -> tuple[subprocess.Popen[bytes], int]:
+def _on_terminal(dlq: DeadLetterQueue, *more: str | Path) -> tuple[subprocess.Popen[bytes], int]:
     """With a terminal that is its own, as that of somebody who logged in."""
     ours, theirs = pty.openpty()
 
-    arguments = ["recover", world.url, world.dlq, "--routes", world.routes, *more]
+    arguments = ["recover", dlq.url, dlq.name, "--routes", dlq.routes, *more]
     process = subprocess.Popen(
         ["setsid", "--ctty", "--wait", PROGRAM, *arguments],
         stdin=theirs, stdout=theirs, stderr=theirs,
-        cwd=world.folder, env=world.command().environment(TERM="xterm", COLUMNS="200"),
+        cwd=dlq.folder, env=dlq.command().environment(TERM="xterm", COLUMNS="200"),
     )  # fmt: skip
     os.close(theirs)
     return process, ours
 
 
-def _with_nohup(world: World, *more: str) -> subprocess.Popen[bytes]:
+def _with_nohup(dlq: DeadLetterQueue, *more: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        ["nohup", PROGRAM, *world.arguments("--routes", world.routes, *more)],
+        ["nohup", PROGRAM, *dlq.arguments("--routes", dlq.routes, *more)],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        cwd=world.folder, env=world.command().environment(),
+        cwd=dlq.folder, env=dlq.command().environment(),
     )  # fmt: skip
 
 
@@ -241,9 +241,9 @@ def _line_with(process: subprocess.Popen[bytes], text: bytes) -> bytes:
     return next(line for line in process.stderr if text in line)
 
 
-async def _there(world: World, count: int) -> bool:
-    return await world.admin.count(world.dlq) == count
+async def _there(dlq: DeadLetterQueue, count: int) -> bool:
+    return await dlq.admin.count(dlq.name) == count
 
 
-async def _some(world: World) -> bool:
-    return await world.admin.count("collection.scan") > 100
+async def _some(dlq: DeadLetterQueue) -> bool:
+    return await dlq.admin.count("collection.scan") > 100

@@ -31,7 +31,8 @@ from tests.faults.consuming import random_faults
 from tests.faults.kills import random_kills
 from tests.model.installation import PostgresBackend
 from tests.model.profile import settings_for
-from tests.model.test_service import MemoryMachine, MemoryMoves, PostgresMachine, SqliteMachine, SqliteMoves
+from tests.model.test_moves import MemoryMoves, SqliteMoves
+from tests.model.test_service import MemoryMachine, PostgresMachine, SqliteMachine
 from tests.recover import soak as recover
 from tests.recover import soak_embedded
 from tests.support.amqp import Admin

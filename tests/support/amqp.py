@@ -31,7 +31,7 @@ __all__ = [
     "BrokerUrl",
     "RabbitConsumer",
     "RabbitPublisher",
-    "Silent",
+    "Recorder",
     "decoded",
     "headers_of",
     "message_id_of",
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-class Silent:
+class Recorder:
     """A listener that keeps what it hears."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Admin:
         node.create_vhost(vhost)
         try:
             async with await Connection.open(BrokerUrl.parse(node.url(vhost))) as connection:
-                yield cls(node, vhost, await connection.channel(Silent()))
+                yield cls(node, vhost, await connection.channel(Recorder()))
         finally:
             if node.pid and not keep:
                 node.delete_vhost(vhost)

@@ -21,7 +21,6 @@ class Found(Struct, frozen=True):
 
     body: bytes
     properties: dict[str, Any]
-    redelivered: bool
 
     @property
     def headers(self) -> dict[str, Any]:
@@ -38,11 +37,11 @@ class Found(Struct, frozen=True):
 class Broker:
     """One virtual host."""
 
-    def __init__(self, node: Node, vhost: str) -> None:
+    def __init__(self, node: Node, vhost: str, http: httpx2.Client) -> None:
         self.node = node
         self.vhost = vhost
         self._path = quote(vhost, safe="")
-        self._http = httpx2.Client(base_url=f"{node.management_url}/api", timeout=30)
+        self._http = http
 
     @property
     def url(self) -> str:
@@ -79,26 +78,21 @@ class Broker:
         """Look at everything and give it back: from now on it is marked as redelivered. How many there are."""
         return len(self._get(queue, "reject_requeue_true"))
 
-    def close(self) -> None:
-        """Let go of the connection."""
-        self._http.close()
-
     def _api(self, method: str, path: str, body: object) -> httpx2.Response:
         return self._http.request(method, path, json=body).raise_for_status()
 
     def _get(self, queue: str, ackmode: str) -> list[Found]:
         request = {"count": GET_COUNT_MAX, "ackmode": ackmode, "encoding": "base64"}
         found = self._api("POST", f"/queues/{self._path}/{quote(queue, safe='')}/get", request).json()
-        return [Found(base64.b64decode(one["payload"]), dict(one["properties"]), one["redelivered"]) for one in found]
+        return [Found(base64.b64decode(one["payload"]), dict(one["properties"])) for one in found]
 
 
 @contextmanager
 def virtual_host(node: Node, name: str) -> Iterator[Broker]:
     """A new, empty one; it is deleted at the end."""
     node.create_vhost(name)
-    broker = Broker(node, name)
-    try:
-        yield broker
-    finally:
-        broker.close()
-        node.delete_vhost(name)
+    with httpx2.Client(base_url=f"{node.management_url}/api", timeout=30) as http:
+        try:
+            yield Broker(node, name, http)
+        finally:
+            node.delete_vhost(name)

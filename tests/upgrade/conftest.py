@@ -40,7 +40,7 @@ def clock_offset(made_at: float) -> str:
 
 
 @dataclass(frozen=True)
-class Installation:
+class OldInstallation:
     """Data that an older program left, and what that program said of them."""
 
     url: str
@@ -62,16 +62,16 @@ class Installation:
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def installation(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Installation]:
+) -> Iterator[OldInstallation]:
     """One of each storage."""
     unpack(request.param, tmp_path)
     told = story.told_of(request.param)
     if request.param == "sqlite":
-        made = Installation(f"sqlite:///{tmp_path}/data", tmp_path / "data", None, told)
+        made = OldInstallation(f"sqlite:///{tmp_path}/data", tmp_path / "data", None, told)
         _use(made, monkeypatch)
         yield made
         return
-    made = Installation(request.getfixturevalue("restored"), tmp_path / "data", str(tmp_path / "collected"), told)
+    made = OldInstallation(request.getfixturevalue("restored"), tmp_path / "data", str(tmp_path / "collected"), told)
     _use(made, monkeypatch)
     yield made
 
@@ -92,7 +92,7 @@ def restored(database: str) -> str:
     return database
 
 
-def _use(made: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+def _use(made: OldInstallation, monkeypatch: pytest.MonkeyPatch) -> None:
     """For what a test opens in this process."""
     for name, value in made.env.items():
         monkeypatch.setenv(name, value)

@@ -17,7 +17,6 @@ import pkgutil
 import re
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -31,7 +30,8 @@ import httpx2
 import holdfast
 import holdfast.testing
 from tests.support.command import Inside
-from tests.upgrade.server import Server, free_address, serving
+from tests.support.ports import free_port
+from tests.upgrade.server import Server, serving, wait_for
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -66,22 +66,15 @@ def busy_server(folder: Path) -> Iterator[Server]:
         retry = {"id": leased["items"][0]["id"], "dead": True, "reason": "no"}
         server.post("/v1/queue.retry", {"queue_name": "orders", "items": [retry]})
         server.post("/admin/captures", {"queue": "dead", "continuous": True})
-        _wait(lambda: server.get("/admin/letters")["count"] == 1)
+        wait_for(lambda: server.get("/admin/letters")["count"] == 1)
         plan = server.post("/admin/plans", {"selection": {"queue": "dead"}})
         server.post("/admin/redrives", {"plan": plan["hash"]})
-        _wait(lambda: server.get("/admin/redrives")["redrives"][0]["state"] == "done")
+        wait_for(lambda: server.get("/admin/redrives")["redrives"][0]["state"] == "done")
         yield server
 
 
 def _queue(name: str) -> dict[str, str]:
     return {"queue_name": name, "lease_timeout": "1m", "expire_timeout": "1h"}
-
-
-def _wait(fact: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not fact():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
 
 
 def openapi() -> str:
@@ -109,24 +102,15 @@ _answers: dict[str, Any] = {}
 
 def _metrics_of_a_consumer(server: Server, folder: Path) -> str:
     (folder / "golden_app.py").write_text(APP.format(address=server.address, token=TOKEN))
-    health = free_address()
+    health = f"127.0.0.1:{free_port()}"
     argv = [sys.executable, "-m", "holdfast", "run", "golden_app:app", "--declare", "--health", health]
     with Popen(argv, cwd=folder, stdout=DEVNULL, stderr=DEVNULL) as process:
         try:
             produce = {"queue_name": "work", "request_timeout": "5s", "items": [{"utf8": "one"}]}
-            _wait(lambda: server.http.post("/v1/queue.produce", json=produce).status_code == 200)
-            page = ""
-
-            def is_done() -> bool:
-                nonlocal page
-                try:
-                    page = httpx2.get(f"http://{health}/metrics", trust_env=False).text
-                except httpx2.HTTPError:
-                    return False
-                return "holdfast_handler_seconds_count" in page
-
-            _wait(is_done)
-            return page
+            wait_for(lambda: server.http.post("/v1/queue.produce", json=produce).status_code == 200)
+            with httpx2.Client(base_url=f"http://{health}", trust_env=False) as http:
+                wait_for(lambda: "holdfast_handler_seconds_count" in http.get("/metrics").text)
+                return http.get("/metrics").text
         finally:
             process.terminate()
 

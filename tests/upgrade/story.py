@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 FIXTURES = Path(__file__).parent / "fixtures"
-STORES = ("sqlite", "postgres")
 VHOST = "fixture"
 
 #: Nothing that is to be found later may expire before.
 LONG = "700000h"
-FAR = "2099-12-31T23:59:59Z"
 
 ORDERS, SHOP, DEAD = "orders", "shop", "orders-dead"
-QUICK, ATTIC, PAUSED, LATER = "quick", "attic", "paused", "later"
+QUICK, ATTIC, PAUSED = "quick", "attic", "paused"
 DLQ, LATE_DLQ, SCAN = "imageviewer.dlq", "late.dlq", "collection.scan"
 EXCHANGE = "imageviewer"
 PRODUCER, NOTIFY = "producer", "notify"
@@ -47,7 +45,7 @@ def header_reference(transaction: str, series: str) -> str:
     return json.dumps({"transaction-id": transaction, "series": series, "count": SERIES[series]})
 
 
-def letter(number: int, *, kind: str = "CollectionScan", told: dict[str, Any] | None = None) -> dict[str, Any]:
+def letter(number: int, *, told: dict[str, Any] | None = None) -> dict[str, Any]:
     """The properties of a dead letter of RabbitMQ."""
     death = {
         "count": 1,
@@ -57,7 +55,7 @@ def letter(number: int, *, kind: str = "CollectionScan", told: dict[str, Any] | 
         "routing-keys": [SCAN],
         "time": 1_700_000_000 + number,
     }
-    headers = {"MessageType": kind, "tenant": "acme", "weight": 2.5, "nested": {"list": [1, "two", True]}}
+    headers = {"MessageType": "CollectionScan", "tenant": "acme", "weight": 2.5, "nested": {"list": [1, "two", True]}}
     return {
         "content_type": "application/json",
         "correlation_id": f"c-{number:03}",

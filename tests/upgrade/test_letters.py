@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import base64
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.upgrade import story
 from tests.upgrade.broker import Broker
-from tests.upgrade.conftest import Installation
-from tests.upgrade.server import Server, serving
+from tests.upgrade.conftest import OldInstallation
+from tests.upgrade.server import Server, serving, wait_for
 
 pytestmark = pytest.mark.rabbitmq
 
 
 @pytest.fixture
-def server(installation: Installation, broker: Broker) -> Iterator[Server]:
+def server(installation: OldInstallation, broker: Broker) -> Iterator[Server]:
     """Today's server on it, with a RabbitMQ that has the same queues."""
     for queue in (story.DLQ, story.LATE_DLQ, story.SCAN):
         broker.queue(queue)
@@ -27,20 +26,12 @@ def server(installation: Installation, broker: Broker) -> Iterator[Server]:
         yield made
 
 
-def wait_for(fact: Callable[[], object]) -> None:
-    """Until it is so."""
-    deadline = time.monotonic() + 20
-    while not fact():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
-
-
 def task_of(server: Server, operation: str) -> dict[str, Any]:
     (found,) = [one for one in server.get("/admin/redrives")["redrives"] if one["operation"] == operation]
     return dict(found)
 
 
-def test_a_vault_is_as_it_was_and_goes_on(server: Server, installation: Installation, broker: Broker) -> None:
+def test_a_vault_is_as_it_was_and_goes_on(server: Server, installation: OldInstallation, broker: Broker) -> None:
     """One server for all of it: to start one takes longer than to ask it."""
     told = installation.told
     assert server.token == told["admin_token"]
@@ -143,7 +134,7 @@ def _a_redriven_letter_that_comes_back_is_known(server: Server, told: dict[str, 
     assert server.get(f"/admin/letters/{number}")["state"] == "came_back"
 
 
-def test_a_plan_of_before_is_executed_and_nothing_else(installation: Installation) -> None:
+def test_a_plan_of_before_is_executed_and_nothing_else(installation: OldInstallation) -> None:
     """From a shell, on letters of the embedded queue; no task of RabbitMQ's goes on there."""
     plan = installation.told["plan"]
     run = installation.run

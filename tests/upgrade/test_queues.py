@@ -11,7 +11,7 @@ import holdfast
 from holdfast import BadIds, NewItem, NothingToLease, Queues, RetryItem
 from tests.support.eventually import eventually
 from tests.upgrade import story
-from tests.upgrade.conftest import Installation
+from tests.upgrade.conftest import OldInstallation
 
 #: What is under way there goes on as soon as it is opened; tests of their own look at it.
 MOVING = (story.QUICK, story.ATTIC, f"transaction-{story.OPEN}-payload")
@@ -31,7 +31,7 @@ async def payloads(queues: Queues, name: str) -> list[bytes]:
     return sorted(found)
 
 
-async def test_every_queue_and_every_item_is_as_it_was(installation: Installation) -> None:
+async def test_every_queue_and_every_item_is_as_it_was(installation: OldInstallation) -> None:
     told = installation.told
     async with holdfast.open(installation.url) as queues:
         assert msgspec.to_builtins(await queues.queues_list()) == told["queues"]
@@ -45,7 +45,7 @@ async def test_every_queue_and_every_item_is_as_it_was(installation: Installatio
             assert msgspec.to_builtins(items) == told["scheduled"][place], place
 
 
-async def test_a_lease_of_before_is_extended_and_completed(installation: Installation) -> None:
+async def test_a_lease_of_before_is_extended_and_completed(installation: OldInstallation) -> None:
     held = installation.told["held"]
     ids, partition = [item["id"] for item in held["items"]], held["partition"]
     async with holdfast.open(installation.url) as queues:
@@ -58,7 +58,7 @@ async def test_a_lease_of_before_is_extended_and_completed(installation: Install
             await queues.queue_complete(story.ORDERS, ids, partition=partition)
 
 
-async def test_items_of_before_come_first_and_are_retried_or_die(installation: Installation) -> None:
+async def test_items_of_before_come_first_and_are_retried_or_die(installation: OldInstallation) -> None:
     async with holdfast.open(installation.url) as queues:
         waiting = await payloads(queues, story.ORDERS)
         held = installation.told["held"]
@@ -83,7 +83,7 @@ async def test_items_of_before_come_first_and_are_retried_or_die(installation: I
         assert b"new" in await payloads(queues, story.ORDERS)
 
 
-async def test_what_was_dying_arrives_once_and_what_was_leased_comes_back(installation: Installation) -> None:
+async def test_what_was_dying_arrives_once_and_what_was_leased_comes_back(installation: OldInstallation) -> None:
     async with holdfast.open(installation.url) as queues:
 
         async def have_arrived() -> bool:
@@ -104,7 +104,7 @@ async def test_what_was_dying_arrives_once_and_what_was_leased_comes_back(instal
         assert await payloads(queues, story.ATTIC) == [b"quick 0", b"quick 1"]
 
 
-async def test_a_key_of_before_still_stands_for_its_item(installation: Installation) -> None:
+async def test_a_key_of_before_still_stands_for_its_item(installation: OldInstallation) -> None:
     async with holdfast.open(installation.url) as queues:
         before = await payloads(queues, story.ORDERS)
         await queues.queue_produce(story.ORDERS, [NewItem(payload=b"twin", dedupe_key="key-1")])
@@ -113,7 +113,7 @@ async def test_a_key_of_before_still_stands_for_its_item(installation: Installat
         assert await payloads(queues, story.SHOP) == [b"free again"]
 
 
-async def test_a_paused_queue_is_paused_until_it_is_resumed(installation: Installation) -> None:
+async def test_a_paused_queue_is_paused_until_it_is_resumed(installation: OldInstallation) -> None:
     async with holdfast.open(installation.url) as queues:
         with pytest.raises(NothingToLease):
             await queues.queue_lease(story.PAUSED, request_timeout="50ms")
@@ -123,7 +123,7 @@ async def test_a_paused_queue_is_paused_until_it_is_resumed(installation: Instal
 
 
 async def test_a_name_that_was_deleted_is_free_and_a_dead_queue_in_use_is_not_deleted(
-    installation: Installation,
+    installation: OldInstallation,
 ) -> None:
     async with holdfast.open(installation.url) as queues:
         await queues.queues_create("gone")
@@ -132,7 +132,7 @@ async def test_a_name_that_was_deleted_is_free_and_a_dead_queue_in_use_is_not_de
             await queues.queues_delete(story.DEAD, force=True)
 
 
-def test_dead_items_of_before_are_recovered_from_a_shell(installation: Installation) -> None:
+def test_dead_items_of_before_are_recovered_from_a_shell(installation: OldInstallation) -> None:
     ended = installation.run("recover", installation.url, story.DEAD, "--json")
     assert (ended.code, ended.document["recovered"], ended.document["by_queue"]) == (0, 3, {story.SHOP: 3}), ended
     lines = installation.run("queue", "items", "list", story.SHOP, "--json").documents

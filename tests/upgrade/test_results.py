@@ -7,10 +7,10 @@ import json
 import holdfast
 from holdfast import NewItem
 from tests.upgrade import story
-from tests.upgrade.conftest import Installation
+from tests.upgrade.conftest import OldInstallation
 
 
-def open_collector(installation: Installation, queues: holdfast.Queues) -> holdfast.Collector:
+def open_collector(installation: OldInstallation, queues: holdfast.Queues) -> holdfast.Collector:
     return holdfast.Collector(
         installation.url, blobs=installation.blobs, queues=queues, lease_timeout="5s", abandon_after=story.LONG
     )
@@ -24,7 +24,7 @@ def wanted(series: str) -> list[bytes]:
     return [story.part(series, ordinal) for ordinal in range(story.SERIES[series])]
 
 
-async def test_what_was_ended_is_ended(installation: Installation) -> None:
+async def test_what_was_ended_is_ended(installation: OldInstallation) -> None:
     async with holdfast.open(installation.url) as queues, open_collector(installation, queues) as collector:
         done, dropped = await collector.find(story.DONE), await collector.find(story.DROPPED)
         assert (done.state.value, dropped.state.value, dropped.reason) == ("completed", "abandoned", "nobody wants it")
@@ -36,7 +36,7 @@ async def test_what_was_ended_is_ended(installation: Installation) -> None:
         assert parked.payload == b"other bytes"
 
 
-async def test_what_was_under_way_is_completed(installation: Installation) -> None:
+async def test_what_was_under_way_is_completed(installation: OldInstallation) -> None:
     async with holdfast.open(installation.url) as queues, open_collector(installation, queues) as collector:
         assert (await collector.find(story.OPEN)).state.value == "awaiting"
         for series, count in story.SERIES.items():

@@ -1,4 +1,4 @@
-"""A RabbitMQ with a dead-letter queue, and an office over a vault, for the tests of custody."""
+"""A RabbitMQ with a dead-letter queue, and a vault app over a vault, for the tests of custody."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADMIN = Caller(name="tester", role=Role.ADMIN, origin="tests")
 
 
 def settings_for(admin: Admin, folder: Path, **more: object) -> Settings:
-    """Settings of an office on this broker, with its vault in a folder."""
+    """Settings of a vault app on this broker, with its vault in a folder."""
     values: dict[str, object] = {
         "storages": (StorageSettings(name="default", url=f"sqlite:///{folder}/data"),),
         "data_folder": folder,
@@ -31,10 +31,10 @@ def settings_for(admin: Admin, folder: Path, **more: object) -> Settings:
 
 
 @asynccontextmanager
-async def office_on(admin: Admin, folder: Path, **more: object) -> AsyncIterator[VaultApp]:
-    """An office without embedded queues."""
-    async with open_vault_app(settings_for(admin, folder, **more), None) as office:
-        yield office
+async def vault_app_on(admin: Admin, folder: Path, **more: object) -> AsyncIterator[VaultApp]:
+    """A vault app without embedded queues."""
+    async with open_vault_app(settings_for(admin, folder, **more), None) as vault_app:
+        yield vault_app
 
 
 def dead(body: bytes, *, message_id: str = "m", queue: str = DLQ, **headers: object) -> Outgoing:
@@ -58,8 +58,8 @@ async def send(admin: Admin, letters: Sequence[Outgoing]) -> None:
     await admin.publish(letters)
 
 
-async def bodies(office: VaultApp, selection: Selection | None = None) -> list[bytes]:
+async def bodies(vault_app: VaultApp, selection: Selection | None = None) -> list[bytes]:
     """The bodies of letters in the vault, oldest first."""
-    page = await office.vault.letters.find(selection or Selection(), count_max=1000)
-    found = [await office.custody.content(one) for one in reversed(page.letters)]
+    page = await vault_app.vault.letters.find(selection or Selection(), count_max=1000)
+    found = [await vault_app.custody.content(one) for one in reversed(page.letters)]
     return [one.body for one in found]

@@ -79,8 +79,8 @@ class Holding:
     until_us: int
 
 
-class Books:
-    """The whole world of one vault."""
+class VaultModel:
+    """Everything around one vault."""
 
     def __init__(self) -> None:
         self.waiting: list[Message] = []  #: in the dead-letter queues

@@ -73,10 +73,10 @@ async def _rounds(admin: Admin, forks: Forks, env: dict[str, str], chance: rando
             else:
                 seen.add(redrive_id)
                 arrived[delivery.body] += 1
-    async with open_vault_app(load_settings(environment=env, serving=False), None) as office:
-        balanced = all(row.agrees for row in await office.ledgers.balance())
-        chain = (await office.ledgers.verify()).why
-        stored = (await office.vault.letters.count(Selection())).count
+    async with open_vault_app(load_settings(environment=env, serving=False), None) as vault_app:
+        balanced = all(row.agrees for row in await vault_app.ledgers.balance())
+        chain = (await vault_app.ledgers.verify()).why
+        stored = (await vault_app.vault.letters.count(Selection())).count
     return {
         "kills": killed.total(),
         "at": dict(sorted(killed.items())),

@@ -65,9 +65,9 @@ async def work(kind: str, environment: dict[str, str], crash_at: str = "") -> in
         return code
 
 
-async def check_books(office: VaultApp) -> None:
-    assert all(row.agrees for row in await office.ledgers.balance())
-    assert not (await office.ledgers.verify()).why
+async def check_ledger(vault_app: VaultApp) -> None:
+    assert all(row.agrees for row in await vault_app.ledgers.balance())
+    assert not (await vault_app.ledgers.verify()).why
 
 
 @pytest.mark.parametrize(("store", "point"), both(CAPTURE, "vault.after_put", "capture.before_ack"))
@@ -78,12 +78,12 @@ async def test_a_kill_of_a_capture_loses_no_letter_and_stores_none_twice(
     assert await work("capture", environment, f"{point}:1") == -9
     assert await work("capture", environment) == 0
     assert await admin.count(DLQ) == 0
-    async with open_vault_app(load_settings(environment=environment, serving=False), None) as office:
-        found = Counter(await bodies(office))
+    async with open_vault_app(load_settings(environment=environment, serving=False), None) as vault_app:
+        found = Counter(await bodies(vault_app))
         assert found >= Counter(BODIES)
         # Noted as acked and then killed before the ack: nobody can tell a redelivery from a twin that was never stored.
         assert point == "capture.before_ack" or found == Counter(BODIES)
-        await check_books(office)
+        await check_ledger(vault_app)
 
 
 @pytest.mark.parametrize(("store", "point"), both(REDRIVE, "vault.after_lease", "redrive.after_confirm"))
@@ -100,7 +100,7 @@ async def test_a_kill_of_a_redrive_loses_no_letter_and_its_copies_can_be_told(
     by_id = {str(headers_of(delivery)["x-redrive-id"]): delivery.body for delivery in found}
     assert Counter(by_id.values()) == Counter(BODIES)
     assert len(found) - len(ids) <= len(BODIES) if point == "redrive.after_confirm" else len(found) == len(ids)
-    async with open_vault_app(load_settings(environment=environment, serving=False), None) as office:
-        redriven = await office.vault.letters.count(Selection(state=LetterState.REDRIVEN))
+    async with open_vault_app(load_settings(environment=environment, serving=False), None) as vault_app:
+        redriven = await vault_app.vault.letters.count(Selection(state=LetterState.REDRIVEN))
         assert redriven.count == len(BODIES)
-        await check_books(office)
+        await check_ledger(vault_app)

@@ -26,7 +26,7 @@ async def stored(vault: Vault, *bodies: bytes) -> list[int]:
     return [one.letter for one in await vault.letters.put([letter(body) for body in bodies], ACT)]
 
 
-async def check_books(vault: Vault) -> None:
+async def check_ledger(vault: Vault) -> None:
     """The tallies are what is counted, and the chain holds."""
     counted = {(one.queue, one.state): one.count for one in (await vault.ledger.counted())[1]}
     kept = {(one.queue, one.state): one.count for one in await vault.ledger.tallies()}
@@ -47,7 +47,7 @@ async def test_a_letter_is_kept_with_everything(vault: Vault) -> None:
     content = await vault.letters.content(number)
     assert content is not None
     assert (content.body, content.properties) == (body, b"\0\0")
-    await check_books(vault)
+    await check_ledger(vault)
 
 
 async def test_an_unacked_row_is_used_up_once_and_only_by_a_redelivery(vault: Vault) -> None:
@@ -57,7 +57,7 @@ async def test_an_unacked_row_is_used_up_once_and_only_by_a_redelivery(vault: Va
     assert [one.matched for one in results] == [True, True, False, False]
     assert {one.letter for one in results[:2]} == {first, twin}
     assert (await vault.letters.count(Selection())).count == 4
-    await check_books(vault)
+    await check_ledger(vault)
 
 
 async def test_an_acked_row_is_never_matched(vault: Vault) -> None:
@@ -170,7 +170,7 @@ async def test_letters_move_all_or_none_and_only_as_the_table_says(vault: Vault)
     assert (await vault.letters.count(Selection(state=S.CAPTURED))).count == 1
     with pytest.raises(Invalid):
         await vault.letters.move(ids, source=S.DISCARDED, target=S.CAPTURED, act=archived, expected=3)
-    await check_books(vault)
+    await check_ledger(vault)
     history = await vault.ledger.of_letter(ids[0], count_max=10)
     assert [(row.action, row.to_state) for row in history] == [("capture", "captured"), ("letters.archive", "archived")]
     assert [row.action for row in await vault.ledger.of_letter(ids[2], count_max=10)] == ["capture"]
@@ -227,7 +227,7 @@ async def test_retention_deletes_only_what_is_settled_and_leaves_its_count(vault
     assert [one.id for one in (await vault.letters.find(Selection(text="word"), count_max=10)).letters] == [3]
     tallies = {one.state: one.count for one in (await vault.ledger.counted())[1]}
     assert tallies == {"captured": 1, "deleted": 2}
-    await check_books(vault)
+    await check_ledger(vault)
     assert [one.letter for one in await vault.letters.put([letter(b"4")], ACT)] == [4], "an id is never used again"
 
 

@@ -21,7 +21,7 @@ from holdfast.services.vault.admin import VaultApp
 from tests.support.amqp import Admin, properties
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, vhost_name
-from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, office_on, send
+from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, send, vault_app_on
 
 ACT = LedgerAct(actor="tester", action="redrives.start", reason="mended")
 ALL = Selection(queue=DLQ)
@@ -35,12 +35,12 @@ async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Adm
         yield admin
 
 
-async def captured(office: VaultApp) -> None:
-    await office.custody.capture(DLQ, ADMIN, idle_s=0.3)
+async def captured(vault_app: VaultApp) -> None:
+    await vault_app.custody.capture(DLQ, ADMIN, idle_s=0.3)
 
 
-async def plan(office: VaultApp, target: Target, canary: Canary | None = None) -> Plan:
-    return await office.planner.plan(PlanOptions(selection=ALL, target=target, canary=canary), ADMIN)
+async def plan(vault_app: VaultApp, target: Target, canary: Canary | None = None) -> Plan:
+    return await vault_app.planner.plan(PlanOptions(selection=ALL, target=target, canary=canary), ADMIN)
 
 
 @pytest.mark.rabbitmq
@@ -52,9 +52,9 @@ async def test_an_exchange_that_routes_nowhere_is_seen_and_copies_are_named(admi
     keys = {b"good": "order.new", b"nowhere": "invoice.new", b"loop": "loop"}
     origin = "x-original-exchange", "x-original-routing-key"
     await send(admin, [dead(body, **{origin[0]: "events", origin[1]: key}) for body, key in keys.items()])
-    async with office_on(admin, tmp_path) as office:
-        await captured(office)
-        made = await plan(office, Target(kind="original"))
+    async with vault_app_on(admin, tmp_path) as vault_app:
+        await captured(vault_app)
+        made = await plan(vault_app, Target(kind="original"))
         good = "exchange 'events' with key 'order.new'"
         assert (made.count, made.targets, made.ids) == (1, {good: 1}, "1")
         assert made.copies[good] == ["audit", MAIN]
@@ -64,8 +64,8 @@ async def test_an_exchange_that_routes_nowhere_is_seen_and_copies_are_named(admi
             " leads back to the dead-letter queue",
         ]
         assert any("to no queue" in note for note in made.notes)
-    async with office_on(admin, tmp_path, management=None) as office:
-        blind = await plan(office, Target(kind="original"))
+    async with vault_app_on(admin, tmp_path, management=None) as vault_app:
+        blind = await plan(vault_app, Target(kind="original"))
         assert (blind.count, blind.copies) == (3, {})
         assert any("seen only when letters are published" in note for note in blind.notes)
 
@@ -78,55 +78,55 @@ async def test_a_target_that_only_an_alternate_exchange_takes_is_left_out(admin:
     await admin.bind(MAIN, "shop", "good")
     headers = [{"x-original-exchange": "shop", "x-original-routing-key": key} for key in ("good", "old")]
     await send(admin, [dead(b"%d" % place, **each) for place, each in enumerate(headers)])
-    async with office_on(admin, tmp_path) as office:
-        await captured(office)
-        made = await plan(office, Target(kind="original"))
+    async with vault_app_on(admin, tmp_path) as vault_app:
+        await captured(vault_app)
+        made = await plan(vault_app, Target(kind="original"))
         assert (made.count, made.copies) == (1, {"exchange 'shop' with key 'good'": [MAIN]})
         assert [one.why for one in made.left_out] == ["exchange 'shop' with key 'old' does not route"]
         assert any("only the alternate exchange 'unrouted' takes it" in note for note in made.notes)
         # A binding that is gone since the plan makes the alternate exchange take it: that is a change too.
         await admin.channel.call(amqp.Queue.Unbind(queue=MAIN, exchange="shop", routing_key="good"))
         with pytest.raises(Conflict, match="targets have changed; 1 of 1 letters"):
-            await office.planner.execute(made.hash, ADMIN, ACT)
+            await vault_app.planner.execute(made.hash, ADMIN, ACT)
 
 
 @pytest.mark.rabbitmq
 async def test_a_target_that_is_gone_since_the_plan_is_reported(admin: Admin, tmp_path: Path) -> None:
     await send(admin, [dead(b"x")])
-    async with office_on(admin, tmp_path) as office:
-        await captured(office)
-        made = await plan(office, Target())
+    async with vault_app_on(admin, tmp_path) as vault_app:
+        await captured(vault_app)
+        made = await plan(vault_app, Target())
         await admin.delete(MAIN)
         with pytest.raises(Conflict, match="targets have changed; 1 of 1 letters"):
-            await office.planner.execute(made.hash, ADMIN, ACT)
+            await vault_app.planner.execute(made.hash, ADMIN, ACT)
         await admin.queue(MAIN)
-        first, _ = await office.planner.execute(made.hash, ADMIN, ACT, operation="once")
+        first, _ = await vault_app.planner.execute(made.hash, ADMIN, ACT, operation="once")
         await admin.queue("other")
-        other = await plan(office, Target(kind="address", routing_key="other"))
+        other = await plan(vault_app, Target(kind="address", routing_key="other"))
         with pytest.raises(Conflict, match=f"operation id is taken; it started redrive {first.id}"):
-            await office.planner.execute(other.hash, ADMIN, ACT, operation="once")
+            await vault_app.planner.execute(other.hash, ADMIN, ACT, operation="once")
 
 
 @pytest.mark.rabbitmq
 async def test_two_clicks_at_once_make_one_task_and_send_each_letter_once(admin: Admin, tmp_path: Path) -> None:
     await send(admin, [dead(f"{number}".encode()) for number in range(20)])
-    async with office_on(admin, tmp_path) as office:
-        await captured(office)
-        made = await plan(office, Target())
-        click = [office.planner.execute(made.hash, ADMIN, ACT, operation="click") for _ in range(2)]
+    async with vault_app_on(admin, tmp_path) as vault_app:
+        await captured(vault_app)
+        made = await plan(vault_app, Target())
+        click = [vault_app.planner.execute(made.hash, ADMIN, ACT, operation="click") for _ in range(2)]
         (one, _), (other, _) = await asyncio.gather(*click)
         assert one.id == other.id
         # A third one without the id is another task, which finds its letters taken.
-        third, _ = await office.planner.execute(made.hash, ADMIN, ACT)
+        third, _ = await vault_app.planner.execute(made.hash, ADMIN, ACT)
         for redrive in (one, other, third):
-            office.redrives.begin(redrive)
+            vault_app.redrives.begin(redrive)
 
         async def are_done() -> bool:
-            found = [await office.redrives.find(redrive.id) for redrive in (one, third)]
+            found = [await vault_app.redrives.find(redrive.id) for redrive in (one, third)]
             return all(redrive.state is RedriveState.DONE for redrive in found)
 
         await eventually(are_done)
-        found = [await office.redrives.find(redrive.id) for redrive in (one, third)]
+        found = [await vault_app.redrives.find(redrive.id) for redrive in (one, third)]
         assert sum(redrive.redriven for redrive in found) == 20
         assert sum(redrive.skipped for redrive in found) == 20
     assert await admin.count(MAIN) == 20
@@ -135,18 +135,18 @@ async def test_two_clicks_at_once_make_one_task_and_send_each_letter_once(admin:
 @pytest.mark.rabbitmq
 async def test_a_canary_widens_while_nothing_comes_back_and_a_rate_is_kept(admin: Admin, tmp_path: Path) -> None:
     await send(admin, [dead(f"{number}".encode()) for number in range(7)])
-    async with office_on(admin, tmp_path) as office:
-        await captured(office)
-        await office.custody.start_capture(DLQ, ADMIN)
+    async with vault_app_on(admin, tmp_path) as vault_app:
+        await captured(vault_app)
+        await vault_app.custody.start_capture(DLQ, ADMIN)
         canary = Canary(first=1, wait="200ms", widen=3)
         wish = PlanOptions(selection=Selection(queue=DLQ), canary=canary, max_per_s=50)
-        made = await office.planner.plan(wish, ADMIN)
-        redrive, _ = await office.planner.execute(made.hash, ADMIN, ACT)
+        made = await vault_app.planner.plan(wish, ADMIN)
+        redrive, _ = await vault_app.planner.execute(made.hash, ADMIN, ACT)
         began_s = asyncio.get_running_loop().time()
-        await office.redrives.run(redrive.id)
+        await vault_app.redrives.run(redrive.id)
         # Three may be out after the first look and nine after the second; six of seven keep to 20 ms each.
         assert asyncio.get_running_loop().time() - began_s >= 0.4 + 6 * 0.02
-        found = await office.redrives.find(redrive.id)
+        found = await vault_app.redrives.find(redrive.id)
         assert (found.state, found.redriven) == (RedriveState.DONE, 7)
 
 
@@ -157,18 +157,18 @@ async def test_letters_go_by_their_type(admin: Admin, tmp_path: Path) -> None:
     types = {b"1": "order.new", b"2": "order.paid", b"3": "order.odd"}
     await send(admin, [dead(body, MessageType=kind) for body, kind in types.items()])
     routes = {"order.new": Place(routing_key="new"), "order.paid": Place(routing_key="paid")}
-    async with office_on(admin, tmp_path) as office:
-        await captured(office)
-        made = await plan(office, Target(kind="type", routes=routes, redirect=Place(routing_key="rest")))
+    async with vault_app_on(admin, tmp_path) as vault_app:
+        await captured(vault_app)
+        made = await plan(vault_app, Target(kind="type", routes=routes, redirect=Place(routing_key="rest")))
         assert made.targets == {"new": 1, "paid": 1}
         assert [one.why for one in made.left_out] == ["type 'order.odd' is not in the route table"]
         by_property = Target(kind="type", routes={"order": Place(routing_key="rest")}, type_header="kind")
-        assert (await plan(office, by_property)).targets == {"rest": 3}
-        redrive, _ = await office.planner.execute(made.hash, ADMIN, ACT)
-        office.redrives.begin(redrive)
+        assert (await plan(vault_app, by_property)).targets == {"rest": 3}
+        redrive, _ = await vault_app.planner.execute(made.hash, ADMIN, ACT)
+        vault_app.redrives.begin(redrive)
 
         async def is_done() -> bool:
-            return (await office.redrives.find(redrive.id)).state is RedriveState.DONE
+            return (await vault_app.redrives.find(redrive.id)).state is RedriveState.DONE
 
         await eventually(is_done)
     assert [one.body for one in await admin.drain("new", 1) + await admin.drain("paid", 1)] == [b"1", b"2"]
@@ -181,38 +181,40 @@ async def test_a_canary_watches_for_the_whole_ladder(admin: Admin, tmp_path: Pat
         await admin.queue(name, **arguments, **{"x-dead-letter-routing-key": MAIN})
     await admin.bind("orders.retry", await admin.exchange("retry.orders"), "retry")
     await send(admin, [dead(b"x")])
-    async with office_on(admin, tmp_path) as office:
-        await captured(office)
-        await office.custody.start_capture(DLQ, ADMIN)
-        assert (await plan(office, Target(), Canary())).canary_wait == "2m45s"  # 15 s + 60 s + 60 s + 30 s
-        assert (await plan(office, Target(kind="wait"), Canary())).canary_wait == "3m"  # 15 s before the first attempt
-        assert (await plan(office, Target(), Canary(wait="7s"))).canary_wait == "7s"
-        redrive, _ = await office.planner.execute((await plan(office, Target(), Canary())).hash, ADMIN, ACT)
+    async with vault_app_on(admin, tmp_path) as vault_app:
+        await captured(vault_app)
+        await vault_app.custody.start_capture(DLQ, ADMIN)
+        assert (await plan(vault_app, Target(), Canary())).canary_wait == "2m45s"  # 15 s + 60 s + 60 s + 30 s
+        assert (
+            await plan(vault_app, Target(kind="wait"), Canary())
+        ).canary_wait == "3m"  # 15 s before the first attempt
+        assert (await plan(vault_app, Target(), Canary(wait="7s"))).canary_wait == "7s"
+        redrive, _ = await vault_app.planner.execute((await plan(vault_app, Target(), Canary())).hash, ADMIN, ACT)
         assert redrive.wish.canary is not None
         assert redrive.wish.canary.wait == "2m45s"
-    async with office_on(admin, tmp_path, retry_attempts=2) as office:
-        await office.custody.start_capture(DLQ, ADMIN)
-        assert (await plan(office, Target(), Canary())).canary_wait == "1m45s"
+    async with vault_app_on(admin, tmp_path, retry_attempts=2) as vault_app:
+        await vault_app.custody.start_capture(DLQ, ADMIN)
+        assert (await plan(vault_app, Target(), Canary())).canary_wait == "1m45s"
 
 
 @pytest.mark.rabbitmq
 async def test_a_canary_that_knows_nothing_is_refused(admin: Admin, tmp_path: Path) -> None:
     await admin.queue("other")
     await send(admin, [dead(b"x")])
-    async with office_on(admin, tmp_path) as office:
-        await captured(office)
-        await office.custody.start_capture(DLQ, ADMIN)
+    async with vault_app_on(admin, tmp_path) as vault_app:
+        await captured(vault_app)
+        await vault_app.custody.start_capture(DLQ, ADMIN)
         with pytest.raises(Conflict, match="give the duration"):
-            await plan(office, Target(), Canary())
-        assert (await plan(office, Target(), Canary(wait="5s"))).canary_wait == "5s"
+            await plan(vault_app, Target(), Canary())
+        assert (await plan(vault_app, Target(), Canary(wait="5s"))).canary_wait == "5s"
         with pytest.raises(Conflict, match="nothing says where letters that die in 'other' come back"):
-            await plan(office, Target(kind="address", routing_key="other"), Canary(wait="5s"))
+            await plan(vault_app, Target(kind="address", routing_key="other"), Canary(wait="5s"))
         await admin.queue("other.dlq")
         with pytest.raises(Conflict, match="nothing captures 'other"):
-            await plan(office, Target(kind="address", routing_key="other"), Canary(wait="5s"))
-    async with office_on(admin, tmp_path, management=None, retry_delay="1s,10s", retry_attempts=4) as office:
-        await office.custody.start_capture(DLQ, ADMIN)
-        assert (await plan(office, Target(), Canary())).canary_wait == "1m1s"
+            await plan(vault_app, Target(kind="address", routing_key="other"), Canary(wait="5s"))
+    async with vault_app_on(admin, tmp_path, management=None, retry_delay="1s,10s", retry_attempts=4) as vault_app:
+        await vault_app.custody.start_capture(DLQ, ADMIN)
+        assert (await plan(vault_app, Target(), Canary())).canary_wait == "1m1s"
 
 
 @pytest.mark.parametrize(
@@ -229,9 +231,9 @@ async def test_a_canary_that_knows_nothing_is_refused(admin: Admin, tmp_path: Pa
 )
 @pytest.mark.rabbitmq
 async def test_a_target_that_makes_no_sense_is_refused(admin: Admin, tmp_path: Path, target: Target) -> None:
-    async with office_on(admin, tmp_path) as office:
+    async with vault_app_on(admin, tmp_path) as vault_app:
         with pytest.raises(Invalid, match="plan is invalid"):
-            await plan(office, target)
+            await plan(vault_app, target)
 
 
 def test_a_ladder_is_attempts_times_delay() -> None:

@@ -15,7 +15,7 @@ from holdfast.services.vault import capture
 from holdfast.settings import Secret
 from tests.support.amqp import Admin
 from tests.support.rabbitmq import Node, vhost_name
-from tests.vault.brokers import ADMIN, DLQ, bodies, dead, office_on, send
+from tests.vault.brokers import ADMIN, DLQ, bodies, dead, send, vault_app_on
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.postgres]
 TRIGGER = """
@@ -43,21 +43,21 @@ async def test_only_what_can_never_be_stored_is_kept_apart(
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
     await send(admin, [dead(b"1"), dead(b"\xff too big", message_id="refused"), dead(b"3")])
-    async with office_on(admin, tmp_path, vault=Secret(postgres_url), ledger_key=Secret("k")) as office:
+    async with vault_app_on(admin, tmp_path, vault=Secret(postgres_url), ledger_key=Secret("k")) as vault_app:
         with psycopg.connect(postgres_url, autocommit=True) as connection:
             connection.execute(TRIGGER.format(schema=SCHEMA, state=state).encode())
         if not is_its_fault:
             with pytest.raises(StorageFailed, match="the disk is full"):
-                await office.custody.capture(DLQ, ADMIN, idle_s=0.3)
-            assert await bodies(office) == []
-            assert await office.vault.letters.failed(after=0, count_max=10) == []
+                await vault_app.custody.capture(DLQ, ADMIN, idle_s=0.3)
+            assert await bodies(vault_app) == []
+            assert await vault_app.vault.letters.failed(after=0, count_max=10) == []
         else:
-            report = await office.custody.capture(DLQ, ADMIN, idle_s=0.3)
+            report = await vault_app.custody.capture(DLQ, ADMIN, idle_s=0.3)
             assert (report.captured, report.failed_imports) == (2, 1)
-            assert await bodies(office) == [b"1", b"3"]
-            (failed,) = await office.vault.letters.failed(after=0, count_max=10)
+            assert await bodies(vault_app) == [b"1", b"3"]
+            (failed,) = await vault_app.vault.letters.failed(after=0, count_max=10)
             assert (failed.queue, failed.body) == (DLQ, b"\xff too big")
-        assert all(row.agrees for row in await office.ledgers.balance())
+        assert all(row.agrees for row in await vault_app.ledgers.balance())
     if is_its_fault:
         assert await admin.count(DLQ) == 0
     else:

@@ -18,10 +18,10 @@ from holdfast.core.selection import Selection
 from holdfast.engines.postgres.database import SCHEMA
 from holdfast.errors import StorageFailed
 from holdfast.settings import Secret
-from tests.admin.house import House, open_house
+from tests.faces.api.installation import AdminInstallation, open_installation
 from tests.support.amqp import Admin, properties, table
 from tests.support.rabbitmq import Node, vhost_name
-from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, office_on, send
+from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, send, vault_app_on
 
 pytestmark = pytest.mark.rabbitmq
 LARGE = bytes(range(256)) * (16 * 1024 * 1024 // 256)
@@ -90,15 +90,15 @@ def values_of(delivery: Delivery | bytes) -> dict[str, bytes | None]:
     return {name: table.find(headers, name) for name in VALUES}
 
 
-async def redriven(house: House, queue: str = DLQ) -> dict[str, object]:
-    async with house.client() as client:
+async def redriven(installation: AdminInstallation, queue: str = DLQ) -> dict[str, object]:
+    async with installation.client() as client:
         answer = await client.post(f"/admin/dlq/queues/{quote(queue, safe='')}/re-drive", json={"limit": 100})
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
 
-async def exported(house: House) -> list[dict[str, str]]:
-    async with house.client() as client:
+async def exported(installation: AdminInstallation) -> list[dict[str, str]]:
+    async with installation.client() as client:
         text = (await client.get("/admin/export")).text
         return [json.loads(line) for line in text.splitlines()][::-1]
 
@@ -110,28 +110,28 @@ def on(admin: Admin) -> dict[str, object]:
 async def test_bodies_of_every_kind_are_shown_exported_and_sent_back_as_they_came(admin: Admin, tmp_path: Path) -> None:
     bodies = [b"", b"\x00", bytes(range(256)), "текст".encode(), bytes(2**20), bytes(2**20 + 1), LARGE]
     await send(admin, [dead(body, message_id=f"m{number}") for number, body in enumerate(bodies)])
-    async with open_house(tmp_path, **on(admin)) as house:
-        async with house.client() as client:
+    async with open_installation(tmp_path, **on(admin)) as installation:
+        async with installation.client() as client:
             assert (await client.post("/admin/captures", json={"queue": DLQ})).json()["captured"] == len(bodies)
             for number, body in enumerate(bodies, 1):
                 shown = (await client.get(f"/admin/letters/{number}/body")).content
                 assert hashlib.sha256(shown).digest() == hashlib.sha256(body).digest()
                 assert (await client.get(f"/admin/letters/{number}")).json()["body_bytes"] == len(body)
-        for line, body in zip(await exported(house), bodies, strict=True):
+        for line, body in zip(await exported(installation), bodies, strict=True):
             assert hashlib.sha256(base64.b64decode(line["body"])).digest() == hashlib.sha256(body).digest()
         assert len([path for path in (tmp_path / "data/vault-blobs").rglob("*") if path.is_file()]) == 2
-        assert (await redriven(house))["redriven"] == len(bodies)
+        assert (await redriven(installation))["redriven"] == len(bodies)
     found = await admin.drain(MAIN, len(bodies))
     assert [hashlib.sha256(one.body).hexdigest() for one in found] == [hashlib.sha256(b).hexdigest() for b in bodies]
 
 
 async def test_a_letter_whose_body_is_gone_does_not_hold_up_its_neighbours(admin: Admin, tmp_path: Path) -> None:
     await send(admin, [dead(b"before"), dead(bytes(2**20 + 1), message_id="large"), dead(b"after")])
-    async with open_house(tmp_path, **on(admin)) as house, house.client() as client:
+    async with open_installation(tmp_path, **on(admin)) as installation, installation.client() as client:
         assert (await client.post("/admin/captures", json={"queue": DLQ})).json()["captured"] == 3
         (blob,) = [path for path in (tmp_path / "data/vault-blobs").rglob("*") if path.is_file()]
         blob.unlink()
-        task = await redriven(house)
+        task = await redriven(installation)
         assert (task["redriven"], task["kept"]) == (2, 1), task
         assert (await client.get("/admin/letters/2")).json()["state"] == "captured"
     assert [one.body for one in await admin.drain(MAIN, 2)] == [b"before", b"after"]
@@ -143,8 +143,8 @@ async def test_header_values_of_every_type_keep_their_bytes(admin: Admin, tmp_pa
     await send(admin, [letter, Outgoing("", "witness", letter.properties, letter.body)])
     (witness,) = await admin.drain("witness", 1)
     assert values_of(witness) == VALUES, "the broker itself keeps them"
-    async with open_house(tmp_path, **on(admin)) as house:
-        async with house.client() as client:
+    async with open_installation(tmp_path, **on(admin)) as installation:
+        async with installation.client() as client:
             assert (await client.post("/admin/captures", json={"queue": DLQ})).json()["captured"] == 1
             shown = (await client.get("/admin/letters/1")).json()["headers"]
         assert shown["int64-max"] == 2**63 - 1
@@ -152,9 +152,9 @@ async def test_header_values_of_every_type_keep_their_bytes(admin: Admin, tmp_pa
         assert shown["bytes"] == {"bytes": base64.b64encode(bytes(range(256))).decode()}
         assert shown["table"]["inner"]["deep"] == {"decimal": "1"}
         assert set(VALUES) <= set(shown)
-        (line,) = await exported(house)
+        (line,) = await exported(installation)
         assert values_of(base64.b64decode(line["raw_properties"])) == VALUES
-        assert (await redriven(house))["redriven"] == 1
+        assert (await redriven(installation))["redriven"] == 1
     (back,) = await admin.drain(MAIN, 1)
     assert values_of(back) == VALUES
 
@@ -174,8 +174,8 @@ async def test_a_queue_may_be_called_anything(admin: Admin, tmp_path: Path, name
     dlq = await admin.queue(f"{name}.dlq")
     await admin.queue(name)
     await send(admin, [dead(b"1", queue=dlq, message_id=name, **{"x-original-queue": name})])
-    async with open_house(tmp_path, **on(admin)) as house:
-        async with house.client() as client:
+    async with open_installation(tmp_path, **on(admin)) as installation:
+        async with installation.client() as client:
             answer = await client.post("/admin/captures", json={"queue": dlq})
             assert (answer.status_code, answer.json().get("captured")) == (200, 1), answer.text
             (found,) = [one for one in (await client.get("/admin/dlq/queues")).json() if one["queue"] == dlq]
@@ -188,7 +188,7 @@ async def test_a_queue_may_be_called_anything(admin: Admin, tmp_path: Path, name
                 name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
                 in (await client.get("/metrics")).text
             )
-        assert (await redriven(house, dlq))["redriven"] == 1
+        assert (await redriven(installation, dlq))["redriven"] == 1
     assert [one.body for one in await admin.drain(name, 1)] == [b"1"]
 
 
@@ -201,15 +201,17 @@ async def test_postgresql_keeps_large_bodies_in_a_blob_store_that_is_named(
     bodies = [b"small", bytes(2**20 + 1)]
     await send(admin, [dead(body) for body in bodies])
     vault, key = Secret(postgres_url), Secret("k")
-    async with office_on(admin, tmp_path, vault=vault, ledger_key=key, vault_blobs=f"{tmp_path}/shared") as office:
-        assert (await office.custody.capture(DLQ, ADMIN, idle_s=0.3)).captured == 2
-        letters = (await office.vault.letters.find(Selection(), count_max=5)).letters[::-1]
-        assert [(await office.custody.content(one)).body for one in letters] == bodies
+    async with vault_app_on(
+        admin, tmp_path, vault=vault, ledger_key=key, vault_blobs=f"{tmp_path}/shared"
+    ) as vault_app:
+        assert (await vault_app.custody.capture(DLQ, ADMIN, idle_s=0.3)).captured == 2
+        letters = (await vault_app.vault.letters.find(Selection(), count_max=5)).letters[::-1]
+        assert [(await vault_app.custody.content(one)).body for one in letters] == bodies
     with psycopg.connect(postgres_url) as connection:
         connection.execute(f"SET search_path = {SCHEMA}")
         rows = connection.execute("SELECT length(body), blob <> '' FROM contents ORDER BY letter").fetchall()
         assert rows == [(5, False), (0, True)]
-    async with office_on(admin, tmp_path, vault=vault, ledger_key=key) as elsewhere:
+    async with vault_app_on(admin, tmp_path, vault=vault, ledger_key=key) as elsewhere:
         assert (await elsewhere.custody.content(letters[0])).body == b"small"
         with pytest.raises(StorageFailed, match="vault_blobs"):
             await elsewhere.custody.content(letters[1])

@@ -22,7 +22,7 @@ from holdfast.testing import FrozenClock
 from tests.support.amqp import Admin
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node, vhost_name
-from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, office_on, send
+from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, send, vault_app_on
 from tests.vault.letters import act
 from tests.vault.test_redrives import lease, states, task
 
@@ -71,11 +71,11 @@ def consuming(admin: Admin, vault: str) -> tuple[holdfast.App, list[bytes]]:
     return app, seen
 
 
-async def redriven(office: VaultApp) -> None:
-    await office.custody.capture(DLQ, ADMIN, idle_s=0.3)
-    plan = await office.planner.plan(PlanOptions(selection=Selection(queue=DLQ)), ADMIN)
-    redrive, _ = await office.planner.execute(plan.hash, ADMIN, act("redrives.start"))
-    office.redrives.begin(redrive)
+async def redriven(vault_app: VaultApp) -> None:
+    await vault_app.custody.capture(DLQ, ADMIN, idle_s=0.3)
+    plan = await vault_app.planner.plan(PlanOptions(selection=Selection(queue=DLQ)), ADMIN)
+    redrive, _ = await vault_app.planner.execute(plan.hash, ADMIN, act("redrives.start"))
+    vault_app.redrives.begin(redrive)
 
 
 @pytest.mark.rabbitmq
@@ -85,18 +85,18 @@ async def test_a_message_that_is_done_resolves_its_letter(
     monkeypatch.setenv("HOLDFAST_LEDGER_KEY", "k" * 32)
     app, seen = consuming(admin, vault_url)
     vault, key = Secret(vault_url), Secret("k" * 32)
-    async with office_on(admin, tmp_path, vault=vault, ledger_key=key) as office, app.running(declare=True):
+    async with vault_app_on(admin, tmp_path, vault=vault, ledger_key=key) as vault_app, app.running(declare=True):
         await send(admin, [dead(b"good"), dead(b"bad")])
-        await redriven(office)
+        await redriven(vault_app)
 
         async def is_resolved() -> bool:
-            letters = (await office.vault.letters.find(Selection(), count_max=10)).letters
+            letters = (await vault_app.vault.letters.find(Selection(), count_max=10)).letters
             return [one.state for one in letters] == [S.REDRIVEN, S.RESOLVED]
 
         await eventually(is_resolved)
         assert sorted(seen) == [b"bad", b"good"]
-        assert all(row.agrees for row in await office.ledgers.balance())
-        assert not (await office.ledgers.verify()).why
+        assert all(row.agrees for row in await vault_app.ledgers.balance())
+        assert not (await vault_app.ledgers.verify()).why
 
 
 @pytest.mark.rabbitmq

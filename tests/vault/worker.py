@@ -19,31 +19,31 @@ from tests.vault.brokers import ADMIN, DLQ
 ACT = LedgerAct(actor="worker", action="redrives.start")
 
 
-async def capture(office: VaultApp) -> None:
+async def capture(vault_app: VaultApp) -> None:
     """Empty the queue."""
-    report = await office.custody.capture(DLQ, ADMIN, idle_s=0.3)
+    report = await vault_app.custody.capture(DLQ, ADMIN, idle_s=0.3)
     print(json.dumps({"captured": report.captured, "matched": report.matched}))  # noqa: T201
 
 
-async def redrive(office: VaultApp) -> None:
+async def redrive(vault_app: VaultApp) -> None:
     """Go on with what was begun, or begin with everything that is captured."""
-    found = await office.vault.redrives.page(before=2**62, count_max=10)
+    found = await vault_app.vault.redrives.page(before=2**62, count_max=10)
     if not any(task.state is RedriveState.RUNNING for task in found):
         wish = PlanOptions(selection=Selection(queue=DLQ, state=LetterState.CAPTURED))
-        plan = await office.planner.plan(wish, ADMIN)
+        plan = await vault_app.planner.plan(wish, ADMIN)
         if plan.count:
             operation = os.environ.get("TEST_ROUND", "once")
-            await office.planner.execute(plan.hash, ADMIN, ACT, operation=operation)
-    for task in await office.vault.redrives.page(before=2**62, count_max=10):
+            await vault_app.planner.execute(plan.hash, ADMIN, ACT, operation=operation)
+    for task in await vault_app.vault.redrives.page(before=2**62, count_max=10):
         if task.state is RedriveState.RUNNING:
-            await office.redrives.run(task.id)
+            await vault_app.redrives.run(task.id)
 
 
 async def main(kind: str) -> None:
     """One piece of work, by the settings of the environment."""
     settings: Settings = load_settings(serving=False)
-    async with open_vault_app(settings, None) as office:
-        await {"capture": capture, "redrive": redrive}[kind](office)
+    async with open_vault_app(settings, None) as vault_app:
+        await {"capture": capture, "redrive": redrive}[kind](vault_app)
 
 
 if __name__ == "__main__" and os.environ.get("HOLDFAST_BROKER"):

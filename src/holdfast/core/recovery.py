@@ -57,18 +57,21 @@ class RunLimits(Struct, frozen=True, kw_only=True):
 
 
 class RecoveryOrder(Struct, frozen=True, kw_only=True):
-    """What somebody asks for."""
+    """What somebody asks for. Of an embedded dead queue each item goes back to the queue it died in, by no table."""
 
     dead_queue: str
-    table: RouteTable
+    table: RouteTable = RouteTable()
     limits: RunLimits = RunLimits()
     where: tuple[str, ...] = ()
     dry_run: bool = False
     keep_unroutable: bool = False
     strict: bool = False
     run: str = ""
+    by: str = ""  #: who asks
+    origin: str = ""  #: the queue and where it is, without any login
     journal_file: str = ""  #: where the journal is kept, for people
-    backup_file: str = ""  #: the letters of this backup are published; the queue is not touched
+    backup_file: str = ""  #: each letter is written there first
+    from_backup: str = ""  #: the letters of this backup are published; the queue is not touched
 
 
 class RunLetter(Struct, eq=False, gc=False):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import TypeVar
 
 
@@ -105,7 +105,7 @@ TRANSACTION_MOVES: Mapping[tuple[TransactionState, TransactionState], str] = {
 }
 
 
-class RunState(Enum):
+class RunState(StrEnum):
     """Where a letter of a recovery run is. The last four are its end."""
 
     OUTSIDE = "[*]"

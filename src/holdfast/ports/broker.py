@@ -175,8 +175,9 @@ class DrainConsumer(Protocol):
         """So many letters are to come beside those that were taken, no more are delivered; None: whatever there is. As
         many are in hand as fit the window, beside so many that are only held."""
 
-    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Delivery]:
-        """Wait for letters; none when none came in time. Raises BrokerLost: nothing that was in hand still is."""
+    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Delivery] | None:
+        """Wait for letters; none when none came in time, None when no more will ever come. Raises BrokerLost: nothing
+        that was in hand still is."""
 
     def ack(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Settle those that are in hand; answers those that are not."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
+from holdfast.core.message import Delivery
+from holdfast.core.recovery import Depth
 from holdfast.errors import CannotStart, Invalid
 
 LINE_BYTES_MAX = 512 * 2**20
@@ -95,6 +97,68 @@ def read_backup(path: Path) -> Iterator[Exported]:
                     raise Invalid(f"backup is damaged; '{path}' line {number}: {error}") from error
     except OSError as error:
         raise CannotStart(f"backup cannot be read; '{path}': {error.strerror or error}") from error
+
+
+class BackupDrain:
+    """The letters of a file, as a `ports.broker.DrainConsumer`. There is nothing to settle: the file stays as it is,
+    and so does the queue that they came from. What was read before a damaged line is published."""
+
+    is_lost = False
+    is_connected = True
+
+    def __init__(self, path: Path, *, bytes_max: int) -> None:
+        self.queue = ""
+        self.warnings: list[str] = []
+        self.failure = ""  #: why not all letters can be read; the empty text while they can
+        self._letters = read_backup(path)
+        self._bytes_max = bytes_max
+        self._read_count = 0
+
+    async def open(self) -> str:
+        return ""
+
+    async def allow(self, wanted: int | None, *, held_count: int) -> None:
+        pass
+
+    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Delivery] | None:
+        """As many as fit the window; None at the end of the file."""
+        await asyncio.sleep(0)  # a signal may be heard
+        batch: list[Delivery] = []
+        size = 0
+        while len(batch) < count_max and size < self._bytes_max and (one := self._next()) is not None:
+            batch.append(Delivery(0, 0, False, one.exchange, one.routing_key, "", one.properties, one.body))
+            size += len(one.properties) + len(one.body)
+        return batch or None
+
+    def ack(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        return ()
+
+    def forget_body(self, delivery: Delivery) -> None:
+        pass
+
+    async def stop(self, keeps: Callable[[Delivery], bool]) -> Sequence[Delivery]:
+        return ()
+
+    async def release_all(self, *, others_count: int) -> int:
+        return 0
+
+    async def abandon(self) -> None:
+        pass
+
+    async def depth(self) -> Depth:
+        """All that are in the file, as far as it can be read."""
+        while self._next() is not None:
+            pass
+        return Depth(ready=self._read_count, is_sure=True)
+
+    def _next(self) -> Exported | None:
+        try:
+            found = None if self.failure else next(self._letters, None)
+        except Invalid as error:
+            self.failure = error.message
+            return None
+        self._read_count += found is not None
+        return found
 
 
 def fsync_folder(path: Path) -> None:

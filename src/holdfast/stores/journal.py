@@ -18,8 +18,8 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -52,12 +52,17 @@ class JournalPaths(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str  #: which queue of which broker, without any login
     own: Path | None  #: this run's; None: it keeps none
-    usual: Path  #: where every run of this user looks
+    usual: Path | None = None  #: where every run of this user looks, also for links to further ones
     others: tuple[Path, ...] = ()  #: where a server keeps it that cannot write to the usual place
 
-    def open(self, *, run: str) -> FileJournal:
+    @contextmanager
+    def kept(self, run: str) -> Iterator[FileJournal]:
         """The journal of a run, which also ends what killed runs left at other places. Raises CannotStart."""
-        return FileJournal.open(self.own, source=self.source, run=run, usual=self.usual, others=self.others)
+        journal = FileJournal(self, run)
+        try:
+            yield journal
+        finally:
+            journal.close(journal.end)
 
 
 def journal_paths(
@@ -81,42 +86,29 @@ def journal_paths(
 
 
 class FileJournal:
-    """`FileJournal.open(path, source=…, run=…)`; without a path it recognises nothing, and ends what others left."""
+    """Takes over what killed runs left, and begins a file of its own; where it keeps none it recognises nothing, and
+    ends what others left. Raises CannotStart when it cannot be kept or is another queue's."""
 
-    def __init__(self, head: Head, own: JournalFile | None, usual: Path | None) -> None:
-        self._head = head
-        self._own = own
-        self._usual = usual
-        self._files = [own] if own else []  # our own first
+    def __init__(self, paths: JournalPaths, run: str) -> None:
+        self.end = RunEnd.BROKEN  #: how the run leaves its queue; it says so when it came to its end
+        self._head = Head(run=run, source=paths.source, boot=_boot())
+        path = paths.own.absolute() if paths.own else None
+        self._own = _begun(path, self._head) if path else None
+        self._usual = usual = paths.usual
+        self._files = [self._own] if self._own else []  # our own first
         self._busy: list[Path] = []  # somebody else's, as long as he runs
         self._open: Counter[bytes] = Counter()  # of this run
         self._is_used = False
-        self.follows_killed_run = False
-        self.doubted_count = 0
-
-    @classmethod
-    def open(
-        cls, path: Path | None, *, source: str, run: str, others: Iterable[Path] = (), usual: Path | None = None
-    ) -> FileJournal:
-        """Take over what killed runs left, and begin a file of our own at `path`.
-
-        `others` are further places where this queue may have one, beside those that `usual`, the place that everybody
-        knows, has links to. Raises CannotStart when it cannot be kept or is another queue's.
-        """
-        head = Head(run=run, source=source, boot=_boot())
-        path = path.absolute() if path else None
-        journal = cls(head, _begun(path, head) if path else None, usual)
-        places = [*([usual, *found_elsewhere(usual)] if usual else ()), *others]
-        for place in dict.fromkeys(place.absolute() for place in places):
-            if not journal._has(place):
-                journal._look_at(place)
-        journal.follows_killed_run = any(file.is_left for file in journal._files)
-        journal.doubted_count = sum(file.doubted_count for file in journal._files)
-        if own := journal._own:
-            journal.doubt(journal.doubted_count - own.doubted_count)
+        others = [*([usual, *found_elsewhere(usual)] if usual else ()), *paths.others]
+        for other in dict.fromkeys(other.absolute() for other in others):
+            if not self._has(other):
+                self._look_at(other)
+        self.follows_killed_run = any(file.is_left for file in self._files)
+        self.doubted_count = sum(file.doubted_count for file in self._files)
+        if self._own:
+            self.doubt(self.doubted_count - self._own.doubted_count)
         if usual and path and path != usual.absolute():
             note_elsewhere(usual, path)
-        return journal
 
     def doubt(self, count: int) -> None:
         """So many more are about to be published, perhaps for the second time."""
@@ -190,24 +182,24 @@ class FileJournal:
                 file.doubted_count = 0
                 self._guarded(file, file.doubt)
 
-    def _has(self, place: Path) -> bool:
+    def _has(self, path: Path) -> bool:
         """One file by two names is one."""
         try:
-            return any(file.path.samefile(place) for file in self._files)
+            return any(file.path.samefile(path) for file in self._files)
         except OSError:
             return False
 
-    def _look_at(self, place: Path) -> None:
+    def _look_at(self, path: Path) -> None:
         try:
-            file = JournalFile(place, self._head, create=False)
+            file = JournalFile(path, self._head, create=False)
         except FileNotFoundError:
             return
         except BlockingIOError:
-            self._busy.append(place)
+            self._busy.append(path)
         except CannotStart:
             return  # none of this queue
         except OSError as error:
-            emit("recovery.no_journal", queue=str(place), error=error)
+            emit("recovery.no_journal", queue=str(path), error=error)
         else:
             self._files.append(file)
 
@@ -215,8 +207,8 @@ class FileJournal:
         """What was left by somebody who ran beside us may have been published again by us: nothing of it is known."""
         before, busy = len(self._files), self._busy
         self._busy = []
-        for place in busy:
-            self._look_at(place)
+        for path in busy:
+            self._look_at(path)
         for file in self._files[before:]:
             self._keep_only(file, ())
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from holdfast.engines.postgres.storage import PostgresStorage
-from tests.engines.postgres.office import STORAGE
+from tests.engines.postgres.queues import STORAGE
 
 
 @pytest.fixture

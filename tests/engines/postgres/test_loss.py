@@ -13,7 +13,7 @@ from holdfast.engines.postgres import connection as schema
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.errors import CannotStart, StorageFailed
 from holdfast.ports.queue_store import Complete, Counted
-from tests.engines.postgres.office import LIVES, STORAGE, ids, lease, make_queue, one, produce
+from tests.engines.postgres.queues import LIVES, STORAGE, ids, lease, make_queue, one, produce
 from tests.support.eventually import eventually
 from tests.support.postgres import Cluster, running_cluster
 

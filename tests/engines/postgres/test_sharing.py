@@ -33,7 +33,7 @@ from holdfast.ports.queue_store import (
     Release,
     RetryItems,
 )
-from tests.engines.postgres.office import (
+from tests.engines.postgres.queues import (
     HOUR,
     LIVES,
     SECOND,

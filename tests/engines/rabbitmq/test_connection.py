@@ -21,7 +21,7 @@ from holdfast.errors import (
     TlsRefused,
 )
 from holdfast.proof.proxy import Proxy
-from tests.support.amqp import Admin, Silent
+from tests.support.amqp import Admin, Recorder
 from tests.support.eventually import eventually
 from tests.support.ports import free_ports
 from tests.support.rabbitmq import Node
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.rabbitmq
 async def connect(url: str) -> str:
     """Connect, ask something, and answer the broker's version."""
     async with await Connection.open(BrokerUrl.parse(url)) as connection:
-        channel = await connection.channel(Silent())
+        channel = await connection.channel(Recorder())
         await connection.close_channel(channel)
         return connection.session.version
 
@@ -162,7 +162,7 @@ async def test_when_no_host_answers_each_is_named(node: Node) -> None:
 async def test_whoever_waits_is_told_when_the_connection_is_cut(admin: Admin) -> None:
     async with Proxy("127.0.0.1", admin.node.port) as proxy:
         connection = await Connection.open(admin.address(port=proxy.port))
-        listener = Silent()
+        listener = Recorder()
         channel = await connection.channel(listener)
         proxy.pause("down")
         waiting = asyncio.create_task(channel.call(methods.QueueDeclare(queue="q")))
@@ -181,7 +181,7 @@ async def test_an_answer_that_does_not_come_has_a_limit(admin: Admin) -> None:
         Proxy("127.0.0.1", admin.node.port) as proxy,
         await Connection.open(admin.address(port=proxy.port)) as connection,
     ):
-        channel = await connection.channel(Silent())
+        channel = await connection.channel(Recorder())
         proxy.pause("down")
         with pytest.raises(BrokerLost, match=r"Queue.Declare after 0.1 s"):
             await channel.call(methods.QueueDeclare(queue="q"), timeout_s=0.1)
@@ -204,4 +204,4 @@ async def test_heartbeats_keep_an_idle_connection_open(admin: Admin) -> None:
         # The broker hangs up after two intervals without a sign of life; that is the fact to outlast.
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(connection.closed), 3.5)
-        await connection.channel(Silent())
+        await connection.channel(Recorder())

@@ -15,8 +15,8 @@ from holdfast.engines.rabbitmq.drain import RabbitDrain
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.errors import BrokerLost
 from holdfast.proof.proxy import Proxy
-from holdfast.services.recover.source import DeadQueueSource
-from holdfast.wiring import open_recovery
+from holdfast.services.recover.run import RecoveryRun
+from holdfast.wiring import SystemClock, open_recovery
 from tests.support.amqp import Admin, outgoing
 from tests.support.eventually import eventually
 
@@ -29,13 +29,16 @@ COUNT = 20
 SOON_S = 10.0
 
 
-class Consuming(DeadQueueSource):
-    """With the drain at hand."""
+class Consuming:
+    """A run, and its drain at hand."""
 
-    @property
-    def drain(self) -> RabbitDrain:
-        assert isinstance(self._drain, RabbitDrain)
-        return self._drain
+    def __init__(self, drain: RabbitDrain, run: RecoveryRun) -> None:
+        self.drain = drain
+        self.refusal = run._refusal
+        self._run = run
+
+    async def stop(self) -> Sequence[Delivery]:
+        return await self.drain.stop(self._run._is_near_limit)
 
 
 @asynccontextmanager
@@ -45,11 +48,13 @@ async def consuming(admin: Admin, *, capacity_count: int, port: int | None = Non
         await publisher.publish([outgoing(QUEUE, b"%08d" % n + bytes(LETTER_BYTES)) for n in range(COUNT)])
     table = RouteTable(mode=Mode.PLACE, place=Address(exchange="", routing_key=await admin.queue("there")))
     limits = RunLimits(window_count_max=capacity_count, window_bytes_max=WINDOW_BYTES)
-    order = RecoveryOrder(dead_queue=QUEUE, table=table, limits=limits, run="r")
+    order = RecoveryOrder(dead_queue=QUEUE, table=table, limits=limits, run="r", by="me")
     url, management = admin.node.url(admin.vhost, port=port), admin.node.management_url
-    async with open_recovery(url, order, by="me", management=management) as broker:
-        source = Consuming(broker, await broker.inspector.preflight(table))
-        await source.open()
+    async with open_recovery(url, order, management=management) as broker:
+        assert isinstance(broker.drain, RabbitDrain)
+        run = RecoveryRun(broker, order, await broker.inspector.preflight(table), clock=SystemClock())
+        source = Consuming(broker.drain, run)
+        await source.drain.open()
         await eventually(lambda: len(source.drain._ready) * LETTER_BYTES >= WINDOW_BYTES)
         yield source
 
@@ -86,7 +91,7 @@ async def test_a_stop_does_not_wait_for_room(admin: Admin, limit: int, kept: boo
             leftovers = await source.stop()
         assert peak_count == COUNT - 1 if kept else peak_count * LETTER_BYTES < 2 * WINDOW_BYTES
         assert len(leftovers) == (COUNT - 1 if kept else 0)
-        assert await source.give_back() == COUNT - 1
+        assert await source.drain.release_all(others_count=0) == COUNT - 1
     await eventually(lambda: _has(admin, COUNT - 1))
 
 
@@ -102,14 +107,14 @@ async def test_a_wider_window_waits_until_there_is_room(admin: Admin) -> None:
         await take(drain, COUNT - 3)
         assert drain._channels.capacity_count == 100
         await source.stop()
-        assert await source.give_back() == 0
+        assert await source.drain.release_all(others_count=0) == 0
     assert await admin.count(QUEUE) == 0
 
 
 async def test_the_depth_can_be_read_while_nothing_else_is(admin: Admin) -> None:
     await admin.queue(QUEUE)
     async with consuming(admin, capacity_count=4) as source, asyncio.timeout(SOON_S):
-        depth = await source.depth()
+        depth = await source.drain.depth()
         assert (depth.ready, depth.untaken) == (COUNT - 4, 4)
 
 

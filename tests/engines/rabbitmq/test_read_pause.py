@@ -12,7 +12,7 @@ from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import commands
 from holdfast.engines.rabbitmq.wire import session as methods
-from tests.support.amqp import Admin, Silent, outgoing
+from tests.support.amqp import Admin, Recorder, outgoing
 from tests.support.eventually import eventually
 from tests.support.quick_time import run_quickly
 
@@ -102,7 +102,7 @@ async def test_everything_comes(admin: Admin) -> None:
         publisher.pause_between_reads(PAUSE_S)
         outcomes = await publisher.publish([outgoing(queue) for _ in range(COUNT)])
         assert all(outcome.stored for outcome in outcomes)
-    listener = Silent()
+    listener = Recorder()
     async with await Connection.open(admin.address()) as connection:
         connection.read_pause_s = PAUSE_S
         channel = await connection.channel(listener)

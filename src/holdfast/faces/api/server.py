@@ -32,11 +32,12 @@ from holdfast.ports.queue_store import Catalog
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
+from holdfast.services.recover.service import RecoverySchedule
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import ListenAddress, Settings
 from holdfast.telemetry.events import emit, set_up_logging
 from holdfast.telemetry.prometheus import CaptureGauge, QueueGauge, Requests, render, render_vault
-from holdfast.wiring import ScheduledRecoveries, has_collector, open_app, open_collector, vault_at_work
+from holdfast.wiring import has_collector, open_app, open_collector, scheduled_recoveries, vault_at_work
 
 BODY_BYTES_MAX: Mapping[str, int] = {"produce": 5_000_000, "import": 64_000_000, "other": 512_000}
 TOKEN_KEY = "admin_token_sha256"  # noqa: S105 - the name under which the hash is kept
@@ -214,7 +215,7 @@ async def _serve(
         results=results,
         vault_app=vault_app,
     )
-    recoveries = _recoveries(settings, service, vault_app).schedule()
+    recoveries = _recoveries(settings, service, vault_app)
     async with vault_at_work(vault_app, settings), _serving(app, listener, settings), AsyncExitStack() as stack:
         address = _address(listener, tls=bool(settings.tls_cert))
         announce(f"Holdfast serves on {address}")
@@ -228,9 +229,9 @@ async def _serve(
         service.manager.stop()
 
 
-def _recoveries(settings: Settings, service: QueueService, vault_app: VaultApp) -> ScheduledRecoveries:
+def _recoveries(settings: Settings, service: QueueService, vault_app: VaultApp) -> RecoverySchedule:
     broker = settings.broker.reveal() if settings.broker else None
-    return ScheduledRecoveries(
+    return scheduled_recoveries(
         settings, queues=lambda: Queues(service), broker=broker, ledger=lambda: nullcontext(vault_app.vault.ledger)
     )
 

@@ -14,11 +14,11 @@ import os
 import re
 import signal
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace as replaced
 from pathlib import Path
-from typing import Annotated, Any, Protocol, get_type_hints
+from typing import Annotated, Any, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,16 +28,17 @@ from msgspec.structs import fields, replace
 
 from holdfast.core.moments import SECOND_US, parse_duration
 from holdfast.core.recovery import RecoveryOrder, RunLimits, Summary, summary_lines
-from holdfast.core.routes import FILE_BYTES_MAX, Mode, RouteTable, parse_place, parse_routes
+from holdfast.core.routes import Mode, RouteTable, parse_place
 from holdfast.core.selection import LetterFilter
 from holdfast.errors import CannotStart, HoldfastError, Invalid, Unauthorized, Unreachable
 from holdfast.faces.cli import app
 from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, command
 from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
 from holdfast.faces.cli.progress import bar
-from holdfast.ports.broker import RecoveryBroker
+from holdfast.services.recover.limits import LimitedRun
 from holdfast.services.recover.report import Notices
-from holdfast.services.recover.service import RunRecord, new_run, recorded, recover
+from holdfast.services.recover.service import OnBegin, new_run, read_routes
+from holdfast.settings.values import Secret
 
 BROKERS = frozenset(("amqp", "amqps"))
 SCHEMES = frozenset(("sqlite", "postgresql", "postgres", "memory", "http", "https"))
@@ -129,17 +130,30 @@ class RecoverOptions(Struct, frozen=True, kw_only=True):
             stop_timeout_s=_seconds(self.stop_timeout, "--stop-timeout"),
         )
 
+    def order(self) -> RecoveryOrder:
+        """What is asked for, as a new run. Raises BadUsage."""
+        return RecoveryOrder(
+            dead_queue=self.dead_queue,
+            table=self.table(),
+            limits=self.limits(),
+            where=tuple(self.where or ()),
+            dry_run=self.dry_run,
+            keep_unroutable=self.keep_unroutable,
+            strict=self.strict,
+            run=new_run(),
+            backup_file=str(self.backup or ""),
+            from_backup=str(self.from_backup or ""),
+        )
+
     def table(self) -> RouteTable:
         """Where letters go. Raises BadUsage."""
         if sum((self.to_source, self.to_exchange, self.through_wait, self.to is not None)) > 1:
             raise BadUsage("only one of --to-source, --to-exchange, --through-wait and --to can be given")
         try:
-            table = RouteTable()
-            if self.routes is not None:
-                table = parse_routes(_bytes(self.routes), source=str(self.routes))
+            table = read_routes(self.routes) if self.routes else RouteTable()
             if self.to is not None:
                 return replace(table, mode=Mode.PLACE, place=parse_place(self.to))
-        except Invalid as error:
+        except (CannotStart, Invalid) as error:
             raise BadUsage(error.message) from error
         if self.to_source:
             return replace(table, mode=Mode.SOURCE)
@@ -188,14 +202,41 @@ async def recover_command(context: CommandContext, **given: Any) -> ExitCode:
     """
     # Everything worth a warning is said by the run itself, in sentences.
     logging.getLogger("holdfast").handlers = [logging.NullHandler()]
-    options = RecoverOptions(**given)
-    limits = options.limits()
-    options = _placed(context, options)
+    options = _placed(context, RecoverOptions(**given))
+    is_broker = urlsplit(options.url).scheme in BROKERS
     options.check()
-    if urlsplit(options.url).scheme not in BROKERS:
+    if not is_broker:
         options.check_embedded()
-        return await _recover_embedded(context, options, limits)
-    return await _recover_broker(context, options, limits)
+    from holdfast.wiring import journals, ledger_of, origin_of, run_recovery, somebody
+
+    settings, url, name = context.settings, options.url, options.dead_queue
+    if options.management:
+        settings = replace(settings, management=Secret(options.management))
+    order = replace(options.order(), by=options.by or somebody(), origin=origin_of(url, name))
+    paths = None
+    if is_broker and not order.dry_run and not order.from_backup:
+        paths = journals(settings, url, name, file=options.journal, keeps=not options.no_journal)
+        order = replace(order, journal_file=str(paths.own or ""))
+    with ExitStack() as stack:
+        report = stack.enter_context(closing(ReportFile(options.report))) if options.report else None
+        # The journal ends last: until the summary is said, it has what only this run knows.
+        journal = stack.enter_context(paths.kept(order.run)) if paths else None
+        with bar(context.as_json, order.limits.limit) as output:
+            notices = Notices(*output)
+            try:
+                summary = await run_recovery(
+                    settings,
+                    url,
+                    order,
+                    ledger=ledger_of(settings),
+                    hearing=signals(notices),
+                    journal=nullcontext(journal),
+                    queues=None if is_broker else replaced(context, url=url).open(),
+                    notices=notices,
+                )
+            except HoldfastError as error:
+                raise error if is_broker else _advised(error, context.server) from error
+        return _finish(context, summary, report)
 
 
 def _signature() -> inspect.Signature:
@@ -232,105 +273,6 @@ def _placed(context: CommandContext, options: RecoverOptions) -> RecoverOptions:
     return replace(options, url=url, dead_queue=dead_queue)
 
 
-async def _recover_broker(context: CommandContext, options: RecoverOptions, limits: RunLimits) -> ExitCode:
-    from holdfast.services.recover.service import kept_journal
-    from holdfast.wiring import SystemClock, journals, ledger_of, open_backup, somebody, source_of
-
-    url, name = options.url, options.dead_queue
-    table, journal_paths = options.table(), None
-    if not options.dry_run and not options.from_backup:
-        journal_paths = journals(context.settings, url, name, file=options.journal, keeps=not options.no_journal)
-    order = RecoveryOrder(
-        dead_queue=name,
-        table=table,
-        limits=limits,
-        where=tuple(options.where or ()),
-        dry_run=options.dry_run,
-        keep_unroutable=options.keep_unroutable,
-        strict=options.strict,
-        run=new_run(),
-        journal_file=str((journal_paths and journal_paths.own) or ""),
-        backup_file=str(options.from_backup or ""),
-    )
-    entry = RunRecord(run=order.run, by=options.by or somebody(), dead_queue=name, source=source_of(url, name))
-    clock = SystemClock()
-    # The journal ends last: until the summary is said, it has what only this run knows.
-    with _open_report(options.report) as report, kept_journal(journal_paths, order) as kept:
-        with bar(context.as_json, limits.limit) as output:
-            notices = Notices(*output)
-
-            async def run() -> Summary:
-                with signals(notices) as begin:
-                    async with AsyncExitStack() as stack:
-                        broker = await stack.enter_async_context(_broker(context, options, order, by=entry.by))
-                        backup = stack.enter_context(open_backup(options.backup)) if options.backup else None
-                        summary = await recover(
-                            broker,
-                            order,
-                            clock=clock,
-                            journal=kept.journal,
-                            backup=backup,
-                            notices=notices,
-                            on_begin=begin,
-                        )
-                        return kept.ended(summary, broker)
-
-            summary = await recorded(entry, run, ledger=ledger_of(context.settings), clock=clock)
-        return _finish(context, summary, report)
-
-
-@asynccontextmanager
-async def _broker(
-    context: CommandContext, options: RecoverOptions, order: RecoveryOrder, *, by: str
-) -> AsyncIterator[RecoveryBroker]:
-    """Whoever is interrupted ends one connection here and the other when they are closed, each within a limit."""
-    from holdfast.wiring import open_recovery
-
-    known = context.settings.management
-    management = options.management or (known.reveal() if known else None)
-    async with open_recovery(options.url, order, by=by, management=management) as broker:
-        try:
-            yield broker
-        except asyncio.CancelledError:
-            await broker.drain.abandon()
-            raise
-
-
-async def _recover_embedded(context: CommandContext, options: RecoverOptions, limits: RunLimits) -> ExitCode:
-    """Over the queues of a storage, opened in this process, or of a server."""
-    from holdfast.services.recover.embedded import EmbeddedRecovery
-    from holdfast.wiring import SystemClock, ledger_of, somebody, source_of
-
-    url, name = options.url, options.dead_queue
-    entry = RunRecord(run=new_run(), by=options.by or somebody(), dead_queue=name, source=source_of(url, name))
-    clock = SystemClock()
-    with _open_report(options.report) as report:
-        with bar(context.as_json, limits.limit) as output:
-            notices = Notices(*output)
-
-            async def run() -> Summary:
-                with signals(notices) as begin:
-                    async with replaced(context, url=url).open() as queues:
-                        recovery = EmbeddedRecovery(
-                            queues,
-                            dead_queue=name,
-                            run=entry.run,
-                            clock=clock,
-                            limits=limits,
-                            where=options.where or (),
-                            dry_run=options.dry_run,
-                            notices=notices,
-                        )
-                        begin(recovery)
-                        return await recovery.run()
-
-            try:
-                summary = await recorded(entry, run, ledger=ledger_of(context.settings), clock=clock)
-            except HoldfastError as error:
-                raise _advised(error, context.server) from error
-        return _finish(context, summary, report)
-
-
 def _advised(error: HoldfastError, server: str) -> HoldfastError:
     """With what to do next, where that is not what other commands would say: there is no --url, and no --token-file."""
     match error:
@@ -364,16 +306,6 @@ def _finish(context: CommandContext, summary: Summary, report: ReportFile | None
     if summary.failure:
         return ExitCode.FAILED
     return ExitCode.DONE if summary.is_complete else ExitCode.PARTLY_DONE
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        data = path.read_bytes() if path.stat().st_size <= FILE_BYTES_MAX else None
-    except OSError as error:
-        raise BadUsage(f"routes file cannot be read; '{path}': {error.strerror or error}") from error
-    if data is None:
-        raise BadUsage(f"routes file is invalid; '{path}' has more than {FILE_BYTES_MAX} bytes")
-    return data
 
 
 def _unreadable(path: Path) -> str:
@@ -435,37 +367,6 @@ class ReportFile:
         return CommandFailed(f"report cannot be written; '{self._path}': {error.strerror or error}; {now}")
 
 
-@contextmanager
-def _open_report(path: Path | None) -> Iterator[ReportFile | None]:
-    """None where none was asked for."""
-    if path is None:
-        yield None
-        return
-    report = ReportFile(path)
-    try:
-        yield report
-    finally:
-        report.close()
-
-
-class Stoppable(Protocol):
-    """A run."""
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether somebody has asked for the end."""
-
-    @property
-    def sent_count(self) -> int | None:
-        """Letters whose confirms are still to come, and would be waited for; None where there are no confirms."""
-
-    def stop(self) -> None:
-        """Nothing new; what is under way is finished."""
-
-    def abandon(self) -> None:
-        """End now, still without loss."""
-
-
 class Interrupted(CommandFailed):
     """A signal came before anything was taken."""
 
@@ -474,7 +375,7 @@ class Interrupted(CommandFailed):
 
 
 @contextmanager
-def signals(notices: Notices) -> Iterator[Callable[[Stoppable], None]]:
+def signals(notices: Notices) -> Iterator[OnBegin]:
     """Around everything from the first connection on. Raises Interrupted at a signal before the run has begun."""
     loop = asyncio.get_running_loop()
     listener = SignalListener(notices, loop)
@@ -503,11 +404,11 @@ class SignalListener:
         self._loop = loop
         self._task = asyncio.current_task(loop)
         self._terminals = [stream for stream in STREAMS if os.isatty(stream)]
-        self._run: Stoppable | None = None
+        self._run: LimitedRun | None = None
         self._again: asyncio.TimerHandle | None = None
         self._has_hung_up = False
 
-    def begin(self, run: Stoppable) -> None:
+    def begin(self, run: LimitedRun) -> None:
         """Called with the run when that begins."""
         if self.has_interrupted:  # somebody has swallowed the cancellation
             raise Interrupted

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
@@ -27,10 +27,6 @@ from holdfast.services.queue.queues import Queues
 from holdfast.services.recover.service import RecoverySchedule
 from holdfast.settings import ListenAddress, Settings, load_settings, parse_address
 from holdfast.telemetry.events import emit, set_up_logging
-
-if TYPE_CHECKING:
-    from holdfast.wiring import ScheduledRecoveries
-
 
 BACKOFF = Backoff(first_s=0.5, delay_s_max=30.0)
 #: A process that lived this long has earned a fresh start.
@@ -211,7 +207,7 @@ async def _consume(
             announce(f"Health on http://{place}/health")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
-        recoveries = _recoveries(app, settings).schedule() if settings.recover else RecoverySchedule(())
+        recoveries = _recoveries(app, settings) if settings.recover else RecoverySchedule(())
         try:
             async with app.running(declare=declare, only=only), recoveries.at_work():
                 announce(f"Consuming {', '.join(only or [plan.queue for plan in app.consumers])}")
@@ -221,16 +217,16 @@ async def _consume(
     return 0
 
 
-def _recoveries(app: App, settings: Settings) -> ScheduledRecoveries:
+def _recoveries(app: App, settings: Settings) -> RecoverySchedule:
     """What [recover] of holdfast.toml says, on the app's own queues or broker."""
-    from holdfast.wiring import Location, ScheduledRecoveries, ledger_of
+    from holdfast.wiring import Location, ledger_of, scheduled_recoveries
 
     def queues() -> Queues | None:
         return None if is_broker else app.queues
 
     is_broker = Location.parse(app.url).kind == "amqp"
     broker = settings.broker.reveal() if settings.broker else app.url if is_broker else None
-    return ScheduledRecoveries(settings, queues=queues, broker=broker, ledger=ledger_of(settings))
+    return scheduled_recoveries(settings, queues=queues, broker=broker, ledger=ledger_of(settings))
 
 
 def _run_processes(

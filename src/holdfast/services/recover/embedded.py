@@ -7,28 +7,25 @@ each item in exactly one place, and what was marked arrives by itself when the q
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from holdfast.core.item import Item
-from holdfast.core.message import Message
+from holdfast.core.message import Address, Message
 from holdfast.core.moments import Backoff
-from holdfast.core.recovery import RunLimits, StoppedBy, Summary
-from holdfast.core.selection import LetterFilter
+from holdfast.core.recovery import RecoveryOrder, StoppedBy, Summary, add_planned
+from holdfast.core.requests.queue import PartitionStats
+from holdfast.core.routes import Route
 from holdfast.errors import QueueMissing, ShuttingDown, TryAgain, Unreachable
 from holdfast.ports.clock import Clock
 from holdfast.services.queue.queues import Queues
-from holdfast.services.recover.limits import Quota, RunClock, wait
-from holdfast.services.recover.report import Notices, sample
-from holdfast.services.recover.run import LEFT_OUT
+from holdfast.services.recover.limits import LimitedRun, wait
+from holdfast.services.recover.report import Notices
 
 PAGE_COUNT_FIRST = 16
 PAGE_COUNT_MAX = 1_000
 BACKOFF = Backoff(first_s=0.1, delay_s_max=5.0)
 ARRIVAL_STEP_S = 0.05
-PACE_STEP_S = 0.1
-NO_TYPE = "(no type)"
 NO_SOURCE = "nothing says in which queue it died"
 LEASED = "leased by somebody, left alone"
 GONE = "leased or taken by somebody meanwhile, left alone"
@@ -38,64 +35,27 @@ TROUBLE = (TryAgain, ShuttingDown, Unreachable)
 R = TypeVar("R")
 
 
-class EmbeddedRecovery:
+class EmbeddedRecovery(LimitedRun):
     """One run over the queues of this process or of a server."""
 
-    sent_count = None  #: there are no confirms to wait for
-
-    def __init__(
-        self,
-        queues: Queues,
-        *,
-        dead_queue: str,
-        run: str,
-        clock: Clock,
-        limits: RunLimits | None = None,
-        where: Sequence[str] = (),
-        dry_run: bool = False,
-        notices: Notices | None = None,
-    ) -> None:
-        self.summary = Summary(dead_queue=dead_queue, run=run, dry_run=dry_run)
+    def __init__(self, queues: Queues, order: RecoveryOrder, *, clock: Clock, notices: Notices | None = None) -> None:
+        super().__init__(order, clock=clock, notices=notices)
         self._queues = queues
-        self._clock = clock
-        self._limits = limits or RunLimits()
-        self._where = LetterFilter(where)
-        self._quota = Quota(self._limits.limit, filters=bool(self._where))
-        self._notices = notices or Notices()
-        self._watch = RunClock(self._limits, asyncio.get_running_loop().time)
-        self._stopped = asyncio.Event()
-        self._stop: StoppedBy | None = None
-        self._abandoned = False
         self._page_count = min(PAGE_COUNT_FIRST, self._limits.window_count_max)
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether somebody has asked for the end."""
-        return self._stop is not None
-
-    def stop(self) -> None:
-        """Move nothing more; what is marked arrives."""
-        self._end_by(StoppedBy.SIGNAL)
-
-    def abandon(self) -> None:
-        """End now: what is marked arrives later."""
-        self._abandoned = True
-        self.stop()
-
-    def _end_by(self, reason: StoppedBy) -> None:
-        self._stop = self._stop or reason
-        self._stopped.set()
 
     async def run(self) -> Summary:
         """Raises QueueMissing when there is no such dead queue; after that, the summary says all."""
         summary = self.summary
         self._notices.beginning()
         self._watch.start()
-        counts = await self._counts()
-        summary.found = sum(counts.values())
+        partitions = await self._partitions()
+        for one in partitions:
+            if one.failures:
+                summary.notes.append(f"partition {one.partition} cannot be read at present, its items stay")
+        summary.found = sum(one.total for one in partitions)  # leased ones too
         self._notices.found(summary)
         self._quota.starts_with(summary.found)
-        there = sum([await self._partition(partition, count) for partition, count in counts.items()])
+        there = sum([await self._partition(one.partition, one.total) for one in partitions])
         is_short = self._quota.left() != 0 and there < summary.found
         summary.stopped_by = self._stop or (StoppedBy.EMPTY if is_short else StoppedBy.ALL_TAKEN)
         await self._arrived()
@@ -105,16 +65,12 @@ class EmbeddedRecovery:
         self._notices.ended(summary)
         return summary
 
-    async def _counts(self) -> dict[int, int]:
-        """How many items each partition has, leased ones too. Raises QueueMissing."""
+    async def _partitions(self) -> list[PartitionStats]:
+        """Raises QueueMissing."""
         stats = await self._queues.queue_stats(self.summary.dead_queue)
-        partitions = [one for logical in stats.logical_queues for one in logical.partitions]
-        for one in partitions:
-            if one.failures:
-                self.summary.notes.append(f"partition {one.partition} cannot be read at present, its items stay")
-        return {one.partition: one.total for one in partitions}
+        return [one for logical in stats.logical_queues for one in logical.partitions]
 
-    # --- taking -----------------------------------------------------------------------------------------------
+    # Taking.
 
     async def _partition(self, partition: int, count: int) -> int:
         """Look at so many items from the first one on, which are those that were there at the start; returns how many
@@ -150,11 +106,9 @@ class EmbeddedRecovery:
             if self._quota.left() == 0:
                 break  # untouched, and counted as remaining
             self._quota.seen_count += 1
-            if self._where and not self._where.fits(_message(item), item.kind, self._clock.now_us()):
-                self.summary.filtered += 1
-                self._quota.left_out_count += 1
-                self._keep_quietly(item, LEFT_OUT)
-            elif not item.source_queue:
+            if self._where and self._is_left_out(_message(item), item.kind):
+                continue
+            if not item.source_queue:
                 self._keep(item, NO_SOURCE)
             elif item.is_leased:
                 self._keep(item, LEASED)
@@ -166,7 +120,8 @@ class EmbeddedRecovery:
                     self._keep(item, reason, failed=True)
             elif self.summary.dry_run:
                 for item in items:
-                    self.summary.planned.setdefault(item.kind or NO_TYPE, Counter())[source_queue] += 1
+                    address = Address(routing_key=source_queue)
+                    add_planned(self.summary, Route(address=address, why="", type=item.kind))
             else:
                 await self._redrive(partition, source_queue, items)
 
@@ -181,15 +136,13 @@ class EmbeddedRecovery:
         return ""
 
     async def _redrive(self, partition: int, source_queue: str, items: Sequence[Item]) -> None:
-        rate = self._limits.rate_per_s
-        size = max(1, int(rate * PACE_STEP_S)) if rate else len(items)
-        for start in range(0, len(items), size):
-            if self._is_over():
-                return  # these are untouched, and counted as remaining
-            part = items[start : start + size]
-            await self._redrive_part(partition, source_queue, part)
-            if rate:
-                await wait(self._stopped, len(part) / rate)
+        """At the pace that was asked for. What is left at the end is untouched, and counted as remaining."""
+        while items and not self._is_over():
+            if count := self._watch.due_count(len(items)):
+                await self._redrive_part(partition, source_queue, items[:count])
+                items = items[count:]
+            else:
+                await wait(self._stopping, self._watch.pace_s())
 
     async def _redrive_part(self, partition: int, source_queue: str, items: Sequence[Item]) -> None:
         summary, tries = self.summary, 0
@@ -221,25 +174,18 @@ class EmbeddedRecovery:
             elif item.id in gone:
                 self._keep(item, GONE)
 
-    def _keep_quietly(self, item: Item, why: str) -> int:
-        reason = self.summary.reason(why)
-        reason.count += 1
-        reason.sample = reason.sample or sample(_message(item), item.kind)
-        return reason.count
-
     def _keep(self, item: Item, why: str, *, failed: bool = False) -> None:
-        summary, count = self.summary, self._keep_quietly(item, why)
         if failed:
-            summary.failed_at(item.source_queue)
+            self.summary.failed_at(item.source_queue)
         else:
-            summary.skipped += 1
-        self._notices.kept(summary, why, item.kind, count=count, failed=failed)
+            self.summary.skipped += 1
+        self._kept(why, item.kind, lambda: _message(item), failed=failed)
 
-    # --- time -------------------------------------------------------------------------------------------------
+    # Time.
 
     def _is_over(self) -> bool:
         if self._watch.left_s() <= 0:
-            self._end_by(StoppedBy.TOTAL)
+            self._stop_by(StoppedBy.TOTAL)
         return self._stop is not None
 
     async def _patiently(self, call: Callable[[], Awaitable[R]]) -> R | None:
@@ -252,8 +198,8 @@ class EmbeddedRecovery:
                 self._notices.waits(self.summary, error.message)
                 if self._watch.now_s() - began_s >= self._limits.stall_timeout_s:
                     self.summary.notes.append(f"the storage cannot be used; {error.message}")
-                    self._end_by(StoppedBy.STALL)
-            await wait(self._stopped, BACKOFF.delay_s(failures, spread=1.0))
+                    self._stop_by(StoppedBy.STALL)
+            await wait(self._stopping, BACKOFF.delay_s(failures, spread=1.0))
             if self._is_over():
                 return None
             failures += 1
@@ -263,17 +209,16 @@ class EmbeddedRecovery:
         summary, moved_s, before = self.summary, self._watch.now_s(), -1
         while True:
             try:
-                stats = await self._queues.queue_stats(summary.dead_queue)
+                partitions = await self._partitions()
             except (*TROUBLE, QueueMissing) as error:
                 summary.notes.append(f"what is left could not be counted; {error.message}")
                 summary.remaining = max(1, summary.found - summary.recovered)
                 return
-            partitions = [one for logical in stats.logical_queues for one in logical.partitions]
             dying = sum(one.dying for one in partitions)
             summary.remaining = sum(one.total + one.scheduled for one in partitions) + dying
             if dying != before:
                 before, moved_s = dying, self._watch.now_s()
-            if not dying or self._abandoned or self._watch.now_s() - moved_s >= self._limits.stop_timeout_s:
+            if not dying or self._abandoned.is_set() or self._watch.now_s() - moved_s >= self._limits.stop_timeout_s:
                 break
             await asyncio.sleep(ARRIVAL_STEP_S)
         if dying:

@@ -1,4 +1,5 @@
-"""Every letter of a run and the state that it is in (`core.states.RECOVERY_MOVES`). Nothing else changes a state.
+"""Every letter of a run and the state that it is in. Nothing else changes a state, and every change is one of the moves
+in `core.states.RECOVERY_MOVES`: any other would be a bug, and ends the run before it can do harm.
 
 A letter is *here* while its delivery is ours. A lost connection changes no state: the letter is *away* then, is found
 by its digest when it is delivered again, each once, and goes on where it was.
@@ -7,17 +8,27 @@ by its digest when it is delivered again, each once, and goes on where it was.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
+from holdfast.core.message import Delivery
 from holdfast.core.recovery import RunLetter, may_return
-from holdfast.core.states import RunState
+from holdfast.core.states import RECOVERY_MOVES, RunState
 
 #: Letters that were acked last: a broker that is killed may forget acks of a classic queue and deliver them again, as
 #: many as its journal has room for, 32 768 deliveries and acks. Half of it fits into a set of a quarter of the memory.
 ACKED_COUNT_MAX = 38_000
 
 WAITING, SENT, CONFIRMED, HELD = RunState.WAITING, RunState.SENT, RunState.CONFIRMED, RunState.HELD
-RETURNING = RunState.RETURNING
+RETURNING, PUT_BACK = RunState.RETURNING, RunState.PUT_BACK
+#: From which states a letter comes to each. One that was lost and comes again waits or is held as before.
+BEFORE = {state: {first for first, then in RECOVERY_MOVES if then is state} for state in RunState}
+BEFORE[WAITING].add(WAITING)
+BEFORE[HELD].add(HELD)
+#: The broker has its copy, or has it once more in its own queue.
+STORED = {CONFIRMED, PUT_BACK}
+
+state_of = attrgetter("state")
 
 
 class LetterTable:
@@ -45,8 +56,7 @@ class LetterTable:
 
     def wait(self, letters: Sequence[RunLetter]) -> None:
         """They go next."""
-        for letter in letters:
-            letter.state = WAITING
+        _move(letters, WAITING)
         self.waiting += letters
 
     def first(self, count: int) -> list[RunLetter]:
@@ -55,8 +65,8 @@ class LetterTable:
 
     def send(self, letters: Sequence[RunLetter]) -> None:
         """These, the first of those that wait, are published."""
-        for letter in letters:
-            letter.state = SENT
+        _move(letters, SENT)
+        for _ in letters:
             self.waiting.popleft()
         self._unanswered(letters)
 
@@ -79,8 +89,7 @@ class LetterTable:
 
     def confirm(self, letters: Sequence[RunLetter]) -> None:
         """The broker has these: they may be written down, and acked."""
-        for letter in letters:
-            letter.state = CONFIRMED
+        _move(letters, CONFIRMED)
         self._confirmed += letters
 
     def unsettled(self) -> list[RunLetter]:
@@ -88,15 +97,20 @@ class LetterTable:
         confirmed, self._confirmed = self._confirmed, []
         return confirmed
 
-    def settle(self, letters: Sequence[RunLetter], missed: Sequence[RunLetter] = ()) -> Sequence[RunLetter]:
+    def stored(self, letters: Sequence[RunLetter]) -> list[Delivery]:
+        """The gate before every ack: the deliveries of letters that the broker has. Raises RuntimeError when there is
+        another one among them, so that none is acked."""
+        _check(letters, STORED, "acked")
+        return [letter.delivery for letter in letters]
+
+    def settle(self, letters: Sequence[RunLetter], missed: Sequence[Delivery] = ()) -> Sequence[RunLetter]:
         """These are acked, but for those whose delivery was lost: they will come again. Answers those that are done."""
         done = letters
         if missed:
-            gone = set(missed)
-            self.miss([letter for letter in missed if letter.here])
-            done = [letter for letter in letters if letter not in gone]
-        for letter in done:
-            letter.state = RunState.SETTLED
+            gone = set(map(id, missed))
+            done = [letter for letter in letters if id(letter.delivery) not in gone]
+            self.miss([letter for letter in letters if id(letter.delivery) in gone and letter.here])
+        _move(done, RunState.SETTLED)
         self._acked.update([letter.digest for letter in done])
         if len(self._acked) * 2 > ACKED_COUNT_MAX:
             self._acked, self._acked_before = set(), self._acked
@@ -104,14 +118,13 @@ class LetterTable:
 
     def recognise(self, letters: Sequence[RunLetter]) -> None:
         """A killed run has noted that these are published: should their acks be lost, they are not published either."""
-        for letter in letters:
-            letter.state = CONFIRMED
+        _move(letters, CONFIRMED)
 
     # Kept.
 
     def hold(self, letter: RunLetter) -> bool:
         """It is kept, and given back at the end; False when there is nothing to hold: it is away, or no delivery."""
-        letter.state = HELD
+        _move([letter], HELD)
         if letter.here and self._holds:
             self.held[letter] = None
             return True
@@ -119,8 +132,7 @@ class LetterTable:
 
     def put_back(self, letters: Sequence[RunLetter], *, at_end: bool = False) -> None:
         """They are published into their own queue; at the end, whoever does that waits for the answers itself."""
-        for letter in letters:
-            letter.state = RETURNING
+        _move(letters, RETURNING)
         if not at_end:
             self._unanswered(letters)
 
@@ -132,8 +144,8 @@ class LetterTable:
     def was_put_back(self, letters: Sequence[RunLetter]) -> None:
         """They went to the end of their queue by a publish, and may be delivered from there."""
         self.has_put_back = True
+        _move(letters, PUT_BACK)
         for letter in letters:
-            letter.state = RunState.PUT_BACK
             self.held.pop(letter, None)
             self._put_back[letter.digest] += 1
 
@@ -189,8 +201,7 @@ class LetterTable:
         self.answered(unanswered)
         sent = [letter for letter in unanswered if letter.state is SENT]
         returning = [letter for letter in unanswered if letter.state is RETURNING]
-        for letter in sent:
-            letter.state = RunState.UNKNOWN
+        _move(sent, RunState.UNKNOWN)
         self.not_put_back(returning)
         self._given_up += unanswered
         return sent, returning
@@ -208,16 +219,27 @@ class LetterTable:
 
     def end(self) -> list[RunLetter]:
         """What is in our hands was given back; answers those whose copy is confirmed, and whose ack never was sent."""
-        for letter in (*self.waiting, *self.held, *self._given_up):
-            if letter.state is WAITING or letter.state is HELD:
-                letter.state = RunState.GIVEN_BACK
+        rest = [*self.waiting, *self.held, *self._given_up]
+        _move([letter for letter in rest if letter.state is WAITING or letter.state is HELD], RunState.GIVEN_BACK)
         self.waiting.clear()
         self.held.clear()
         confirmed = [letter for letter in self.away() if letter.state is CONFIRMED]
-        for letter in confirmed:
-            letter.state = RunState.SETTLED
+        _move(confirmed, RunState.SETTLED)
         return confirmed
 
     def _unanswered(self, letters: Sequence[RunLetter]) -> None:
         self.sent.update(letters)
         self.sent_bytes += sum([letter.size_bytes for letter in letters])
+
+
+def _move(letters: Sequence[RunLetter], state: RunState) -> None:
+    _check(letters, BEFORE[state], state)
+    for letter in letters:
+        letter.state = state
+
+
+def _check(letters: Iterable[RunLetter], allowed: set[RunState], what: str) -> None:
+    """In groups, since it is done four times for each letter."""
+    if not allowed.issuperset(map(state_of, letters)):
+        wrong = {letter.state.value for letter in letters} - allowed
+        raise RuntimeError(f"letters cannot be {what}; some are {', '.join(sorted(wrong))}")

@@ -1,5 +1,7 @@
-"""Where a run ends: its clocks (total, idle, empty, stall and hold) with the pace that was asked for, and how many
-letters it takes: at most those that were there at the start, and of those that fit, as many as asked. Every loop ends.
+"""What every run has, whatever it takes its letters from: what it counts, how it is asked to end, and where it ends.
+
+Its clocks (total, idle, empty, stall and hold) with the pace that was asked for, and how many letters it takes: at most
+those that were there at the start, and of those that fit, as many as asked. Every loop ends.
 """
 
 from __future__ import annotations
@@ -8,12 +10,82 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from holdfast.core.recovery import RunLimits, StoppedBy, Summary
+from holdfast.core.message import Message
+from holdfast.core.recovery import RecoveryOrder, RunLimits, StoppedBy, Summary
+from holdfast.core.selection import LetterFilter
+from holdfast.ports.clock import Clock
+from holdfast.services.recover.report import Notices, sample
 
 DEPTH_STEP_S = 1.0
 PACE_STEP_S = 0.1
 #: With a filter nobody knows which letters fit: so many are looked at together even when fewer are still wanted.
 AHEAD_COUNT = 100
+#: Why a letter is kept that a filter left out.
+LEFT_OUT = "left out by --where"
+
+
+class LimitedRun:
+    """A run over a dead-letter queue, a backup or an embedded dead queue, as far as these are the same."""
+
+    def __init__(self, order: RecoveryOrder, *, clock: Clock, notices: Notices | None = None) -> None:
+        self.summary = Summary(dead_queue=order.dead_queue, run=order.run, dry_run=order.dry_run)
+        self.summary.from_backup = bool(order.from_backup)
+        self._limits = order.limits
+        self._clock = clock
+        self._notices = notices or Notices()
+        self._where = LetterFilter(order.where)
+        self._quota = Quota(order.limits.limit, filters=bool(self._where))
+        self._watch = RunClock(order.limits, asyncio.get_running_loop().time)
+        self._stop: StoppedBy | None = None
+        self._stopping = asyncio.Event()
+        self._abandoned = asyncio.Event()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether somebody has asked for the end."""
+        return self._stop is not None
+
+    @property
+    def sent_count(self) -> int | None:
+        """Letters whose confirms are still to come, and would be waited for; None where there are no confirms."""
+        return None
+
+    def stop(self) -> None:
+        """Take nothing new; what is under way is finished, and the rest stays where it was."""
+        self._stop_by(StoppedBy.SIGNAL)
+
+    def abandon(self) -> None:
+        """End now, still without loss: whatever is under way ends by itself."""
+        self.stop()
+        self._abandoned.set()
+
+    async def run(self) -> Summary:
+        """Once. Raises HoldfastError when it cannot begin; after that, the summary says all."""
+        raise NotImplementedError
+
+    def _stop_by(self, reason: StoppedBy) -> None:
+        self._stop = self._stop or reason
+        self._stopping.set()
+
+    def _is_left_out(self, message: Message, kind: str) -> bool:
+        """Whether a letter does not fit the filter; then it is counted as kept."""
+        if self._where.fits(message, kind, self._clock.now_us()):
+            return False
+        self.summary.filtered += 1
+        self._quota.left_out_count += 1
+        self._kept(LEFT_OUT, kind, lambda: message, warn=False)
+        return True
+
+    def _kept(
+        self, why: str, kind: str, read: Callable[[], Message], *, failed: bool = False, warn: bool = True
+    ) -> None:
+        """A letter stays for this reason: count it and say it. The first one is read, for a sample."""
+        reason = self.summary.reason(why)
+        reason.count += 1
+        if reason.sample is None:
+            reason.sample = sample(read(), kind)
+        if warn:
+            self._notices.kept(self.summary, why, kind, count=reason.count, failed=failed)
 
 
 class RunClock:

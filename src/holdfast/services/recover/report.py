@@ -175,8 +175,8 @@ def preflight_lines(order: RecoveryOrder, findings: Preflight) -> list[str]:
     alarm = findings.alarm or ("none" if findings.has_management else "not asked")
     depth = f"{findings.depth.ready} messages, {findings.depth.consumers} other consumers"
     lines = [f"Broker: {findings.broker}; alarms: {alarm}"]
-    if order.backup_file:
-        lines.append(f"Backup '{order.backup_file}': its letters are published, no queue is read")
+    if order.from_backup:
+        lines.append(f"Backup '{order.from_backup}': its letters are published, no queue is read")
     else:
         lines.append(f"Queue '{order.dead_queue}': {depth}, type {kind}, delivery limit {limit}{assumed}")
     if order.journal_file:

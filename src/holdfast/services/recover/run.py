@@ -5,7 +5,9 @@ end: given back at once, the broker would deliver them again in a loop. A lost c
 itself; what comes again is recognised by its bytes, so that nothing is counted or published twice that need not be.
 
 Two things go on beside each other and share the `LetterTable`: letters are taken and sent, and outcomes are settled as
-they come in, also while a backup is being synced.
+they come in, also while a backup is being synced. At the end, consuming is cancelled first, because letters given back
+before would be delivered again; those that cannot bear another return go back by a publish; the rest goes back by one
+frame, which keeps their order.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from holdfast.core.message import Address, Outcome, OutcomeKind
+from holdfast.core.message import Address, Delivery, Outcome, OutcomeKind, Outgoing
 from holdfast.core.moments import Backoff
 from holdfast.core.recovery import (
     Preflight,
@@ -29,16 +31,14 @@ from holdfast.core.recovery import (
     may_return,
 )
 from holdfast.core.routes import Mode
-from holdfast.core.selection import LetterFilter
 from holdfast.core.states import RunState
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
+from holdfast.ports.broker import RecoveryBroker
 from holdfast.ports.clock import Clock
 from holdfast.proof import crash_point
-from holdfast.services.recover.ending import Ending
 from holdfast.services.recover.letter_table import LetterTable
-from holdfast.services.recover.limits import Quota, RunClock, unless, wait
-from holdfast.services.recover.report import Notices, sample
-from holdfast.services.recover.source import LetterSource
+from holdfast.services.recover.limits import LimitedRun, unless, wait
+from holdfast.services.recover.report import Notices
 from holdfast.stores.files import Exported, FileBackup
 from holdfast.stores.journal import FileJournal
 
@@ -48,8 +48,6 @@ BATCH_COUNT_MAX = 1_000
 RECONNECT = Backoff(first_s=0.2, delay_s_max=10.0)
 #: How much longer a publish may take than the run: the run's own clocks decide when it is over.
 PUBLISH_SPARE_S = 60.0
-#: Why a letter is kept that a filter left out.
-LEFT_OUT = "left out by --where"
 #: Refusals that concern the exchange, not the letter: the next one would be refused as well.
 EXCHANGE_REFUSALS = frozenset((403, 404))
 REFUSED_COUNT_MAX = 1_000
@@ -57,15 +55,20 @@ TOPIC = "access to topic"
 #: Exchanges that letters name are asked for until there are so many.
 EXCHANGES_COUNT_MAX = 1_000
 ADDRESSES_COUNT_MAX = 1_000
+ANSWER_STEP_S = 0.1
+STEADY_COUNT = 3
+STEADY_STEP_S = 0.1
+STEADY_TIMEOUT_S = 30.0
+HASTY_TIMEOUT_S = 5.0
 
 
-class RecoveryRun:
-    """`await RecoveryRun(source, order, preflight, …).run()`; `stop()` ends it cleanly, `abandon()` at once, still
+class RecoveryRun(LimitedRun):
+    """`await RecoveryRun(broker, order, preflight, …).run()`; `stop()` ends it cleanly, `abandon()` at once, still
     without loss."""
 
     def __init__(
         self,
-        source: LetterSource,
+        broker: RecoveryBroker,
         order: RecoveryOrder,
         preflight: Preflight,
         *,
@@ -74,23 +77,16 @@ class RecoveryRun:
         backup: FileBackup | None = None,
         notices: Notices | None = None,
     ) -> None:
-        self.summary = Summary(dead_queue=order.dead_queue, run=order.run, dry_run=order.dry_run)
-        self.summary.from_backup = bool(order.backup_file)
-        self._source = source
+        super().__init__(order, clock=clock, notices=notices)
+        self._drain, self._publisher = broker.drain, broker.publisher
+        self._redriver, self._inspector = broker.redriver, broker.inspector
         self._preflight = preflight
-        self._table = order.table
-        self._limits = order.limits
-        self._clock = clock
+        self._mode = order.table.mode
         self._journal = journal
         self._backup = backup
-        self._where = LetterFilter(order.where)
-        self._notices = notices or Notices()
-        self._letters = LetterTable(holds=source.holds)
-        self._quota = Quota(order.limits.limit, filters=bool(self._where))
-        self._watch = RunClock(order.limits, asyncio.get_running_loop().time)
-        self._stop: StoppedBy | None = None
-        self._stopping = asyncio.Event()
-        self._abandoned = asyncio.Event()
+        # Letters of a queue are in hand until they are settled or given back; those of a file never are.
+        self._holds = not order.from_backup
+        self._letters = LetterTable(holds=self._holds)
         self._room = asyncio.Event()  # letters have left the window
         self._losses_count = 0  # of connections since the last letter came; each may have returned what we know of
         self._refused: dict[str | Address, str] = {}  # exchanges, or keys of one, that take nothing, and why
@@ -101,31 +97,15 @@ class RecoveryRun:
         self._has_ended = False  # nothing more comes, ever
         self._is_counted = False  # the queue counts returns: it is a quorum queue
         # Nothing is asked of a letter but its route.
-        self._is_plain = not self._where and not order.dry_run and order.table.mode is not Mode.EXCHANGE
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether somebody has asked for the end."""
-        return self._stop is not None
+        self._is_plain = not self._where and not order.dry_run and self._mode is not Mode.EXCHANGE
 
     @property
     def sent_count(self) -> int:
-        """Letters whose confirms are still to come."""
         return len(self._letters.sent)
 
-    def stop(self) -> None:
-        """Take nothing new, wait for the confirms, give the rest back."""
-        self._stop_by(StoppedBy.SIGNAL)
-
     def _stop_by(self, reason: StoppedBy) -> None:
-        self._stop = self._stop or reason
-        self._stopping.set()
+        super()._stop_by(reason)
         self._room.set()
-
-    def abandon(self) -> None:
-        """End now: whatever is unsettled goes back by itself."""
-        self.stop()
-        self._abandoned.set()
 
     async def run(self) -> Summary:
         """Raises RecoveryLocked or another BrokerError when it cannot begin; after that, the summary says all."""
@@ -136,11 +116,11 @@ class RecoveryRun:
             summary.possible_duplicates += doubted
             summary.notes.append(f"{doubted} of the possible duplicates are of an earlier run, which was killed")
         self._watch.start()
-        if self._preflight.alarm or self._source.trouble:
+        if self._preflight.alarm or self._publisher.trouble:
             await self._wait_for_the_alarm()
         if self._stop is None:
             await self._allow()
-            self._notices.started(summary, await self._source.open())
+            self._notices.started(summary, await self._drain.open())
             self._warn()
         try:
             # Whoever says it a second time does not wait for an answer that a silent broker owes us.
@@ -153,7 +133,7 @@ class RecoveryRun:
 
     async def _wait_for_the_alarm(self) -> None:
         """Nothing is taken that could not be published: to give it back would count as a return, run after run."""
-        while self._stop is None and (alarm := await self._source.alarm()):
+        while self._stop is None and (alarm := await self._inspector.alarm()):
             self._notices.waits(self.summary, alarm)
             if self._watch.left_s() <= 0:
                 self._stop_by(StoppedBy.TOTAL)
@@ -162,7 +142,7 @@ class RecoveryRun:
 
     def _warn(self) -> None:
         """Say what was not said yet."""
-        for warning in self._source.warnings[self._warned_count :]:
+        for warning in self._drain.warnings[self._warned_count :]:
             self._warned_count += 1
             self.summary.notes.append(warning)
             self._notices.say(f"Warning: {warning}")
@@ -188,11 +168,12 @@ class RecoveryRun:
             if self._room_count() <= 0 and not self._stop:
                 await wait(self._room, tick_s)
         else:
-            batch = await self._source.take(count_max=room, timeout_s=tick_s)
-            self._has_ended = batch is None
-            if batch:
+            deliveries = await self._drain.take(count_max=room, timeout_s=tick_s)
+            self._has_ended = deliveries is None
+            if deliveries:
                 self._watch.moved()
-                await self._admit(batch)
+                self._redriver.tick()
+                await self._admit(list(map(self._redriver.letter, deliveries)))
         if self._letters.waiting and self._stop is None and not await self._send():
             self._stop_by(StoppedBy.STALL)
         await self._allow()
@@ -212,7 +193,7 @@ class RecoveryRun:
 
     async def _is_over(self) -> StoppedBy | None:
         letters, watch = self._letters, self._watch
-        if trouble := self._source.trouble:
+        if trouble := self._publisher.trouble:
             watch.moved()
             self._notices.waits(self.summary, trouble)
         is_idle = not letters.sent and not letters.waiting
@@ -224,7 +205,7 @@ class RecoveryRun:
         if stopped := watch.is_over(sent=len(letters.sent), waiting=len(letters.waiting)):
             return stopped
         if is_idle and watch.is_quiet():
-            depth = await self._source.depth()
+            depth = await self._drain.depth()
             if watch.is_empty(depth.ready):
                 return StoppedBy.EMPTY
         return None
@@ -234,59 +215,64 @@ class RecoveryRun:
         left = self._quota.left()
         # What a lost connection took from us comes again, and does not count again.
         wanted = None if left is None else left + self._letters.away_count
-        await self._source.allow(wanted, held_count=len(self._letters.held))
+        await self._drain.allow(wanted, held_count=len(self._letters.held))
 
     # Which of them go.
 
     async def _admit(self, batch: Sequence[RunLetter]) -> None:
         crash_point("recover.after_take")
-        now_s, letters, journal = self._watch.now_s(), self._letters, self._journal
+        now_s, letters = self._watch.now_s(), self._letters
         self._losses_count = 0
         if letters.away_count:
             self._settle()  # those of them that are confirmed only wait for their ack, once they come again
         if self._preflight.gives_back_at_tail:
             self._is_counted = self._is_counted or any(letter.returns is not None for letter in batch)
         going: list[RunLetter] = []
-        done: list[RunLetter] = []
+        noted: list[RunLetter] = []
         for letter in batch:
             letter.at_s = now_s
             if letter.redelivered and (known := letters.find(letter)) is not None:
                 if self._came_again(known, now_s):
                     going.append(known)
-                continue
-            if letters.has_put_back and letters.is_put_back(letter):
+            elif letters.has_put_back and letters.is_put_back(letter):
                 self._hold(letter, is_put_back=True)  # counted when it was taken first
-                continue
-            if is_doubtful := letter.redelivered and self._is_forgotten(letter):
+            elif letter.redelivered and self._is_forgotten(letter):
                 self.summary.recovered -= 1
                 self.summary.went(address_text(letter.address), -1)
-            else:
-                if not self._quota.take():
-                    self._hold(letter)  # not one of those that were wanted: it only goes back
-                    continue
-                if letter.redelivered and journal is not None and not self.summary.dry_run:
-                    if journal.recognise(letter.digest):
-                        done.append(letter)
-                        continue
-                    is_doubtful = journal.follows_killed_run
-            if self._may_go(letter):
+                letters.doubtful.add(letter)
+                if self._may_go(letter):
+                    going.append(letter)
+            elif not self._quota.take():
+                self._hold(letter)  # not one of those that were wanted: it only goes back
+            elif letter.redelivered and self._is_noted(letter):
+                noted.append(letter)
+            elif self._may_go(letter):
                 going.append(letter)
-                if is_doubtful:
-                    letters.doubtful.add(letter)
-        if done:
-            self.summary.recognised += len(done)
-            letters.recognise(done)
-            self._ack(done)
+        if noted:
+            self.summary.recognised += len(noted)
+            letters.recognise(noted)
+            self._recover(noted)
         if going:
             await self._add(going)
-        if not self._quota.is_bounded and self._source.holds:
-            depth = await self._source.depth()
+        if not self._quota.is_bounded and self._holds:
+            depth = await self._drain.depth()
             self._quota.starts_with(self._quota.seen_count + depth.untaken + depth.ready)
 
     def _is_forgotten(self, letter: RunLetter) -> bool:
         """Whether it is one that we were done with, as far as anybody can tell: a broker that was lost forgets acks. It
         is published again, and is not recovered until then; of those that are to be taken it is none."""
         return bool(self.summary.interruptions and self.summary.recovered) and self._letters.was_acked(letter)
+
+    def _is_noted(self, letter: RunLetter) -> bool:
+        """Whether a killed run has noted that it is published. If not, that run may have published it all the same."""
+        journal = self._journal
+        if journal is None or self.summary.dry_run:
+            return False
+        if journal.recognise(letter.digest):
+            return True
+        if journal.follows_killed_run:
+            self._letters.doubtful.add(letter)
+        return False
 
     def _came_again(self, letter: RunLetter, now_s: float) -> bool:
         """A letter that a lost connection took from us is back, and goes on where it was; True: it was not sent yet."""
@@ -297,7 +283,7 @@ class RecoveryRun:
             case RunState.CONFIRMED:
                 # Its copy is confirmed and written down: only the ack is missing.
                 self.summary.recognised += 1
-                self._ack_noted([letter])
+                self._recover_noted([letter])
             case RunState.HELD | RunState.PUT_BACK:
                 self._hold(letter)
         return False
@@ -306,12 +292,10 @@ class RecoveryRun:
         summary, route = self.summary, letter.route
         if self._is_plain and route.address is not None and not route.blocked and not self._refused:
             return True
-        if self._where and not self._where.fits(self._source.read(letter), route.type, self._clock.now_us()):
-            summary.filtered += 1
-            self._quota.left_out_count += 1
-            self._keep(letter, LEFT_OUT, warn=False)
+        if self._where and self._is_left_out(self._redriver.read(letter.delivery), route.type):
+            self._hold(letter)
             return False
-        address = letter.address
+        address = route.address
         if address is None:
             summary.skipped += 1
             self._keep(letter, route.why)
@@ -319,7 +303,7 @@ class RecoveryRun:
         if why := route.blocked or self._refused.get(address.exchange) or self._refused.get(address, ""):
             self._fail(letter, why)
             return False
-        if self._table.mode is Mode.EXCHANGE and len(self._addresses) < ADDRESSES_COUNT_MAX:
+        if self._mode is Mode.EXCHANGE and len(self._addresses) < ADDRESSES_COUNT_MAX:
             self._addresses[address] = None
         if summary.dry_run:
             add_planned(summary, route)
@@ -334,14 +318,9 @@ class RecoveryRun:
         self.summary.failed_at(address_text(letter.address))
         self._keep(letter, why, failed=True)
 
-    def _keep(self, letter: RunLetter, why: str, *, failed: bool = False, warn: bool = True) -> None:
+    def _keep(self, letter: RunLetter, why: str, *, failed: bool = False) -> None:
         """It stays in the queue, for this reason."""
-        reason = self.summary.reason(why)
-        reason.count += 1
-        if reason.sample is None:
-            reason.sample = sample(self._source.read(letter), letter.route.type)
-        if warn:
-            self._notices.kept(self.summary, why, letter.route.type, count=reason.count, failed=failed)
+        self._kept(why, letter.route.type, lambda: self._redriver.read(letter.delivery), failed=failed)
         self._hold(letter)
 
     def _hold(self, letter: RunLetter, *, is_put_back: bool = False) -> None:
@@ -351,27 +330,32 @@ class RecoveryRun:
         if not self._letters.hold(letter):
             return
         if may_return(letter.returns or 0, self._preflight.delivery_limit):
-            self._source.forget_body(letter)
-            return
-        if is_put_back:
-            return
-        # Now, not at the end: until then a lost connection or a kill would return it once more.
-        self._letters.put_back([letter])
-        self._source.put_back([letter], self._on_put_back, timeout_s=self._publish_timeout_s())
+            letter.properties = b""
+            self._drain.forget_body(letter.delivery)
+        elif not is_put_back:
+            # Now, not at the end: until then a lost connection or a kill would return it once more.
+            self._letters.put_back([letter])
+            copies = [self._redriver.put_back(letter)]
+            self._publisher.send(copies, self._on_put_back, timeout_s=self._publish_timeout_s())
 
-    def _on_put_back(self, letters: Sequence[RunLetter], outcome: Outcome) -> None:
-        """They are in the queue a second time, with a count that begins anew: the first ones go."""
-        known = self._letters.answered(letters)
-        if not outcome.stored:
+    def _on_put_back(self, copies: Sequence[Outgoing], outcome: Outcome) -> None:
+        known = self._letters.answered([copy.made_from for copy in copies])
+        if outcome.stored:
+            self._was_put_back(known)
+        else:
             self._letters.not_put_back(known)
+
+    def _was_put_back(self, letters: Sequence[RunLetter]) -> None:
+        """They are in the queue a second time, with a count that begins anew: the first ones go."""
+        if not letters:
             return
-        self._letters.was_put_back(known)
-        for letter in known:
-            self._watch.moved()
-            self.summary.put_back += 1
-            if not letter.here or self._source.settle([letter]):
-                # Its delivery was lost before the ack: both are in the queue now, and nobody can tell them apart.
-                self.summary.possible_duplicates += 1
+        self._letters.was_put_back(letters)
+        self._watch.moved()
+        here = [letter for letter in letters if letter.here]
+        done_count = len(here) - len(self._ack(here))
+        self.summary.put_back += len(letters)
+        # Of the others the delivery was lost before the ack: both are in the queue now, nobody can tell them apart.
+        self.summary.possible_duplicates += len(letters) - done_count
 
     # Sending: at the pace that was asked for, into the backup first, and to exchanges that take them.
 
@@ -386,12 +370,20 @@ class RecoveryRun:
         for name in names - self._exchanges:
             if len(self._exchanges) >= EXCHANGES_COUNT_MAX:
                 return
-            why = await self._source.refusal(name)
+            why = await self._refusal(name)
             self._exchanges.add(name)
             if why:
                 self._refused[name] = why
                 for letter in self._letters.refuse(name):
                     self._fail(letter, why)
+
+    async def _refusal(self, exchange: str) -> str:
+        try:
+            return await self._inspector.refusal(exchange)
+        except BrokerError as error:
+            if self._drain.is_connected:
+                return ""  # nobody can say
+            raise BrokerLost(f"exchange '{exchange}' could not be asked for; {error}") from error
 
     async def _send(self) -> bool:
         """What may go now; False when there is no backup of it: then nothing more may be published."""
@@ -405,7 +397,7 @@ class RecoveryRun:
                 self._journal.doubt(len(table.doubtful.intersection(letters)))
             crash_point("recover.before_publish")
             table.send(letters)
-            self._source.send(letters, self._on_outcome, timeout_s=self._publish_timeout_s())
+            self._publisher.send(list(map(_copy, letters)), self._on_outcome, timeout_s=self._publish_timeout_s())
             crash_point("recover.after_publish")
         return True
 
@@ -419,7 +411,7 @@ class RecoveryRun:
         return True
 
     def _exported(self, letter: RunLetter) -> Exported:
-        message = self._source.read(letter)
+        message = self._redriver.read(letter.delivery)
         return Exported(
             exchange=as_utf8(message.exchange),
             routing_key=as_utf8(message.routing_key),
@@ -434,10 +426,10 @@ class RecoveryRun:
 
     # What became of those that were published: what is stored is written down and acked, the others are kept.
 
-    def _on_outcome(self, letters: Sequence[RunLetter], outcome: Outcome) -> None:
-        """Letters that share this outcome."""
+    def _on_outcome(self, copies: Sequence[Outgoing], outcome: Outcome) -> None:
+        """Of letters that share this outcome."""
         table = self._letters
-        known = table.answered(letters)
+        known = table.answered([copy.made_from for copy in copies])
         if not outcome.stored:
             for letter in known:
                 self._not_stored(letter, outcome)
@@ -474,24 +466,25 @@ class RecoveryRun:
         here = [letter for letter in confirmed if letter.here]
         if self._journal is not None:
             crash_point("recover.before_journal")
-            self._journal.doubt(self._source.sent_again_count - self._sent_again_count)
-            self._sent_again_count = self._source.sent_again_count
+            sent_again_count = self._publisher.sent_again
+            self._journal.doubt(sent_again_count - self._sent_again_count)
+            self._sent_again_count = sent_again_count
             self._journal.confirmed([letter.digest for letter in confirmed])
             crash_point("recover.after_journal")
-        self._ack_noted(here)
+        self._recover_noted(here)
         crash_point("recover.after_ack")
         self._watch.moved()
         self._room.set()
 
-    def _ack_noted(self, letters: Sequence[RunLetter]) -> None:
+    def _recover_noted(self, letters: Sequence[RunLetter]) -> None:
         """Noted before it is sent: a note that came later could be missing for an ack that was sent."""
         if self._journal is not None:
             self._journal.acking([letter.digest for letter in letters])
-        self._ack(letters)
+        self._recover(letters)
 
-    def _ack(self, letters: Sequence[RunLetter]) -> None:
-        """They are done; those whose delivery was lost will come again."""
-        done = self._letters.settle(letters, self._source.settle(letters))
+    def _recover(self, letters: Sequence[RunLetter]) -> None:
+        """Ack them, and they are done; those whose delivery was lost will come again."""
+        done = self._letters.settle(letters, self._ack(letters))
         summary = self.summary
         for route, same in groupby(done, key=attrgetter("route")):
             summary.went(address_text(route.address), len(list(same)))
@@ -499,7 +492,11 @@ class RecoveryRun:
         summary.recovered += len(done)
         self._notices.progressed(summary, before)
 
-    # Losing the connection, and the end.
+    def _ack(self, letters: Sequence[RunLetter]) -> Sequence[Delivery]:
+        """The only way out of the queue, through the gate of the table. Answers those that are not in our hands."""
+        return self._drain.ack(self._letters.stored(letters))
+
+    # Losing the connection.
 
     async def _come_back(self, error: BrokerError) -> bool:
         """Connect again; False when the run ends instead."""
@@ -526,7 +523,7 @@ class RecoveryRun:
                 return False
             try:
                 async with asyncio.timeout(watch.left_s()):
-                    if not await unless(self._stopping, self._source.open()):
+                    if not await unless(self._stopping, self._drain.open()):
                         return False
             except TimeoutError:
                 continue
@@ -546,10 +543,31 @@ class RecoveryRun:
             return True
         return False
 
+    # The end. Never raises BrokerError: without a broker, it gives everything back by itself.
+
     async def _end(self) -> None:
-        summary, found = self.summary, self._preflight
-        ending = Ending(self._source, self._letters, summary, self._limits, self._abandoned)
-        unsent_count = await ending.run(found.delivery_limit, settle=self._settle, room=self._room)
+        summary, letters, found = self.summary, self._letters, self._preflight
+        try:
+            if self._abandoned.is_set() or not await self._give_back():
+                self._give_up()
+                await self._drain.abandon()
+        except BrokerError as error:
+            summary.notes.append(f"the broker gave the rest back by itself; {error}")
+            self._give_up()
+            await self._drain.abandon()
+        unsent_count = letters.unsent_count()
+        confirmed = letters.end()
+        for letter in confirmed:
+            # Published, and never acked: its other copy is still in the queue, and nobody will recognise it.
+            summary.recovered += 1
+            summary.went(address_text(letter.address))
+            summary.possible_duplicates += 1
+        if missing := letters.away_count - len(confirmed):
+            summary.notes.append(
+                f"{missing} letters that a lost connection took have not come again; the broker may still count them "
+                "to that connection, look at the queue's unacknowledged messages"
+            )
+        await self._count()
         self._warn()
         if found.gives_back_at_tail and summary.returned and self._is_counted:
             summary.notes.append("letters that were given back are behind newer ones in this quorum queue")
@@ -559,12 +577,104 @@ class RecoveryRun:
                 summary.copies[str(address)] = queues
         if summary.from_backup:  # how many there are is known when the file is read to its end
             summary.found, summary.remaining = summary.remaining or 0, None
-        summary.failure = summary.failure or self._source.failure
         self._quota.seen_count -= unsent_count
         summary.unseen = self._quota.unseen(summary)
-        summary.possible_duplicates += self._source.sent_again_count
+        summary.possible_duplicates += self._publisher.sent_again
         self._watch.end(summary)
         self._notices.ended(summary)
+
+    async def _give_back(self) -> bool:
+        """Everything that is unsettled, in order; False when somebody has no more time for that."""
+        leftovers: list[RunLetter] = []
+
+        async def stop() -> None:
+            leftovers.extend(map(self._redriver.letter, await self._drain.stop(self._is_near_limit)))
+
+        async def release() -> None:
+            self.summary.returned += await self._drain.release_all(others_count=self._preflight.depth.consumers)
+
+        await unless(self._abandoned, stop())
+        await self._await_answers()
+        self._give_up()
+        if self._abandoned.is_set():
+            return False
+        if (limit := self._preflight.delivery_limit) is not None:
+            await self._put_back(self._letters.near_limit(leftovers, limit))
+        return await unless(self._abandoned, release())
+
+    def _is_near_limit(self, delivery: Delivery) -> bool:
+        """Whether it could not bear another return."""
+        limit = self._preflight.delivery_limit
+        if limit is None:
+            return False
+        returns = self._redriver.letter(delivery).returns if delivery.redelivered else None
+        return not may_return(returns or 0, limit)
+
+    async def _await_answers(self) -> None:
+        """Wait for the confirms that are still to come."""
+        deadline_s = self._watch.now_s() + self._limits.stop_timeout_s
+        while self._letters.sent and not self._abandoned.is_set() and (left_s := deadline_s - self._watch.now_s()) > 0:
+            self._room.clear()
+            # In steps: a letter that was put back makes no room.
+            await unless(self._abandoned, wait(self._room, min(ANSWER_STEP_S, left_s)))
+
+    def _give_up(self) -> None:
+        """Nobody knows whether the broker has those that are not answered: they are not acked."""
+        summary = self.summary
+        self._settle()
+        sent, returning = self._letters.give_up()
+        summary.possible_duplicates += len(returning)  # they were being put back, and are counted as kept
+        for letter in sent:
+            summary.unknown += 1
+            summary.possible_duplicates += 1
+            summary.failed_at(address_text(letter.address))
+            summary.reason("unknown: no answer before the end").count += 1
+
+    async def _put_back(self, letters: Sequence[RunLetter]) -> None:
+        """These bear no other return. Nobody waits for the answer to an earlier publish of them any more."""
+        if not letters:
+            return
+        self._letters.put_back(letters, at_end=True)
+        copies = list(map(self._redriver.put_back, letters))
+        outcomes = await self._publisher.publish(copies, timeout_s=self._limits.stop_timeout_s)
+        told = list(zip(letters, outcomes, strict=True))
+        self._letters.not_put_back([letter for letter, outcome in told if not outcome.stored])
+        self.summary.possible_duplicates += sum(outcome.kind is OutcomeKind.UNKNOWN for outcome in outcomes)
+        self._was_put_back([letter for letter, outcome in told if outcome.stored])
+
+    async def _count(self) -> None:
+        """Not for long, once somebody has no more time."""
+        if self._abandoned.is_set() or not await unless(self._abandoned, self._read_depth(STEADY_TIMEOUT_S)):
+            await self._read_depth(HASTY_TIMEOUT_S)
+
+    async def _read_depth(self, timeout_s: float) -> None:
+        """While letters are being given back, a queue says fewer than it has: read until it is steady.
+
+        A busy broker says 0 for seconds. Nobody else consumes: then it must come to say what was given back.
+        """
+        seen: list[int] = []
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    depth = await self._drain.depth()
+                    seen.append(depth.ready)
+                    is_whole = depth.ready >= self.summary.returned or depth.consumers
+                    if depth.is_sure or (
+                        is_whole and len(seen) >= STEADY_COUNT and len(set(seen[-STEADY_COUNT:])) == 1
+                    ):
+                        break
+                    await asyncio.sleep(STEADY_STEP_S)
+        except (BrokerError, TimeoutError) as error:
+            if not seen:
+                self.summary.notes.append(f"how many letters remain could not be read; {str(error) or 'no answer'}")
+        self.summary.remaining = seen[-1] if seen else None
+
+
+def _copy(letter: RunLetter) -> Outgoing:
+    """What is published in its place."""
+    address, delivery = letter.route.address, letter.delivery
+    assert address is not None  # noqa: S101  a letter without an address is held
+    return Outgoing(address.exchange, address.routing_key, letter.properties, delivery.body, letter)
 
 
 def why_not(outcome: Outcome) -> str:

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
 from msgspec import Struct, json
 from msgspec.structs import replace
@@ -18,14 +17,15 @@ from msgspec.structs import replace
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.moments import moment
 from holdfast.core.recovery import RecoveryOrder, RunEnd, Summary
-from holdfast.errors import HoldfastError
+from holdfast.core.routes import FILE_BYTES_MAX, RouteTable, parse_routes
+from holdfast.errors import CannotStart, HoldfastError
 from holdfast.ports.broker import RecoveryBroker
 from holdfast.ports.clock import Clock
+from holdfast.services.recover.limits import LimitedRun, wait
 from holdfast.services.recover.report import Notices, check, preflight_lines
 from holdfast.services.recover.run import RecoveryRun
-from holdfast.services.recover.source import BackupSource, DeadQueueSource, LetterSource
-from holdfast.stores.files import FileBackup, read_backup
-from holdfast.stores.journal import FileJournal, JournalPaths
+from holdfast.stores.files import BackupDrain, FileBackup
+from holdfast.stores.journal import FileJournal
 from holdfast.stores.ledger import Ledger
 from holdfast.telemetry.events import emit
 
@@ -34,6 +34,7 @@ ACTION = "recovery"
 STOP_TIMEOUT_S = 30.0
 NEVER = "neither on_start nor every is set, so it never runs by itself"
 OpenLedger = Callable[[], AbstractAsyncContextManager[Ledger]]
+OnBegin = Callable[[LimitedRun], None]
 
 
 async def recover(
@@ -44,10 +45,10 @@ async def recover(
     journal: FileJournal | None = None,
     backup: FileBackup | None = None,
     notices: Notices | None = None,
-    on_begin: Callable[[RecoveryRun], None] = lambda run: None,
+    on_begin: OnBegin = lambda run: None,
 ) -> Summary:
-    """From the queue, or from the backup that was named. Raises RecoveryRefused, RecoveryLocked or another BrokerError
-    when it cannot begin, CannotStart when there is no such file."""
+    """From the queue, or from the backup that was named; the journal is told how it ended. Raises RecoveryRefused,
+    RecoveryLocked or another BrokerError when it cannot begin, CannotStart when there is no such file."""
     notices = notices or Notices()
     notices.beginning()
     preflight = await broker.inspector.preflight(order.table)
@@ -59,13 +60,29 @@ async def recover(
             "added behind them, and --from-backup will publish all"
         )
     check(order, preflight)
-    source: LetterSource = DeadQueueSource(broker, preflight)
-    if order.backup_file:
-        source = BackupSource(broker, read_backup(Path(order.backup_file)), order.limits)
-    order = replace(order, run=order.run or new_run())
-    run = RecoveryRun(source, order, preflight, clock=clock, journal=journal, backup=backup, notices=notices)
+    file: BackupDrain | None = None
+    if order.from_backup:
+        file = BackupDrain(Path(order.from_backup), bytes_max=order.limits.window_bytes_max)
+        broker = replace(broker, drain=file)
+    run = RecoveryRun(broker, order, preflight, clock=clock, journal=journal, backup=backup, notices=notices)
     on_begin(run)
-    return await run.run()
+    summary = await run.run()
+    if file is not None:
+        summary.failure = summary.failure or file.failure
+    if journal is not None:
+        journal.end = how_it_ended(summary, has_broker=not broker.has_trouble, is_lost=broker.drain.is_lost)
+    return summary
+
+
+def read_routes(path: Path) -> RouteTable:
+    """A routes file. Raises CannotStart when it cannot be read, Invalid when it says what cannot be."""
+    try:
+        data = path.read_bytes() if path.stat().st_size <= FILE_BYTES_MAX else None
+    except OSError as error:
+        raise CannotStart(f"routes file cannot be read; '{path}': {error.strerror or error}") from error
+    if data is None:
+        raise CannotStart(f"routes file is invalid; '{path}' has more than {FILE_BYTES_MAX} bytes")
+    return parse_routes(data, source=str(path))
 
 
 def new_run() -> str:
@@ -73,13 +90,15 @@ def new_run() -> str:
     return uuid.uuid4().hex[:16]
 
 
-class RunRecord(Struct, frozen=True, kw_only=True):
-    """What is known of a run before it begins. `source` is the broker or the storage, without any login."""
-
-    run: str
-    by: str
-    dead_queue: str
-    source: str
+def how_it_ended(summary: Summary, *, has_broker: bool, is_lost: bool) -> RunEnd:
+    """What a killed run left ends when nothing of it can be in the queue any more; in any doubt it may be."""
+    if is_lost:
+        return RunEnd.LOST
+    is_all_seen = summary.recovered + summary.kept >= summary.found and not summary.unseen
+    if not is_all_seen or summary.failure or not has_broker or (summary.remaining or 0) > summary.kept:
+        # What is left may be letters whose acks were lost with a connection, also when the run went on with another.
+        return RunEnd.LOST if summary.interruptions else RunEnd.PARTLY
+    return RunEnd.KEPT if summary.remaining or summary.kept else RunEnd.WHOLE
 
 
 class _Detail(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -97,7 +116,7 @@ class _Detail(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 async def recorded(
-    entry: RunRecord, run: Callable[[], Awaitable[Summary]], *, ledger: OpenLedger, clock: Clock
+    order: RecoveryOrder, run: Callable[[], Awaitable[Summary]], *, ledger: OpenLedger, clock: Clock
 ) -> Summary:
     """Run it and record it, also when it raises. A row that cannot be written does not undo what was recovered: it is
     logged, and the summary says so."""
@@ -113,58 +132,17 @@ async def recorded(
         raise
     finally:
         try:
+            counts = summary or Summary()
+            same = {name: getattr(counts, name) for name in _Detail.__struct_fields__ if hasattr(counts, name)}
+            same |= {"run": order.run, "began_at": moment(began_us), "ended_at": moment(clock.now_us())}
+            detail = json.encode(_Detail(**same)).decode()
+            act = LedgerAct(actor=order.by, action=ACTION, origin=order.origin, reason=reason, detail=detail)
             async with ledger() as opened:
-                await record_run(
-                    opened, entry, summary, reason=reason, outcome=outcome, began_us=began_us, ended_us=clock.now_us()
-                )
+                await opened.append(act, outcome=outcome, queue=order.dead_queue, count=counts.recovered)
         except HoldfastError as error:
-            emit("recovery.unrecorded", queue=entry.dead_queue, error=error.message)
+            emit("recovery.unrecorded", queue=order.dead_queue, error=error.message)
             if summary is not None:
                 summary.notes.append(f"this run is not in the ledger; {error.message}")
-
-
-async def record_run(
-    ledger: Ledger,
-    entry: RunRecord,
-    summary: Summary | None,
-    *,
-    reason: str,
-    outcome: str,
-    began_us: int,
-    ended_us: int,
-) -> None:
-    """Append the row of a run. Raises what the ledger raises; then there is no row."""
-    counts = summary or Summary()
-    detail = _Detail(
-        run=entry.run,
-        began_at=moment(began_us),
-        ended_at=moment(ended_us),
-        dry_run=counts.dry_run,
-        found=counts.found,
-        recovered=counts.recovered,
-        failed=counts.failed,
-        skipped=counts.skipped,
-        filtered=counts.filtered,
-        possible_duplicates=counts.possible_duplicates,
-        remaining=counts.remaining,
-    )
-    act = LedgerAct(
-        actor=entry.by, action=ACTION, origin=entry.source, reason=reason, detail=json.encode(detail).decode()
-    )
-    await ledger.append(act, outcome=outcome, queue=entry.dead_queue, count=counts.recovered)
-
-
-class StoppableRun(Protocol):
-    """A run that can be asked to end."""
-
-    def stop(self) -> None:
-        """Nothing new; what is under way is finished."""
-
-    def abandon(self) -> None:
-        """End now, still without loss."""
-
-
-OnBegin = Callable[[StoppableRun], None]
 
 
 class ScheduledRecovery(Struct, frozen=True, kw_only=True):
@@ -184,7 +162,7 @@ class RecoverySchedule:
         self._kept = [scheduled for scheduled in recoveries if scheduled.on_start or scheduled.every_s]
         self._idle = [scheduled for scheduled in recoveries if scheduled not in self._kept]
         self._stopped = asyncio.Event()
-        self._running: set[StoppableRun] = set()
+        self._running: set[LimitedRun] = set()
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
@@ -219,14 +197,17 @@ class RecoverySchedule:
     async def _keep(self, scheduled: ScheduledRecovery) -> None:
         if scheduled.on_start:
             await self.run_once(scheduled)
-        while scheduled.every_s and not await self._stops_within(scheduled.every_s):
+        while scheduled.every_s:
+            await wait(self._stopped, scheduled.every_s)
+            if self._stopped.is_set():
+                return
             await self.run_once(scheduled)
 
     async def run_once(self, scheduled: ScheduledRecovery) -> Summary | None:
         """One run; none when it failed, which is logged."""
-        begun: list[StoppableRun] = []
+        begun: list[LimitedRun] = []
 
-        def on_begin(run: StoppableRun) -> None:
+        def on_begin(run: LimitedRun) -> None:
             begun.append(run)
             self._running.add(run)
             if self._stopped.is_set():
@@ -241,49 +222,3 @@ class RecoverySchedule:
         finally:
             self._running.difference_update(begun)
         return None
-
-    async def _stops_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopped.wait()
-        except TimeoutError:
-            return False
-        return True
-
-
-class OpenJournal:
-    """The journals of one run while it runs; it says with `ended` how it leaves its queue."""
-
-    def __init__(self, journal: FileJournal | None) -> None:
-        self.journal = journal
-        self.end = RunEnd.BROKEN
-
-    def ended(self, summary: Summary, broker: RecoveryBroker) -> Summary:
-        """It came to its end."""
-        self.end = how_it_ended(summary, has_broker=not broker.has_trouble, is_lost=broker.drain.is_lost)
-        return summary
-
-
-@contextmanager
-def kept_journal(places: JournalPaths | None, order: RecoveryOrder) -> Iterator[OpenJournal]:
-    """None: a run that takes nothing away. Raises CannotStart."""
-    if places is None:
-        yield OpenJournal(None)
-        return
-    journal = places.open(run=order.run)
-    keeping = OpenJournal(journal)
-    try:
-        yield keeping
-    finally:
-        journal.close(keeping.end)
-
-
-def how_it_ended(summary: Summary, *, has_broker: bool, is_lost: bool) -> RunEnd:
-    """What a killed run left ends when nothing of it can be in the queue any more; in any doubt it may be."""
-    if is_lost:
-        return RunEnd.LOST
-    is_all_seen = summary.recovered + summary.kept >= summary.found and not summary.unseen
-    if not is_all_seen or summary.failure or not has_broker or (summary.remaining or 0) > summary.kept:
-        # What is left may be letters whose acks were lost with a connection, also when the run went on with another.
-        return RunEnd.LOST if summary.interruptions else RunEnd.PARTLY
-    return RunEnd.KEPT if summary.remaining or summary.kept else RunEnd.WHOLE

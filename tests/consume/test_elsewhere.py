@@ -1,0 +1,35 @@
+"""The same suite, its core, on PostgreSQL and on a server of ours over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.consume import test_consume as suite
+from tests.consume.brokers import BrokerUnderTest, EmbeddedUnderTest
+from tests.faults.serving import TOKEN, serving
+from tests.support.postgres import Cluster
+
+test_attempts = suite.test_attempts_is_how_often_the_handler_runs_then_it_is_parked
+test_success_later = suite.test_a_failure_that_passes_is_a_success_later
+test_permanent_errors = suite.test_a_permanent_error_parks_at_once
+test_neighbours = suite.test_one_bad_message_takes_no_neighbour_along
+test_stop = suite.test_a_stop_lets_running_handlers_end_and_takes_nothing_new
+test_given_back = suite.test_what_is_not_done_when_the_stop_is_over_goes_back
+
+
+@pytest.fixture(params=["http", pytest.param("postgres", marks=pytest.mark.postgres)])
+async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BrokerUnderTest]:
+    """A server as a process of its own, or a database."""
+    if request.param == "http":
+        async with serving(f"sqlite:///{tmp_path}/data", tmp_path) as server:
+            await server.start()
+            yield EmbeddedUnderTest(server.address, token=TOKEN)
+        return
+    cluster: Cluster = request.getfixturevalue("postgres")
+    name = f"consume_{uuid4().hex}"
+    yield EmbeddedUnderTest(cluster.create_database(name))
+    cluster.drop_database(name)

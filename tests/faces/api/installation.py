@@ -1,0 +1,49 @@
+"""A server's application over an embedded queue and a vault, in this process, for the tests of /admin."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from holdfast.faces.api.authenticator import token_hash
+from holdfast.faces.api.server import make_app
+from holdfast.services.queue.queues import Queues
+from holdfast.services.vault.admin import VaultApp
+from holdfast.settings import Settings, StorageSettings
+from holdfast.wiring import open_service, open_vault_app
+from tests.vault.letters import ACT, letter
+
+TOKEN = "the-admin-token"
+
+
+class AdminInstallation:
+    """The application, with a client for each role."""
+
+    def __init__(self, app: Any, vault_app: VaultApp, queues: Queues) -> None:
+        self.app = app
+        self.vault_app = vault_app
+        self.queues = queues
+
+    def client(self, token: str = TOKEN) -> httpx2.AsyncClient:
+        """A client with a token; the empty one sends none."""
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        transport = httpx2.ASGITransport(app=self.app)
+        return httpx2.AsyncClient(transport=transport, base_url="http://localhost", headers=headers)
+
+    async def put(self, *bodies: bytes) -> list[int]:
+        """Letters, straight into the vault."""
+        return [one.letter for one in await self.vault_app.vault.letters.put([letter(body) for body in bodies], ACT)]
+
+
+@asynccontextmanager
+async def open_installation(folder: Path, **more: Any) -> AsyncIterator[AdminInstallation]:
+    """An installation with its data in a folder; `more` are settings."""
+    url = f"sqlite:///{folder}/data"
+    settings = Settings(storages=(StorageSettings(name="default", url=url),), data_folder=folder, **more)
+    async with open_service({"default": url}) as service, open_vault_app(settings, Queues(service)) as vault_app:
+        app = make_app(service, admin_token_hash=token_hash(TOKEN), version="0", vault_app=vault_app)
+        yield AdminInstallation(app, vault_app, Queues(service))

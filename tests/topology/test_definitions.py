@@ -1,0 +1,89 @@
+"""Export and import: what comes back is the same model, and what the broker ignored in silence is said."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.core.topology.definitions import Definitions, from_definitions
+from holdfast.core.topology.diff import DifferenceKind
+from holdfast.core.topology.model import Binding, Exchange, Policy, Queue, topology
+from holdfast.errors import BrokerRefused, Invalid
+from tests.support.amqp import Admin
+from tests.topology.topologies import EXAMPLES, broker, example, topologies
+
+pytestmark = pytest.mark.rabbitmq
+
+
+async def test_the_definitions_that_ship_are_imported_and_are_the_example(every_admin: Admin) -> None:
+    data = (EXAMPLES / "media.definitions.json").read_bytes()
+    given = from_definitions(data, vhost=every_admin.vhost, source="media")
+    async with topologies(every_admin) as service:
+        done = await service.import_definitions(given)
+        assert done.remaining == ()
+        assert len(done.created) == 17 + 22 + 24
+        assert (await service.check(example("media"))).is_clean
+        assert (await service.import_definitions(given)).created == ()
+
+
+async def test_what_is_exported_is_what_the_brokers_own_export_says(every_admin: Admin) -> None:
+    node, vhost = every_admin.node, every_admin.vhost
+    odd = 'größe/ "1" #'
+    await every_admin.quorum_queue(odd, **{"x-dead-letter-exchange": ""})
+    await every_admin.exchange(odd, "headers")
+    await every_admin.bind(odd, odd, "key with spaces")
+    await every_admin.queue("plain", **{"x-max-length": 2**40})
+    node.api("PUT", f"/policies/{vhost}/p", {"pattern": "^pl", "definition": {"max-length": 7}, "apply-to": "queues"})
+    async with topologies(every_admin) as service:
+        ours = msgspec.json.encode(await service.export())
+    theirs = node.api("GET", f"/definitions/{vhost}").content
+    model = from_definitions(ours, vhost=vhost, source="ours").topology
+    assert model == from_definitions(theirs, vhost=vhost, source="theirs").topology
+    assert model.queue(odd) is not None
+    async with Admin.open(node, f"{vhost}-copy") as copy, topologies(copy) as service:
+        given = from_definitions(ours, vhost=copy.vhost, source="ours")
+        assert (await service.import_definitions(given, accept_hazards=True)).remaining == ()
+        again = from_definitions(msgspec.json.encode(await service.export()), vhost=copy.vhost, source="copy")
+        assert again.topology == model
+
+
+async def test_what_the_broker_ignores_in_silence_is_named(every_admin: Admin) -> None:
+    await every_admin.queue("q", **{"x-max-priority": 3})
+    await every_admin.exchange("x", "direct")
+    wanted = topology(
+        exchanges=[Exchange(name="x", type="topic")],
+        queues=[Queue(name="q", arguments={"x-max-priority": 5}), Queue(name="new")],
+        bindings=[Binding(source="x", destination="q", key="k")],
+        policies=[Policy(name="p", pattern="^new$", definition={"max-length": 7}, apply_to="queues")],
+    )
+    async with topologies(every_admin) as service:
+        done = await service.import_definitions(Definitions(topology=wanted))
+        assert set(done.created) == {"queue new", "policy p", "binding x → queue q by 'k'"}
+        assert {(d.kind, d.name) for d in done.remaining} == {
+            (DifferenceKind.DIFFERENT, "x"),
+            (DifferenceKind.DIFFERENT, "q"),
+        }
+        assert "x-max-priority is 3, wanted 5" in " ".join(map(str, done.remaining))
+        changed = msgspec.structs.replace(wanted.policies[0], priority=4)
+        done = await service.import_definitions(
+            Definitions(topology=msgspec.structs.replace(wanted, policies=(changed,)))
+        )
+        assert "policy" not in {d.what for d in done.remaining}
+
+
+async def test_a_bad_import_changes_nothing(every_admin: Admin) -> None:
+    unsafe = topology(queues=[Queue(name="q", arguments={"x-message-ttl": 5})])
+    loose = topology(
+        exchanges=[Exchange(name="x")], queues=[Queue(name="q")], bindings=[Binding(source="x", destination="gone")]
+    )
+    strange = topology(queues=[Queue(name="q", arguments={"x-max-priority": "many"})])
+    async with broker(every_admin) as found, topologies(every_admin) as service:
+        with pytest.raises(Invalid, match="definitions are unsafe; 'q': what expires in it is deleted"):
+            await service.import_definitions(Definitions(topology=unsafe))
+        with pytest.raises(Invalid, match="queue 'gone' is neither in the file nor there"):
+            await service.import_definitions(Definitions(topology=loose))
+        with pytest.raises(BrokerRefused, match="definitions were refused"):
+            await service.import_definitions(Definitions(topology=strange))
+        assert (await found.read()).declared == topology()
+        done = await service.import_definitions(Definitions(topology=unsafe), accept_hazards=True)
+        assert [hazard.name for hazard in done.hazards] == ["q"]
