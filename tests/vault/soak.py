@@ -13,7 +13,7 @@ from holdfast.wiring import open_vault_app
 from tests.support.amqp import Admin, headers_of
 from tests.support.rabbitmq import running_node
 from tests.vault.brokers import DLQ, MAIN, dead, send
-from tests.vault.forks import Forks
+from tests.vault.worker import work
 
 POINTS = {
     "capture": ("capture.before_put", "vault.after_put", "capture.before_ack", "capture.after_ack"),
@@ -41,11 +41,10 @@ async def random_kills(*, kills: int, seed: int, vault: str = "") -> dict[str, A
                 "HOLDFAST_BROKER": node.url("custody-soak"),
                 "HOLDFAST_DEAD_QUEUES": DLQ,
             }
-            async with Forks() as forks:
-                return await _rounds(admin, forks, env, chance, kills)
+            return await _rounds(admin, env, chance, kills)
 
 
-async def _rounds(admin: Admin, forks: Forks, env: dict[str, str], chance: random.Random, kills: int) -> dict[str, Any]:
+async def _rounds(admin: Admin, env: dict[str, str], chance: random.Random, kills: int) -> dict[str, Any]:
     sent: Counter[bytes] = Counter()
     arrived: Counter[bytes] = Counter()
     killed: Counter[str] = Counter()
@@ -62,8 +61,7 @@ async def _rounds(admin: Admin, forks: Forks, env: dict[str, str], chance: rando
                 # No lease outlives its process.
                 env["HOLDFAST_CLOCK_OFFSET_S"] = str(1000 * (killed.total() + ages + run))
                 at, after_s = _end(kind, chance) if run < KILLED_RUNS_MAX else ("", 0.0)
-                given = {**env, "TEST_ROUND": str(ages), "HOLDFAST_CRASH_AT": at}
-                if not await forks.work(kind, given, kill_after_s=after_s):
+                if not await work(kind, {**env, "TEST_ROUND": str(ages)}, at, kill_after_s=after_s):
                     break
                 killed[at.partition(":")[0] or f"{kind} at any moment"] += 1
         for delivery in await admin.drain(MAIN, await admin.count(MAIN)):

@@ -12,16 +12,15 @@ import pytest
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.engines.postgres.database import SCHEMA
-from holdfast.proof.process import child_process, python_argv
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import load_settings
 from holdfast.wiring import open_vault_app
 from tests.support.amqp import Admin, headers_of
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import DLQ, MAIN, bodies, dead, send
+from tests.vault.worker import work
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.postgres]
-ROOT = Path(__file__).parents[2]
 CAPTURE = ["capture.before_put", "vault.after_put", "capture.before_ack", "capture.after_ack"]
 REDRIVE = ["vault.after_lease", "redrive.before_publish", "redrive.after_confirm", "vault.after_settle"]
 #: Equal twins among them, and one id for all.
@@ -55,14 +54,6 @@ def environment(request: pytest.FixtureRequest, admin: Admin, tmp_path: Path, st
         "HOLDFAST_BROKER": admin.node.url(admin.vhost),
         "HOLDFAST_DEAD_QUEUES": DLQ,
     }
-
-
-async def work(kind: str, environment: dict[str, str], crash_at: str = "") -> int:
-    env = {**environment, "HOLDFAST_CRASH_AT": crash_at}
-    async with child_process(python_argv("tests.vault.worker", kind), env=env, cwd=ROOT) as child:
-        code = await child.wait()
-        assert code in (0, -9), child.stderr.tail
-        return code
 
 
 async def check_ledger(vault_app: VaultApp) -> None:

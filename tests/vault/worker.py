@@ -6,17 +6,36 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.plan import PlanOptions, RedriveState
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
+from holdfast.proof.process import ChildFailed, child_process, python_argv
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Settings, load_settings
 from holdfast.wiring import open_vault_app
 from tests.vault.brokers import ADMIN, DLQ
 
+ROOT = Path(__file__).parents[2]
 ACT = LedgerAct(actor="worker", action="redrives.start")
+
+
+async def work(kind: str, environment: dict[str, str], crash_at: str = "", *, kill_after_s: float = 0.0) -> int:
+    """Run one to its end, which is its own or a SIGKILL: at a crash point, or so long after it has begun to work."""
+    env = {**environment, "HOLDFAST_CRASH_AT": crash_at}
+    async with child_process(python_argv("tests.vault.worker", kind), env=env, cwd=ROOT) as child:
+        if kill_after_s:
+            await child.wait_line("at work")
+            try:
+                code = await child.wait(timeout_s=kill_after_s)
+            except ChildFailed:
+                code = await child.kill()
+        else:
+            code = await child.wait()
+        assert code in (0, -9), child.stderr.tail
+        return code
 
 
 async def capture(vault_app: VaultApp) -> None:
@@ -42,6 +61,7 @@ async def redrive(vault_app: VaultApp) -> None:
 async def main(kind: str) -> None:
     """One piece of work, by the settings of the environment."""
     settings: Settings = load_settings(serving=False)
+    print("at work", flush=True)  # noqa: T201
     async with open_vault_app(settings, None) as vault_app:
         await {"capture": capture, "redrive": redrive}[kind](vault_app)
 
