@@ -142,13 +142,15 @@ def command(
     *,
     example: str,
     shared: tuple[inspect.Parameter, ...] = SHARED,
-    **given: CommandOption,
+    options: Mapping[str, CommandOption] | None = None,
+    **more: CommandOption,
 ) -> Callable[[B], B]:
     """Register an async function as a command; its docstring is the help, `example` is shown below it.
 
     Its parameters after the context are its options. With a `request`, the fields that are given are options too, in
-    their order, and what they make is the function's second parameter.
+    their order (`options` are those that several commands have), and what they make is the function's second parameter.
     """
+    given = {**more, **(options or {})}
 
     def register(body: B) -> B:
         _context, *own = inspect.signature(body, eval_str=True).parameters.values()
@@ -207,7 +209,7 @@ def asks(
             return show(context.out, asked, reply)
 
         body.__doc__ = show.__doc__
-        command(app, word, request, example=example, shared=shared, **given)(body)
+        command(app, word, request, example=example, shared=shared, options=given)(body)
         return show
 
     return register

@@ -93,7 +93,7 @@ def named(filters: requests.Filter) -> requests.Filter:
     requests.SearchLetters,
     example="holdfast letters list --queue orders.dlq --state captured --limit 20",
     limit=LIMIT,
-    **FILTERS,
+    options=FILTERS,
 )
 async def list_letters(context: CommandContext, asked: requests.SearchLetters) -> None:
     """List letters, newest first; all of the given conditions must fit."""
@@ -259,7 +259,7 @@ def _action(word: str, state: requests.State, request: type[requests.ActionReque
         "are changed, or none."
     )
     example = f"holdfast letters {word} --group 3f2a9c0d1e4b5a68 --count 12 --reason 'test data'"
-    command(app, word, requests.Filter, example=example, **FILTERS)(act)
+    command(app, word, requests.Filter, example=example, options=FILTERS)(act)
 
 
 async def _only_counted(
@@ -289,7 +289,7 @@ _action("resolve", "redriven", requests.ResolveLetters)
     "export",
     requests.ExportLetters,
     example="holdfast letters export --queue orders.dlq > letters.jsonl",
-    **FILTERS,
+    options=FILTERS,
 )
 async def export(context: CommandContext, asked: requests.ExportLetters) -> None:
     """Write letters as JSON Lines, byte for byte: bodies and raw properties are base64."""
@@ -309,7 +309,7 @@ async def export(context: CommandContext, asked: requests.ExportLetters) -> None
     "plan",
     requests.Filter,
     example="holdfast plan --queue orders.dlq --error Timeout --max-per-s 100",
-    **FILTERS,
+    options=FILTERS,
 )
 async def plan(
     context: CommandContext,
