@@ -56,6 +56,8 @@ Config = Annotated[
         help="The configuration file; ./holdfast.toml if it is there. Also HOLDFAST_CONFIG.", rich_help_panel=PANEL
     ),
 ]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info (default), warning or error.", show_default=False)]
+LogFormat = Annotated[str | None, typer.Option(help="json (default) or text.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, errors as JSON on stderr.", rich_help_panel=PANEL)]
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY

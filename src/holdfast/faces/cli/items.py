@@ -23,7 +23,7 @@ from holdfast.errors import HoldfastError, Invalid, NothingToLease, QueueMissing
 from holdfast.faces.cli import groups
 from holdfast.faces.cli.command import CommandOption, command, duration, parse_moment
 from holdfast.faces.cli.context import CommandContext, CommandFailed, ExitCode, partly_done
-from holdfast.faces.cli.output import add_row, filled_table, plural, preview, table
+from holdfast.faces.cli.output import filled_table, plural, preview, table
 from holdfast.faces.cli.progress import meter
 from holdfast.faces.cli.queues import NAME, Name
 from holdfast.services.queue.queues import REQUEST_TIMEOUT
@@ -167,10 +167,7 @@ async def extend(context: CommandContext, asked: requests.ExtendRequest) -> None
         replies = await in_batches(asked.ids, lambda ids: client.call(replace(asked, ids=ids)), done="extended")
     extended = [item for reply in replies for item in reply.items]
     context.out.document(requests.ExtendReply(extended))
-    shown = table("id", "leased until")
-    for item in extended:
-        add_row(shown, item.id, item.lease_deadline)
-    context.out.show(shown)
+    context.out.show(table(("id", "leased until"), [(item.id, item.lease_deadline) for item in extended]))
 
 
 async def in_batches(items: list[T], call: Callable[[list[T]], Awaitable[R]], *, done: str) -> list[R]:

@@ -119,6 +119,12 @@ class Output:
             sys.stdout.buffer.write(_encoder.encode_lines(values))
             sys.stdout.buffer.flush()
 
+    def announce(self, text: str) -> None:
+        """What a program that goes on has begun, as it stands; as JSON one line."""
+        self.document({"announcement": text})
+        if not self.as_json:
+            typer.echo(text)
+
     def say(self, text: str) -> None:
         """A sentence for people; nothing as JSON."""
         if not self.as_json:
@@ -167,8 +173,10 @@ def forget_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def table(*columns: str, title: str = "", whole: Collection[str] = WHOLE) -> Table:
-    """An empty table. A column that begins with `#` holds numbers or durations and is right-aligned.
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", whole: Collection[str] = WHOLE
+) -> Table:
+    """A table of these rows. A column that begins with `#` holds numbers or durations and is right-aligned.
 
     On a narrow terminal numbers and the `whole` columns stay as they are; the others fold.
     """
@@ -188,6 +196,8 @@ def table(*columns: str, title: str = "", whole: Collection[str] = WHOLE) -> Tab
             no_wrap=is_number or name in whole,
             overflow="fold",
         )
+    for row in rows:
+        add_row(made, *row)
     return made
 
 
@@ -201,10 +211,8 @@ def filled_table(
     """A table of these rows without the columns in which nothing stands."""
     texts = [[shown(cell) for cell in row] for row in rows]
     kept = [index for index in range(len(columns)) if not texts or any(row[index] != NOTHING for row in texts)]
-    made = table(*(columns[index] for index in kept), title=title, whole=whole)
-    for row in texts:
-        made.add_row(*(Text(row[index]) for index in kept))
-    return made
+    filled = [[Text(row[index]) for index in kept] for row in texts]
+    return table([columns[index] for index in kept], filled, title=title, whole=whole)
 
 
 def add_row(to: Table, *cells: object, style: str = "") -> None:

@@ -204,8 +204,7 @@ def _info_table(found: QueueInfo) -> Table:
     places: dict[str, int] = {}
     for partition in found.partitions:
         places[partition.storage] = places.get(partition.storage, 0) + 1
-    shown = table("queue", found.queue_name)
-    for what, value in (
+    rows = (
         ("lease timeout", found.lease_timeout),
         ("expire timeout", found.expire_timeout),
         ("max attempts", found.max_attempts or "no limit"),
@@ -216,18 +215,15 @@ def _info_table(found: QueueInfo) -> Table:
         ("partitions", ", ".join(f"{count} in {storage}" for storage, count in places.items())),
         ("created", found.created_at),
         ("updated", found.updated_at),
-    ):
-        add_row(shown, what, value)
-    return shown
+    )
+    return table(("queue", found.queue_name), rows)
 
 
 def _stats_table(reply: requests.StatsReply) -> Table:
     partitions = reply.partitions
     failing = ["#failures"] if any(p.failures for p in partitions) else []
-    shown = table(
-        "#partition", "#queued", "#leased", "#scheduled", "#dying", "#overdue", *failing, "#age", "#leased for",
-        title=reply.queue_name,
-    )  # fmt: skip
+    counted = ("#partition", "#queued", "#leased", "#scheduled", "#dying", "#overdue", *failing)
+    shown = table((*counted, "#age", "#leased for"), (), title=reply.queue_name)
     number_count = 6 if failing else 5
     for p in partitions:
         ages = readable(p.average_age), readable(p.average_leased_age)
