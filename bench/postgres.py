@@ -19,7 +19,7 @@ import psycopg
 import uvloop
 
 from bench.rounds import ROUNDS_MIN, Target, report, run
-from holdfast.core.item import NewItem, PartitionPlace, QueueRecord
+from holdfast.core.item import NewItem, PartitionInfo, QueueRecord
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.ports.queue_store import Complete, DeathRules, LeasedItems, LeaseItems, Produce, QueueStore
 from tests.support.postgres import running_cluster
@@ -87,7 +87,7 @@ async def open_queue(storage: PostgresStorage) -> QueueStore:
     """A queue on the storage."""
     await storage.open()
     record = QueueRecord(
-        name="bench", lease_timeout_us=LEASE_US, expire_timeout_us=HOUR_US, partitions=(PartitionPlace(0, "bench"),)
+        name="bench", lease_timeout_us=LEASE_US, expire_timeout_us=HOUR_US, partitions=(PartitionInfo(0, "bench"),)
     )
     record = await storage.catalog().change("bench", dead_queue="", decide=lambda _, now: record)
     store = storage.queue_store(record, [0])

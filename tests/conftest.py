@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.folders import memory_place
 from tests.support.postgres import Cluster, running_cluster
 from tests.support.rabbitmq_cluster import RabbitCluster, cluster_versions, running_rabbitmq_cluster
 from tests.support.rabbitmq_fixtures import admin, every_admin, every_node, node, nodes
@@ -70,7 +71,7 @@ def _rank(item: pytest.Item) -> int:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Cluster]:
     """The PostgreSQL of this run. A test that stops or kills one makes its own: `running_cluster()`."""
-    with running_cluster() as cluster:
+    with running_cluster(memory=memory_place()) as cluster:
         yield cluster
 
 

@@ -339,7 +339,7 @@ async def open_vault_app(
     async with AsyncExitStack() as stack:
         database, place = _vault_database(url, time_source), Location.parse(url)
         grouped = load_fingerprint(settings.fingerprint)
-        vault, key = await stack.enter_async_context(_opened_vault(settings, database, url, time_source))
+        vault = await stack.enter_async_context(_opened_vault(settings, database, url, time_source))
         blobs: Blobs | None = None
         if beside := settings.vault_blobs or (str(place.folder / "vault-blobs") if place.folder else None):
             blobs = await stack.enter_async_context(open_blobs(beside))
@@ -349,7 +349,7 @@ async def open_vault_app(
         if queues is not None:
             brokers.append(QueueBroker(queues, clock=time_source, grouped=grouped, retries=_retries(settings)))
         custody = Custody(vault, brokers, clock=time_source, blobs=blobs)
-        app = VaultApp(custody, key=key, blobs=blobs, redrive_role=Role[settings.redrive_role.upper()])
+        app = VaultApp(custody, blobs=blobs, redrive_role=Role[settings.redrive_role.upper()])
         await app.tokens.load()
         stack.push_async_callback(app.close)
         yield app
@@ -380,21 +380,19 @@ async def open_ledger(settings: Settings, url: str, *, clock: Clock) -> AsyncIte
 @asynccontextmanager
 async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIterator[Vault]:
     """The vault at a URL, without brokers. Raises CannotStart."""
-    async with _opened_vault(settings, _vault_database(url, clock), url, clock) as (vault, _):
+    async with _opened_vault(settings, _vault_database(url, clock), url, clock) as vault:
         yield vault
 
 
 @asynccontextmanager
-async def _opened_vault(
-    settings: Settings, database: Database, url: str, clock: Clock
-) -> AsyncIterator[tuple[Vault, bytes]]:
-    """The vault and the key of its ledger, which belong together."""
+async def _opened_vault(settings: Settings, database: Database, url: str, clock: Clock) -> AsyncIterator[Vault]:
+    """The vault, with the key of its ledger."""
     key = await _chain_key(settings, url, clock)
     vault = Vault(database, key=key, clock=clock)
     await _open(vault)
     try:
         await _check_key(vault, key)
-        yield vault, key
+        yield vault
     finally:
         await vault.close()
 

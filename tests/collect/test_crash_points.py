@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.proof.crash import crash_points
-from holdfast.proof.process import child_process, python_argv
+from holdfast.proof.process import python_argv
 from tests.collect.invariants import check_folder
 from tests.collect.worker import play
+from tests.support.forking import forked_process
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +60,7 @@ def passes_of(point: str) -> int:
 async def test_a_killed_collector_goes_on_where_it_was(point: str, tmp_path: Path) -> None:
     argv = python_argv("tests.collect.worker", str(tmp_path))
     crash = {"HOLDFAST_CRASH_AT": f"{point}:{passes_of(point)}"}
-    async with child_process(argv, env=crash, cwd=ROOT) as child:
+    async with forked_process(argv, env=crash, cwd=ROOT) as child:
         assert await child.wait(timeout_s=60) == -9, child.stderr.tail
     await play(tmp_path)
     await check_folder(tmp_path, kills=1)

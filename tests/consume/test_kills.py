@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.proof.process import child_process, python_argv
+from holdfast.proof.process import python_argv
 from tests.consume.brokers import QUEUE, count_of, items_of
 from tests.consume.killed_app import make_app
 from tests.support.eventually import eventually
+from tests.support.forking import forked_process
 
 ROOT = Path(__file__).parents[2]
 POINTS = [
@@ -43,7 +44,7 @@ async def test_a_kill_of_the_consumer_loses_nothing(point: str, tmp_path: Path) 
         await queues.queues_create(QUEUE, lease_timeout="400ms", dead_queue=f"{QUEUE}.dlq")
         await queues.queue_produce(QUEUE, BODIES)
     env = {"TEST_URL": url, "TEST_DONE": str(done), "HOLDFAST_CRASH_AT": f"{point}:3"}
-    async with child_process(argv(), env=env, cwd=ROOT) as child:
+    async with forked_process(argv(), env=env, cwd=ROOT) as child:
         assert await child.wait() == -9, child.stderr.tail
     async with make_app(url, done).running() as app:
 

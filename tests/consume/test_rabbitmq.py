@@ -11,13 +11,13 @@ import holdfast
 from holdfast import Message, Permanent, Retry
 from holdfast.core.message import Outgoing
 from holdfast.errors import CannotStart, Invalid
-from holdfast.proof.process import child_process
 from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.consume.brokers import QUEUE, RabbitUnderTest
 from tests.consume.killed_app import make_app
 from tests.consume.test_kills import BODIES, POINTS, ROOT, WORKING, argv, done_in
 from tests.support.amqp import RabbitConsumer, decoded, headers_of, properties, table
 from tests.support.eventually import eventually
+from tests.support.forking import forked_process
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -233,7 +233,7 @@ async def test_a_kill_between_publish_and_ack_loses_nothing(
     await declare(rabbit, app)
     await rabbit.send(*BODIES)
     env = {"TEST_URL": rabbit.url, "TEST_DONE": str(done), "HOLDFAST_CRASH_AT": f"{point}:2"}
-    async with child_process(argv(), env=env, cwd=ROOT) as child:
+    async with forked_process(argv(), env=env, cwd=ROOT) as child:
         assert await child.wait() == -9, child.stderr.tail
     async with app.running():
 

@@ -9,7 +9,6 @@ import pytest
 
 import holdfast
 from holdfast.ports.broker import Layout
-from holdfast.proof.process import child_process
 from holdfast.proof.proxy import Proxy
 from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.consume.brokers import RabbitUnderTest
@@ -18,6 +17,7 @@ from tests.consume.test_kills import BODIES, ROOT, WORKING, argv, done_in
 from tests.engines.rabbitmq.test_cuts import seen
 from tests.support.amqp import Admin
 from tests.support.eventually import eventually
+from tests.support.forking import forked_process
 from tests.support.rabbitmq import Node, vhost_name
 
 pytestmark = pytest.mark.rabbitmq
@@ -54,7 +54,7 @@ async def test_a_kill_loses_nothing_on_other_layouts_and_versions(
         await declare(broker, app)
         await broker.send(*BODIES)
         env = {"TEST_URL": broker.url, "TEST_DONE": str(done), "TEST_LAYOUT": layout, "HOLDFAST_CRASH_AT": f"{point}:2"}
-        async with child_process(argv(), env=env, cwd=ROOT) as child:
+        async with forked_process(argv(), env=env, cwd=ROOT) as child:
             assert await child.wait() == -9, child.stderr.tail
         async with app.running():
             await settled(broker, done)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.item import SEQUENCE_MAX, format_id, id_suffix, parse_id
+from holdfast.core.item import SEQUENCE_MAX, PartitionIds
 
 sequences = st.integers(0, SEQUENCE_MAX)
 generations = st.integers(1, 2**40)
@@ -15,29 +15,33 @@ partitions = st.integers(0, 999)
 
 @given(sequences, generations, partitions)
 def test_an_id_is_read_back_as_it_was_written(sequence: int, generation: int, partition: int) -> None:
-    suffix = id_suffix(generation, partition)
-    assert parse_id(format_id(sequence, suffix), suffix) == sequence
+    ids = PartitionIds(generation, partition)
+    text = ids.id_of(sequence)
+    assert ids.number_of(text) == sequence
+    assert ids.numbers_of([text, text]) == [sequence, sequence]
 
 
 @given(sequences, sequences, generations, partitions)
 def test_ids_of_a_partition_sort_in_the_order_of_arrival(a: int, b: int, generation: int, partition: int) -> None:
-    suffix = id_suffix(generation, partition)
-    assert (format_id(a, suffix) < format_id(b, suffix)) == (a < b)
+    ids = PartitionIds(generation, partition)
+    assert (ids.id_of(a) < ids.id_of(b)) == (a < b)
 
 
 @given(sequences, generations, partitions, generations, partitions)
 def test_an_id_of_another_queue_or_partition_is_none(
     sequence: int, generation: int, partition: int, other_generation: int, other_partition: int
 ) -> None:
-    ours, theirs = id_suffix(generation, partition), id_suffix(other_generation, other_partition)
-    assert parse_id(format_id(sequence, theirs), ours) == (sequence if ours == theirs else None)
+    ours, theirs = PartitionIds(generation, partition), PartitionIds(other_generation, other_partition)
+    found = sequence if ours.suffix == theirs.suffix else -1
+    assert ours.number_of(theirs.id_of(sequence)) == found
+    assert ours.numbers_of([theirs.id_of(sequence)]) == [found]
 
 
 @given(st.text(max_size=40))
 def test_any_text_is_an_id_that_we_would_write_or_none(text: str) -> None:
-    suffix = id_suffix(1, 0)
-    sequence = parse_id(text, suffix)
-    assert sequence is None or format_id(sequence, suffix) == text
+    ids = PartitionIds(1, 0)
+    sequence = ids.number_of(text)
+    assert sequence == -1 or ids.id_of(sequence) == text
 
 
 @pytest.mark.parametrize(
@@ -48,5 +52,6 @@ def test_any_text_is_an_id_that_we_would_write_or_none(text: str) -> None:
     ],
 )
 def test_what_only_looks_like_an_id_is_none(digits: str) -> None:
-    suffix = id_suffix(10, 3)
-    assert parse_id(digits + suffix, suffix) is None
+    ids = PartitionIds(10, 3)
+    assert ids.number_of(digits + ids.suffix) == -1
+    assert ids.numbers_of([digits + ids.suffix]) == [-1]

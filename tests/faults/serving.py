@@ -9,6 +9,7 @@ from pathlib import Path
 
 import holdfast
 from holdfast.proof.process import Child, python_argv
+from tests.support.forking import start_forked
 from tests.support.ports import free_port
 
 TOKEN = "a-token-for-the-fault-tests"
@@ -37,10 +38,14 @@ class Serving:
         """Start it, ready or not."""
         await self.close()
         listen = ("--listen", f"127.0.0.1:{self.port}", "--log-level", "warning")
-        argv = [*prefix, *python_argv("holdfast", "serve", "--url", self.url, *listen)]
+        argv = python_argv("holdfast", "serve", "--url", self.url, *listen)
         clean = {name: "" for name in os.environ if name.startswith("HOLDFAST_CRASH")}
         own = {"HOLDFAST_ADMIN_TOKEN": TOKEN, "XDG_STATE_HOME": str(self.folder / "state")}
-        self._child = await Child.start(argv, cwd=self.folder, env={**clean, **own, **self.env, **env})
+        given = {**clean, **own, **self.env, **env}
+        if prefix:
+            self._child = await Child.start([*prefix, *argv], cwd=self.folder, env=given)
+        else:
+            self._child = await start_forked(argv, cwd=self.folder, env=given)
         return self._child
 
     async def start(self, *, prefix: Sequence[str] = (), **env: str) -> Child:

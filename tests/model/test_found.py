@@ -76,10 +76,10 @@ def test_a_letter_that_was_imported_before_it_arrived_and_then_completed_does_no
         death_attempts=1,
         died_at_us=1,
     )
-    real.run(opened.operate(Arrive(0, [dying_item], 1), partition=0))
+    real.run(opened.operate(Arrive(0, [dying_item], 1)))
     (item,) = real.run(real.queues.queue_lease("dead")).items
     real.run(real.queues.queue_complete("dead", [item.id]))
-    real.run(opened.operate(Arrive(0, [dying_item], 1), partition=0))
+    real.run(opened.operate(Arrive(0, [dying_item], 1)))
     assert real.run(real.queues.storage_items_list("dead")) == []
 
 

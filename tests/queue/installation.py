@@ -18,7 +18,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from holdfast import Client, HoldfastError, Item, Queues
-from holdfast.core.item import PartitionPlace
+from holdfast.core.item import PartitionInfo
 from holdfast.core.requests.queue import LeaseReply, PartitionStats
 from holdfast.errors import NothingToLease
 from holdfast.faces.api.authenticator import token_hash
@@ -85,7 +85,7 @@ class Installation:
         await self.close()
         await self.open()
 
-    def _places(self, partition_count: int) -> list[PartitionPlace]:
+    def _places(self, partition_count: int) -> list[PartitionInfo]:
         return places_by(self.affinities)(partition_count)
 
     def place_on(self, *storages: str) -> None:

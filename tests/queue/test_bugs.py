@@ -11,12 +11,12 @@ import pytest
 
 from holdfast import HoldfastError, Queues
 from holdfast.engines.sqlite.storage import SqliteStorage
-from holdfast.services.queue import batch, logical_queue
+from holdfast.services.queue import logical_queue
 from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
 from holdfast.services.queue.storage_share import StorageShare
-from holdfast.services.queue.waiting import WaitingRequests
+from holdfast.services.queue.waiting import CommitBatch, WaitingRequests, take
 from holdfast.testing import FrozenClock
 from tests.support.flaky import FlakyStorage
 
@@ -68,9 +68,9 @@ async def test_a_bug_in_the_loop_itself_is_500_for_everybody(
     await queues.queues_create("orders")
     await queues.queues_create("others")
 
-    really_take = batch.take
+    really_take = take
 
-    def takes_wrongly(waiting: WaitingRequests, share: StorageShare, **rest: Any) -> batch.CommitBatch:
+    def takes_wrongly(waiting: WaitingRequests, share: StorageShare, **rest: Any) -> CommitBatch:
         if rest["record"].name == "orders":
             raise ZeroDivisionError("a bug")
         return really_take(waiting, share, **rest)

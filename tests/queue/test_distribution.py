@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.services.queue.batch import assign_leases, place_produce, share_out
 from holdfast.services.queue.changes import spread
+from holdfast.services.queue.waiting import assign_leases, place_produce, share_out
 
 
 @pytest.mark.parametrize(

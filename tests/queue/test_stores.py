@@ -13,7 +13,7 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.item import Item, LeasedItem, NewItem, PartitionPlace, QueueRecord, RetryItem
+from holdfast.core.item import Item, LeasedItem, NewItem, PartitionInfo, QueueRecord, RetryItem
 from holdfast.core.moments import moment
 from holdfast.core.requests.queue import ImportedItem
 from holdfast.engines.postgres.storage import PostgresStorage
@@ -80,7 +80,7 @@ class StoreUnderTest:
             lease_timeout_us=LEASE,
             expire_timeout_us=HOUR,
             dead_queue=dead_queue,
-            partitions=tuple(PartitionPlace(number, "here") for number in range(partitions)),
+            partitions=tuple(PartitionInfo(number, "here") for number in range(partitions)),
         )
         record = await self.catalog.change(name, dead_queue=dead_queue, decide=lambda _, now: record)
         store = self.storage.queue_store(record, range(partitions))
@@ -532,7 +532,7 @@ class StoreSuite:
         committed = await store.commit([Clear(0, queued, scheduled, leased, 100)])
         assert counts(committed.states[0])[:3] == left
         tally = await store.tally(0, rules=LIVES)
-        assert (tally.queued, tally.leased, tally.scheduled) == left
+        assert (tally.total - tally.total_leased, tally.total_leased, tally.scheduled) == left
         (entry,) = await store.ledger(after=0, count_max=10)
         assert (entry.action, entry.count) == ("cleared", 4 - sum(left))
 
@@ -559,9 +559,9 @@ class StoreSuite:
         await lease(store, 1)
         await under_test.clock.advance(4)
         tally = await store.tally(0, rules=LIVES)
-        assert (tally.queued, tally.leased, tally.scheduled, tally.dying, tally.overdue) == (1, 1, 0, 0, 0)
-        assert tally.average_age_us == 9 * SECOND
-        assert tally.average_leased_age_us == 4 * SECOND
+        assert (tally.total, tally.total_leased, tally.scheduled, tally.dying, tally.overdue) == (2, 1, 0, 0, 0)
+        assert tally.average_age == "9s"
+        assert tally.average_leased_age == "4s"
 
     async def test_load_tells_how_every_partition_stands(self, under_test: StoreUnderTest) -> None:
         record, store = await under_test.queue(partitions=2)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from holdfast.core.item import Item, QueueRecord
+from holdfast.core.requests.queue import PartitionStats
 from holdfast.errors import StorageFailed
 from holdfast.ports.queue_store import (
     Catalog,
@@ -23,7 +24,6 @@ from holdfast.ports.queue_store import (
     QueueStore,
     RelatedQueues,
     Storage,
-    Tally,
 )
 
 T = TypeVar("T")
@@ -141,7 +141,7 @@ class FlakyQueueStore:
     async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
         return await self.real.list_items(partition, pivot=pivot, count_max=count_max, scheduled=scheduled)
 
-    async def tally(self, partition: int, *, rules: DeathRules) -> Tally:
+    async def tally(self, partition: int, *, rules: DeathRules) -> PartitionStats:
         return await self.real.tally(partition, rules=rules)
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:

@@ -1,7 +1,8 @@
 """A private PostgreSQL cluster for the tests: in a temporary folder, on a socket and a free loopback port.
 
 It is made once per run and ended by its process id. fsync stays on: a test that kills the server must not
-pass because nothing was at stake. As root it runs as `postgres` or `nobody`, since PostgreSQL refuses root.
+pass because nothing was at stake, and has data on the disk. Those of the run's own, which nobody kills, are in memory.
+As root it runs as `postgres` or `nobody`, since PostgreSQL refuses root.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ class Cluster:
         self._guard: Guard | None = None
 
     @classmethod
-    def create(cls) -> Cluster:
+    def create(cls, *, memory: Path | None = None) -> Cluster:
         """Make a cluster and start it. Without a server it fails the test and says what to install."""
         binaries = find_binaries()
         account = _account()
-        folder = Path(mkdtemp(prefix="holdfast-pg-"))
+        folder = Path(mkdtemp(prefix="holdfast-pg-", dir=memory))
         if account:
             os.chown(folder, account.pw_uid, account.pw_gid)
         cluster = cls(binaries=binaries, folder=folder, port=free_port(), account=account)
@@ -269,9 +270,9 @@ def _account() -> struct_passwd | None:
 
 
 @contextmanager
-def running_cluster() -> Iterator[Cluster]:
-    """A cluster of one's own, for a test that stops or kills it."""
-    cluster = Cluster.create()
+def running_cluster(*, memory: Path | None = None) -> Iterator[Cluster]:
+    """A cluster of one's own, for a test that stops or kills it; on the disk, unless it is told where in memory."""
+    cluster = Cluster.create(memory=memory)
     try:
         yield cluster
     finally:

@@ -2,7 +2,8 @@
 
 Debian 12's package is 3.10. Newer versions run from a debootstrap folder (`scripts/rabbitmq.sh`), in a mount namespace
 of their own, so that nothing stays mounted. A node is ended by its process id. One node per run and version, one
-virtual host per test; a test that kills or blocks a node makes its own.
+virtual host per test; a test that kills or blocks a node makes its own, whose data are on the disk. Those of the others
+are in memory: they are never started again, and each virtual host would wait for the disk a dozen times.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ auth_mechanisms.2 = EXTERNAL
 management.tcp.ip = 127.0.0.1
 management.tcp.port = {management_port}
 """
+#: Goes into a debootstrap folder, which has its own processes and our memory.
+ENTER = 'mount -t proc proc "$0/proc" && mount --bind /dev/shm "$0/dev/shm" && exec chroot "$0" "$@"'
 # How often a channel looks for consumers that are too slow (a minute by default), and after how long a quorum queue
 # sends a dead letter again that was not taken (three minutes): no test waits for that.
 ADVANCED = "[{rabbit, [{channel_tick_interval, 500}, {dead_letter_worker_publisher_confirm_timeout, 1000}]}].\n"
@@ -60,12 +63,21 @@ ADVANCED = "[{rabbit, [{channel_tick_interval, 500}, {dead_letter_worker_publish
 class Node:
     """One broker with its data. `stop`, `kill`, `pause` and `start` again are for fault tests; `close` is final."""
 
-    def __init__(self, version: str, *, plugins: tuple[str, ...] = (), epmd_of: Node | None = None) -> None:
-        """`epmd_of`: another node of the same cluster, whose name service this one uses."""
+    def __init__(
+        self,
+        version: str,
+        *,
+        plugins: tuple[str, ...] = (),
+        epmd_of: Node | None = None,
+        memory: Path | None = None,
+    ) -> None:
+        """`epmd_of`: another node of the same cluster, whose name service this one uses. `memory`: where data that are
+        not on the disk are."""
         self.version = version
         suite = VERSIONS[version]
         self._root = cache_folder() / f"rabbitmq-{suite}" if suite else Path("/")
-        self.folder = Path(mkdtemp(prefix="holdfast-rmq-", dir=self._root / "tmp"))
+        self.folder = Path(mkdtemp(prefix="holdfast-rmq-", dir=memory or self._root / "tmp"))
+        self._inside = self.folder if memory else Path("/") / self.folder.relative_to(self._root)
         self.port, self.tls_port, self.management_port, self._epmd_port, self._dist_port = free_ports(5)
         self.certificates = Certificates(self.folder / "tls")
         self._plugins = ("rabbitmq_management", "rabbitmq_auth_mechanism_ssl", *plugins)
@@ -76,12 +88,14 @@ class Node:
         self._epmd: subprocess.Popen[bytes] | None = None
         self._server: subprocess.Popen[bytes] | None = None
         self._guard: Guard | None = None
+        # One for all its calls: to read whom to trust takes 30 ms, and nobody speaks TLS here.
+        self._http = httpx2.Client(base_url=f"{self.management_url}/api", timeout=30.0, verify=False, trust_env=False)
 
     @classmethod
-    def create(cls, version: str = "3.10", *, plugins: tuple[str, ...] = ()) -> Node:
+    def create(cls, version: str = "3.10", *, plugins: tuple[str, ...] = (), memory: Path | None = None) -> Node:
         """Make a node and start it. Without a server it fails the test and says what to install."""
         check_installed(version)
-        node = cls(version, plugins=plugins)
+        node = cls(version, plugins=plugins, memory=memory)
         try:
             node.configure()
             node.start()
@@ -122,14 +136,9 @@ class Node:
         """Start the broker without waiting: nodes of a cluster wait for one another."""
         self._start_epmd()
         (self.folder / "pid").unlink(missing_ok=True)
-        server = f"{BINARIES}/rabbitmq-server"
-        command = [server]
-        if self._root != Path("/"):
-            inside = 'mount -t proc proc "$0/proc" && exec chroot "$0" "$@"'
-            command = ["unshare", "--mount", "sh", "-c", inside, str(self._root), server]
         with (self.folder / "out").open("ab") as log:
             self._server = subprocess.Popen(
-                command,
+                self._command("rabbitmq-server"),
                 env=self._environment(server=True),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -158,6 +167,7 @@ class Node:
 
     def close(self) -> None:
         """End everything and remove the data."""
+        self._http.close()
         self.kill()
         if self._epmd is not None:
             self._epmd.kill()
@@ -168,9 +178,7 @@ class Node:
 
     def ctl(self, *arguments: str) -> str:
         """`rabbitmqctl`; half a second each."""
-        command = [f"{BINARIES}/rabbitmqctl", "--quiet", *arguments]
-        if self._root != Path("/"):
-            command = ["chroot", str(self._root), *command]
+        command = self._command("rabbitmqctl", "--quiet", *arguments)
         done = subprocess.run(
             command, env=self._environment(server=False), capture_output=True, text=True, check=False, timeout=60
         )
@@ -180,8 +188,7 @@ class Node:
 
     def api(self, method: str, path: str, body: object = None) -> httpx2.Response:
         """One call of the management API; raises for any answer but 2xx."""
-        with httpx2.Client(base_url=f"{self.management_url}/api", timeout=30.0) as client:
-            answer = client.request(method, path, json=body)
+        answer = self._http.request(method, path, json=body)
         answer.raise_for_status()
         return answer
 
@@ -220,9 +227,8 @@ class Node:
     def configure(self, more: str = "") -> None:
         """Write its files, before the first start; `more` goes into rabbitmq.conf."""
         self.certificates.make()
-        inside = Path("/") / self.folder.relative_to(self._root)
         ports = {"port": self.port, "tls_port": self.tls_port, "management_port": self.management_port}
-        (self.folder / "rabbitmq.conf").write_text(CONFIGURATION.format(folder=inside, **ports) + more)
+        (self.folder / "rabbitmq.conf").write_text(CONFIGURATION.format(folder=self._inside, **ports) + more)
         (self.folder / "advanced.config").write_text(ADVANCED)
         (self.folder / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].")
         (self.folder / "home").mkdir()
@@ -230,8 +236,13 @@ class Node:
         cookie.write_text("holdfast")
         cookie.chmod(0o400)
 
+    def _command(self, program: str, *arguments: str) -> list[str]:
+        command = [f"{BINARIES}/{program}", *arguments]
+        enter = [] if self._root == Path("/") else ["unshare", "--mount", "sh", "-c", ENTER, str(self._root)]
+        return [*enter, *command]
+
     def _environment(self, *, server: bool) -> dict[str, str]:
-        inside = Path("/") / self.folder.relative_to(self._root)
+        inside = self._inside
         environment = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "LANG": "C.UTF-8",
@@ -351,9 +362,9 @@ def _lives(pid: int) -> bool:
 
 
 @contextmanager
-def running_node(version: str = "3.10", *, plugins: tuple[str, ...] = ()) -> Iterator[Node]:
-    """A node of one's own, for a test that kills or blocks it."""
-    node = Node.create(version, plugins=plugins)
+def running_node(version: str = "3.10", *, plugins: tuple[str, ...] = (), memory: Path | None = None) -> Iterator[Node]:
+    """A node of one's own, for a test that kills or blocks it; on the disk, unless it is told where in memory."""
+    node = Node.create(version, plugins=plugins, memory=memory)
     try:
         yield node
     finally:

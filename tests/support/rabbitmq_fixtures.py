@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.support.amqp import Admin
+from tests.support.folders import memory_place
 from tests.support.rabbitmq import Node, running_node, versions, vhost_name
 
 
@@ -19,7 +20,7 @@ def nodes() -> Iterator[dict[str, Node]]:
 
         class Nodes(dict[str, Node]):
             def __missing__(self, version: str) -> Node:
-                self[version] = node = stack.enter_context(running_node(version))
+                self[version] = node = stack.enter_context(running_node(version, memory=memory_place()))
                 return node
 
         running = Nodes()

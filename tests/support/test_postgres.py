@@ -44,7 +44,7 @@ def test_it_does_not_run_as_root(postgres: Cluster) -> None:
 
 
 def test_each_module_has_a_fresh_database(postgres_url: str) -> None:
-    assert value(postgres_url, "select current_database()") == "test_tests_unit_support_test_postgres"
+    assert value(postgres_url, "select current_database()") == "test_tests_support_test_postgres"
     assert value(postgres_url, "select count(*) from pg_tables where schemaname = 'public'") == 0
 
 

@@ -12,10 +12,11 @@ from holdfast.core.ledger import LedgerAct
 from holdfast.core.plan import PlanOptions, RedriveState
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
-from holdfast.proof.process import ChildFailed, child_process, python_argv
+from holdfast.proof.process import ChildFailed, python_argv
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Settings, load_settings
 from holdfast.wiring import open_vault_app
+from tests.support.forking import forked_process
 from tests.vault.brokers import ADMIN, DLQ
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ ACT = LedgerAct(actor="worker", action="redrives.start")
 async def work(kind: str, environment: dict[str, str], crash_at: str = "", *, kill_after_s: float = 0.0) -> int:
     """Run one to its end, which is its own or a SIGKILL: at a crash point, or so long after it has begun to work."""
     env = {**environment, "HOLDFAST_CRASH_AT": crash_at}
-    async with child_process(python_argv("tests.vault.worker", kind), env=env, cwd=ROOT) as child:
+    async with forked_process(python_argv("tests.vault.worker", kind), env=env, cwd=ROOT) as child:
         if kill_after_s:
             await child.wait_line("at work")
             try:

@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from holdfast.core.moments import format_duration, microseconds, moment, moment_or_none
 
@@ -36,32 +38,33 @@ _PATTERN = "[01][0-9a-f]{13}"
 _digits = re.compile(_PATTERN, re.ASCII).fullmatch
 
 
-def id_suffix(generation: int, partition: int) -> str:
-    """What every id of one partition ends with."""
-    return f"-{generation:x}-{partition:x}"
+class PartitionIds:
+    """The ids of one partition, as texts and as numbers; a store may count each partition's numbers from `first` on."""
 
+    __slots__ = ("_are_ids", "first", "suffix")
 
-def format_id(sequence: int, suffix: str) -> str:
-    """The text of an id."""
-    return f"{sequence:014x}{suffix}"
+    def __init__(self, generation: int, partition: int, *, first: int = 0) -> None:
+        self.first = first
+        self.suffix = f"-{generation:x}-{partition:x}"
+        one = _PATTERN + re.escape(self.suffix)
+        self._are_ids = re.compile(f"{one}(?:,{one})*", re.ASCII).fullmatch  # one look for a whole request
 
+    def id_of(self, number: int) -> str:
+        """The text of an id."""
+        return f"{number & SEQUENCE_MAX:014x}{self.suffix}"
 
-def parse_id(text: str, suffix: str) -> int | None:
-    """The sequence of an id of this partition; none when it is anything else."""
-    if text[_DIGITS:] != suffix or _digits(text[:_DIGITS]) is None:
-        return None
-    return int(text[:_DIGITS], 16)
+    def number_of(self, text: str) -> int:
+        """The number of an id; -1, which no item has, when it cannot be one of ours."""
+        if text[_DIGITS:] != self.suffix or _digits(text[:_DIGITS]) is None:
+            return -1
+        return self.first | int(text[:_DIGITS], 16)
 
-
-def ids_pattern(suffix: str) -> re.Pattern[str]:
-    """Matches ids of one partition joined by commas: one look for a whole request."""
-    one = _PATTERN + re.escape(suffix)
-    return re.compile(f"{one}(?:,{one})*", re.ASCII)
-
-
-def sequence_of(text: str) -> int:
-    """The sequence of an id that is known to be one."""
-    return int(text[:_DIGITS], 16)
+    def numbers_of(self, ids: Sequence[str]) -> list[int]:
+        """The numbers of ids; -1 for each that cannot be one of ours."""
+        if self._are_ids(",".join(ids)) is None:
+            return [self.number_of(text) for text in ids]
+        first = self.first
+        return [first | int(text[:_DIGITS], 16) for text in ids]
 
 
 def partition_of(text: str) -> int:
@@ -140,15 +143,8 @@ class Item(Struct, frozen=True, kw_only=True, omit_defaults=True):
     former_key: str = ""  #: the dedupe_key that it had before it died; the key itself is free again
 
 
-class PartitionPlace(Struct, frozen=True):
+class PartitionInfo(Struct, frozen=True):
     """Which storage holds a partition."""
-
-    partition: int
-    storage: str
-
-
-class PartitionInfo(Struct, frozen=True, kw_only=True):
-    """A partition as people see it."""
 
     partition: int = 0
     storage: str = ""
@@ -185,7 +181,18 @@ class QueueRecord(Struct, frozen=True, kw_only=True):
     updated_at_us: int = 0
     paused: bool = False
     dead_retention_us: int = 0
-    partitions: tuple[PartitionPlace, ...] = ()
+    partitions: tuple[PartitionInfo, ...] = ()
+
+    @classmethod
+    def from_row(cls, row: tuple[int, str]) -> QueueRecord:
+        """From its generation, which a catalog gives it, and its JSON."""
+        generation, text = row
+        return replace(_decode_record(text), generation=generation)
+
+    @property
+    def json(self) -> str:
+        """What a catalog writes down."""
+        return msgspec.json.encode(self).decode()
 
     def info(self) -> QueueInfo:
         """The same, for people and programs."""
@@ -199,10 +206,13 @@ class QueueRecord(Struct, frozen=True, kw_only=True):
             requested_partitions=len(self.partitions),
             created_at=moment(self.created_at_us),
             updated_at=moment(self.updated_at_us),
-            partitions=[PartitionInfo(partition=p.partition, storage=p.storage) for p in self.partitions],
+            partitions=list(self.partitions),
             dead_retention=format_duration(self.dead_retention_us) if self.dead_retention_us else "",
             paused=self.paused,
         )
+
+
+_decode_record = msgspec.json.Decoder(QueueRecord).decode
 
 
 def is_scheduled(at_us: int, now_us: int) -> bool:

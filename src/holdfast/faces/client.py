@@ -80,7 +80,7 @@ class Client(Queues):
             limits=httpx2.Limits(
                 max_connections=CONNECTIONS_COUNT_MAX, max_keepalive_connections=CONNECTIONS_COUNT_MAX
             ),
-            verify=tls if tls is not None else True,
+            verify=tls or not url.lower().startswith("http:"),  # nobody to trust without TLS: to read them takes long
             trust_env=False,
         )
 

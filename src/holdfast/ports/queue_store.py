@@ -16,16 +16,15 @@ Stores read their own clock, so that several processes on one database agree abo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from holdfast.core.item import ExtendedItem, Item, LeasedItem, NewItem, QueueRecord, RetryItem
-from holdfast.core.moments import in_utc, moment
-from holdfast.core.requests.queue import ImportedItem
+from holdfast.core.requests.queue import ImportedItem, PartitionStats
 
 
-class MoveTarget(Struct, frozen=True, kw_only=True):
+class MoveTarget(Struct, frozen=True):
     """Where an item goes: one partition, chosen when it is marked and never changed."""
 
     queue_name: str
@@ -35,20 +34,20 @@ class MoveTarget(Struct, frozen=True, kw_only=True):
     expire_timeout_us: int
 
 
-class DyingItem(Struct, frozen=True, kw_only=True):
+class DyingItem(Struct, frozen=True):
     """An item marked as dying: what its target stores. `source_id` is its old id. Without a reason for its death it is
     on its way back: then it begins anew, with no story but its `source_id`."""
 
     source_id: str
     source_queue: str
+    death_reason: str
+    death_attempts: int
+    died_at_us: int
     target: MoveTarget
     kind: str
     encoding: str
     reference: str
     payload: bytes
-    death_reason: str
-    death_attempts: int
-    died_at_us: int
     former_key: str = ""
 
     @property
@@ -58,67 +57,9 @@ class DyingItem(Struct, frozen=True, kw_only=True):
     @classmethod
     def from_row(cls, source_id: str, source_queue: str, row: Sequence[Any]) -> DyingItem:
         """From the columns that every store selects for it."""
-        target = MoveTarget(
-            queue_name=row[3], generation=row[4], partition=row[5], storage=row[6], expire_timeout_us=row[7]
-        )
-        return cls(
-            source_id=source_id,
-            source_queue=source_queue,
-            death_reason=row[0],
-            death_attempts=row[1],
-            died_at_us=row[2],
-            target=target,
-            kind=row[8],
-            encoding=row[9],
-            reference=row[10],
-            payload=row[11],
-            former_key=row[12] or "",
-        )
-
-
-class SendBack(Struct, frozen=True):
-    """First commit of a redrive: mark those of the ids that are queued here, un-leased, and died in the queue that is
-    the target. All others are left alone. Where both queues are in one database it is the whole redrive."""
-
-    partition: int
-    ids: Sequence[str]
-    target: MoveTarget
-
-
-class SentBack(Struct, frozen=True):
-    """Which of them are on their way, or, if `moved`, there."""
-
-    ids: Sequence[str]
-    moved: bool = False
-
-
-class Arrive(Struct, frozen=True):
-    """Second commit of a move: insert what is neither here by `source_id` nor remembered as arrived."""
-
-    partition: int
-    items: Sequence[DyingItem]
-    expire_timeout_us: int
-
-
-class Remove(Struct, frozen=True):
-    """Third commit of a move: the marked items have arrived, remove them."""
-
-    partition: int
-    ids: Sequence[str]
-
-
-class Revive(Struct, frozen=True):
-    """The target of these moves is gone for good: back to the tail, to live or to die again by today's rules."""
-
-    partition: int
-    ids: Sequence[str]
-
-
-class Forget(Struct, frozen=True):
-    """The third commit of these moves is known: their arrivals need no memory any more."""
-
-    partition: int
-    source_ids: Sequence[str]
+        reason, attempts, died_at_us, *target, kind, encoding, reference, payload, former_key = row
+        death = (reason, attempts, died_at_us, MoveTarget(*target))
+        return cls(source_id, source_queue, *death, kind, encoding, reference, payload, former_key or "")
 
 
 class StorageAbilities(Struct, frozen=True, kw_only=True):
@@ -136,109 +77,6 @@ class DeathRules(Struct, frozen=True, kw_only=True):
     immortal: bool = False
     target: MoveTarget | None = None
     retention_us: int = 0
-
-
-# --- operations -------------------------------------------------------------------------------------------------
-
-
-class Produce(Struct, frozen=True):
-    """Append items, or schedule those whose `enqueue_at` is 100 ms ahead or more."""
-
-    partition: int
-    items: Sequence[NewItem]
-    expire_timeout_us: int
-
-
-class LeaseItems(Struct, frozen=True):
-    """Hand out up to `count_max` items in FIFO order until now + `lease_timeout_us`; attempts rise by one."""
-
-    partition: int
-    count_max: int
-    lease_timeout_us: int
-    rules: DeathRules
-
-
-class Release(Struct, frozen=True):
-    """Undo leases that nobody was told of: same id, same place, the attempt does not count."""
-
-    partition: int
-    ids: Sequence[str]
-
-
-class Complete(Struct, frozen=True):
-    """Remove leased items: all or none."""
-
-    partition: int
-    ids: Sequence[str]
-
-
-class RetryItems(Struct, frozen=True):
-    """Give leased items back: to the tail, to the schedule, or to death: all or none."""
-
-    partition: int
-    items: Sequence[RetryItem]
-    rules: DeathRules
-
-
-class Extend(Struct, frozen=True):
-    """Let leases run until now + `lease_timeout_us`: all or none."""
-
-    partition: int
-    ids: Sequence[str]
-    lease_timeout_us: int
-
-
-class Due(Struct, frozen=True):
-    """Carry out at most `count_max` of each kind of deadline that has passed: leases that ran out, schedules,
-    expiries, items at or over the attempts limit, retention."""
-
-    partition: int
-    count_max: int
-    rules: DeathRules
-
-
-class Import(Struct, frozen=True):
-    """Append items with their story; one whose `source_id` is there already is left out."""
-
-    partition: int
-    items: Sequence[ImportedItem]
-    expire_timeout_us: int
-
-
-class Delete(Struct, frozen=True):
-    """Delete items by id, leased ones too; unknown ids are skipped. One ledger row each."""
-
-    partition: int
-    ids: Sequence[str]
-
-
-class Clear(Struct, frozen=True):
-    """Delete at most `count_max` items: queued, scheduled, leased. One ledger row with the count."""
-
-    partition: int
-    queued: bool
-    scheduled: bool
-    leased: bool
-    count_max: int
-
-
-Operation: TypeAlias = (
-    Produce
-    | LeaseItems
-    | Release
-    | Complete
-    | RetryItems
-    | Extend
-    | Due
-    | Import
-    | Delete
-    | Clear
-    | Arrive
-    | Remove
-    | Revive
-    | Forget
-    | SendBack
-)
 
 
 # --- results ----------------------------------------------------------------------------------------------------
@@ -290,34 +128,134 @@ class Imported(Struct, frozen=True):
     items: Sequence[Item]
 
 
-def imported_item(item: ImportedItem, item_id: str, *, created_at_us: int, expire_at_us: int, scheduled: bool) -> Item:
-    """An item that was imported, as it stands now."""
-    return Item(
-        id=item_id,
-        source_id=item.source_id,
-        attempts=item.attempts,
-        created_at=moment(created_at_us),
-        enqueue_at=in_utc(item.enqueue_at) if scheduled else None,
-        expire_deadline=moment(expire_at_us),
-        reference=item.reference,
-        encoding=item.encoding,
-        kind=item.kind,
-        payload=item.payload,
-        dedupe_key=item.dedupe_key,
-        source_queue=item.source_queue,
-        death_reason=item.death_reason,
-        death_attempts=item.death_attempts,
-        died_at=in_utc(item.died_at),
-        former_key=item.former_key,
-    )
-
-
 class Counted(Struct, frozen=True):
     count: int
     more: bool = False
 
 
+class SentBack(Struct, frozen=True):
+    """Which of them are on their way, or, if `moved`, there."""
+
+    ids: Sequence[str]
+    moved: bool = False
+
+
 Result: TypeAlias = IdsRefused | Produced | LeasedItems | Extended | Ended | Imported | Counted | SentBack
+R = TypeVar("R")
+
+
+# --- operations -------------------------------------------------------------------------------------------------
+
+
+class PartitionOperation(Struct, Generic[R], frozen=True):
+    """Something to do in one partition; its parameter is its result."""
+
+    partition: int
+
+
+class IdsOperation(PartitionOperation[R], Generic[R], frozen=True):
+    """Something to do with items by their ids."""
+
+    ids: Sequence[str]
+
+
+#: Any of them.
+Operation: TypeAlias = PartitionOperation[Any]
+
+
+class Produce(PartitionOperation[Produced], frozen=True):
+    """Append items, or schedule those whose `enqueue_at` is 100 ms ahead or more."""
+
+    items: Sequence[NewItem]
+    expire_timeout_us: int
+
+
+class LeaseItems(PartitionOperation[LeasedItems], frozen=True):
+    """Hand out up to `count_max` items in FIFO order until now + `lease_timeout_us`; attempts rise by one."""
+
+    count_max: int
+    lease_timeout_us: int
+    rules: DeathRules
+
+
+class Release(IdsOperation[Counted], frozen=True):
+    """Undo leases that nobody was told of: same id, same place, the attempt does not count."""
+
+
+class Complete(IdsOperation[Counted | IdsRefused], frozen=True):
+    """Remove leased items: all or none."""
+
+
+class RetryItems(PartitionOperation[Ended | IdsRefused], frozen=True):
+    """Give leased items back: to the tail, to the schedule, or to death: all or none."""
+
+    items: Sequence[RetryItem]
+    rules: DeathRules
+
+
+class Extend(IdsOperation[Extended | IdsRefused], frozen=True):
+    """Let leases run until now + `lease_timeout_us`: all or none."""
+
+    lease_timeout_us: int
+
+
+class Due(PartitionOperation[Ended], frozen=True):
+    """Carry out at most `count_max` of each kind of deadline that has passed: leases that ran out, schedules,
+    expiries, items at or over the attempts limit, retention."""
+
+    count_max: int
+    rules: DeathRules
+
+
+class Import(PartitionOperation[Imported], frozen=True):
+    """Append items with their story; one whose `source_id` is there already is left out."""
+
+    items: Sequence[ImportedItem]
+    expire_timeout_us: int
+
+
+class Delete(IdsOperation[Counted], frozen=True):
+    """Delete items by id, leased ones too; unknown ids are skipped. One ledger row each."""
+
+
+class Clear(PartitionOperation[Counted], frozen=True):
+    """Delete at most `count_max` items: queued, scheduled, leased. One ledger row with the count."""
+
+    queued: bool
+    scheduled: bool
+    leased: bool
+    count_max: int
+
+
+class SendBack(IdsOperation[SentBack], frozen=True):
+    """First commit of a redrive: mark those of the ids that are queued here, un-leased, and died in the queue that is
+    the target. All others are left alone. Where both queues are in one database it is the whole redrive."""
+
+    target: MoveTarget
+
+
+class Arrive(PartitionOperation[Counted], frozen=True):
+    """Second commit of a move: insert what is neither here by `source_id` nor remembered as arrived."""
+
+    items: Sequence[DyingItem]
+    expire_timeout_us: int
+
+
+class Remove(IdsOperation[Counted], frozen=True):
+    """Third commit of a move: the marked items have arrived, remove them."""
+
+
+class Revive(IdsOperation[Counted], frozen=True):
+    """The target of these moves is gone for good: back to the tail, to live or to die again by today's rules."""
+
+
+class Forget(PartitionOperation[Counted], frozen=True):
+    """The third commit of these moves is known: their arrivals need no memory any more."""
+
+    source_ids: Sequence[str]
+
+
+# --- how queues stand -------------------------------------------------------------------------------------------
 
 
 class PartitionState(Struct, frozen=True):
@@ -335,17 +273,6 @@ class PartitionState(Struct, frozen=True):
     next_expiry_us: int = 0
     oldest_death_us: int = 0
 
-    def due_us(self, rules: DeathRules) -> int:
-        """The nearest moment at which something is to be done by these rules; 0 if there is none."""
-        other_us = 0
-        if not rules.immortal:
-            other_us = self.next_expiry_us
-        elif rules.retention_us and self.oldest_death_us:
-            other_us = self.oldest_death_us + rules.retention_us
-        if self.next_due_us and other_us:
-            return min(self.next_due_us, other_us)
-        return self.next_due_us or other_us
-
 
 class Committed(Struct, frozen=True):
     """A batch that took effect: one result per operation, the partitions it touched, the store's clock, and how long
@@ -357,20 +284,7 @@ class Committed(Struct, frozen=True):
     took_us: int = 0
 
 
-class Tally(Struct, frozen=True, kw_only=True):
-    """Counts of one partition, read from the store itself."""
-
-    partition: int
-    queued: int = 0
-    leased: int = 0
-    scheduled: int = 0
-    dying: int = 0
-    overdue: int = 0
-    average_age_us: int = 0
-    average_leased_age_us: int = 0
-
-
-class LedgerEntry(Struct, frozen=True, kw_only=True):
+class LedgerEntry(Struct, frozen=True):
     """One row of the ledger: what was done to which item, why, and how many."""
 
     at_us: int
@@ -380,20 +294,6 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     reason: str = ""
     count: int = 1
     detail: str = ""
-
-    @classmethod
-    def from_row(cls, row: Sequence[Any]) -> LedgerEntry:
-        """From the columns that every ledger has."""
-        at_us, action, queue_name, item_id, reason, count, detail = row
-        return cls(
-            at_us=at_us,
-            action=action,
-            queue_name=queue_name,
-            item_id=item_id,
-            reason=reason,
-            count=count,
-            detail=detail,
-        )
 
 
 class QueueStore(Protocol):
@@ -418,8 +318,8 @@ class QueueStore(Protocol):
     async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
         """Queued and leased items, or scheduled ones, by id from the pivot on."""
 
-    async def tally(self, partition: int, *, rules: DeathRules) -> Tally:
-        """Counts and averages, read from the store."""
+    async def tally(self, partition: int, *, rules: DeathRules) -> PartitionStats:
+        """Counts and averages, read from the store; it knows of no failures."""
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
         """Rows of this queue's ledger in this storage, oldest first."""
@@ -435,6 +335,12 @@ class RelatedQueues(Struct, frozen=True):
     dead_queue: QueueRecord | None  # the queue that the change names as its dead queue
     source_queues: Sequence[str]  # queues whose dead queue this one is
     item_count: int | None = None  # how many items it holds, where the catalog can know that under its lock
+
+    @classmethod
+    def from_rows(cls, current: Sequence[Any], dead_queue: Sequence[Any], sources: Sequence[Any]) -> RelatedQueues:
+        """From what a catalog has under each name, one row or none, and from the rows of names."""
+        queue, dead = (QueueRecord.from_row(rows[0]) if rows else None for rows in (current, dead_queue))
+        return cls(queue, dead, [name for (name,) in sources])
 
 
 class Catalog(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TypeVar
 
-from holdfast.core.item import LeasedItem, NewItem, PartitionPlace, QueueRecord
+from holdfast.core.item import LeasedItem, NewItem, PartitionInfo, QueueRecord
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.errors import QueueMissing
 from holdfast.ports.queue_store import (
@@ -44,7 +44,7 @@ async def make_queue(
         expire_timeout_us=HOUR,
         dead_queue=dead_queue,
         dead_retention_us=dead_retention_us,
-        partitions=(PartitionPlace(0, STORAGE),),
+        partitions=(PartitionInfo(0, STORAGE),),
     )
     return await storage.catalog().change(record.name, dead_queue=dead_queue, decide=lambda _, now: record)
 

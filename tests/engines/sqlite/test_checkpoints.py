@@ -12,15 +12,16 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.engines.sqlite import checkpoints
-from holdfast.engines.sqlite.checkpoints import (
+from holdfast.engines.sqlite import connection
+from holdfast.engines.sqlite.connection import (
     AHEAD_BYTES,
     AHEAD_BYTES_MAX,
     BESIDE_PAGES_COUNT,
     WITHIN_PAGES_COUNT,
     Checkpoints,
+    open_writer,
+    transaction,
 )
-from holdfast.engines.sqlite.connection import open_writer, transaction
 from holdfast.engines.sqlite.partition import SqlitePartition
 
 PAGE_BYTES = 4096
@@ -79,7 +80,7 @@ def test_a_lone_commit_folds_the_log_itself(tmp_path: Path, threads: ThreadPoolE
 def test_a_log_at_its_limit_is_folded_by_its_writer(
     tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "WITHIN_PAGES_COUNT", 2 * BESIDE_PAGES_COUNT)
+    monkeypatch.setattr(connection, "WITHIN_PAGES_COUNT", 2 * BESIDE_PAGES_COUNT)
     assert WITHIN_PAGES_COUNT > BESIDE_PAGES_COUNT
     held = threading.Event()
     threads.submit(held.wait)  # the thread that would do it is busy

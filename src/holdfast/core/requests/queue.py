@@ -9,9 +9,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Generic, TypeVar
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType, convert, field
+from msgspec.structs import replace
 
 from holdfast.core.item import ExtendedItem, Item, LeasedItem, NewItem, PlacedItem, QueueInfo, RetryItem
+from holdfast.core.moments import in_utc, moment
 from holdfast.core.requests.declare import REQUESTS, Request, Role, declare
 
 R = TypeVar("R")
@@ -315,6 +317,21 @@ class ImportedItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     death_attempts: int = 0
     died_at: datetime | None = None
     former_key: str = ""
+
+
+def imported_item(item: ImportedItem, item_id: str, *, created_at_us: int, expire_at_us: int, scheduled: bool) -> Item:
+    """An item that was imported, as it stands now."""
+    return replace(
+        convert(item, Item, from_attributes=True),
+        id=item_id,
+        created_at=moment(created_at_us),
+        enqueue_at=in_utc(item.enqueue_at) if scheduled else None,
+        expire_deadline=moment(expire_at_us),
+        died_at=in_utc(item.died_at),
+        lease_deadline=None,
+        is_leased=False,
+        max_attempts=0,
+    )
 
 
 @declare("storage/items.import", "POST /v1/storage/items.import", role=Role.ADMIN, limit="import")

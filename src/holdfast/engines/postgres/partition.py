@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.core.item import format_id, id_suffix, ids_pattern, parse_id
+from holdfast.core.item import PartitionIds
 from holdfast.ports.queue_store import PartitionState
-
-ID_DIGITS = 14
 
 
 class CountChange:
@@ -44,11 +42,10 @@ class CountChange:
             self.due_us = earlier(self.due_us, until_us)
 
 
-class PostgresPartition:
+class PostgresPartition(PartitionIds):
     """One partition, as this process knows it."""
 
     __slots__ = (
-        "_are_ids",
         "death_us",
         "due_us",
         "dying",
@@ -60,38 +57,25 @@ class PostgresPartition:
         "number",
         "queued",
         "scheduled",
-        "suffix",
     )
 
     def __init__(self, generation: int, number: int) -> None:
+        super().__init__(generation, number)
         self.generation = generation
         self.number = number
-        self.suffix = id_suffix(generation, number)
-        self._are_ids = ids_pattern(self.suffix).fullmatch  # one look for a whole request
         self.queued = self.leased = self.scheduled = self.dying = 0
         self.due_us = self.expiry_us = self.death_us = 0
         self.first_id = 0  # no item that can be leased is known below this id…
         self.first_id_until_s = 0.0  # …and until when that may be believed
-
-    def id_of(self, number: int) -> str:
-        """The text of an id."""
-        return format_id(number, self.suffix)
-
-    def number_of(self, text: str) -> int:
-        """The number of an id; -1, which no item has, when it cannot be one of ours."""
-        number = parse_id(text, self.suffix)
-        return -1 if number is None else number
 
     def ids_of(self, numbers: Sequence[int]) -> list[str]:
         """The texts of ids."""
         suffix = self.suffix
         return [f"{number:014x}{suffix}" for number in numbers]
 
-    def numbers_of(self, texts: Sequence[str]) -> list[int]:
-        """The numbers of ids in one order, so that two servers lock them in one order."""
-        if self._are_ids(",".join(texts)) is not None:
-            return sorted({int(text[:ID_DIGITS], 16) for text in texts})
-        return sorted({number for text in texts if (number := self.number_of(text)) >= 0})
+    def in_order(self, texts: Sequence[str]) -> list[int]:
+        """The numbers of ids that are ours in one order, so that two servers lock them in one order."""
+        return sorted({number for number in self.numbers_of(texts) if number >= 0})
 
     def apply(self, change: CountChange) -> None:
         """A transaction has committed."""

@@ -6,43 +6,33 @@ operations, commit. An operation that has to look before it decides adds a round
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from holdfast.core.item import Item, QueueRecord, listed_item
-from holdfast.core.moments import NEVER_US
-from holdfast.engines.postgres import entries, leasing, lifecycle
+from holdfast.core.moments import NEVER_US, format_duration
+from holdfast.core.requests.queue import PartitionStats
 from holdfast.engines.postgres.connection import QueueGone, bigints
+from holdfast.engines.postgres.operations import carry_out, has_keys
 from holdfast.engines.postgres.partition import PostgresPartition
-from holdfast.engines.postgres.transaction import Finish, OperationBatch, read, transaction
+from holdfast.engines.postgres.transaction import OperationBatch, read, transaction
 from holdfast.errors import Invalid, QueueMissing, StorageFailed
 from holdfast.ports.queue_store import (
-    Arrive,
-    Clear,
     Committed,
     Complete,
     DeathRules,
-    Delete,
-    Due,
     DyingItem,
     Extend,
-    Forget,
-    Import,
     LeasedItems,
     LeaseItems,
     LedgerEntry,
     Operation,
-    Produce,
     Release,
-    Remove,
     Result,
     RetryItems,
-    Revive,
-    SendBack,
-    Tally,
 )
 
 if TYPE_CHECKING:
@@ -51,24 +41,6 @@ if TYPE_CHECKING:
 
 #: An estimate that went wrong is counted anew up to here; more than that is plenty.
 RECOUNT_MAX = 1_000
-
-_VERBS: dict[type, Callable[[OperationBatch, Any], Awaitable[Finish]]] = {
-    Produce: entries.produce,
-    Import: entries.import_items,
-    Arrive: entries.arrive,
-    LeaseItems: leasing.lease,
-    Release: leasing.release,
-    Complete: leasing.complete,
-    Extend: leasing.extend,
-    RetryItems: leasing.retry,
-    Due: lifecycle.due,
-    Remove: lifecycle.remove,
-    Revive: lifecycle.revive,
-    Forget: lifecycle.forget,
-    SendBack: lifecycle.send_back,
-    Delete: lifecycle.delete,
-    Clear: lifecycle.clear,
-}
 
 
 class PostgresQueueStore:
@@ -93,7 +65,7 @@ class PostgresQueueStore:
                     find_partition=storage.partition,
                 )
                 self._lock_in_order(batch, operations)
-                finishes = [await _VERBS[type(operation)](batch, operation) for operation in operations]
+                finishes = [await carry_out(batch, operation) for operation in operations]
                 touched = [batch.partition(number) for number in {operation.partition for operation in operations}]
                 moments = [batch.put("read_moments", partition) for partition in touched] if batch.looked else []
         except QueueGone as error:
@@ -110,14 +82,14 @@ class PostgresQueueStore:
 
     def _lock_in_order(self, batch: OperationBatch, operations: Sequence[Operation]) -> None:
         """Two servers that meet the same rows meet them in one order: otherwise each could wait for the other."""
-        if any(map(entries.has_keys, operations)):
+        if any(map(has_keys, operations)):
             batch.work.put("lock_keys", self._record.generation)
         settling = [o for o in operations if isinstance(o, Complete | Extend | RetryItems | Release)]
         if len(settling) > 1:
             ids: list[int] = []
             for operation in settling:
                 texts = [i.id for i in operation.items] if isinstance(operation, RetryItems) else operation.ids
-                ids += batch.partition(operation.partition).numbers_of(texts)
+                ids += batch.partition(operation.partition).in_order(texts)
             batch.work.put("lock_leases", bigints(sorted(ids)))
 
     async def _make_up(
@@ -182,24 +154,24 @@ class PostgresQueueStore:
         rows = await self._read(statement, partition, first, count_max)
         return [listed_item(place.id_of(row[0]), row[1:]) for row in rows]
 
-    async def tally(self, partition: int, *, rules: DeathRules) -> Tally:
+    async def tally(self, partition: int, *, rules: DeathRules) -> PartitionStats:
         ceiling = rules.max_attempts or NEVER_US
         rows = await self._read("tally", partition, self._storage.given_now_us(), ceiling)
-        queued, leased, scheduled, dying, overdue, age, leased_age = rows[0]
-        return Tally(
+        queued, leased, scheduled, dying, overdue, age_us, leased_age_us = rows[0]
+        return PartitionStats(
             partition=partition,
-            queued=queued,
-            leased=leased,
+            total=queued + leased,
+            total_leased=leased,
             scheduled=scheduled,
             dying=dying,
             overdue=overdue if rules.immortal else 0,
-            average_age_us=age,
-            average_leased_age_us=leased_age,
+            average_age=format_duration(age_us),
+            average_leased_age=format_duration(leased_age_us),
         )
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
         rows = await read(self._storage.pool, "select_ledger", self._record.generation, after, count_max)
-        return [LedgerEntry.from_row(row) for row in rows]
+        return [LedgerEntry(*row) for row in rows]
 
     def _partition(self, number: int) -> PostgresPartition:
         return self._storage.partition(self._record.generation, number)

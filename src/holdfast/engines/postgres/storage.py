@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -33,8 +32,6 @@ NOTIFY_S_MIN = 0.01
 NAMES_COUNT_MAX = 1_000
 CLOSE_TIMEOUT_S = 1.0
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(QueueRecord).decode
 _CATALOG = 0  # the ledger's queue number for rows about queues
 
 
@@ -126,7 +123,7 @@ class PostgresCatalog:
         self._storage = storage
 
     async def queues(self) -> Sequence[QueueRecord]:
-        return [_record(row) for row in await read(self._storage.pool, "catalog_select_queues")]
+        return [QueueRecord.from_row(row) for row in await read(self._storage.pool, "catalog_select_queues")]
 
     async def version(self) -> int:
         return int((await read(self._storage.pool, "catalog_read_version"))[0][0])
@@ -138,7 +135,7 @@ class PostgresCatalog:
         async with transaction(storage.pool, now_us=storage.given_now_us()) as work:
             now_us = (await work.ask("catalog_lock", work.now_us))[0][0]
             record = decide(await _related_queues(work, name, dead_queue), now_us)
-            settings = (record.dead_queue, record.dead_retention_us, _encode(record).decode())
+            settings = (record.dead_queue, record.dead_retention_us, record.json)
             if record.generation:
                 work.put("catalog_update_queue", record.generation, *settings)
             else:
@@ -181,24 +178,14 @@ class PostgresCatalog:
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
         rows = await read(self._storage.pool, "select_ledger", _CATALOG, after, count_max)
-        return [LedgerEntry.from_row(row) for row in rows]
-
-
-def _record(row: tuple[Any, ...]) -> QueueRecord:
-    generation, text = row
-    return msgspec.structs.replace(_decode(text), generation=generation)
+        return [LedgerEntry(*row) for row in rows]
 
 
 async def _related_queues(work: PipelineTransaction, name: str, dead_queue: str) -> RelatedQueues:
     answers = [work.put("catalog_find_queue", name), work.put("catalog_find_queue", dead_queue)]
-    sources = work.put("catalog_select_sources", name)
+    answers.append(work.put("catalog_select_sources", name))
     await work.flush()
-    current, dead = (work.rows(answer) for answer in answers)
-    return RelatedQueues(
-        _record(current[0]) if current else None,
-        _record(dead[0]) if dead else None,
-        [source for (source,) in work.rows(sources)],
-    )
+    return RelatedQueues.from_rows(*map(work.rows, answers))
 
 
 class ChangeNotifier:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import apsw
 
-from holdfast.core.item import SEQUENCE_BITS, SEQUENCE_MAX, format_id, id_suffix, ids_pattern, parse_id, sequence_of
+from holdfast.core.item import SEQUENCE_BITS, SEQUENCE_MAX, PartitionIds
 from holdfast.core.moments import NEVER_US
 from holdfast.engines.sqlite.connection import fetch_all, fetch_one
 from holdfast.ports.queue_store import PartitionState
@@ -17,32 +15,27 @@ _LOW_BITS = 12
 _LOWS = [f"{low:03x}" for low in range(1 << _LOW_BITS)]
 
 
-class SqlitePartition:
+class SqlitePartition(PartitionIds):
     """Counts of one partition, its ids, and the range of row ids that is its own."""
 
     __slots__ = (
-        "_are_ids",
         "_reserved",
         "dying",
         "exact",
-        "first",
         "last",
         "last_sequence",
         "leased",
         "number",
         "queued",
         "scheduled",
-        "suffix",
     )
 
     def __init__(self, generation: int, row: tuple[int, int, int, int, int, int, int]) -> None:
         self.number, self.queued, self.leased, self.scheduled, self.dying, self.last_sequence, exact = row
         self.exact = bool(exact)
         self._reserved = self.last_sequence
-        self.suffix = id_suffix(generation, self.number)
-        self.first = self.number << SEQUENCE_BITS
+        super().__init__(generation, self.number, first=self.number << SEQUENCE_BITS)
         self.last = self.first | SEQUENCE_MAX
-        self._are_ids = ids_pattern(self.suffix).fullmatch
 
     def next_row_id(self, now_us: int) -> int:
         """A row id after every other of this partition: the clock, or one more where the clock stood still."""
@@ -55,10 +48,6 @@ class SqlitePartition:
         self.last_sequence += count - 1
         return range(start, start + count)
 
-    def id_of(self, row_id: int) -> str:
-        """The text of an id."""
-        return format_id(row_id & SEQUENCE_MAX, self.suffix)
-
     def ids_of(self, row_ids: range) -> list[str]:
         """The texts of ids in a row, which differ in their last digits alone."""
         if len(row_ids) == 1:
@@ -70,18 +59,6 @@ class SqlitePartition:
             beginning = format(high, "011x")
             texts += [beginning + low + suffix for low in _LOWS[start : last - (high << _LOW_BITS) + 1]]
         return texts
-
-    def row_of(self, text: str) -> int:
-        """The row id of an id; -1, which no row has, when it cannot be one of ours."""
-        sequence = parse_id(text, self.suffix)
-        return -1 if sequence is None else self.first | sequence
-
-    def rows_of(self, ids: Sequence[str]) -> list[int]:
-        """The row ids of ids; -1 for each that cannot be one of ours."""
-        if self._are_ids(",".join(ids)) is None:
-            return [self.row_of(text) for text in ids]
-        first = self.first
-        return [first | sequence_of(text) for text in ids]
 
     def row(self) -> tuple[int, ...]:
         """As the table has it."""

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, TypeVar
 import apsw
 
 from holdfast.core.item import Item, QueueRecord, listed_item
-from holdfast.core.moments import NEVER_US
-from holdfast.engines.sqlite.checkpoints import BESIDE_PAGES_COUNT, Checkpoints
+from holdfast.core.moments import NEVER_US, format_duration
+from holdfast.core.requests.queue import PartitionStats
 from holdfast.engines.sqlite.connection import (
+    BESIDE_PAGES_COUNT,
     SQL,
+    Checkpoints,
     fetch_all,
     fetch_one,
     open_reader,
@@ -27,7 +29,7 @@ from holdfast.engines.sqlite.connection import (
 from holdfast.engines.sqlite.operations import Operations
 from holdfast.engines.sqlite.partition import Moments, SqlitePartition, read_partitions
 from holdfast.errors import Invalid, StorageFailed
-from holdfast.ports.queue_store import Committed, DeathRules, DyingItem, LedgerEntry, Operation, Tally
+from holdfast.ports.queue_store import Committed, DeathRules, DyingItem, LedgerEntry, Operation
 from holdfast.proof import crash_point
 
 if TYPE_CHECKING:
@@ -115,7 +117,7 @@ class SqliteQueueStore:
 
     def _open(self) -> None:
         size = size_of(self.path)  # 0 also while somebody copies a backup to its place
-        if not size and self._storage.was_made(self._generation):
+        if not size and self._storage.catalog().was_made(self._generation):
             what = "missing" if size is None else "empty"
             raise StorageFailed(
                 f"storage failed; the file {self.path.name} of queue '{self._name}' is {what}, restore it from a "
@@ -130,7 +132,7 @@ class SqliteQueueStore:
                     writer.executemany(SQL["insert_partition"], missing)
                 self._partitions = read_partitions(writer, self._generation)
             self._moments = Moments(writer)
-        self._storage.note_made(self._generation)
+        self._storage.catalog().note_made(self._generation)
         self._writer = writer
         self._checkpoints = Checkpoints(self.path, writer, self._storage.checkpointer)
         self._operations = Operations(writer, self._partitions, self._moments)
@@ -184,19 +186,19 @@ class SqliteQueueStore:
 
     async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
         place = self._place(partition)
-        first = place.row_of(pivot) if pivot else place.first
+        first = place.number_of(pivot) if pivot else place.first
         if first < 0:
             raise Invalid(f"invalid storage id; '{pivot}' is not an id of this partition")
         statement = "list_scheduled" if scheduled else "list_items"
         rows = await self._read(lambda db: fetch_all(db, statement, (first, place.last, count_max)))
         return [listed_item(place.id_of(row[0]), row[1:]) for row in rows]
 
-    async def tally(self, partition: int, *, rules: DeathRules) -> Tally:
+    async def tally(self, partition: int, *, rules: DeathRules) -> PartitionStats:
         place, now_us = self._place(partition), self._storage.clock.now_us()
         span = (place.first, place.last)
         ceiling = rules.max_attempts or NEVER_US
 
-        def read(db: apsw.Connection) -> Tally:
+        def read(db: apsw.Connection) -> PartitionStats:
             db.execute("BEGIN")
             try:
                 queued, queued_age_us, overdue = fetch_one(db, "tally_ready", (*span, now_us, ceiling))
@@ -204,22 +206,23 @@ class SqliteQueueStore:
                 waiting, dying = fetch_one(db, "tally_others", span)
             finally:
                 db.execute("COMMIT")
-            return Tally(
+            total = queued + leased
+            return PartitionStats(
                 partition=partition,
-                queued=queued,
-                leased=leased,
+                total=total,
+                total_leased=leased,
                 scheduled=waiting,
                 dying=dying,
                 overdue=overdue if rules.immortal else 0,
-                average_age_us=max(0, (queued_age_us + leased_age_us) // (queued + leased)) if queued + leased else 0,
-                average_leased_age_us=max(0, lease_age_us // leased) if leased else 0,
+                average_age=format_duration(max(0, (queued_age_us + leased_age_us) // max(total, 1))),
+                average_leased_age=format_duration(max(0, lease_age_us // max(leased, 1))),
             )
 
         return await self._read(read)
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
         rows = await self._read(lambda db: fetch_all(db, "select_ledger", (after, count_max)))
-        return [LedgerEntry.from_row((*row[:2], self._name, *row[2:])) for row in rows]
+        return [LedgerEntry(at_us, action, self._name, *story) for at_us, action, *story in rows]
 
     # --- letting go -------------------------------------------------------------------------------------------
 

@@ -44,9 +44,6 @@ T = TypeVar("T")
 OPEN_FILES_COUNT_MAX = 200
 COMMIT_THREADS_COUNT_MAX = 4
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(QueueRecord).decode
-
 
 class FolderLock:
     """An OS lock that ends with the process, however it ends."""
@@ -143,7 +140,7 @@ class SqliteCatalog:
 
     async def queues(self) -> Sequence[QueueRecord]:
         rows = await self._do(lambda db: fetch_all(db, "catalog_select_queues"))
-        return [_record(row) for row in rows]
+        return [QueueRecord.from_row(row) for row in rows]
 
     async def version(self) -> int:
         return self._version
@@ -154,7 +151,7 @@ class SqliteCatalog:
         def work(db: apsw.Connection) -> QueueRecord:
             with transaction(db):
                 record = decide(_related(db, name, dead_queue), self._clock.now_us())
-                text = _encode(record).decode()
+                text = record.json
                 if record.generation:
                     db.execute(SQL["catalog_update_queue"], (record.generation, record.dead_queue, text))
                     return record
@@ -189,7 +186,7 @@ class SqliteCatalog:
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
         rows = await self._do(lambda db: fetch_all(db, "catalog_select_ledger", (after, count_max)))
-        return [LedgerEntry.from_row(row) for row in rows]
+        return [LedgerEntry(*row) for row in rows]
 
     # --- files: called from worker threads --------------------------------------------------------------------
 
@@ -199,46 +196,33 @@ class SqliteCatalog:
 
     def note_made(self, generation: int) -> None:
         """The file of this queue exists now."""
-        if generation in self._made:
-            return
-
-        def work(db: apsw.Connection) -> None:
-            with transaction(db):
-                db.execute(SQL["catalog_insert_file"], (generation,))
-
-        self._locked(work)
-        self._made.add(generation)
+        if generation not in self._made:
+            self._note_file("catalog_insert_file", generation)
+            self._made.add(generation)
 
     def delete_later(self, generation: int) -> None:
         """The file of this queue may be removed."""
-
-        def work(db: apsw.Connection) -> None:
-            with transaction(db):
-                db.execute(SQL["catalog_doom_file"], (generation,))
-
-        self._locked(work)
+        self._note_file("catalog_doom_file", generation)
 
     def forget(self, generation: int) -> None:
         """The file of this queue has been removed."""
-
-        def work(db: apsw.Connection) -> None:
-            with transaction(db):
-                db.execute(SQL["catalog_forget_file"], (generation,))
-
-        self._locked(work)
+        self._note_file("catalog_forget_file", generation)
         self._made.discard(generation)
 
+    def _note_file(self, statement: str, generation: int) -> None:
+        def work(db: apsw.Connection) -> None:
+            with transaction(db):
+                db.execute(SQL[statement], (generation,))
 
-def _record(row: tuple[int, str]) -> QueueRecord:
-    generation, text = row
-    return msgspec.structs.replace(_decode(text), generation=generation)
+        self._locked(work)
 
 
 def _related(db: apsw.Connection, name: str, dead_queue: str) -> RelatedQueues:
-    current = fetch_one(db, "catalog_find_queue", (name,))
-    dead = fetch_one(db, "catalog_find_queue", (dead_queue,)) if dead_queue else None
-    sources = [row[0] for row in fetch_all(db, "catalog_select_sources", (name,))]
-    return RelatedQueues(_record(current) if current else None, _record(dead) if dead else None, sources)
+    return RelatedQueues.from_rows(
+        fetch_all(db, "catalog_find_queue", (name,)),
+        fetch_all(db, "catalog_find_queue", (dead_queue,)),
+        fetch_all(db, "catalog_select_sources", (name,)),
+    )
 
 
 class SqliteStorage:
@@ -314,14 +298,6 @@ class SqliteStorage:
         """The folder is this process's own: nobody else changes it."""
 
     # --- called by its queues ------------------------------------------------------------------------------------
-
-    def was_made(self, generation: int) -> bool:
-        """Whether the file of a queue has existed."""
-        return self._catalog.was_made(generation)
-
-    def note_made(self, generation: int) -> None:
-        """The file of a queue exists now."""
-        self._catalog.note_made(generation)
 
     def closed(self, store: SqliteQueueStore) -> None:
         """A file was closed."""

@@ -8,20 +8,20 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.core import checks
-from holdfast.core.item import PartitionPlace, QueueRecord
+from holdfast.core.item import PartitionInfo, QueueRecord
 from holdfast.core.moments import parse_duration
 from holdfast.core.requests.queue import CreateQueueRequest, UpdateQueueRequest
 from holdfast.errors import Invalid, QueueMissing
 from holdfast.ports.queue_store import RelatedQueues
 
-Places = Callable[[int], list[PartitionPlace]]
+Places = Callable[[int], list[PartitionInfo]]
 
 
 def places_by(affinities: Mapping[str, float]) -> Places:
     """Where a queue's partitions go, by the affinities of the storages."""
 
-    def places(partition_count: int) -> list[PartitionPlace]:
-        return [PartitionPlace(partition, name) for partition, name in enumerate(spread(partition_count, affinities))]
+    def places(partition_count: int) -> list[PartitionInfo]:
+        return [PartitionInfo(partition, name) for partition, name in enumerate(spread(partition_count, affinities))]
 
     return places
 

@@ -8,14 +8,17 @@ that is alone makes its own commit, without the loop.
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeAlias, cast
+from functools import partial
+from typing import TypeAlias, TypeVar, cast
 
 from msgspec import Struct
 
 from holdfast.core.item import NewItem, PlacedItem, QueueRecord, partition_of
 from holdfast.core.moments import NEVER_US
+from holdfast.core.requests.queue import LeaseReply
 from holdfast.errors import HoldfastError, InternalError, Invalid, NothingToLease, QueueMissing, ShuttingDown, TryAgain
 from holdfast.ports.clock import Clock, Timer
 from holdfast.ports.queue_store import (
@@ -26,6 +29,7 @@ from holdfast.ports.queue_store import (
     LeaseItems,
     MoveTarget,
     Operation,
+    PartitionOperation,
     Produce,
     Produced,
     Release,
@@ -35,17 +39,22 @@ from holdfast.ports.queue_store import (
     SentBack,
 )
 from holdfast.proof import crash_point
-from holdfast.services.queue.batch import CommitBatch, assign_leases, place_produce, share_out, take
 from holdfast.services.queue.storage_share import StorageShare
 from holdfast.services.queue.waiting import (
     PRODUCES_WAITING_BYTES_MAX,
-    LeaseAnswer,
+    CommitBatch,
     Waiting,
     WaitingLease,
     WaitingOperation,
     WaitingRequests,
+    assign_leases,
+    place_produce,
+    share_out,
+    take,
 )
 from holdfast.telemetry.events import emit
+
+R = TypeVar("R")
 
 OPERATION_TIMEOUT_US = 60_000_000
 #: A batch of more items is not committed on the event loop's thread: it would hold up whoever comes next.
@@ -68,12 +77,6 @@ class InFlight:
         self.lone_count = 0  # requests in a row that had no company
 
 
-class ItemsEnded(Struct, frozen=True):
-    """Items were marked as dying, moved or deleted."""
-
-    ended: Ended
-
-
 class ItemsSentBack(Struct, frozen=True):
     """Items go back to the queue that they died in."""
 
@@ -81,20 +84,16 @@ class ItemsSentBack(Struct, frozen=True):
     sent_back: SentBack
 
 
-class DyingFound(Struct, frozen=True):
-    """Items are dying, or may be, of which nobody was told: a storage was read anew, or a server died beside us."""
+class QueueChange(enum.Enum):
+    """What happened to a queue that its own requests do not tell."""
+
+    DYING = "dying"  #: items are, or may be, of which nobody was told: a storage was read anew, or a server died
+    FAILED = "failed"  #: a commit, as far as is known: on a shared storage it may have moved items to other queues
+    LOST = "lost"  #: the store says that the queue is gone or was made anew
 
 
-class CommitFailed(Struct, frozen=True):
-    """A commit failed, as far as is known: on a shared storage it may have moved items to other queues."""
-
-
-class QueueLost(Struct, frozen=True):
-    """The store says that the queue is gone or was made anew."""
-
-
-#: What a queue tells its manager.
-QueueEvent: TypeAlias = ItemsEnded | ItemsSentBack | DyingFound | CommitFailed | QueueLost
+#: What a queue tells its manager. Items that ended were marked as dying, moved or deleted.
+QueueEvent: TypeAlias = Ended | ItemsSentBack | QueueChange
 
 
 class EarliestTimer:
@@ -138,7 +137,7 @@ class LogicalQueue:
         *,
         clock: Clock,
         activity: InFlight,
-        rules: Callable[[QueueRecord], DeathRules],
+        rules: Callable[[LogicalQueue], DeathRules],
         on_event: Callable[[LogicalQueue, QueueEvent], None],
     ) -> None:
         self.record = record
@@ -147,7 +146,8 @@ class LogicalQueue:
         self.in_flight = 0
         self._clock = clock
         self._activity = activity
-        self._rules = rules
+        #: By which rules its items die now.
+        self.rules: Callable[[], DeathRules] = partial(rules, self)
         self._on_event = on_event
         self._closed_with: HoldfastError | None = None
         self._frozen = 0
@@ -155,10 +155,6 @@ class LogicalQueue:
         self._wakes = {share: asyncio.Event() for share in self.shares}
         self._tasks: list[asyncio.Task[None]] = []
         self._timer = EarliestTimer(clock, self._on_time)
-
-    def rules(self) -> DeathRules:
-        """By which rules its items die now."""
-        return self._rules(self.record)
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -175,7 +171,7 @@ class LogicalQueue:
         ids, partition = cast(tuple[Sequence[str], int], await self._served(waiting))
         return _placed(ids, items, partition)
 
-    async def lease(self, client_id: str, batch_size: int, *, timeout_us: int) -> LeaseAnswer:
+    async def lease(self, client_id: str, batch_size: int, *, timeout_us: int) -> LeaseReply:
         """Wait for items. Raises NothingToLease when the time is up."""
         self._check_open()
         if self._nobody_else(batch_size) and (self._is_sure() or await self._look_round(batch_size)):
@@ -186,27 +182,22 @@ class LogicalQueue:
         waiting = self.waiting.add_lease(client_id, batch_size, self._clock.now_us() + timeout_us)
         try:
             self._wait_for_turn(waiting)
-            return cast(LeaseAnswer, await waiting.future)
+            return cast(LeaseReply, await waiting.future)
         except asyncio.CancelledError:
             # The answer and the disconnection crossed: nobody will ever hear of these leases.
             if waiting.future.done() and not waiting.future.cancelled() and waiting.future.exception() is None:
-                answer = cast(LeaseAnswer, waiting.future.result())
+                answer = cast(LeaseReply, waiting.future.result())
                 self.release(answer.partition, [item.id for item in answer.items])
             raise
         finally:
             self.waiting.remove_lease(waiting)  # answered, timed out or disconnected
 
     async def operate(
-        self,
-        operation: Operation,
-        *,
-        partition: int,
-        settles: bool = False,
-        timeout_us: int = OPERATION_TIMEOUT_US,
-    ) -> Result:
+        self, operation: PartitionOperation[R], *, settles: bool = False, timeout_us: int = OPERATION_TIMEOUT_US
+    ) -> R:
         """Carry out an operation on its partition. Raises TryAgain, and then nothing is acknowledged."""
         self._check_open()
-        share = self.share_of(partition)
+        share = self.share_of(operation.partition)
         if not share.healthy:
             raise self._unavailable()
         weight = _weight(operation)
@@ -215,7 +206,7 @@ class LogicalQueue:
         self._check_open()
         waiting = WaitingOperation(operation, weight, self._clock.now_us() + timeout_us, settles=settles)
         self.waiting.add_operation(share, waiting)
-        return cast(Result, await self._served(waiting, share))
+        return cast(R, await self._served(waiting, share))
 
     def release(self, partition: int, ids: Sequence[str]) -> None:
         """Undo leases of which nobody will ever hear."""
@@ -266,7 +257,7 @@ class LogicalQueue:
         waiting = self.waiting
         if waiting.produces or waiting.leases or waiting.operations[share]:
             return False
-        return self._may_commit(share) and share.commits_inline() and not share.due_partitions(self.rules)
+        return self._may_commit(share) and share.serves_inline(self.rules)
 
     def _is_sure(self) -> bool:
         """Whether a request that seems to be alone need not look round: the last ones were alone too."""
@@ -291,9 +282,9 @@ class LogicalQueue:
         (share,) = self.shares
         partition = share.partitions[0] if len(share.partitions) == 1 else place_produce(share.un_leased())
         produced = await self._operate_alone(Produce(partition, items, self.record.expire_timeout_us))
-        return _placed(cast(Produced, produced).ids, items, partition)
+        return _placed(produced.ids, items, partition)
 
-    async def _lease_alone(self, batch_size: int) -> LeaseAnswer | None:
+    async def _lease_alone(self, batch_size: int) -> LeaseReply | None:
         """Lease items at once; none when it has to wait."""
         (share,) = self.shares
         available = share.available(share.un_leased())
@@ -302,15 +293,15 @@ class LogicalQueue:
         partition = next(iter(available)) if len(available) == 1 else assign_leases([batch_size], available)[0]
         lease = LeaseItems(partition, batch_size, self.record.lease_timeout_us, self.rules())
         try:
-            leased = cast(LeasedItems, await self._operate_alone(lease))
+            leased = await self._operate_alone(lease)
         except TryAgain:
             return None  # it waits on, until the storage is back or its time is up
         if not leased.items:
             share.gave_nothing(partition)
             return None
-        return LeaseAnswer(partition, list(leased.items))
+        return LeaseReply(self.record.name, partition, list(leased.items))
 
-    async def _operate_alone(self, operation: Operation) -> Result:
+    async def _operate_alone(self, operation: PartitionOperation[R]) -> R:
         """One commit for the only client: no task, no event, no thread between it and its commit, and nothing that
         would suspend it: a client can be cancelled while it is suspended, a commit cannot."""
         (share,) = self.shares
@@ -330,7 +321,7 @@ class LogicalQueue:
             self.wake(share)
         if share.soonest_us < self._timer.at_us:
             self._timer.call_at(share.next_due_us(self.rules()))
-        return result
+        return cast(R, result)
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
@@ -409,13 +400,13 @@ class LogicalQueue:
         try:
             await share.load()
         except QueueMissing:
-            self._on_event(self, QueueLost())
+            self._on_event(self, QueueChange.LOST)
         except HoldfastError as error:
             share.set_aside(error)
             emit("queue.storage_failed", queue=self.record.name, storage=share.storage, error=error.message)
         else:
             emit("queue.loaded", queue=self.record.name, storage=share.storage)
-            self._on_event(self, DyingFound())
+            self._on_event(self, QueueChange.DYING)
         finally:
             self._commit_ended.set()
 
@@ -432,7 +423,7 @@ class LogicalQueue:
             crash_point("queue.before_reply")
             self._answer(share, batch, committed.results)
             if share.abilities.shared and any(state.dying for state in committed.states.values()):
-                self._on_event(self, DyingFound())  # a server that died may have left them
+                self._on_event(self, QueueChange.DYING)  # a server that died may have left them
         except Exception as error:  # noqa: BLE001 - see _failure
             self._fail(batch, self._failure(share, error))
         finally:
@@ -444,9 +435,9 @@ class LogicalQueue:
     def _failure(self, share: StorageShare, error: Exception) -> HoldfastError:
         """A commit failed: what its requests hear. The share is not used again before it has been loaded."""
         if share.abilities.shared:
-            self._on_event(self, CommitFailed())
+            self._on_event(self, QueueChange.FAILED)
         if isinstance(error, QueueMissing):
-            self._on_event(self, QueueLost())
+            self._on_event(self, QueueChange.LOST)
             return error
         if isinstance(error, HoldfastError):
             emit("queue.storage_failed", queue=self.record.name, storage=share.storage, error=error.message)
@@ -495,7 +486,7 @@ class LogicalQueue:
             if result.more:
                 share.look_at_due(operation.partition)
             if result.dying or result.moved or result.deleted:
-                self._on_event(self, ItemsEnded(result))
+                self._on_event(self, result)
 
     def _answer_leases(
         self, share: StorageShare, leases: list[WaitingLease], partition: int, leased: LeasedItems
@@ -510,7 +501,7 @@ class LogicalQueue:
             if items:
                 given += len(items)
                 self.waiting.remove_lease(lease)
-                lease.answer(LeaseAnswer(partition, items))
+                lease.answer(LeaseReply(self.record.name, partition, items))
         if given < len(leased.items):
             # Somebody went away while the commit ran. Nobody knows of these leases: undo them.
             kept = {item.id for items in shares for item in items}

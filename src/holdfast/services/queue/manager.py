@@ -17,14 +17,11 @@ from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDo
 from holdfast.ports.clock import Clock
 from holdfast.ports.queue_store import Catalog, DeathRules, Ended, Forget, MoveTarget, SentBack, Storage
 from holdfast.services.queue.logical_queue import (
-    CommitFailed,
-    DyingFound,
     InFlight,
-    ItemsEnded,
     ItemsSentBack,
     LogicalQueue,
+    QueueChange,
     QueueEvent,
-    QueueLost,
 )
 from holdfast.services.queue.mover import Mover
 from holdfast.services.queue.storage_share import StorageShare
@@ -205,7 +202,7 @@ class QueueManager:
                 source_ids = await share.store.arrivals(source_queue=source_queue, count_max=ARRIVALS_COUNT_MAX)
                 if source_ids:
                     forget = Forget(share.partitions[0], source_ids)
-                    await target.operate(forget, partition=share.partitions[0])
+                    await target.operate(forget)
 
     # --- changes ----------------------------------------------------------------------------------------------
 
@@ -260,8 +257,9 @@ class QueueManager:
 
     # --- rules of death ---------------------------------------------------------------------------------------
 
-    def _rules_of(self, record: QueueRecord) -> DeathRules:
+    def _rules_of(self, queue: LogicalQueue) -> DeathRules:
         """In a dead queue nothing dies by itself; elsewhere the dead go to the emptiest healthy partition."""
+        record = queue.record
         known = self._rules.get(record.name)
         if known is not None:
             return known
@@ -306,19 +304,19 @@ class QueueManager:
     def _on_event(self, queue: LogicalQueue, event: QueueEvent) -> None:
         record = queue.record
         match event:
-            case ItemsEnded(ended=ended):
-                self._on_ended(record, ended)
+            case Ended():
+                self._on_ended(record, event)
             case ItemsSentBack(target=target, sent_back=sent_back):
                 self._on_sent_back(record, target, sent_back)
-            case DyingFound():
+            case QueueChange.DYING:
                 # A commit whose answer was lost may have marked items as dying: carry them.
                 if (mover := self._movers.get(record.name)) is not None:
                     mover.wake()
-            case CommitFailed():
+            case QueueChange.FAILED:
                 # A death, or a redrive, whose answer was lost may have happened: who waits where it leads to looks.
                 for name in (record.dead_queue, *self._source_queues.get(record.name, ())):
                     self._look_again(name)
-            case QueueLost():
+            case QueueChange.LOST:
                 # Another server deleted the queue or made it anew: read the catalog.
                 queue.close_requests(QueueMissing(record.name))
                 self._stale.set()

@@ -15,16 +15,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
+from holdfast.core.moments import SECOND_US, Backoff
 from holdfast.errors import HoldfastError, QueueMissing, ShuttingDown
 from holdfast.ports.clock import Clock, Timer
-from holdfast.ports.queue_store import Arrive, DyingItem, Forget, MoveTarget, Remove, Revive
+from holdfast.ports.queue_store import Arrive, DyingItem, Forget, MoveTarget, QueueStore, Remove, Revive
 from holdfast.proof import crash_point
 from holdfast.services.queue.logical_queue import LogicalQueue
 from holdfast.telemetry.events import emit
 
 CARRIED_COUNT_MAX = 500
-BACKOFF_US_FIRST = 100_000
-BACKOFF_US_MAX = 30_000_000
+BACKOFF = Backoff(first_s=0.1, delay_s_max=30.0)
 
 
 class Mover:
@@ -54,7 +54,7 @@ class Mover:
         while not self._closed:
             self._again = False
             try:
-                moved = [await self.run_once(lane_partition) for lane_partition in self._partitions_with_dying()]
+                moved = [await self._run_once(store, partition) for store, partition in self._with_dying()]
             except ShuttingDown:
                 return
             except HoldfastError as error:
@@ -64,19 +64,18 @@ class Mover:
             if not any(moved) and not self._again:
                 return
 
-    def _partitions_with_dying(self) -> list[int]:
+    def _with_dying(self) -> list[tuple[QueueStore, int]]:
         return [
-            partition
+            (share.store, partition)
             for share in self.queue.shares
             if share.healthy
             for partition, state in share.states.items()
             if state.dying
         ]
 
-    async def run_once(self, partition: int) -> int:
+    async def _run_once(self, store: QueueStore, partition: int) -> int:
         """Carry one batch of a partition; returns how many there were. Raises what the source or a target raises,
         after every other target has been served."""
-        store = self.queue.share_of(partition).store
         dying = await store.dying_items(partition, count_max=CARRIED_COUNT_MAX)
         failed: HoldfastError | None = None
         for target, group in groupby(sorted(dying, key=_target), key=lambda item: item.target):
@@ -96,20 +95,17 @@ class Mover:
         if dead_queue is None or dead_queue.record.generation != target.generation:
             # Its dead queue was taken from it and deleted between the mark and now. Today's rules decide anew.
             emit("dead.revived", queue=self.queue.record.name, dead_queue=target.queue_name, count=len(ids))
-            await self.queue.operate(Revive(partition, ids), partition=partition)
+            await self.queue.operate(Revive(partition, ids))
             return
         crash_point("dead.after_mark")
         try:
-            await dead_queue.operate(
-                Arrive(target.partition, dying, dead_queue.record.expire_timeout_us),
-                partition=target.partition,
-            )
+            await dead_queue.operate(Arrive(target.partition, dying, dead_queue.record.expire_timeout_us))
         except QueueMissing as error:
             raise HoldfastError(error.message) from error
         crash_point("dead.after_arrive")
-        await self.queue.operate(Remove(partition, ids), partition=partition)
+        await self.queue.operate(Remove(partition, ids))
         crash_point("dead.after_remove")
-        await dead_queue.operate(Forget(target.partition, ids), partition=target.partition)
+        await dead_queue.operate(Forget(target.partition, ids))
         crash_point("dead.after_forget")
 
     def _back_off(self, error: HoldfastError) -> None:
@@ -122,8 +118,8 @@ class Mover:
             dead_queue=self._failing or self.queue.record.dead_queue,
             error=error.message,
         )
-        delay_us = min(BACKOFF_US_MAX, BACKOFF_US_FIRST * 2 ** min(self._failures - 1, 16))
-        self._timer = self.clock.call_later(delay_us, self._on_timer)
+        delay_s = BACKOFF.delay_s(self._failures - 1, spread=1.0)
+        self._timer = self.clock.call_later(int(delay_s * SECOND_US), self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar, cast
 
+from msgspec.structs import replace
+
 from holdfast.core import checks
 from holdfast.core.item import NewItem, QueueInfo
-from holdfast.core.moments import format_duration, parse_duration
+from holdfast.core.moments import parse_duration
 from holdfast.core.requests.declare import HANDLERS, handles
 from holdfast.core.requests.queue import (
     ClearRequest,
@@ -47,21 +49,16 @@ from holdfast.errors import BadIds, Invalid, ShuttingDown, StorageFailed
 from holdfast.ports.queue_store import (
     Clear,
     Complete,
-    Counted,
     Delete,
     Extend,
-    Extended,
     IdsRefused,
     Import,
-    Imported,
-    Operation,
-    Result,
+    PartitionOperation,
     RetryItems,
     SendBack,
-    SentBack,
 )
 from holdfast.services.queue import changes
-from holdfast.services.queue.logical_queue import LogicalQueue
+from holdfast.services.queue.logical_queue import OPERATION_TIMEOUT_US, LogicalQueue
 from holdfast.services.queue.manager import QueueManager
 from holdfast.telemetry.events import emit
 
@@ -110,8 +107,7 @@ class QueueService:
         timeout_us = checks.request_timeout(request.request_timeout)
         checks.client_id(request.client_id)
         checks.batch_size(request.batch_size)
-        answer = await queue.lease(request.client_id, request.batch_size, timeout_us=timeout_us)
-        return LeaseReply(request.queue_name, answer.partition, answer.items)
+        return await queue.lease(request.client_id, request.batch_size, timeout_us=timeout_us)
 
     @handles(CompleteRequest)
     async def complete(self, request: CompleteRequest) -> CodeReply:
@@ -119,8 +115,7 @@ class QueueService:
         timeout_us = checks.request_timeout(request.request_timeout)
         queue.share_of(request.partition)
         checks.ids(request.ids)
-        operation = Complete(request.partition, _unique(request.ids))
-        await _settled(queue, operation, request.partition, "completed", timeout_us)
+        await _settled(queue, Complete(request.partition, _unique(request.ids)), "completed", timeout_us)
         return OK
 
     @handles(RetryRequest)
@@ -131,8 +126,7 @@ class QueueService:
         for item in request.items:
             checks.text_field(item.reason, what="reason")
         items = list({item.id: item for item in request.items}.values())
-        operation = RetryItems(request.partition, items, queue.rules())
-        await _settled(queue, operation, request.partition, "retried")
+        await _settled(queue, RetryItems(request.partition, items, queue.rules()), "retried")
         return OK
 
     @handles(ExtendRequest)
@@ -143,8 +137,7 @@ class QueueService:
         checks.ids(request.ids)
         lease_timeout_us = lease_timeout_us or queue.record.lease_timeout_us
         operation = Extend(request.partition, _unique(request.ids), lease_timeout_us)
-        result = await _settled(queue, operation, request.partition, "extended")
-        return ExtendReply(list(cast(Extended, result).items))
+        return ExtendReply(list((await _settled(queue, operation, "extended")).items))
 
     # --- one queue --------------------------------------------------------------------------------------------
 
@@ -157,22 +150,9 @@ class QueueService:
             for partition in share.partitions:
                 try:
                     tally = await share.store.tally(partition, rules=rules)
+                    partitions.append(replace(tally, failures=share.failures))
                 except StorageFailed:
                     partitions.append(PartitionStats(partition=partition, failures=max(1, share.failures)))
-                    continue
-                partitions.append(
-                    PartitionStats(
-                        partition=partition,
-                        total=tally.queued + tally.leased,
-                        total_leased=tally.leased,
-                        failures=share.failures,
-                        average_age=format_duration(tally.average_age_us),
-                        average_leased_age=format_duration(tally.average_leased_age_us),
-                        scheduled=tally.scheduled,
-                        dying=tally.dying,
-                        overdue=tally.overdue,
-                    )
-                )
         logical = LogicalQueueStats(
             produce_waiting=len(queue.waiting.produces),
             lease_waiting=len(queue.waiting.leases),
@@ -199,7 +179,7 @@ class QueueService:
                 )
                 more = True
                 while more:  # ends: each round deletes CLEAR_COUNT_MAX items that were there, or is the last
-                    counted = cast(Counted, await queue.operate(clear, partition=partition))
+                    counted = await queue.operate(clear)
                     total += counted.count
                     more = counted.more
         if total:
@@ -229,8 +209,7 @@ class QueueService:
         if request.source_queue == request.queue_name:
             raise Invalid(f"source queue is invalid; '{request.queue_name}' cannot be redriven into itself")
         target = self.manager.source_target(request.source_queue)
-        operation = SendBack(request.partition, _unique(request.ids), target)
-        redriven = cast(SentBack, await queue.operate(operation, partition=request.partition))
+        redriven = await queue.operate(SendBack(request.partition, _unique(request.ids), target))
         return RedriveItemsReply(list(redriven.ids))
 
     @handles(ReloadRequest)
@@ -330,15 +309,14 @@ class QueueService:
                 if not 0 <= getattr(item, what) <= checks.ATTEMPTS_MAX:
                     raise Invalid(f"{what} is invalid; must be between 0 and {checks.ATTEMPTS_MAX}")
         operation = Import(request.partition, request.items, queue.record.expire_timeout_us)
-        result = await queue.operate(operation, partition=request.partition)
-        return ItemsReply(list(cast(Imported, result).items))
+        return ItemsReply(list((await queue.operate(operation)).items))
 
     @handles(DeleteItemsRequest)
     async def delete_items(self, request: DeleteItemsRequest) -> CodeReply:
         queue = self._queue(request.queue_name)
         queue.share_of(request.partition)
         checks.ids(request.ids)
-        await queue.operate(Delete(request.partition, _unique(request.ids)), partition=request.partition)
+        await queue.operate(Delete(request.partition, _unique(request.ids)))
         return OK
 
 
@@ -359,19 +337,8 @@ def _checked(items: Sequence[NewItem]) -> tuple[Sequence[NewItem], int]:
             checks.text_field(item.dedupe_key, what="dedupe_key", characters_max=checks.DEDUPE_KEY_CHARACTERS_MAX)
     if not utf8:
         return items, byte_count
-    whole = [_from_utf8(item) if item.utf8 else item for item in items]
+    whole = [replace(item, payload=item.utf8.encode(), utf8="") if item.utf8 else item for item in items]
     return whole, sum(len(item.payload) for item in whole)
-
-
-def _from_utf8(item: NewItem) -> NewItem:
-    return NewItem(
-        payload=item.utf8.encode(),
-        encoding=item.encoding,
-        kind=item.kind,
-        reference=item.reference,
-        enqueue_at=item.enqueue_at,
-        dedupe_key=item.dedupe_key,
-    )
 
 
 def _unique(ids: Sequence[str]) -> list[str]:
@@ -379,17 +346,13 @@ def _unique(ids: Sequence[str]) -> list[str]:
 
 
 async def _settled(
-    queue: LogicalQueue, operation: Operation, partition: int, done: str, timeout_us: int = 60_000_000
-) -> Result:
-    result = await queue.operate(operation, partition=partition, settles=True, timeout_us=timeout_us)
-    if isinstance(result, IdsRefused):
-        raise _refusal(done, result)
-    return result
-
-
-def _refusal(verb: str, refused: IdsRefused) -> BadIds:
-    """The error for ids that do not exist or are not leased; names every one of them in its details."""
-    ids = [*refused.missing, *refused.unleased]
-    if refused.missing:
-        return BadIds(f"invalid storage id; '{refused.missing[0]}' does not exist", ids=ids)
-    return BadIds(f"item(s) cannot be {verb}; '{refused.unleased[0]}' is not marked as leased", ids=ids)
+    queue: LogicalQueue, operation: PartitionOperation[R | IdsRefused], did: str, timeout_us: int = OPERATION_TIMEOUT_US
+) -> R:
+    """The result of a settlement. Raises BadIds, which names all that do not exist or are not leased."""
+    result = await queue.operate(operation, settles=True, timeout_us=timeout_us)
+    if not isinstance(result, IdsRefused):
+        return result
+    ids = [*result.missing, *result.unleased]
+    if result.missing:
+        raise BadIds(f"invalid storage id; '{result.missing[0]}' does not exist", ids=ids)
+    raise BadIds(f"item(s) cannot be {did}; '{result.unleased[0]}' is not marked as leased", ids=ids)

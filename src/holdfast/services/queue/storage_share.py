@@ -1,21 +1,19 @@
 """A queue's share of one storage: its partitions, how they stand, and whether the storage can be used at present.
 
 A share runs one commit at a time. After a failure it is set aside, loads its state anew with back-off, and comes
-back. It knows nothing of requests; `batch.py` decides what goes into a commit.
+back. It knows nothing of requests; `waiting.py` decides what goes into a commit.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from holdfast.core.moments import NEVER_US
+from holdfast.core.moments import NEVER_US, SECOND_US, Backoff
 from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.ports.clock import Clock
 from holdfast.ports.queue_store import Committed, DeathRules, Operation, PartitionState, QueueStore, StorageAbilities
 
-BACKOFF_US_FIRST = 100_000
-BACKOFF_US_MAX = 30_000_000
+BACKOFF = Backoff(first_s=0.1, delay_s_max=30.0)
 #: A commit slower than this is not made on the event loop's thread, even for a lone request.
 INLINE_COMMIT_US_MAX = 2_000
 
@@ -44,12 +42,17 @@ class StorageShare:
         self._dry: dict[int, int] = {}  # partitions that had so many items and none that could be leased
         self._clock_ahead_us = 0  # the store's clock minus ours; a storage that nobody shares goes by ours
         self._commit_us = 0.0
+        self._is_quick = abilities.inline
 
     # --- the store --------------------------------------------------------------------------------------------
 
     def commits_inline(self) -> bool:
         """Whether a commit would be made at once, on the calling thread."""
-        return self.abilities.inline and self._commit_us < INLINE_COMMIT_US_MAX and self.store.can_commit_inline()
+        return self._is_quick and self.store.can_commit_inline()
+
+    def serves_inline(self, rules: Callable[[], DeathRules]) -> bool:
+        """Whether the same is true of a request, because nothing is due before it."""
+        return self._is_quick and not self.due_partitions(rules) and self.store.can_commit_inline()
 
     async def load(self) -> None:
         """Read the state from the store; raises StorageFailed or QueueMissing."""
@@ -66,7 +69,7 @@ class StorageShare:
 
     async def commit(self, operations: Sequence[Operation], *, alone: bool) -> Committed:
         """One commit; raises StorageFailed or QueueMissing."""
-        inline = alone and self.abilities.inline and self._commit_us < INLINE_COMMIT_US_MAX
+        inline = alone and self._is_quick
         started_us = self.clock.now_us() if self.abilities.shared else 0
         self.busy = True
         try:
@@ -78,6 +81,7 @@ class StorageShare:
         # waits for the interpreter: a commit in one was never slower than it seems, and may have been quicker.
         recent_us = 0.7 * self._commit_us + 0.3 * committed.took_us
         self._commit_us = recent_us if inline else min(recent_us, committed.took_us)
+        self._is_quick = self.abilities.inline and self._commit_us < INLINE_COMMIT_US_MAX
         return committed
 
     def _compare_clocks(self, store_us: int, started_us: int) -> None:
@@ -104,8 +108,7 @@ class StorageShare:
         """Use the share no more until it has been loaded again; returns what its requests are answered with."""
         self.healthy = False
         self.failures += 1
-        backoff_us = min(BACKOFF_US_MAX, BACKOFF_US_FIRST * 2 ** min(self.failures - 1, 16))
-        self.retry_at_us = self.clock.now_us() + int(backoff_us * random.uniform(0.5, 1.0))  # noqa: S311
+        self.retry_at_us = self.clock.now_us() + int(BACKOFF.delay_s(self.failures - 1) * SECOND_US)
         if isinstance(error, StorageFailed):
             return error
         return StorageFailed(f"storage failed; {error.message}")
@@ -123,13 +126,13 @@ class StorageShare:
         if now_us < self.soonest_us and not self.due_again:
             return []
         now_us, by = now_us + self._clock_ahead_us, rules()
-        due = [p for p, state in self.states.items() if 0 < state.due_us(by) <= now_us]
+        due = [p for p, state in self.states.items() if 0 < _due_us(state, by) <= now_us]
         due.extend(self.due_again.difference(due))
         return due
 
     def next_due_us(self, rules: DeathRules) -> int:
         """Our moment of the next deadline of the share; 0 if there is none."""
-        moments = [due_us for state in self.states.values() if (due_us := state.due_us(rules))]
+        moments = [due_us for state in self.states.values() if (due_us := _due_us(state, rules))]
         return min(moments) - self._clock_ahead_us if moments else 0
 
     def look_again(self) -> None:
@@ -170,3 +173,15 @@ class StorageShare:
     def un_leased(self) -> dict[int, int]:
         """Un-leased items by partition."""
         return {partition: state.queued for partition, state in self.states.items()}
+
+
+def _due_us(state: PartitionState, rules: DeathRules) -> int:
+    """The nearest moment at which something is to be done by these rules; 0 if there is none."""
+    other_us = 0
+    if not rules.immortal:
+        other_us = state.next_expiry_us
+    elif rules.retention_us and state.oldest_death_us:
+        other_us = state.oldest_death_us + rules.retention_us
+    if state.next_due_us and other_us:
+        return min(state.next_due_us, other_us)
+    return state.next_due_us or other_us

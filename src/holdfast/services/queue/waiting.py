@@ -1,24 +1,33 @@
-"""Requests that wait for their turn, each with the future that answers it.
+"""Requests that wait for their turn, each with the future that answers it, and which of them a share's next commit
+serves: deadlines first, then settlements, then new items, then leases.
 
-`WaitingRequests` knows who waits and for how long; what is done for them, and when, is `logical_queue.py`.
+In this order an item that has just been produced or given back can be leased by the same commit. Who gets what is
+decided by pure functions that place produce requests, assign waiting leases and share out items. When a commit is made
+is up to `logical_queue.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import TypeVar
 
-from msgspec import Struct
-
-from holdfast.core.item import LeasedItem, NewItem
+from holdfast.core.item import NewItem, QueueRecord
 from holdfast.errors import Invalid, TryAgain
-from holdfast.ports.queue_store import Operation
+from holdfast.ports.queue_store import Complete, DeathRules, Due, Extend, LeaseItems, Operation, Produce, Produced
 from holdfast.services.queue.storage_share import StorageShare
 
 LEASES_WAITING_COUNT_MAX = 1_000
 PRODUCES_WAITING_COUNT_MAX = 10_000
 PRODUCES_WAITING_BYTES_MAX = 256 * 2**20
+DUE_COUNT_MAX = 1_000
+COMMIT_ITEMS_COUNT_MAX = 10_000
+COMMIT_BYTES_MAX = 64 * 2**20
+COMMIT_OPERATIONS_COUNT_MAX = 2_000
+
+T = TypeVar("T")
 
 
 class Waiting:
@@ -78,13 +87,6 @@ class WaitingOperation(Waiting):
         self.settles = settles
 
 
-class LeaseAnswer(Struct, frozen=True):
-    """What a lease request is answered with."""
-
-    partition: int
-    items: list[LeasedItem]
-
-
 class WaitingRequests:
     """Requests of one queue that wait for their turn."""
 
@@ -141,14 +143,14 @@ class WaitingRequests:
 
     def settling_count(self) -> int:
         """How many completes, retries and extends wait."""
-        return sum([one.settles for operations in self.operations.values() for one in operations])
+        return sum([one.settles for one in chain.from_iterable(self.operations.values())])
 
     def untaken(self) -> list[Waiting]:
         """Everybody who waits and is in no commit."""
-        waiting: list[Waiting] = [*self.produces, *self.leases.values()]
-        for operations in self.operations.values():
-            waiting.extend(operations)
-        return [one for one in waiting if not one.taken and not one.future.done()]
+        return [one for one in self._everybody() if not one.taken and not one.future.done()]
+
+    def _everybody(self) -> list[Waiting]:
+        return [*self.produces, *self.leases.values(), *chain.from_iterable(self.operations.values())]
 
     # --- going ------------------------------------------------------------------------------------------------
 
@@ -190,8 +192,180 @@ class WaitingRequests:
 
     def fail_all(self, error: Exception) -> None:
         """Answer everybody, also who is in a commit that never ended."""
-        for waiting in [*self.produces, *self.leases.values()]:
+        for waiting in self._everybody():
             waiting.fail(error)
-        for operations in self.operations.values():
-            for operation in operations:
-                operation.fail(error)
+
+
+# --- the next commit -------------------------------------------------------------------------------------------------
+
+
+class CommitBatch:
+    """One commit's worth: operations for the store and, beside each, whom its result answers."""
+
+    __slots__ = ("better", "leases", "operations", "produces", "singles", "weight")
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.weight = 0  # about how many items it touches
+        self.produces: dict[int, list[WaitingProduce]] = {}  # index of the operation → requests, in order
+        self.leases: dict[int, list[WaitingLease]] = {}
+        self.singles: dict[int, WaitingOperation] = {}
+        self.better: set[int] = set()  # partitions of idle shares that are better for somebody who waits
+
+    def answer_produces(self, index: int, produced: Produced) -> None:
+        """Give every producer of one operation the ids of its own items."""
+        partition, position = self.operations[index].partition, 0
+        for waiting in self.produces[index]:
+            ids = produced.ids[position : position + len(waiting.items)]
+            position += len(waiting.items)
+            waiting.answer((ids, partition))
+
+    def requests(self) -> list[Waiting]:
+        """Everybody who waits for this commit."""
+        produces, leases = chain.from_iterable(self.produces.values()), chain.from_iterable(self.leases.values())
+        return [*self.singles.values(), *produces, *leases]
+
+
+def take(
+    waiting: WaitingRequests,
+    share: StorageShare,
+    *,
+    shares: Sequence[StorageShare],
+    record: QueueRecord,
+    rules: Callable[[], DeathRules],
+) -> CommitBatch:
+    """The share's next batch; without operations when there is nothing to do. `shares` are all of the queue."""
+    batch = CommitBatch()
+    gains: dict[int, int] = {}  # what this batch adds to the un-leased items of a partition, as far as known
+    due = share.due_partitions(rules)
+    if due:
+        by = rules()
+        for partition in due:
+            batch.operations.append(Due(partition, DUE_COUNT_MAX, by))
+            gains[partition] = 1
+            share.carries_out_due(partition)
+        batch.weight += DUE_COUNT_MAX
+    if waiting.operations[share]:
+        _take_operations(batch, waiting.take_operations(share, COMMIT_OPERATIONS_COUNT_MAX), gains)
+    if waiting.produces:
+        _take_produces(batch, waiting, share, _open_counts(share, shares, gains), record)
+        for index, requests in batch.produces.items():
+            partition = batch.operations[index].partition
+            gains[partition] = gains.get(partition, 0) + sum([len(one.items) for one in requests])
+    if waiting.leases and not record.paused:
+        available = share.available(_open_counts(share, shares, gains))
+        if any(partition in share.states for partition in available):
+            _take_leases(batch, waiting.leases.values(), share, available, record, rules())
+    return batch
+
+
+def _open_counts(share: StorageShare, shares: Sequence[StorageShare], gains: Mapping[int, int]) -> dict[int, int]:
+    """Un-leased items of every partition that could be used right now: this share's, and those of idle ones."""
+    counts: dict[int, int] = {}
+    for other in shares:
+        if other is share or (other.healthy and not other.busy):
+            counts.update(other.un_leased())
+    for partition, gain in gains.items():
+        counts[partition] += gain
+    return counts
+
+
+def _take_operations(batch: CommitBatch, taken: Sequence[WaitingOperation], gains: dict[int, int]) -> None:
+    for waiting in taken:
+        batch.singles[len(batch.operations)] = waiting
+        batch.operations.append(waiting.operation)
+        batch.weight += waiting.weight
+        if not isinstance(waiting.operation, Complete | Extend):
+            gains[waiting.operation.partition] = gains.get(waiting.operation.partition, 0) + 1
+
+
+def _take_produces(
+    batch: CommitBatch, waiting: WaitingRequests, share: StorageShare, counts: dict[int, int], record: QueueRecord
+) -> None:
+    placed: dict[int, list[WaitingProduce]] = {}
+    left: list[WaitingProduce] = []
+    item_count = byte_count = 0
+    while item_count < COMMIT_ITEMS_COUNT_MAX and byte_count < COMMIT_BYTES_MAX:
+        produce = waiting.next_produce()
+        if produce is None:
+            break
+        partition = place_produce(counts) if len(counts) > 1 else next(iter(counts))
+        counts[partition] += len(produce.items)
+        if partition not in share.states:
+            left.append(produce)  # an idle share has a better place for it
+            batch.better.add(partition)
+            continue
+        placed.setdefault(partition, []).append(produce)
+        item_count += len(produce.items)
+        byte_count += produce.byte_count
+    waiting.put_back(left)
+    for partition, requests in placed.items():
+        items = requests[0].items if len(requests) == 1 else [item for one in requests for item in one.items]
+        batch.produces[len(batch.operations)] = requests
+        batch.operations.append(Produce(partition, items, record.expire_timeout_us))
+        batch.weight += len(items)
+
+
+def _take_leases(
+    batch: CommitBatch,
+    leases: Iterable[WaitingLease],
+    share: StorageShare,
+    available: Mapping[int, int],
+    record: QueueRecord,
+    rules: DeathRules,
+) -> None:
+    waiting = [lease for lease in leases if not lease.taken and not lease.future.done()]
+    assigned: dict[int, list[WaitingLease]] = {}
+    for lease, partition in zip(waiting, assign_leases([w.batch_size for w in waiting], available), strict=True):
+        if partition in share.states:
+            assigned.setdefault(partition, []).append(lease)
+        else:
+            batch.better.add(partition)
+    for partition, requests in assigned.items():
+        batch.leases[len(batch.operations)] = requests
+        count = min(sum(lease.batch_size for lease in requests), COMMIT_ITEMS_COUNT_MAX)
+        batch.operations.append(LeaseItems(partition, count, record.lease_timeout_us, rules))
+        batch.weight += count
+        share.asks(partition)
+
+
+def place_produce(un_leased: Mapping[int, int]) -> int:
+    """The partition with the fewest un-leased items; the lowest number among equals."""
+    return min(un_leased, key=lambda partition: (un_leased[partition], partition))
+
+
+def assign_leases(batch_sizes: Sequence[int], un_leased: Mapping[int, int]) -> list[int]:
+    """A partition for each waiting request, in their order: the one with the most un-leased items.
+
+    What earlier requests asked for is taken off, so that a crowd spreads over the partitions.
+    """
+    left = dict(un_leased)
+    assigned = []
+    for size in batch_sizes:
+        partition = max(left, key=lambda candidate: (left[candidate], -candidate))
+        left[partition] -= size
+        assigned.append(partition)
+    return assigned
+
+
+def share_out(items: Sequence[T], wanted: Sequence[int]) -> list[list[T]]:
+    """Deal items one at a time, round robin, to requests that want that many.
+
+    23 items for 20, 6 and 1 give 16, 6 and 1. What nobody wants is left out.
+    """
+    if len(wanted) == 1:
+        return [list(items[: wanted[0]])]
+    shares: list[list[T]] = [[] for _ in wanted]
+    open_requests = [index for index, want in enumerate(wanted) if want > 0]
+    position = 0
+    while open_requests and position < len(items):
+        still_open = []
+        for index in open_requests:
+            if position == len(items):
+                return shares
+            shares[index].append(items[position])
+            position += 1
+            if len(shares[index]) < wanted[index]:
+                still_open.append(index)
+        open_requests = still_open
+    return shares
