@@ -48,15 +48,8 @@ R = TypeVar("R")
 
 _error = msgspec.json.Decoder(ErrorReply)
 _problem = msgspec.json.Decoder(Problem)
-_ERRORS: dict[int, type[HoldfastError]] = {
-    400: Invalid,
-    403: Forbidden,
-    454: TryAgain,
-    455: BadBody,
-    500: InternalError,
-    501: UnknownMethod,
-}
-_PROBLEMS: dict[int, type[HoldfastError]] = {400: Invalid, 403: Forbidden, 404: NotFound, 409: Conflict}
+_ERRORS = {kind.code: kind for kind in (Invalid, Forbidden, TryAgain, BadBody, InternalError, UnknownMethod)}
+_PROBLEMS = {kind.code: kind for kind in (Invalid, Forbidden, NotFound, Conflict)}
 
 
 class RequestClient(Protocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import signal
 import socket
@@ -35,6 +34,7 @@ from holdfast.services.queue.service import QueueService
 from holdfast.services.recover.service import RecoverySchedule
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import ListenAddress, Settings
+from holdfast.settings.values import made_once
 from holdfast.telemetry.events import emit, set_up_logging
 from holdfast.telemetry.prometheus import CaptureGauge, QueueGauge, Requests, render, render_vault
 from holdfast.wiring import has_collector, open_app, open_collector, scheduled_recoveries, vault_at_work
@@ -341,14 +341,7 @@ def _read_token(path: Path) -> str:
 
 
 def _new_token(path: Path) -> str:
-    token = f"hf_{secrets.token_urlsafe(32)}"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{token}\n")
-            file.flush()
-            os.fsync(descriptor)
+        return made_once(path, f"hf_{secrets.token_urlsafe(32)}\n").decode()
     except OSError as error:
         raise CannotStart(f"admin token cannot be kept; {path}: {error.strerror}, set HOLDFAST_ADMIN_TOKEN") from error
-    return token

@@ -23,7 +23,7 @@ from holdfast.errors import HoldfastError, Invalid, NothingToLease, QueueMissing
 from holdfast.faces.cli import groups
 from holdfast.faces.cli.command import CommandOption, command, duration, parse_moment
 from holdfast.faces.cli.context import CommandContext, CommandFailed, ExitCode, partly_done
-from holdfast.faces.cli.output import filled_table, plural, preview, table
+from holdfast.faces.cli.output import plural, preview, table
 from holdfast.faces.cli.progress import meter
 from holdfast.faces.cli.queues import NAME, Name
 from holdfast.services.queue.queues import REQUEST_TIMEOUT
@@ -83,7 +83,7 @@ async def lease(context: CommandContext, asked: requests.LeaseRequest) -> None:
     context.out.document(reply)
     columns = ("id", "#attempts", "leased until", "kind", "reference", "payload")
     rows = [(i.id, i.attempts, i.lease_deadline, i.kind, i.reference, i.payload) for i in reply.items]
-    context.out.show(filled_table(columns, rows, title=f"partition {reply.partition}"))
+    context.out.show(table(columns, rows, title=f"partition {reply.partition}"))
 
 
 def _paused(name: str) -> CommandFailed:
@@ -214,7 +214,7 @@ async def list_items(
             count += len(page)
             rows += [] if context.as_json else [_row(number, item, scheduled=scheduled) for item in page]
     if rows:
-        context.out.show(filled_table(columns, rows))
+        context.out.show(table(columns, rows))
     if not count:
         context.out.say(f"queue '{name}' has no {'scheduled ' if scheduled else ''}items")
     elif count == limit:

@@ -33,7 +33,7 @@ from holdfast.faces.cli.command import (
     read_file,
 )
 from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode
-from holdfast.faces.cli.output import Output, filled_table, plural, readable
+from holdfast.faces.cli.output import Output, plural, readable, table
 
 if TYPE_CHECKING:
     from holdfast.faces.client import RequestClient
@@ -124,7 +124,7 @@ async def _list(context: CommandContext, asked: requests.SearchLetters) -> None:
     context.out.documents(found)
     total = f"{'' if page.count_is_exact else 'at least '}{plural(page.count, 'letter')}"
     rows = [[getattr(letter, name) for name in FIELDS] for letter in found]
-    context.out.show(filled_table(COLUMNS, rows, title=f"{total}, {len(found)} shown"))
+    context.out.show(table(COLUMNS, rows, title=f"{total}, {len(found)} shown"))
 
 
 @command(
@@ -149,7 +149,7 @@ async def show(
     context.out.document({**found, "history": history})
     _show_letter(context.out, found)
     rows = [[row.at, row.actor, row.action, row.to_state, row.reason] for row in history]
-    context.out.show(filled_table(("at", "who", "what", "state", "why"), rows, title="History"))
+    context.out.show(table(("at", "who", "what", "state", "why"), rows, title="History"))
 
 
 def _show_letter(out: Output, found: Mapping[str, object]) -> None:
@@ -350,7 +350,7 @@ async def plan(
 
 def _show_plan(out: Output, made: Plan) -> None:
     rows = list(made.targets.items())
-    out.show(filled_table(("to", "#letters"), rows, title=f"{plural(made.count, 'letter')} can go"))
+    out.show(table(("to", "#letters"), rows, title=f"{plural(made.count, 'letter')} can go"))
     for note in made.notes:
         out.say(note)
     for one in made.reasons:

@@ -22,7 +22,7 @@ from holdfast.errors import HoldfastError, QueueMissing
 from holdfast.faces.cli import groups
 from holdfast.faces.cli.command import CommandOption, asks, command, duration
 from holdfast.faces.cli.context import BadUsage, CommandContext
-from holdfast.faces.cli.output import Output, add_row, filled_table, one_line, plural, readable, shown, table
+from holdfast.faces.cli.output import Output, add_row, one_line, plural, readable, shown, table
 
 if TYPE_CHECKING:
     from holdfast.services.queue.queues import Queues
@@ -118,7 +118,7 @@ async def list_queues(context: CommandContext, asked: requests.ListRequest) -> N
                 len(found.partitions), "paused" if found.paused else "open", found.dead_queue, found.reference,
             ))  # fmt: skip
     if rows:
-        context.out.show(filled_table(columns, rows))
+        context.out.show(table(columns, rows))
     else:
         context.out.say("there are no queues here; make one with 'holdfast queue create NAME'")
 
@@ -333,7 +333,7 @@ class _Frames:
                 reply.queue_name, queued, change, leased, scheduled, *(count or None for count in wrong), waiting,
                 _average_age(reply.partitions),
             ])  # fmt: skip
-        made = filled_table(columns, rows)
+        made = table(columns, rows)
         made.caption = Text(one_line(self._trouble), style="red") if self._trouble else time.strftime("%H:%M:%S")
         made.caption_justify = "left"
         return made

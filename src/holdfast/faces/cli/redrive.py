@@ -15,7 +15,7 @@ from holdfast.errors import HoldfastError
 from holdfast.faces.cli import app, groups
 from holdfast.faces.cli.command import LIST_COUNT_DEFAULT, CommandOption, asks, command, duration
 from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode
-from holdfast.faces.cli.output import Output, filled_table, plural
+from holdfast.faces.cli.output import Output, plural, table
 from holdfast.faces.cli.progress import meter
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def list_redrives(out: Output, asked: requests.ListRedrives, page: requests.Redr
         for one in page.redrives
     ]  # fmt: skip
     columns = ("#id", "state", "#letters", "#redriven", "#twice?", "#failed", "#skipped", "#back", "name", "who", "why")
-    out.show(filled_table(columns, rows))
+    out.show(table(columns, rows))
 
 
 async def _watched(
@@ -196,7 +196,7 @@ def _told(out: Output, task: RedriveTask) -> None:
 def list_groups(out: Output, asked: requests.ListGroups, page: requests.GroupsReply) -> None:
     """List failure groups; the one that got a letter last comes first."""
     rows = [(one.key, one.title, one.count, one.status.value, one.last_at, one.sample, one.note) for one in page.groups]
-    out.show(filled_table(("key", "title", "#letters", "status", "last", "#sample", "note"), rows))
+    out.show(table(("key", "title", "#letters", "status", "last", "#sample", "note"), rows))
 
 
 @asks(
@@ -233,7 +233,7 @@ def list_tokens(out: Output, asked: requests.ListTokens, found: Sequence[request
     """List API tokens, without the tokens themselves."""
     names = ("name", "role", "queues", "made_at", "made_by", "expires_at", "revoked_at")
     rows = [[", ".join(one.queues) if name == "queues" else getattr(one, name) for name in names] for one in found]
-    out.show(filled_table(names, rows))
+    out.show(table(names, rows))
 
 
 @asks(
@@ -261,7 +261,7 @@ def show_ledger(out: Output, asked: requests.ReadLedger, page: requests.LedgerRe
     names = ("number", "at", "actor", "action", "outcome", "queue", "to_state", "count", "reason")
     rows = [[getattr(row, name) for name in names] for row in page.rows]
     columns = ("#row", "at", "who", "what", "outcome", "queue", "state", "#letters", "why")
-    out.show(filled_table(columns, rows))
+    out.show(table(columns, rows))
     if page.next:
         out.note(f"more with --cursor {page.next}")
 
@@ -301,7 +301,7 @@ def balance(out: Output, asked: requests.ReadBalance, found: Sequence[requests.B
             for state in sorted({*row.ledger, *row.vault})
         ]
         rows.append([row.queue, "captured ever", row.captured_ever, sum(row.vault.values())])
-    out.show(filled_table(("queue", "state", "#ledger", "#vault"), rows))
+    out.show(table(("queue", "state", "#ledger", "#vault"), rows))
     agrees = all(row.agrees for row in found)
     out.say("they agree" if agrees else "they differ")
     return ExitCode.DONE if agrees else ExitCode.FAILED

@@ -18,7 +18,7 @@ from holdfast.core.states import TransactionState
 from holdfast.faces.cli import groups
 from holdfast.faces.cli.command import SHARED, CommandOption, asks, command, read_file
 from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
-from holdfast.faces.cli.output import Output, console, filled_table, shown, table
+from holdfast.faces.cli.output import Output, console, shown, table
 
 if TYPE_CHECKING:
     from holdfast.faces.client import RequestClient
@@ -130,7 +130,7 @@ async def watched(context: CommandContext, results: RequestClient, transaction: 
 def list_results(out: Output, asked: requests.ListResults, reply: requests.ResultsReply) -> None:
     """List transactions by id, finished ones too."""
     rows = [(one.id, one.state, one.producer, one.created_at, one.updated_at, one.reason) for one in reply.items]
-    out.show(filled_table(("id", "state", "producer", "created", "updated", "reason"), rows))
+    out.show(table(("id", "state", "producer", "created", "updated", "reason"), rows))
 
 
 @command(app, "show", requests.ReadResult, example="holdfast results show t-1", shared=COLLECTING, id=ID)
@@ -145,14 +145,14 @@ async def show(
     context.out.document(view)
     context.out.say(f"{view.id} is {view.state}" + (f"; {view.reason}" if view.reason else ""))
     rows = [(one.series, one.stored_count, one.count, one.stored_bytes) for one in view.series]
-    context.out.show(table(("series", "#stored", "#count", "#bytes"), rows))
+    context.out.show(table(("series", "#stored", "#count", "#bytes"), rows, with_empty=True))
 
 
 @asks(app, "gaps", requests.ReadGaps, example="holdfast results gaps t-1", lines="items", shared=COLLECTING, id=ID)
 def gaps(out: Output, asked: requests.ReadGaps, reply: requests.GapsReply) -> None:
     """Show which ordinals are missing, as ranges."""
     rows = [(gap.series, gap.stored_count, gap.count, missing_text(gap)) for gap in reply.items]
-    out.show(table(("series", "#stored", "#count", "missing"), rows))
+    out.show(table(("series", "#stored", "#count", "missing"), rows, with_empty=True))
 
 
 def missing_text(gap: requests.GapView) -> str:
