@@ -70,8 +70,7 @@ from holdfast.services.vault.admin import VaultApp
 from holdfast.services.vault.capture import load_fingerprint
 from holdfast.services.vault.custody import Custody
 from holdfast.services.vault.upkeep import Successes, parse_retention
-from holdfast.settings import RecoverSettings, Settings, load_settings
-from holdfast.settings.values import listed, made_once, masked
+from holdfast.settings import RecoverSettings, Settings, listed, load_settings, made_once, masked
 from holdfast.stores.collect import CollectStore
 from holdfast.stores.files import FileBackup
 from holdfast.stores.journal import FileJournal, JournalPaths, journal_paths
