@@ -33,8 +33,7 @@ from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.services.recover.service import RecoverySchedule
 from holdfast.services.vault.admin import VaultApp
-from holdfast.settings import ListenAddress, Settings
-from holdfast.settings.values import made_once
+from holdfast.settings import ListenAddress, Settings, made_once
 from holdfast.telemetry.events import emit, set_up_logging
 from holdfast.telemetry.prometheus import CaptureGauge, QueueGauge, Requests, render, render_vault
 from holdfast.wiring import has_collector, open_app, open_collector, scheduled_recoveries, vault_at_work
