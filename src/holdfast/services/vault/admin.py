@@ -432,14 +432,8 @@ async def _tokens(app: VaultApp, request: requests.ListTokens, caller: Caller) -
 @handles(requests.CreateToken)
 async def _create_token(app: VaultApp, request: requests.CreateToken, caller: Caller) -> requests.TokenReply:
     check_all_queues(caller)
-    secret = await app.tokens.create(
-        request.name,
-        Role[request.role.upper()],
-        act_of(request, caller, detail=f"{request.role} token '{request.name[:200]}'"),
-        expires_at=request.expires_at(app.now_us),
-        queues=request.queues,
-    )
-    return requests.TokenReply(secret)
+    act = act_of(request, caller, detail=f"{request.role} token '{request.name[:200]}'")
+    return requests.TokenReply(await app.tokens.create(request, act))
 
 
 @handles(requests.RevokeToken)
