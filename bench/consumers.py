@@ -15,10 +15,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from bench.move import Deaf, count_in
+from bench.move import count_in
 from bench.rounds import Target, report, run
 from holdfast.core.message import Outgoing
-from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.connection import Connection, Listener
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
@@ -63,7 +63,7 @@ class Bench:
 
     async def _left(self, queue: str) -> int:
         async with await Connection.open(BrokerUrl.parse(self.url)) as connection:
-            return await count_in(await connection.channel(Deaf()), queue)
+            return await count_in(await connection.channel(Listener()), queue)
 
     async def _fill(self, queue: str) -> None:
         address = BrokerUrl.parse(self.url)
@@ -76,7 +76,7 @@ class Bench:
                 await broker.declare(app.consumers[0].subscription)
         else:
             async with await Connection.open(address) as connection:
-                channel = await connection.channel(Deaf())
+                channel = await connection.channel(Listener())
                 await channel.call(methods.QueueDeclare(queue=queue, durable=True))
         raw, body = properties.encode({"message_id": "m", "type": "t"}), os.urandom(512)
         async with RabbitPublisher(address) as publisher:

@@ -24,13 +24,11 @@ from pamqp import commands as amqp
 from bench.movers import EXCHANGE
 from bench.rounds import Target, report, run
 from holdfast.core.message import Outgoing
-from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
+from holdfast.engines.rabbitmq.connection import Channel, Connection, Listener
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.engines.rabbitmq.wire.events import Event
-from holdfast.errors import BrokerError
 from tests.support.rabbitmq import Node, running_node
 
 VHOST = "bench"
@@ -78,19 +76,6 @@ class Cost:
     peak_mb: list[float] = field(default_factory=list)
 
 
-class Deaf:
-    """A listener for a channel that only asks."""
-
-    def on_events(self, events: list[Event]) -> None:
-        pass
-
-    def on_closed(self, error: BrokerError, close: Close) -> None:
-        pass
-
-    def on_writable(self) -> None:
-        pass
-
-
 def letter(number: int) -> bytes:
     """The properties of a dead letter, about 390 bytes."""
     death = {
@@ -129,7 +114,7 @@ class Bench:
     async def _fill(self, pair: Pair) -> None:
         address = BrokerUrl.parse(self.url)
         async with await Connection.open(address) as connection:
-            channel = await connection.channel(Deaf())
+            channel = await connection.channel(Listener())
             await channel.call(methods.ExchangeDeclare(exchange=EXCHANGE, exchange_type="direct", durable=True))
             for queue in (pair.full, pair.empty):
                 arguments: Any = {"x-queue-type": pair.kind}
@@ -184,7 +169,7 @@ class Bench:
             "ack-mode": "on-confirm",
         }
         async with await Connection.open(BrokerUrl.parse(self.url)) as connection:
-            channel = await connection.channel(Deaf())
+            channel = await connection.channel(Listener())
             self.node.api("PUT", f"/parameters/shovel/{VHOST}/move", {"value": settings})
             started_s = await _reached(channel, pair.empty, 1)
             ended_s = await _reached(channel, pair.empty, pair.count)

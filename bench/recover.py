@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.move import VHOST, Bench, Deaf, Pair, _reached
+from bench.move import VHOST, Bench, Pair, _reached
 from bench.movers import EXCHANGE
 from bench.rounds import Target, report, run
-from holdfast.engines.rabbitmq.connection import Connection
+from holdfast.engines.rabbitmq.connection import Connection, Listener
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from tests.support.rabbitmq import running_node
 
@@ -100,7 +100,7 @@ class Recoveries(Bench):
 
     async def _arrivals(self, pair: Pair, command: list[str], folder: str) -> tuple[float, bytes]:
         async with await Connection.open(BrokerUrl.parse(self.url)) as connection:
-            channel = await connection.channel(Deaf())
+            channel = await connection.channel(Listener())
             with (
                 tempfile.TemporaryFile() as errors,  # not a pipe: the lines of a million letters would fill it
                 subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=errors) as process,  # noqa: ASYNC220

@@ -130,7 +130,8 @@ async def producing(admin: Admin) -> AsyncIterator[set[str]]:
             RabbitConsumer(admin.address(), PRODUCER, prefetch=10) as consumer,
             RabbitPublisher(admin.address()) as out,
         ):
-            async for delivery in consumer:
+            while True:
+                (delivery,) = await consumer.batch(count_max=1)
                 transaction = message_id_of(delivery)
                 if transaction not in seen:
                     seen.add(transaction)

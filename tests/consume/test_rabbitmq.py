@@ -15,7 +15,7 @@ from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.consume.brokers import QUEUE, RabbitUnderTest
 from tests.consume.killed_app import make_app
 from tests.consume.test_kills import BODIES, POINTS, ROOT, WORKING, argv, done_in
-from tests.support.amqp import RabbitConsumer, decoded, headers_of, properties, table
+from tests.support.amqp import RabbitConsumer, decoded, headers_of, properties, raw_header, table
 from tests.support.eventually import eventually
 from tests.support.forking import forked_process
 
@@ -54,7 +54,7 @@ async def test_a_parked_message_keeps_every_byte_and_tells_its_story(rabbit: Rab
         (letter,) = await eventually(rabbit.letters)
     raw = properties.split(letter.properties)["headers"]
     for name, value in ODD.items():
-        assert table.find(raw, name) == value
+        assert raw_header(raw, name) == value
     found = headers_of(letter)
     assert letter.body == b"\x00\xff"
     assert found["traceparent"] == "00-aa-bb-01"

@@ -22,7 +22,7 @@ from tests.recover.dead_letter_queue import (
     peak_mb,
     summary,
 )
-from tests.support.amqp import decoded, message_id_of, properties, table
+from tests.support.amqp import decoded, message_id_of, properties, raw_header, table
 from tests.support.command import Ended
 from tests.support.eventually import eventually
 
@@ -101,8 +101,8 @@ async def test_every_header_and_property_survives_byte_by_byte(any_dlq: DeadLett
     [arrived] = seen["collection.scan"]
     headers = properties.split(arrived.properties)["headers"]
     for name, value in HEADERS.items():
-        assert table.find(headers, name) == value, name
-    assert table.find(headers, "x-retry-count") is None
+        assert raw_header(headers, name) == value, name
+    assert raw_header(headers, "x-retry-count") is None
     assert header(arrived, "x-redriven-from") == dlq.name
     assert decoded(arrived)["delivery_mode"] == 2
 

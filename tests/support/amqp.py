@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pamqp import commands as amqp
 
 from holdfast.core.message import Delivery, Outgoing
-from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
+from holdfast.engines.rabbitmq.connection import Channel, Close, Connection, Listener
 from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
@@ -37,11 +37,12 @@ __all__ = [
     "message_id_of",
     "outgoing",
     "properties",
+    "raw_header",
     "table",
 ]
 
 
-class Recorder:
+class Recorder(Listener):
     """A listener that keeps what it hears."""
 
     def __init__(self) -> None:
@@ -54,8 +55,14 @@ class Recorder:
     def on_closed(self, error: BrokerError, close: Close) -> None:
         self.close = close
 
-    def on_writable(self) -> None:
-        pass
+
+def raw_header(headers: bytes, name: str) -> bytes | None:
+    """The raw type and value of the first entry with this name in a header table; None when there is none."""
+    wanted = name.encode()
+    for found, start, end in table.scan(headers).entries:
+        if found == wanted:
+            return headers[start + 1 + len(found) : end]
+    return None
 
 
 def outgoing(

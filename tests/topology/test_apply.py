@@ -12,7 +12,7 @@ from holdfast.core.topology.diff import DifferenceKind
 from holdfast.core.topology.layouts import design
 from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.topology import RabbitTopology, default_management
+from holdfast.engines.rabbitmq.topology import RabbitTopology
 from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.errors import BadAddress, BrokerRefused, BrokerUnreachable
 from holdfast.services.topology import Topologies
@@ -282,5 +282,5 @@ async def test_odd_things_of_others_are_seen_and_left_alone(every_admin: Admin) 
 def test_the_management_api_is_looked_for_on_the_brokers_host() -> None:
     from holdfast.engines.rabbitmq.url import BrokerUrl
 
-    assert default_management(BrokerUrl.parse("amqp://u:p%40@h:5/v")) == "http://u:p%40@h:15672"
-    assert default_management(BrokerUrl.parse("amqps://u:p@[::1]/v")) == "https://u:p@[::1]:15671"
+    assert BrokerUrl.parse("amqp://u:p%40@h:5/v").default_management() == "http://u:p%40@h:15672"
+    assert BrokerUrl.parse("amqps://u:p@[::1]/v").default_management() == "https://u:p@[::1]:15671"

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.topology import HELD_COUNT_MAX, Prober
+from holdfast.engines.rabbitmq.topology import HELD_COUNT_MAX, send_probe
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.ports.topology import Probe
@@ -62,40 +62,40 @@ async def test_a_delay_is_not_waited_for_but_one_that_others_wait_out_is_not_cut
         assert await admin.count("q.retry") == 1
 
 
-async def test_a_path_that_does_not_lead_there_is_found_out(every_admin: Admin) -> None:
+async def test_a_path_that_does_not_lead_there_is_found_out(
+    every_admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.engines.rabbitmq.topology.PROBE_TIMEOUT_S", 0.5)
     await every_admin.queue("source")  # without a dead-letter exchange: what is rejected is gone
     await every_admin.queue("end")
     await every_admin.exchange("nowhere", "fanout")
-    prober = Prober(BrokerUrl.parse(every_admin.node.url(every_admin.vhost)), timeout_s=0.5)
-    try:
-        paths = {
-            "unbound": (Probe(name="unbound", exchange="nowhere", key="", arrives_in="end"), "returned"),
-            "missing": (Probe(name="missing", exchange="gone", key="", arrives_in="end"), "refused"),
-            "astray": (Probe(name="astray", exchange="", key="source", arrives_in="end"), "did not arrive in 'end'"),
-            "rejected": (
-                Probe(name="rejected", exchange="", key="source", rejected_in="source", arrives_in="end"),
-                "did not arrive in 'end'",
-            ),
-            "first": (
-                Probe(name="first", exchange="", key="end", rejected_in="source", arrives_in="end"),
-                "did not arrive in 'source'",
-            ),
-            "no queue": (Probe(name="no queue", exchange="", key="gone", arrives_in="gone"), "no queue 'gone'"),
-        }
-        for probe, reason in paths.values():
-            result = await prober.send(probe, {})
-            assert result.outcome == "lost", result
-            assert reason in result.reason
-            assert "holdfast-probe-" in result.reason
-        deep = await prober.send(paths["astray"][0], {"end": HELD_COUNT_MAX})
-        assert deep.outcome == "skipped"
-    finally:
-        await prober.close()
+    url = BrokerUrl.parse(every_admin.node.url(every_admin.vhost))
+    paths = {
+        "unbound": (Probe(name="unbound", exchange="nowhere", key="", arrives_in="end"), "returned"),
+        "missing": (Probe(name="missing", exchange="gone", key="", arrives_in="end"), "refused"),
+        "astray": (Probe(name="astray", exchange="", key="source", arrives_in="end"), "did not arrive in 'end'"),
+        "rejected": (
+            Probe(name="rejected", exchange="", key="source", rejected_in="source", arrives_in="end"),
+            "did not arrive in 'end'",
+        ),
+        "first": (
+            Probe(name="first", exchange="", key="end", rejected_in="source", arrives_in="end"),
+            "did not arrive in 'source'",
+        ),
+        "no queue": (Probe(name="no queue", exchange="", key="gone", arrives_in="gone"), "no queue 'gone'"),
+    }
+    for probe, reason in paths.values():
+        result = await send_probe(url, probe, {})
+        assert result.outcome == "lost", result
+        assert reason in result.reason
+        assert "holdfast-probe-" in result.reason
+    deep = await send_probe(url, paths["astray"][0], {"end": HELD_COUNT_MAX})
+    assert deep.outcome == "skipped"
 
 
 async def test_a_lost_probe_makes_an_apply_incomplete(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody consumes from the dead queue and takes the probe: then it has not been shown to arrive."""
-    monkeypatch.setattr("holdfast.engines.rabbitmq.topology.Prober", lambda address: Prober(address, timeout_s=0.3))
+    monkeypatch.setattr("holdfast.engines.rabbitmq.topology.PROBE_TIMEOUT_S", 0.3)
     wanted = file(QUIET)
     async with topologies(admin) as service:
         await service.apply(wanted, probe=False)

@@ -19,7 +19,7 @@ from holdfast.engines.postgres.database import SCHEMA
 from holdfast.errors import StorageFailed
 from holdfast.settings import Secret
 from tests.faces.api.installation import AdminInstallation, open_installation
-from tests.support.amqp import Admin, properties, table
+from tests.support.amqp import Admin, properties, raw_header
 from tests.support.rabbitmq import Node, vhost_name
 from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, send, vault_app_on
 
@@ -87,7 +87,7 @@ def with_values(body: bytes) -> Outgoing:
 def values_of(delivery: Delivery | bytes) -> dict[str, bytes | None]:
     raw = delivery if isinstance(delivery, bytes) else delivery.properties
     headers = properties.split(raw)["headers"]
-    return {name: table.find(headers, name) for name in VALUES}
+    return {name: raw_header(headers, name) for name in VALUES}
 
 
 async def redriven(installation: AdminInstallation, queue: str = DLQ) -> dict[str, object]:

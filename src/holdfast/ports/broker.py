@@ -236,11 +236,6 @@ class RecoveryBroker(Struct, frozen=True, kw_only=True):
     redriver: Redriver
     inspector: RunInspector
 
-    @property
-    def has_trouble(self) -> bool:
-        """Whether nothing can be published at the moment."""
-        return bool(self.publisher.trouble)
-
 
 class Broker(Protocol):
     """A place with queues."""

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.message import CONFIRMED, Outcome, OutcomeKind, Outgoing
+from holdfast.engines.rabbitmq.publisher import AMBIGUOUS, Confirms, UnknownTag
 from holdfast.engines.rabbitmq.wire import properties
-from holdfast.engines.rabbitmq.wire.confirms import AMBIGUOUS, Confirms, UnknownTag
 from holdfast.engines.rabbitmq.wire.events import Returned
 
 
@@ -45,7 +45,7 @@ fates = st.lists(
 class ModelBroker:
     """Returns in publish order, each before its ack; acks and nacks in any order, alone or with `multiple`."""
 
-    def __init__(self, books: Confirms[Outgoing], fates: list[Fate]) -> None:
+    def __init__(self, books: Confirms, fates: list[Fate]) -> None:
         self.books = books
         self.fates = fates
         self.sent = [message(fate.body) for fate in fates]
@@ -69,7 +69,7 @@ class ModelBroker:
 
 @given(fates=fates, data=st.data())
 def test_every_publish_gets_its_own_outcome(fates: list[Fate], data: st.DataObject) -> None:
-    books: Confirms[Outgoing] = Confirms()
+    books = Confirms()
     broker = ModelBroker(books, fates)
     published = 0
     open_tags: list[int] = []
@@ -104,7 +104,7 @@ def test_every_publish_gets_its_own_outcome(fates: list[Fate], data: st.DataObje
 
 @given(fates=fates, cut=st.integers(0, 12))
 def test_a_lost_channel_leaves_everything_that_was_not_told(fates: list[Fate], cut: int) -> None:
-    books: Confirms[Outgoing] = Confirms()
+    books = Confirms()
     broker = ModelBroker(books, fates)
     for fate, sent in zip(fates, broker.sent, strict=True):
         books.sent(sent)
@@ -118,7 +118,7 @@ def test_a_lost_channel_leaves_everything_that_was_not_told(fates: list[Fate], c
 
 
 def test_a_return_finds_its_publish_although_the_ids_are_the_same() -> None:
-    books: Confirms[Outgoing] = Confirms()
+    books = Confirms()
     same_id = b"\0\x80\1m"
     routed, unroutable = message(b"1", "there", same_id), message(b"1", "nowhere", same_id)
     books.sent(routed)
@@ -128,7 +128,7 @@ def test_a_return_finds_its_publish_although_the_ids_are_the_same() -> None:
 
 
 def test_twins_are_told_together_when_both_are_answered() -> None:
-    books: Confirms[Outgoing] = Confirms()
+    books = Confirms()
     for _ in range(2):
         books.sent(message())
     books.returned(returned(message()))
@@ -137,7 +137,7 @@ def test_twins_are_told_together_when_both_are_answered() -> None:
 
 
 def test_thousands_of_twins_that_all_come_back_take_no_time() -> None:
-    books: Confirms[Outgoing] = Confirms()
+    books = Confirms()
     for _ in range(20_000):
         books.sent(message())
     for _ in range(20_000):
@@ -146,7 +146,7 @@ def test_thousands_of_twins_that_all_come_back_take_no_time() -> None:
 
 
 def test_a_return_that_the_broker_changed_is_found_when_only_one_can_be_meant() -> None:
-    books: Confirms[Outgoing] = Confirms()
+    books = Confirms()
     books.sent(message(b"1"))
     books.sent(message(b"2"))
     books.returned(returned(message(b"2"), raw=b"changed"))
@@ -154,7 +154,7 @@ def test_a_return_that_the_broker_changed_is_found_when_only_one_can_be_meant() 
 
 
 def test_a_broker_that_sorts_the_headers_is_understood() -> None:
-    books: Confirms[Outgoing] = Confirms()
+    books = Confirms()
     one = properties.encode({"headers": {"b": 1, "a": 2}})
     two = properties.encode({"headers": {"b": 2, "a": 1}})
     books.sent(message(b"1", raw=one))
@@ -164,7 +164,7 @@ def test_a_broker_that_sorts_the_headers_is_understood() -> None:
 
 
 def test_a_return_that_may_be_anybodys_makes_all_of_them_unknown() -> None:
-    books: Confirms[Outgoing] = Confirms()
+    books = Confirms()
     books.sent(message(b"1", raw=b"\0\0a"))
     books.sent(message(b"1", raw=b"\0\0b"))
     books.sent(message(b"1", "elsewhere"))
@@ -173,7 +173,7 @@ def test_a_return_that_may_be_anybodys_makes_all_of_them_unknown() -> None:
 
 
 def test_an_answer_to_what_was_never_sent_is_not_believed() -> None:
-    books: Confirms[Outgoing] = Confirms()
+    books = Confirms()
     with pytest.raises(UnknownTag):
         books.answered(1, multiple=False, ack=True)
     with pytest.raises(UnknownTag):
@@ -181,7 +181,7 @@ def test_an_answer_to_what_was_never_sent_is_not_believed() -> None:
 
 
 def test_zero_with_multiple_means_all() -> None:
-    books: Confirms[Outgoing] = Confirms()
+    books = Confirms()
     books.sent(message(b"1"))
     books.sent(message(b"2"))
     assert kinds(books.answered(0, multiple=True, ack=True)) == [OutcomeKind.CONFIRMED, OutcomeKind.CONFIRMED]

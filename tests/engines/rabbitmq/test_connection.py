@@ -33,7 +33,7 @@ async def connect(url: str) -> str:
     """Connect, ask something, and answer the broker's version."""
     async with await Connection.open(BrokerUrl.parse(url)) as connection:
         channel = await connection.channel(Recorder())
-        await connection.close_channel(channel)
+        await channel.end()
         return connection.session.version
 
 

@@ -43,11 +43,11 @@ def test_every_message_gets_what_was_asked_for(data: st.DataObject) -> None:
             for _ in range(data.draw(st.integers(1, 4))):
                 tag = len(broker) + 1
                 broker[tag], asked[tag] = "open", "open"
-                books.delivered(tag)
+                books.delivered([tag])
         elif step == "settle" and asked:
             tag = data.draw(st.sampled_from(sorted(asked)))
             fate = data.draw(st.sampled_from(["acked", "requeued", "dead"]))
-            took = books.ack(tag) if fate == "acked" else books.nack(tag, requeue=fate == "requeued")
+            took = not books.ack([tag]) if fate == "acked" else books.nack(tag, requeue=fate == "requeued")
             assert took == (asked[tag] == "open")
             asked[tag] = fate if took else asked[tag]
         elif step == "flush":
@@ -61,21 +61,19 @@ def test_every_message_gets_what_was_asked_for(data: st.DataObject) -> None:
 
 def test_a_settled_prefix_is_one_frame() -> None:
     books = AckTracker(1)
-    for tag in range(1, 1001):
-        books.delivered(tag)
-    for tag in range(1, 501):
-        books.ack(tag)
-    books.ack(700)
+    books.delivered(range(1, 1001))
+    books.ack(range(1, 501))
+    books.ack([700])
     assert len(books.flush()) == 2 * FRAME_BYTES
 
 
 def test_everything_goes_back_by_one_frame() -> None:
     books = AckTracker(1)
-    for tag in range(1, 1001):
-        books.delivered(tag)
-    books.ack(500)
+    books.delivered(range(1, 1001))
+    books.ack([500])
     books.flush()
-    books.nack_all()
+    for tag in (*range(1, 500), *range(501, 1001)):
+        books.nack(tag, requeue=True)
     assert len(books.flush()) == FRAME_BYTES
 
 
@@ -85,7 +83,7 @@ def test_everything_goes_back_by_one_frame() -> None:
 )
 def test_parts_end_at_joints(tags: list[int], joints: list[int]) -> None:
     books = AckTracker(1)
-    books.delivered_all(tags)
+    books.delivered(tags)
     ends = [*books.parts(joints), tags[-1]]
     assert ends == sorted(set(ends))
     assert set(ends) <= set(tags)
@@ -106,7 +104,7 @@ def channel_with(count: int) -> tuple[ConsumerChannel, list[bytes]]:
 def test_acks_in_order_cost_nothing_however_many() -> None:
     consuming, written = channel_with(10_000)
     consuming.held_count = 1  # somewhere behind
-    assert consuming.tracker.ack_all(range(1, 10_000)) == []
+    assert consuming.tracker.ack(range(1, 10_000)) == []
     consuming.flush()
     assert len(written) == 1
     assert not consuming.is_slow
@@ -116,10 +114,10 @@ def test_acks_behind_many_letters_that_are_held_make_it_slow() -> None:
     held = 500
     consuming, _ = channel_with(held + WALKED_COUNT_MAX // held)
     consuming.held_count = held
-    consuming.tracker.ack_all(range(held + 1, held + WALKED_COUNT_MAX // held))
+    consuming.tracker.ack(range(held + 1, held + WALKED_COUNT_MAX // held))
     consuming.flush()
     assert not consuming.is_slow
-    consuming.tracker.ack_all([held + WALKED_COUNT_MAX // held])
+    consuming.tracker.ack([held + WALKED_COUNT_MAX // held])
     consuming.flush()
     assert consuming.is_slow
 

@@ -12,18 +12,19 @@ from holdfast.engines.rabbitmq.drain import DeliveryBudget
 def test_acks_wait_while_they_would_bring_more_than_is_wanted() -> None:
     budget = DeliveryBudget(RunLimits())
     budget.capacity_count, budget.wanted_count = 4, 10
-    assert budget.acks_count_max(unacked_count=4, ready_count=0) == 10
-    budget.wanted_count = 3
-    assert budget.acks_count_max(unacked_count=4, ready_count=2) == 1
-    assert budget.acks_count_max(unacked_count=4, ready_count=3) == 0
+    assert budget.acks_count_max(4) == 10
+    budget.wanted_count, budget.ready = 3, range(2)
+    assert budget.acks_count_max(4) == 1
+    budget.ready = range(3)
+    assert budget.acks_count_max(4) == 0
 
 
 def test_without_a_limit_or_a_consumer_all_acks_go() -> None:
     budget = DeliveryBudget(RunLimits())
-    budget.capacity_count = 4
-    assert budget.acks_count_max(unacked_count=4, ready_count=4) is None
+    budget.capacity_count, budget.ready = 4, range(4)
+    assert budget.acks_count_max(4) is None
     budget.capacity_count, budget.wanted_count = 0, 5
-    assert budget.acks_count_max(unacked_count=4, ready_count=4) is None
+    assert budget.acks_count_max(4) is None
 
 
 def test_what_fits_follows_the_sizes_that_came() -> None:
@@ -50,8 +51,9 @@ def test_a_broker_that_sends_all_that_it_may_sends_what_is_wanted_and_no_more(
         count = data.draw(st.integers(1, ready)) if ready else 0
         budget.taken(count)
         taken += count
-        more = budget.widened_by(wide, unacked_count=delivered - acked, ready_count=delivered - taken)
+        budget.ready = range(delivered - taken)
+        more = budget.widened_by(wide, unacked_count=delivered - acked)
         budget.capacity_count += max(0, more)
         withheld = taken - acked  # all that are taken are done at once
-        most = budget.acks_count_max(unacked_count=delivered - acked, ready_count=delivered - taken)
+        most = budget.acks_count_max(delivered - acked)
         acked += withheld if most is None else min(withheld, most)

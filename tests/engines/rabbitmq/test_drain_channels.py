@@ -25,9 +25,9 @@ class Run:
     """What a recovery does with its channels."""
 
     def __init__(self, queue: str) -> None:
-        self.ready: deque[Delivery] = deque()
         self.budget = DeliveryBudget(RunLimits())
-        self.channels = DrainChannels(queue, self.budget, self.ready, on_arrived=self.arrived, on_lost=self.lost)
+        self.budget.ready = self.ready = deque[Delivery]()
+        self.channels = DrainChannels(queue, self.budget, on_arrived=self.arrived, on_lost=self.lost)
         self.came_count = 0
         self._news = asyncio.Event()
 
@@ -36,7 +36,7 @@ class Run:
         self.ready.extend(deliveries)
         self._news.set()
 
-    def lost(self, error: BrokerError) -> None:
+    def lost(self, error: BrokerError | None) -> None:
         raise AssertionError(error)
 
     async def want(self, count: int) -> None:
@@ -56,7 +56,7 @@ class Run:
         for one in deliveries:
             channel = self.channels.find(one.channel)
             assert channel is not None
-            assert channel.tracker.ack(one.tag)
+            assert not channel.tracker.ack([one.tag])
         self.channels.flush()
 
 

@@ -21,7 +21,7 @@ async def test_a_consumer_hands_out_what_came_as_the_time_was_up() -> None:
     consumer = RabbitConsumer(ADDRESS, "q")
     taking = asyncio.create_task(consumer.batch(timeout_s=0))
     await asyncio.sleep(0)  # it waits, and the end of its time is the next thing to happen
-    consumer.take_in([delivery()])
+    consumer._arrived([delivery()])
     assert [one.body for one in await taking] == [b"late"]
     assert await consumer.batch(timeout_s=0) == []
 

@@ -11,7 +11,7 @@ from pamqp import frame as pamqp_frame
 
 from holdfast.core.moments import STEADY_S, Backoff, BackoffTimer
 from holdfast.engines.rabbitmq.url import BrokerUrl, Tls
-from holdfast.engines.rabbitmq.wire.events import Blocked, ChannelClosedByBroker, ConnectionClosedByBroker, Opened
+from holdfast.engines.rabbitmq.wire.events import Blocked, ClosedByBroker, Opened
 from holdfast.engines.rabbitmq.wire.frames import ProtocolBroken
 from holdfast.engines.rabbitmq.wire.session import AmqpSession, HandshakeFailed, Login, State
 from holdfast.errors import BadAddress
@@ -101,7 +101,7 @@ def test_a_closed_channel_is_answered_and_its_number_is_not_used_at_once() -> No
     first = session.open_channel()
     session.take()
     (event,) = session.feed(said(first, amqp.Channel.Close(404, "NOT_FOUND", 60, 40)))
-    assert event == ChannelClosedByBroker(first, 404, "NOT_FOUND", 60, 40)
+    assert event == ClosedByBroker(first, 404, "NOT_FOUND")
     assert isinstance(heard(session.take())[0], amqp.Channel.CloseOk)
     assert session.open_channel() != first
 
@@ -119,7 +119,7 @@ def test_channels_end_somewhere() -> None:
 def test_a_closed_connection_is_answered() -> None:
     session = opened()
     (event,) = session.feed(said(0, amqp.Connection.Close(320, "CONNECTION_FORCED", 0, 0)))
-    assert event == ConnectionClosedByBroker(320, "CONNECTION_FORCED", 0, 0)
+    assert event == ClosedByBroker(0, 320, "CONNECTION_FORCED")
     assert isinstance(heard(session.take())[0], amqp.Connection.CloseOk)
     assert session.state is State.CLOSED
 

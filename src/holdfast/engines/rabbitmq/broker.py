@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cached_property
-from types import TracebackType
 from typing import Any, Self
 
 from msgspec import Struct
@@ -25,13 +24,13 @@ from holdfast.core.plan import Retries
 from holdfast.core.policy import Park, Wait, step_for
 from holdfast.core.topology.layouts import TopologyFile
 from holdfast.core.topology.model import Version
-from holdfast.engines.rabbitmq.connection import retry_call
+from holdfast.engines.rabbitmq.connection import NOT_FOUND, retry_call
 from holdfast.engines.rabbitmq.consumer import RabbitConsumer
-from holdfast.engines.rabbitmq.declare import NOT_FOUND, Declarer, QueueFamily, family_for
 from holdfast.engines.rabbitmq.inspector import PATTERNS, RabbitInspector
 from holdfast.engines.rabbitmq.letters import digest, new_letter, read_message
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.redriver import Rewriter
+from holdfast.engines.rabbitmq.topology import Declarer, QueueFamily, family_for
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.errors import BrokerError, BrokerRefused, MessageRefused, NotOurs, QueueMissing, StorageFailed
@@ -69,26 +68,24 @@ class RabbitBroker:
     origin: Origin = "rabbitmq"
 
     def __init__(self, url: str, *, clock: Clock, options: RabbitOptions | None = None) -> None:
-        self._address = BrokerUrl.parse(url)
+        self._url = BrokerUrl.parse(url)
         self._clock = clock
         self._options = options = options or RabbitOptions()
-        self._declarer = Declarer(self._address, management=options.management, quorum=options.quorum)
-        self._rewriter = Rewriter(self._address.login.user)
-        self.publisher = RabbitPublisher(self._address)
+        self._declarer = Declarer(self._url, management=options.management, quorum=options.quorum)
+        self._rewriter = Rewriter(self._url.login.user)
+        self.publisher = RabbitPublisher(self._url)
         self.inspector = RabbitInspector(
-            self._address, options.management, known=options.known, patterns=options.patterns, retries=options.retries
+            self._url, options.management, known=options.known, patterns=options.patterns, retries=options.retries
         )
 
     async def __aenter__(self) -> Self:
         if self._options.insists:
-            await retry_call(self.publisher.__aenter__, address=self._address, is_met=False)
+            await retry_call(self.publisher.__aenter__, url=self._url, is_met=False)
         else:
             await self.publisher.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._declarer.close()
         await self.publisher.close()
 
@@ -110,7 +107,7 @@ class RabbitBroker:
         if not subscription.dead_queue:
             await self._declarer.close()  # it was for the start
         consumer = RabbitConsumer(
-            self._address,
+            self._url,
             queue,
             prefetch=subscription.prefetch,
             bytes_max=subscription.bytes_max,
@@ -125,13 +122,13 @@ class RabbitBroker:
                 raise
             starts = None
             if self._options.starts is not None and self._family(subscription).main.type != "quorum":
-                starts = AttemptLog(self._options.starts, f"{self._address.login.vhost} {queue}", holds=consumer.holds)
+                starts = AttemptLog(self._options.starts, f"{self._url.login.vhost} {queue}", holds=consumer.holds)
             yield RabbitSubscription(
                 consumer,
                 self.publisher,
                 subscription,
                 family=lambda: self._family(subscription),
-                user=self._address.login.user,
+                user=self._url.login.user,
                 clock=self._clock,
                 starts=starts,
             )
@@ -139,7 +136,7 @@ class RabbitBroker:
     async def peek(self, queue: str, *, count_max: int) -> Sequence[NewLetter]:
         """Letters that are unreadable are left out."""
         found: list[NewLetter] = []
-        async with RabbitConsumer(self._address, queue, prefetch=count_max) as consumer:
+        async with RabbitConsumer(self._url, queue, prefetch=count_max) as consumer:
             while len(found) < count_max:
                 timeout_s = PEEK_MORE_TIMEOUT_S if found else PEEK_TIMEOUT_S
                 batch = await consumer.batch(count_max=count_max - len(found), timeout_s=timeout_s)

@@ -10,20 +10,20 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
-from types import TracebackType
-from typing import Protocol, Self, TypeAlias, TypeVar, cast
+from typing import Self, TypeAlias, TypeVar, cast
 
 from pamqp import base
 from pamqp import commands as amqp
 
 from holdfast.core.moments import Backoff, BackoffTimer
+from holdfast.core.recovery import Depth
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import commands
+from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import (
     ORDINARY,
     Blocked,
-    ChannelClosedByBroker,
-    ConnectionClosedByBroker,
+    ClosedByBroker,
     Event,
     Method,
     Opened,
@@ -47,19 +47,21 @@ CALL_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 5.0
 #: A read of so many bytes is worth its cost: more is likely to be there already.
 READ_BYTES_ENOUGH = 64 * 2**10
-ACCESS_REFUSED, NOT_ALLOWED = 403, 530
+#: What the broker says when it says no.
+ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
+CONNECTION_FORCED, NOT_ALLOWED = 320, 530
 #: For asking again and again.
 LIMIT_S = 600.0
 
-Close: TypeAlias = ChannelClosedByBroker | ConnectionClosedByBroker | None
-CLOSE_TIMEOUT_S = 5.0
-#: A read of so many bytes is worth its cost: more is likely to be there already.
-READ_BYTES_ENOUGH = 64 * 2**10
-ACCESS_REFUSED, NOT_ALLOWED = 403, 530
+Close: TypeAlias = ClosedByBroker | None
 
 
-class Listener(Protocol):
-    """Who owns a channel. Called from the event loop; must not block and must not raise."""
+class Listener:
+    """Who owns a channel. Called from the event loop; must not block and must not raise.
+
+    As it is, for a channel that only asks: nothing comes unasked, and whoever waits for an answer is told by the
+    channel.
+    """
 
     def on_events(self, events: list[Event]) -> None:
         """What one read of the socket brought for this channel, in order."""
@@ -68,20 +70,7 @@ class Listener(Protocol):
         """The channel is gone, once; `close` is what the broker said, None when the connection just ended."""
 
     def on_writable(self) -> None:
-        """The socket takes bytes again."""
-
-
-class NoEvents:
-    """A listener for a channel that only asks."""
-
-    def on_events(self, events: list[Event]) -> None:
-        """Nothing comes unasked."""
-
-    def on_closed(self, error: BrokerError, close: Close) -> None:
-        """Whoever waits for an answer is told by the channel."""
-
-    def on_writable(self) -> None:
-        """Questions are small."""
+        """The socket takes bytes again. Nothing small waits for it: questions and acks do not."""
 
 
 class Channel:
@@ -100,7 +89,7 @@ class Channel:
     ) -> None:
         self.number = number
         self.error: BrokerError | None = None
-        self._listener = listener
+        self.listener = listener
         self._write = write
         self._release = release
         self._questions: deque[tuple[str, asyncio.Future[base.Frame]]] = deque()
@@ -132,25 +121,31 @@ class Channel:
         except TimeoutError as error:
             raise BrokerLost(f"the broker did not answer; {question} after {timeout_s} s") from error
 
+    async def end(self) -> None:
+        """Close it in order: what was sent on it before has been worked through when this returns."""
+        if self.is_open:
+            await self.call(amqp.Channel.Close(200, "done", 0, 0))
+            self.close(BrokerLost("the channel was closed"), None)
+
     def handle(self, events: list[Event]) -> None:
         """Called by the connection with what came for this channel."""
         if set(map(type, events)) <= ORDINARY:
-            self._listener.on_events(events)
+            self.listener.on_events(events)
             return
         unasked: list[Event] = []
         for event in events:
             kind = type(event)
             if kind is Method:
                 self._answered(event.method)  # type: ignore[union-attr]
-            elif kind is ChannelClosedByBroker:
+            elif kind is ClosedByBroker:
                 if unasked:
-                    self._listener.on_events(unasked)
+                    self.listener.on_events(unasked)
                     unasked = []
                 self.close(refusal(event), event)  # type: ignore[arg-type]
             else:
                 unasked.append(event)
         if unasked:
-            self._listener.on_events(unasked)
+            self.listener.on_events(unasked)
 
     def close(self, error: BrokerError, close: Close) -> None:
         """The channel is gone: whoever waits is told, once."""
@@ -163,11 +158,7 @@ class Channel:
                 waiting.set_exception(error)
                 # Nobody may be waiting any more; asyncio would complain about an error that was never looked at.
                 waiting.exception()
-        self._listener.on_closed(error, close)
-
-    def writable(self) -> None:
-        """Called by the connection when the socket takes bytes again."""
-        self._listener.on_writable()
+        self.listener.on_closed(error, close)
 
     def _answered(self, method: base.Frame) -> None:
         if method.name == "Channel.CloseOk":
@@ -182,19 +173,19 @@ class Channel:
                 return
 
 
-def refusal(close: ChannelClosedByBroker | ConnectionClosedByBroker) -> BrokerError:
+def refusal(close: ClosedByBroker) -> BrokerError:
     """The error for what the broker said when it closed a channel or a connection."""
-    if close.code == 320:  # CONNECTION_FORCED: an operator, a restart
+    if close.code == CONNECTION_FORCED:  # an operator, a restart
         return BrokerLost(f"the broker ended the connection; {close.code} {close.text}")
     return BrokerRefused(f"the broker refused; {close.code} {close.text}", reply_code=close.code)
 
 
 class Connection(asyncio.Protocol):
-    """`await Connection.open(address)`, then `channel(listener)`."""
+    """`await Connection.open(url)`, then `channel(listener)`."""
 
-    def __init__(self, address: BrokerUrl) -> None:
-        self.address = address
-        self.session = AmqpSession(address.login)
+    def __init__(self, url: BrokerUrl) -> None:
+        self.url = url
+        self.session = AmqpSession(url.login)
         self.writable = True
         self.read_pause_s = 0.0  #: after a small read, so that the next one brings more
         loop = asyncio.get_running_loop()
@@ -208,18 +199,20 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._rest: asyncio.TimerHandle | None = None  # between two reads
         self._beat: asyncio.TimerHandle | None = None
-        self._last_word: ConnectionClosedByBroker | None = None
+        self._last_word: Close = None
+        self._questions: Channel | None = None
+        self._turn = asyncio.Lock()  # to ask
 
     @classmethod
-    async def open(cls, address: BrokerUrl) -> Connection:
+    async def open(cls, url: BrokerUrl) -> Connection:
         """Connect to the first host that takes us.
 
         Raises BrokerRefused (login, virtual host), NotABroker, TlsRefused or BrokerUnreachable.
         """
         failures: list[BrokerError] = []
-        for host, port in address.hosts:
+        for host, port in url.hosts:
             try:
-                return await cls._open_one(address, host, port)
+                return await cls._open_one(url, host, port)
             except BrokerRefused:
                 raise  # the other hosts are the same cluster, and would say the same
             except BrokerError as error:
@@ -229,13 +222,22 @@ class Connection(asyncio.Protocol):
         raise BrokerUnreachable("no broker could be reached; " + " / ".join(str(error) for error in failures))
 
     @classmethod
-    async def _open_one(cls, address: BrokerUrl, host: str, port: int) -> Connection:
+    async def renewed(cls, connection: Connection | None, url: BrokerUrl) -> Connection:
+        """This one while it can be used, else another. Raises as `open`."""
+        if connection is not None and connection.is_open:
+            return connection
+        if connection is not None:
+            await connection.close()
+        return await cls.open(url)
+
+    @classmethod
+    async def _open_one(cls, url: BrokerUrl, host: str, port: int) -> Connection:
         loop = asyncio.get_running_loop()
-        connection = cls(address)
-        context = address.tls.context() if address.tls else None
-        name = (address.tls.server_name or host) if address.tls else None
+        connection = cls(url)
+        context = url.tls.context() if url.tls else None
+        name = (url.tls.server_name or host) if url.tls else None
         try:
-            async with asyncio.timeout(address.connect_timeout_s):
+            async with asyncio.timeout(url.connect_timeout_s):
                 await loop.create_connection(lambda: connection, host, port, ssl=context, server_hostname=name)
                 await asyncio.shield(connection.opened)
         except TimeoutError as error:
@@ -258,11 +260,6 @@ class Connection(asyncio.Protocol):
         """Whether it can be used."""
         return self.session.state is State.OPEN and not self.closed.done()
 
-    @property
-    def blocked(self) -> str | None:
-        """Why the broker reads nothing more from this connection; None while it does."""
-        return self.session.blocked
-
     async def channel(self, listener: Listener) -> Channel:
         """Open a channel. Raises BrokerRefused or BrokerLost."""
         if self.closed.done():
@@ -281,11 +278,36 @@ class Connection(asyncio.Protocol):
             raise
         return channel
 
-    async def close_channel(self, channel: Channel) -> None:
-        """Close a channel in order: what was sent on it before has been worked through when this returns."""
-        if channel.is_open:
-            await channel.call(amqp.Channel.Close(200, "done", 0, 0))
-            channel.close(BrokerLost("the channel was closed"), None)
+    async def ask(self, method: base.Frame) -> base.Frame:
+        """Ask, one question at a time, beside whatever else goes on. A refusal closes the channel that it was asked on:
+        that is one for questions, and the next question gets another. Raises BrokerRefused or BrokerLost."""
+        async with self._turn:
+            if self._questions is None or not self._questions.is_open:
+                self._questions = await self.channel(Listener())
+            return await self._questions.call(method)
+
+    async def has_queue(self, name: str) -> bool:
+        """Whether there is such a queue. Raises BrokerRefused when that may not be asked."""
+        return await self._has(methods.QueueDeclare(queue=name, passive=True))
+
+    async def has_exchange(self, name: str) -> bool:
+        """Whether there is such an exchange. Raises BrokerRefused when that may not be asked."""
+        return await self._has(methods.ExchangeDeclare(exchange=name, passive=True))
+
+    async def _has(self, passive: base.Frame) -> bool:
+        try:
+            await self.ask(passive)
+        except BrokerRefused as error:
+            if error.reply_code == NOT_FOUND:
+                return False
+            raise
+        return True
+
+    async def depth(self, queue: str) -> Depth:
+        """What a queue says of itself now. Raises BrokerRefused when it is not there."""
+        answer = await self.ask(methods.QueueDeclare(queue=queue, passive=True))
+        assert isinstance(answer, amqp.Queue.DeclareOk)  # noqa: S101  the answer to that question
+        return Depth(ready=answer.message_count or 0, consumers=answer.consumer_count or 0)
 
     def write(self, data: bytes) -> None:
         """Send frames, joined by the caller as far as it can."""
@@ -322,9 +344,7 @@ class Connection(asyncio.Protocol):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     # What the event loop calls.
@@ -341,7 +361,7 @@ class Connection(asyncio.Protocol):
         try:
             events = self.session.feed(data)
         except (ProtocolBroken, HandshakeFailed) as error:
-            self._fail(NotABroker(f"this is no broker that we can talk to; {self.address}: {error}"))
+            self._fail(NotABroker(f"this is no broker that we can talk to; {self.url}: {error}"))
             return
         self._flush()
         if len(numbers := {event.channel for event in events}) == 1 and 0 not in numbers:
@@ -371,7 +391,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.writable = True
         for channel in list(self._channels.values()):
-            channel.writable()
+            channel.listener.on_writable()
 
     def _rest_from_reading(self) -> None:
         """The broker sends two messages or so at a time: to read each by itself costs it and us more than they do."""
@@ -399,12 +419,12 @@ class Connection(asyncio.Protocol):
                 if not self.opened.done():
                     self.opened.set_result(None)
             case Blocked(str(reason)):
-                emit("broker.blocked", address=str(self.address), error=reason)
+                emit("broker.blocked", address=str(self.url), error=reason)
             case Blocked(None):
-                emit("broker.unblocked", address=str(self.address))
+                emit("broker.unblocked", address=str(self.url))
                 for channel in list(self._channels.values()):
-                    channel.writable()
-            case ConnectionClosedByBroker():
+                    channel.listener.on_writable()
+            case ClosedByBroker():
                 self._last_word = event
                 self._fail(self._why(None))
             case _ if self.session.state is State.CLOSED:
@@ -460,7 +480,7 @@ class Connection(asyncio.Protocol):
         """What the end of the connection means, by where we stood."""
         state = self.session.state
         word = self._last_word
-        login = self.address.login
+        login = self.url.login
         if word is not None and not self.opened.done():
             if word.code == ACCESS_REFUSED:
                 return BrokerRefused(f"login refused; user '{login.user}': {word.text}", reply_code=word.code)
@@ -471,14 +491,14 @@ class Connection(asyncio.Protocol):
         if isinstance(error, ssl.SSLError):
             return TlsRefused(f"TLS was refused; {_ssl_text(error)}")
         if state is State.GREETING:
-            return NotABroker(f"this is no broker that we can talk to; {self.address}: it hung up without a greeting")
+            return NotABroker(f"this is no broker that we can talk to; {self.url}: it hung up without a greeting")
         if state is State.LOGIN:
             return BrokerRefused(f"login refused; user '{login.user}': the broker hung up")
         detail = (error.args[-1] if error.args else type(error).__name__) if error else "the broker hung up"
         return BrokerLost(f"connection to the broker was lost; {detail}")
 
     def _too_late(self, host: str, port: int) -> BrokerError:
-        limit_s = self.address.connect_timeout_s
+        limit_s = self.url.connect_timeout_s
         if self._transport is None:
             return BrokerUnreachable(f"broker cannot be reached; {host}:{port} did not answer within {limit_s:g} s")
         if self.session.state in (State.NEW, State.GREETING):
@@ -502,7 +522,7 @@ def passes(error: BrokerError) -> bool:
     return not isinstance(error, BadAddress) and not (isinstance(error, BrokerRefused) and error.reply_code)
 
 
-async def retry_call(ask: Callable[[], Awaitable[T]], *, address: object, is_met: bool, limit_s: float = LIMIT_S) -> T:
+async def retry_call(ask: Callable[[], Awaitable[T]], *, url: object, is_met: bool, limit_s: float = LIMIT_S) -> T:
     """Ask until there is an answer, with back-off. What is asked must do no harm when it is done twice.
 
     Raises the BrokerError that does not pass, or the last one when the time is over. With a broker that was not met
@@ -517,5 +537,5 @@ async def retry_call(ask: Callable[[], Awaitable[T]], *, address: object, is_met
             is_met = is_met or isinstance(error, BrokerLost)
             if not is_met or not passes(error) or loop.time() > deadline_s:
                 raise
-            emit("broker.lost", address=str(address), error=error)
+            emit("broker.lost", address=str(url), error=error)
             await asyncio.sleep(backoff.delay_s(loop.time()))

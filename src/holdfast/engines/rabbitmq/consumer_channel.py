@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pamqp import commands as amqp
 
 from holdfast.core.message import Delivery
-from holdfast.engines.rabbitmq.connection import Channel, Close, Connection, NoEvents
+from holdfast.engines.rabbitmq.connection import CALL_TIMEOUT_S, Channel, Close, Connection, Listener
 from holdfast.engines.rabbitmq.wire import commands
 from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.engines.rabbitmq.wire.events import Cancelled, Event
-from holdfast.errors import BrokerError, BrokerLost
+from holdfast.errors import BrokerError
 
 ASK_TIMEOUT_S = 3.0
 #: A consumer that comes while we wait is taken for ours: then it takes this long.
@@ -28,8 +28,9 @@ WALKED_COUNT_MAX = 50_000
 JOINTS_COUNT_MAX = 1_000
 
 
-class ConsumerChannel:
-    """The listener of a channel that letters of a recovery come on. Once that is left, nothing of it is heard any more.
+class ConsumerChannel(Listener):
+    """The listener of a channel that messages come on. Once that is left, nothing of it is heard any more: whatever is
+    unsettled on it is the broker's again. `on_lost` hears why, or None when the broker cancelled the consumer.
 
     To settle a letter by itself the broker walks over all that came on the channel before it and are unsettled. So
     letters that are held make every later ack slower: with 1 262 of them a classic queue took 1 700 acks a second, with
@@ -38,9 +39,14 @@ class ConsumerChannel:
     """
 
     def __init__(
-        self, number: int, *, on_arrived: Callable[[list[Delivery]], None], on_lost: Callable[[BrokerError], None]
+        self,
+        number: int,
+        *,
+        on_arrived: Callable[[list[Delivery]], None],
+        on_lost: Callable[[BrokerError | None], None],
     ) -> None:
         self.number = number  #: unlike that of a channel, never used again; deliveries carry it
+        self.is_left = False
         self.channel: Channel | None = None
         self.tracker = AckTracker(0)
         self.tags: list[str] = []  #: its consumers
@@ -51,16 +57,31 @@ class ConsumerChannel:
         self._walked_count = 0
         self._on_arrived = on_arrived
         self._on_lost = on_lost
-        self._is_left = False
 
     def opened(self, channel: Channel) -> None:
-        """Letters may come."""
+        """Messages may come."""
         self.channel = channel
         self.tracker = AckTracker(channel.number)
 
+    async def consume(self, queue: str, prefetch: int) -> None:
+        """By one consumer more: the prefetch of one that runs cannot be changed. Raises BrokerError."""
+        assert self.channel is not None  # noqa: S101  opened() comes first
+        self.consumers_count += 1
+        await self.channel.call(amqp.Basic.Qos(prefetch_count=prefetch))
+        answer = await self.channel.call(methods.Consume(queue=queue))
+        self.tags.append(str(getattr(answer, "consumer_tag", "")))
+
+    async def cancel(self, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Consume no more: nothing comes in the place of what is settled from now on. Raises BrokerError."""
+        tags, self.tags = self.tags, []
+        for tag in tags:
+            assert self.channel is not None  # noqa: S101  it was consumed on
+            await self.channel.call(amqp.Basic.Cancel(tag), timeout_s=timeout_s)
+        self.tracker.consumer_ended()
+
     @property
     def is_open(self) -> bool:
-        """Whether its letters can be settled."""
+        """Whether what came on it can be settled."""
         return self.channel is not None and self.channel.is_open
 
     @property
@@ -95,32 +116,36 @@ class ConsumerChannel:
 
     def leave(self) -> None:
         """Hear nothing more."""
-        self._is_left = True
+        self.is_left = True
+        self.tags = []
+        self.tracker = AckTracker(0)
+
+    async def close(self) -> None:
+        """Close the channel in order. Raises BrokerError."""
+        if self.channel is not None:
+            await self.channel.end()
 
     # What the channel calls.
 
     def on_events(self, events: list[Event]) -> None:
-        if self._is_left:
+        if self.is_left:
             return
         deliveries = [event for event in events if type(event) is Delivery]
         if deliveries:
             number = self.number
             for delivery in deliveries:
                 delivery.channel = number
-            self.tracker.delivered_all([delivery.tag for delivery in deliveries])
+            self.tracker.delivered([delivery.tag for delivery in deliveries])
             if self.consumers_count > 1:
                 self._note_joints(deliveries)
             self._consumer_tag = deliveries[-1].consumer_tag
             self._on_arrived(deliveries)
         if len(deliveries) < len(events) and any(isinstance(event, Cancelled) for event in events):
-            self._on_lost(BrokerLost("the broker cancelled the consumer"))
+            self._on_lost(None)
 
     def on_closed(self, error: BrokerError, close: Close) -> None:
-        if not self._is_left:
+        if not self.is_left:
             self._on_lost(error)
-
-    def on_writable(self) -> None:
-        """Acks are small, and never wait for the socket."""
 
     def _note_joints(self, deliveries: list[Delivery]) -> None:
         last = self._consumer_tag
@@ -162,12 +187,7 @@ class AckTracker:
         """Acks that `flush` has not packed yet."""
         return len(self._acks)
 
-    def delivered(self, tag: int) -> None:
-        """A message came."""
-        self._open[tag] = None
-        self._last_tag = tag
-
-    def delivered_all(self, tags: Sequence[int]) -> None:
+    def delivered(self, tags: Sequence[int]) -> None:
         """Messages came, in this order."""
         self._open.update(dict.fromkeys(tags))
         self._last_tag = tags[-1]
@@ -177,15 +197,7 @@ class AckTracker:
         self._past_tag = self._last_tag
         self.past_count = len(self._open) + len(self._acks)
 
-    def ack(self, tag: int) -> bool:
-        """It is done. False when it is not open: settled before, or never delivered here."""
-        if tag not in self._open:
-            return False
-        del self._open[tag]
-        self._acks.append(tag)
-        return True
-
-    def ack_all(self, tags: Iterable[int]) -> list[int]:
+    def ack(self, tags: Iterable[int]) -> list[int]:
         """They are done. Answers those that are not open: settled before, or never delivered here."""
         still, acks, others = self._open, self._acks, []
         for tag in tags:
@@ -197,17 +209,12 @@ class AckTracker:
         return others
 
     def nack(self, tag: int, *, requeue: bool) -> bool:
-        """It goes back to the queue, or to the dead-letter exchange. False as for `ack`."""
+        """It goes back to the queue, or to the dead-letter exchange. False when it is not open."""
         if tag not in self._open:
             return False
         del self._open[tag]
         self._nacks.append((tag, requeue))
         return True
-
-    def nack_all(self) -> None:
-        """Everything that is open goes back, in the end by one frame: one by one is quadratic on a classic queue."""
-        for tag in list(self._open):
-            self.nack(tag, requeue=True)
 
     def parts(self, joints: Iterable[int]) -> list[int]:
         """The last open tag of each part, when what is open is parted behind these tags; not that of the last part."""
@@ -253,12 +260,7 @@ async def count_consumers(connection: Connection, queue: str) -> int | None:
     """How many consumers the queue has, those included that are cancelled and hold messages; None: nobody says."""
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            channel = await connection.channel(NoEvents())
-            try:
-                return await _count(channel, queue)
-            finally:
-                if channel.is_open:
-                    await connection.close_channel(channel)
+            return (await connection.depth(queue)).consumers
     except (BrokerError, TimeoutError):
         return None
 
@@ -274,31 +276,16 @@ async def wait_until_settled(
     among the queue's until the last of its messages is settled. Nothing here raises BrokerError: who cannot ask closes
     all the same.
     """
+    loop = asyncio.get_running_loop()
+    last, since_s = count_before, loop.time()
     try:
         async with asyncio.timeout(timeout_s):
-            # A channel of its own: when the question is refused, the one with the acks lives.
-            channel = await connection.channel(NoEvents())
-            await _fewer(channel, queue, count_before)
-            await connection.close_channel(channel)
+            while count := (await connection.depth(queue)).consumers:
+                if count != last:
+                    last, since_s = count, loop.time()
+                if count < count_before and loop.time() - since_s >= STILL_S:
+                    break
+                await asyncio.sleep(SETTLE_STEP_S)  # a broker has to be asked
     except (BrokerError, TimeoutError):
         return False
     return True
-
-
-async def _fewer(channel: Channel, queue: str, count_before: int) -> None:
-    loop = asyncio.get_running_loop()
-    last, since_s = count_before, loop.time()
-    while True:
-        count = await _count(channel, queue)
-        if count == 0:
-            return
-        if count != last:
-            last, since_s = count, loop.time()
-        if count < count_before and loop.time() - since_s >= STILL_S:
-            return
-        await asyncio.sleep(SETTLE_STEP_S)  # a broker has to be asked
-
-
-async def _count(channel: Channel, queue: str) -> int:
-    answer = await channel.call(methods.QueueDeclare(queue=queue, passive=True))
-    return int(getattr(answer, "consumer_count", 0) or 0)

@@ -19,11 +19,11 @@ from contextlib import contextmanager, suppress
 from itertools import groupby
 from operator import attrgetter
 
-from pamqp import commands as amqp
+from msgspec.structs import replace
 
 from holdfast.core.message import Delivery
 from holdfast.core.recovery import Depth, RunLimits
-from holdfast.engines.rabbitmq.connection import Connection, NoEvents
+from holdfast.engines.rabbitmq.connection import ACCESS_REFUSED, RESOURCE_LOCKED, Connection
 from holdfast.engines.rabbitmq.consumer_channel import ConsumerChannel, wait_until_settled
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import session as methods
@@ -45,7 +45,6 @@ READ_PAUSE_COUNT_MIN = 1_000
 LOCK_PREFIX = "recovery-lock."
 LOCK_STEP_S = 0.5
 NAME_BYTES_MAX = 255
-ACCESS_REFUSED, RESOURCE_LOCKED = 403, 405
 
 
 class RabbitDrain:
@@ -53,18 +52,18 @@ class RabbitDrain:
     reads."""
 
     def __init__(
-        self, address: BrokerUrl, queue: str, limits: RunLimits, *, on_pace: Callable[[float], None] = lambda s: None
+        self, url: BrokerUrl, queue: str, limits: RunLimits, *, on_pace: Callable[[float], None] = lambda s: None
     ) -> None:
         self.queue = queue
         self.warnings: list[str] = []
-        self._address = address.named(f"holdfast recovery of {queue}")
+        self._url = url.named(f"holdfast recovery of {queue}")
         self._bytes_max = limits.window_bytes_max
         self._on_pace = on_pace
         self._budget = DeliveryBudget(limits)
         self._connection: Connection | None = None
         self._locked: Connection | None = None  # that the lock was taken on, with which it ends
-        self._ready: deque[Delivery] = deque()
-        self._channels = DrainChannels(queue, self._budget, self._ready, on_arrived=self._arrived, on_lost=self._lost)
+        self._budget.ready = self._ready = deque[Delivery]()
+        self._channels = DrainChannels(queue, self._budget, on_arrived=self._arrived, on_lost=self._lost)
         self._owned_bytes = 0
         self._news = asyncio.Event()
         self._loss: BrokerError | None = None
@@ -76,7 +75,7 @@ class RabbitDrain:
 
     async def connect(self) -> Connection:
         """Raises BrokerError: at the start nothing is tried again."""
-        self._connection = await Connection.open(self._address)
+        self._connection = await Connection.open(self._url)
         return self._connection
 
     @property
@@ -151,7 +150,7 @@ class RabbitDrain:
                 missed += same
                 continue
             by_tag = {delivery.tag: delivery for delivery in same}
-            missed += [by_tag.pop(tag) for tag in channel.tracker.ack_all(by_tag)]
+            missed += [by_tag.pop(tag) for tag in channel.tracker.ack(by_tag)]
             freed_bytes += _owned_bytes(by_tag.values())
         self._free(freed_bytes)
         self._channels.flush()
@@ -198,10 +197,12 @@ class RabbitDrain:
 
     async def depth(self) -> Depth:
         if self._is_full:  # nothing is read on the other one, no answer either
-            async with await Connection.open(self._address) as own:
-                return await self._depth(own)
-        with self._asking():
-            return await self._depth(await self._connected())
+            async with await Connection.open(self._url) as own:
+                depth = await own.depth(self.queue)
+        else:
+            with self._asking():
+                depth = await (await self._connected()).depth(self.queue)
+        return replace(depth, untaken=len(self._ready))
 
     async def close(self) -> None:
         """End the connection. What is unsettled goes back by itself."""
@@ -222,34 +223,18 @@ class RabbitDrain:
         self._news.set()
         self._pause_if_full()
 
-    def _lost(self, error: BrokerError) -> None:
+    def _lost(self, error: BrokerError | None) -> None:
         """Whatever is unsettled is the broker's again."""
         self._channels.flush_all()  # after a cancel the channel lives: what was settled before still counts
-        self._loss = error
+        self._loss = error or BrokerLost("the broker cancelled the consumer")
         self._leave()
         self._news.set()
 
     # Inside.
 
     async def _connected(self) -> Connection:
-        if self._connection is None or not self._connection.is_open:
-            if self._connection is not None:
-                await self._connection.close()
-            self._connection = await Connection.open(self._address)
+        self._connection = await Connection.renewed(self._connection, self._url)
         return self._connection
-
-    async def _depth(self, connection: Connection) -> Depth:
-        channel = await connection.channel(NoEvents())
-        try:
-            answer = await channel.call(methods.QueueDeclare(queue=self.queue, passive=True))
-        finally:
-            if channel.is_open:
-                await connection.close_channel(channel)
-        return Depth(
-            ready=int(getattr(answer, "message_count", 0) or 0),
-            consumers=int(getattr(answer, "consumer_count", 0) or 0),
-            untaken=len(self._ready),
-        )
 
     async def _consume(self, connection: Connection) -> str:
         self._owned_bytes = 0
@@ -302,21 +287,19 @@ class RabbitDrain:
 class DrainChannels:
     """The channels of a recovery: the one that it consumes on, and those where letters that are held were left behind.
 
-    `consume` on a connection, then `allow` and `widen` as the run goes on. `ready` is what nobody has taken yet.
+    `consume` on a connection, then `allow` and `widen` as the run goes on.
     """
 
     def __init__(
         self,
         queue: str,
         budget: DeliveryBudget,
-        ready: Sized,
         *,
         on_arrived: Callable[[list[Delivery]], None],
-        on_lost: Callable[[BrokerError], None],
+        on_lost: Callable[[BrokerError | None], None],
     ) -> None:
         self._queue = queue
         self._budget = budget
-        self._ready = ready
         self._on_arrived = on_arrived
         self._on_lost = on_lost
         self._connection: Connection | None = None
@@ -344,10 +327,7 @@ class DrainChannels:
 
     async def consume(self, connection: Connection, capacity_count: int) -> str:
         """From the beginning, on this connection; answers the consumer's tag."""
-        for channel in self._left:
-            if channel.channel is not None and channel.is_open:
-                await connection.close_channel(channel.channel)
-        self._left.clear()
+        await self.close()
         self._connection = connection
         self._current = channel = await self._open()
         self._budget.capacity_count = 0
@@ -361,7 +341,7 @@ class DrainChannels:
         channel = self._current
         if channel is None or not channel.is_open:
             return
-        need = self._budget.need_count(len(self._ready))
+        need = self._budget.need_count
         if need == 0 and channel.tags and (self._budget.wanted_count == 0 or channel.tracker.pending):
             # All that are wanted are here. Acks that wait can go, so that a kill brings few letters back.
             await self._cancel(channel)
@@ -380,9 +360,7 @@ class DrainChannels:
         if channel is None or not channel.tags:
             return  # after a loss it is for `consume` to find out whether the queue is still there
         elsewhere = self._held_elsewhere_count
-        more = self._budget.widened_by(
-            capacity_count - elsewhere, unacked_count=channel.unacked_count, ready_count=len(self._ready)
-        )
+        more = self._budget.widened_by(capacity_count - elsewhere, unacked_count=channel.unacked_count)
         if more <= 0 or self._fresh_count:
             return
         if not self._plan_to_move_on(capacity_count - elsewhere - channel.held_count):
@@ -399,8 +377,7 @@ class DrainChannels:
             if channel is not self._current:
                 channel.flush()
             elif channel.tracker.pending and not self._fresh_count:
-                unacked_count, ready_count = channel.unacked_count, len(self._ready)
-                channel.flush(self._budget.acks_count_max(unacked_count=unacked_count, ready_count=ready_count))
+                channel.flush(self._budget.acks_count_max(channel.unacked_count))
 
     def flush_all(self) -> None:
         """Send all acks. Nobody consumes any more, or letters that come for these go back at once."""
@@ -422,10 +399,8 @@ class DrainChannels:
 
     async def close(self) -> None:
         """Close the channels that were left."""
-        if self._connection is not None:
-            for channel in self._left:
-                if channel.channel is not None:
-                    await self._connection.close_channel(channel.channel)
+        for channel in self._left:
+            await channel.close()
         self._left.clear()
 
     # Inside.
@@ -441,7 +416,7 @@ class DrainChannels:
     def _plan_to_move_on(self, capacity_count: int) -> bool:
         """Consume on a fresh channel soon, so many at once; False near the end, and where that failed before."""
         channel_max = self._connection.session.channel_max if self._connection else 0
-        need = self._budget.need_count(len(self._ready))
+        need = self._budget.need_count
         is_far = need is None or need >= self._budget.capacity_count + capacity_count
         has_room = len(self._all) < min(CHANNELS_COUNT_MAX, (channel_max or PREFETCH_MAX) // 2)
         if capacity_count <= 0 or not is_far or not has_room or not self._moves_on:
@@ -463,20 +438,12 @@ class DrainChannels:
             self._fresh_count, self._moves_on = 0, False  # somebody else takes letters as well
 
     async def _add_consumer(self, channel: ConsumerChannel, prefetch: int) -> None:
-        assert channel.channel is not None  # noqa: S101
         self._budget.capacity_count += prefetch
-        channel.consumers_count += 1
-        await channel.channel.call(amqp.Basic.Qos(prefetch_count=prefetch))
-        answer = await channel.channel.call(methods.Consume(queue=self._queue))
-        channel.tags.append(str(getattr(answer, "consumer_tag", "")))
+        await channel.consume(self._queue, prefetch)
 
     async def _cancel(self, channel: ConsumerChannel) -> None:
         """Consume no more. All acks may go then: nothing comes in the place of what they settle."""
-        assert channel.channel is not None  # noqa: S101
-        tags, channel.tags = channel.tags, []
-        for tag in tags:
-            await channel.channel.call(amqp.Basic.Cancel(tag))
-        channel.tracker.consumer_ended()
+        await channel.cancel()
         self.flush_all()
 
     @property
@@ -502,6 +469,7 @@ class DeliveryBudget:
     def __init__(self, limits: RunLimits) -> None:
         self.capacity_count = 0
         self.wanted_count: int | None = None  #: beside those that were taken; None: whatever there is
+        self.ready: Sized = ()  #: those that are here and not taken yet
         self._count_max = limits.window_count_max
         self._bytes_max = limits.window_bytes_max
         self._count = self._bytes = 0
@@ -513,9 +481,10 @@ class DeliveryBudget:
             return min(CAPACITY_COUNT_FIRST, self._count_max)
         return min(self._count_max, max(1, self._bytes_max * self._count // max(1, self._bytes)))
 
-    def need_count(self, ready_count: int) -> int | None:
-        """How many more are to be delivered, when so many are here and not taken yet."""
-        return None if self.wanted_count is None else max(0, self.wanted_count - ready_count)
+    @property
+    def need_count(self) -> int | None:
+        """How many more are to be delivered; None: whatever there is."""
+        return None if self.wanted_count is None else max(0, self.wanted_count - len(self.ready))
 
     def came(self, count: int, size_bytes: int) -> None:
         """So many came, of so many bytes together."""
@@ -527,15 +496,15 @@ class DeliveryBudget:
         if self.wanted_count is not None:
             self.wanted_count = max(0, self.wanted_count - count)
 
-    def widened_by(self, capacity_count: int, *, unacked_count: int, ready_count: int) -> int:
+    def widened_by(self, capacity_count: int, *, unacked_count: int) -> int:
         """By how much the prefetch may grow towards `capacity_count`."""
         more = capacity_count - self.capacity_count
-        need = self.need_count(ready_count)
+        need = self.need_count
         return more if need is None else min(more, need - self._room_count(unacked_count))
 
-    def acks_count_max(self, *, unacked_count: int, ready_count: int) -> int | None:
+    def acks_count_max(self, unacked_count: int) -> int | None:
         """How many acks may be sent now; None: all. `unacked_count` is the broker's: acks that wait are in it."""
-        need = self.need_count(ready_count)
+        need = self.need_count
         if need is None or not self.capacity_count:
             return None
         return max(0, need - self._room_count(unacked_count))
@@ -555,9 +524,9 @@ async def take_lock(connection: Connection, queue: str, *, patience_s: float) ->
     deadline_s = loop.time() + patience_s
     name = lock_name(queue)
     while True:
-        channel = await connection.channel(NoEvents())
         try:
-            await channel.call(methods.QueueDeclare(queue=name, exclusive=True, durable=False))
+            await connection.ask(methods.QueueDeclare(queue=name, exclusive=True, durable=False))
+            return []
         except BrokerRefused as error:
             if error.reply_code == ACCESS_REFUSED:
                 emit("recovery.unlocked", queue=queue, error=error.message)
@@ -567,10 +536,7 @@ async def take_lock(connection: Connection, queue: str, *, patience_s: float) ->
             if loop.time() >= deadline_s:
                 text = f"another recovery of '{queue}' is running; it holds queue '{name}'"
                 raise RecoveryLocked(f"{text}, wait for its end or stop it") from error
-            await asyncio.sleep(LOCK_STEP_S)
-        else:
-            await connection.close_channel(channel)
-            return []
+        await asyncio.sleep(LOCK_STEP_S)
 
 
 def is_name(text: str) -> bool:

@@ -19,25 +19,24 @@ import uuid
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
-from urllib.parse import quote
 
 from msgspec.structs import replace
 from pamqp import base
 
-from holdfast.core.message import Address as Destination
-from holdfast.core.message import OutcomeKind, Outgoing
+from holdfast.core.message import Address, OutcomeKind, Outgoing
 from holdfast.core.plan import Retries
 from holdfast.core.recovery import Depth, Permission, Preflight
 from holdfast.core.routes import Mode, RouteTable
-from holdfast.core.topology.model import DEAD_EXCHANGE, DEAD_KEY, TTL, Topology, Version, effective
+from holdfast.core.topology.model import DEAD_EXCHANGE, DEAD_KEY, DELIVERY_LIMIT, TTL, Topology, Version, effective
 from holdfast.core.topology.routing import Graph
-from holdfast.engines.rabbitmq.connection import Connection, NoEvents
-from holdfast.engines.rabbitmq.drain import ACCESS_REFUSED, is_name, lock_name
+from holdfast.engines.rabbitmq.connection import ACCESS_REFUSED, NOT_FOUND, Connection
+from holdfast.engines.rabbitmq.drain import is_name, lock_name
 from holdfast.engines.rabbitmq.management import ManagedPermission, ManagedQueue, Management
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
-from holdfast.engines.rabbitmq.url import BrokerUrl
+from holdfast.engines.rabbitmq.url import PORTS, BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
+from holdfast.engines.rabbitmq.wire.session import Login
 from holdfast.errors import BrokerRefused, HoldfastError
 from holdfast.ports.broker import QueueFacts, Reach
 
@@ -48,12 +47,9 @@ DEFAULT_EXCHANGE = "amq.default"
 #: One that every broker has, to ask about others with.
 SOURCES = ("amq.direct", "amq.fanout")
 TIMEOUT_S = 5.0
-NOT_FOUND = 404
 #: Since 4.0 every quorum queue has it unless told otherwise.
 DELIVERY_LIMIT_DEFAULT = 20
-MANAGEMENT_TIMEOUT_S = 5.0
 PATTERNS = ("*.dlq",)
-MANAGEMENT_PORTS = {5672: ("http", 15672), 5671: ("https", 15671)}
 LOOK_TIMEOUT_S = 10.0
 MS_PER_S = 1_000
 WAITS_IN_A_ROW_MAX = 10
@@ -67,14 +63,14 @@ class RabbitInspector:
 
     def __init__(
         self,
-        address: BrokerUrl,
+        url: BrokerUrl,
         management: str | None,
         *,
         known: Sequence[str] = (),
         patterns: Sequence[str] = PATTERNS,
         retries: Retries | None = None,
     ) -> None:
-        self._address = address
+        self._url = url
         self._management = management
         self._known = tuple(known)
         self._patterns = tuple(patterns)
@@ -82,13 +78,16 @@ class RabbitInspector:
 
     async def queues(self) -> list[QueueFacts]:
         if self._management is None:
-            found = [await self.queue(name) for name in self._known]
-            return [replace(one, source_queue=await self._source(one.queue)) for one in found if one is not None]
-        async with Management(self._management) as api:
-            infos = await api.queues(self._address.login.vhost)
-        names = {info.name for info in infos}
-        dead = [_facts(info) for info in infos if self._knows(info.name)]
-        return [replace(one, source_queue=_source(one.queue) if _source(one.queue) in names else "") for one in dead]
+            found = [one for name in self._known if (one := await self.queue(name)) is not None]
+            async with await self._open() as connection:
+                sources = [_source(one.queue) for one in found]
+                names = {name for name in sources if name and await connection.has_queue(name)}
+        else:
+            async with Management(self._management) as api:
+                infos = await api.queues(self._url.login.vhost)
+            names = {info.name for info in infos}
+            found = [_facts(info) for info in infos if self._knows(info.name)]
+        return [replace(one, source_queue=_source(one.queue) if _source(one.queue) in names else "") for one in found]
 
     async def queue(self, name: str) -> QueueFacts | None:
         if not self._knows(name):
@@ -96,116 +95,84 @@ class RabbitInspector:
         try:
             if self._management is not None:
                 async with Management(self._management) as api:
-                    return _facts(await api.queue(self._address.login.vhost, name))
-            ready = await self._ready(name)
+                    return _facts(await api.queue(self._url.login.vhost, name))
+            async with await self._open() as connection:
+                depth = await connection.depth(name)
         except BrokerRefused as error:
             if error.reply_code == NOT_FOUND:
                 return None
             raise
-        return None if ready is None else QueueFacts(queue=name, ready=ready, note="its delivery limit is not known")
+        return QueueFacts(queue=name, ready=depth.ready, note="its delivery limit is not known")
 
-    async def reach(self, addresses: Sequence[Destination]) -> dict[Destination, Reach]:
-        found: dict[Destination, Reach] = {}
+    async def reach(self, addresses: Sequence[Address]) -> dict[Address, Reach]:
+        found: dict[Address, Reach] = {}
         async with await self._open() as connection:
-            world, trouble = await self._world(connection) if any(one.exchange for one in addresses) else (None, "")
+            seen, trouble = await self._look(connection) if any(one.exchange for one in addresses) else (None, "")
             for address in dict.fromkeys(addresses):
-                found[address] = await _looked(connection, address, world, trouble)
+                found[address] = await _reach(connection, address, seen.graph if seen else None, trouble)
         return found
 
-    async def ladder_s(self, addresses: Sequence[Destination]) -> float | None:
+    async def ladder_s(self, addresses: Sequence[Address]) -> float | None:
         async with await self._open() as connection:
-            world, _ = await self._world(connection)
-        if world is None:
+            seen, _ = await self._look(connection)
+        if seen is None:
             return self._retries.ladder_s()
-        ladders = [self._of_address(world, address) for address in dict.fromkeys(addresses)]
-        known = [ladder for ladder in ladders if ladder is not None]
-        return max(known) if known and len(known) == len(ladders) else None
+        return _longest([self._of_address(seen, address) for address in dict.fromkeys(addresses)])
 
     # Inside.
 
     async def _open(self) -> Connection:
-        return await Connection.open(self._address.named("holdfast custody"))
+        return await Connection.open(self._url.named("holdfast custody"))
 
     def _knows(self, name: str) -> bool:
         return name in self._known or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
-    async def _source(self, dead_queue: str) -> str:
-        """The queue that a dead-letter queue is named after, if there is one."""
-        name = _source(dead_queue)
-        return name if name and await self._ready(name) is not None else ""
+    def _of_address(self, seen: _Routing, address: Address) -> float | None:
+        queues = seen.graph.reached(address.exchange, address.routing_key)
+        longest = _longest([self._of_queue(seen, queue) for queue in queues or ()])
+        return self._retries.ladder_s() if longest is None else longest
 
-    async def _ready(self, name: str) -> int | None:
-        """How many messages wait in a queue, asked over AMQP; None when there is no such queue."""
-        try:
-            async with await self._open() as connection:
-                channel = await connection.channel(NoEvents())
-                answer = await channel.call(methods.QueueDeclare(queue=name, passive=True))
-        except BrokerRefused as error:
-            if error.reply_code == NOT_FOUND:
-                return None
-            raise
-        return int(getattr(answer, "message_count", 0) or 0)
-
-    def _of_address(self, world: _World, address: Destination) -> float | None:
-        queues = world.reached(address)
-        ladders = [self._of_queue(world, queue) for queue in queues or ()]
-        known = [ladder for ladder in ladders if ladder is not None]
-        return max(known) if known and len(known) == len(ladders) else self._retries.ladder_s()
-
-    def _of_queue(self, world: _World, queue: str, waits: int = 0) -> float | None:
-        if queue not in world.queues or waits > WAITS_IN_A_ROW_MAX:
+    def _of_queue(self, seen: _Routing, queue: str, waits: int = 0) -> float | None:
+        if queue not in seen.queues or waits > WAITS_IN_A_ROW_MAX:
             return self._retries.ladder_s()
-        delay_s = world.delay_s(queue)
+        delay_s = seen.delay_s(queue)
         if delay_s is not None:  # a wait queue: it sits there first
-            further = [self._of_queue(world, name, waits + 1) for name in world.dead_from(queue) or ()]
-            known = [ladder for ladder in further if ladder is not None]
-            return delay_s + max(known) if known and len(known) == len(further) else None
-        if steps := world.waits_of(queue):
+            further = _longest([self._of_queue(seen, name, waits + 1) for name in seen.dead_from(queue) or ()])
+            return None if further is None else delay_s + further
+        if steps := seen.waits_of(queue):
             return self._retries.ladder_s(steps)
         # What is rejected is dead at once, where the broker does it and there is no wait queue.
-        dead = world.dead_from(queue)
-        return self._retries.ladder_s() if self._retries.delays_s or not dead else 0.0
+        return self._retries.ladder_s() if self._retries.delays_s or not seen.dead_from(queue) else 0.0
 
-    async def _world(self, connection: Connection) -> tuple[_World | None, str]:
+    async def _look(self, connection: Connection) -> tuple[_Routing | None, str]:
         """What the management API shows, or why it shows nothing."""
         if self._management is None:
             return None, "there is no management API in the settings"
-        vhost = self._address.login.vhost
+        vhost = self._url.login.vhost
         try:
             async with Management(self._management, timeout_s=LOOK_TIMEOUT_S) as api:
-                ours = str(connection.session.server_properties.get("cluster_name") or "")
-                if (await api.overview()).cluster_name != ours:
+                if (await api.overview()).cluster_name != _cluster(connection):
                     return None, f"the management API at {api.address} is that of another broker"
-                graph = await _graph(api, vhost)
                 queues = await api.queues(vhost)
+                graph = await _graph(api, vhost, queues)
         except HoldfastError as error:
             return None, f"the management API could not be asked; {error.message}"
-        return _World({one.name: effective(one.arguments, one.effective_policy) for one in queues}, graph), ""
+        return _Routing({one.name: effective(one.arguments, one.effective_policy) for one in queues}, graph), ""
 
 
-class _World:
-    """Queues with what holds for them, and their bindings."""
+class _Routing:
+    """What the management API shows: queues with what holds for them, and their bindings."""
 
     def __init__(self, queues: dict[str, dict[str, Any]], graph: Graph) -> None:
         self.queues = queues
-        self._graph = graph
-
-    def reached(self, address: Destination) -> set[str] | None:
-        """Queues that get it; None where headers decide."""
-        if not address.exchange:
-            return {address.routing_key} & self.queues.keys()
-        return self._graph.reached(address.exchange, address.routing_key)
-
-    def only_alternate(self, address: Destination) -> str:
-        """The alternate exchange that takes it because no binding does; empty when one does."""
-        return self._graph.only_alternate(address.exchange, address.routing_key) if address.exchange else ""
+        self.graph = graph
 
     def dead_from(self, queue: str) -> set[str] | None:
         """Where its dead letters go, when the queue says with which key."""
         exchange, key = self.queues[queue].get(DEAD_EXCHANGE), self.queues[queue].get(DEAD_KEY)
         if not isinstance(exchange, str):
             return None
-        return self.reached(Destination(exchange=exchange, routing_key=key if isinstance(key, str) else ""))
+        return self.graph.reached(exchange, key if isinstance(key, str) else "")
 
     def delay_s(self, queue: str) -> float | None:
         """How long a message sits in it before it goes on; None when it is no wait queue."""
@@ -222,44 +189,52 @@ class _World:
         return sorted(found)
 
 
-async def _looked(connection: Connection, address: Destination, world: _World | None, trouble: str) -> Reach:
+def _longest(ladders: Sequence[float | None]) -> float | None:
+    """None when nobody can say of one of them, or of any."""
+    known = [ladder for ladder in ladders if ladder is not None]
+    return max(known) if known and len(known) == len(ladders) else None
+
+
+async def _reach(connection: Connection, address: Address, graph: Graph | None, trouble: str) -> Reach:
     exchange, key = address.exchange, address.routing_key
+    passive: base.Frame = methods.ExchangeDeclare(exchange=exchange, passive=True)
+    try:
+        await connection.ask(passive if exchange else methods.QueueDeclare(queue=key, passive=True))
+    except BrokerRefused as error:
+        return Reach(why=error.message, queues=())
     if not exchange:
-        why = await _refusal(connection, methods.QueueDeclare(queue=key, passive=True))
-        return Reach(why=why, queues=() if why else (key,))
-    if why := await _refusal(connection, methods.ExchangeDeclare(exchange=exchange, passive=True)):
-        return Reach(why=why, queues=())
-    if world is None:
+        return Reach(queues=(key,))
+    if graph is None:
         seen = "is seen only when letters are published, and what an alternate exchange takes not even then"
         return Reach(note=f"whether {address} routes {seen}: {trouble}")
-    reached = world.reached(address)
+    reached = graph.reached(exchange, key)
     if reached is None:
         return Reach(note=f"whether {address} routes depends on headers and was not checked")
+    why = _why_nowhere(graph, address)
+    return Reach(why=why, queues=() if why else tuple(sorted(reached)))
+
+
+def _why_nowhere(graph: Graph, address: Address) -> str:
+    """Why what is sent there does not get to where it is meant for; empty when it does, or headers decide."""
+    exchange, key = address.exchange, address.routing_key
     nowhere = f"exchange '{exchange}' routes key '{key}' to no queue"
-    if other := world.only_alternate(address):
+    if other := graph.only_alternate(exchange, key):
         # It would be confirmed, and lie where nobody looks for it.
-        return Reach(why=f"{nowhere}: only the alternate exchange '{other}' takes it", queues=())
-    return Reach(why="" if reached else nowhere, queues=tuple(sorted(reached)))
+        return f"{nowhere}: only the alternate exchange '{other}' takes it"
+    return nowhere if graph.reached(exchange, key) == set() else ""
 
 
-async def _refusal(connection: Connection, method: base.Frame) -> str:
-    """On a channel of its own: every refusal closes one."""
-    channel = await connection.channel(NoEvents())
-    try:
-        await channel.call(method)
-    except BrokerRefused as error:
-        return error.message
-    await connection.close_channel(channel)
-    return ""
+def _cluster(connection: Connection) -> str:
+    return str(connection.session.server_properties.get("cluster_name") or "")
 
 
-async def _graph(api: Management, vhost: str) -> Graph:
-    return Graph(Topology(exchanges=tuple(await api.exchanges(vhost)), bindings=tuple(await api.bindings(vhost))))
+async def _graph(api: Management, vhost: str, queues: Sequence[ManagedQueue] = ()) -> Graph:
+    exchanges, bindings = await api.exchanges(vhost), await api.bindings(vhost)
+    return Graph(Topology(exchanges=tuple(exchanges), queues=tuple(queues), bindings=tuple(bindings)))
 
 
 def _facts(info: ManagedQueue) -> QueueFacts:
-    limit = info.effective_policy.get("delivery-limit", info.arguments.get("x-delivery-limit"))
-    free = info.type != "quorum" or limit == -1
+    free = info.type != "quorum" or _limit(info) == -1
     return QueueFacts(
         queue=info.name,
         ready=info.messages_ready or 0,
@@ -267,6 +242,12 @@ def _facts(info: ManagedQueue) -> QueueFacts:
         peek_is_free=free,
         note="" if free else "a quorum queue with a delivery limit: each look counts, and the last one deletes",
     )
+
+
+def _limit(info: ManagedQueue) -> int | None:
+    """The delivery limit that holds for a queue; -1 is none, None when nothing says anything of it."""
+    limit: int | None = effective(info.arguments, info.effective_policy).get(DELIVERY_LIMIT)
+    return limit
 
 
 def _source(name: str) -> str:
@@ -283,24 +264,25 @@ class RabbitRunInspector:
         self._publisher = publisher
         self._queue = queue
         self._management = management
-        self._seen: Graph | None = None
+        self._graph: Graph | None = None
         self._info: ManagedQueue | None = None
         self._priority = PRIORITY_UNSEEN
+        self._shown: ManagedPermission | None = None  # where nobody tells us our rights
 
-    def receivers(self, address: Destination) -> list[str]:
+    def receivers(self, address: Address) -> list[str]:
         """The queues that a message with this address reaches; none when nobody could say."""
         if not address.exchange:
             return [address.routing_key]
-        reached = self._seen.reached(address.exchange, address.routing_key) if self._seen else None
+        reached = self._graph.reached(address.exchange, address.routing_key) if self._graph else None
         return sorted(reached or ())
 
-    def blocked(self, address: Destination) -> str:
+    def blocked(self, address: Address) -> str:
         """Why nothing that is sent there gets to where it is meant for; empty when it does, or nobody could say."""
         exchange, key = address.exchange, address.routing_key
         where = f"exchange '{exchange}', key '{key}'"
         if self._queue and self._queue in self.receivers(address):
             return f"cyclic: {where}: leads into the dead-letter queue itself"
-        if self._seen is None or not exchange or not (other := self._seen.only_alternate(exchange, key)):
+        if self._graph is None or not exchange or not (other := self._graph.only_alternate(exchange, key)):
             return ""
         return f"unroutable: {where}: only the alternate exchange '{other}' takes it"
 
@@ -308,10 +290,10 @@ class RabbitRunInspector:
         """Why the broker takes no publishes; empty when it does, or the management API does not say."""
         if self._publisher.blocked:
             return self._publisher.trouble
-        if self._management is None or self._seen is None:
+        if self._management is None or self._graph is None:
             return ""
         try:
-            async with Management(self._management, timeout_s=MANAGEMENT_TIMEOUT_S) as management:
+            async with Management(self._management, timeout_s=TIMEOUT_S) as management:
                 alarm = await management.alarms()
         except HoldfastError:
             return ""
@@ -322,151 +304,144 @@ class RabbitRunInspector:
         if not exchange or not is_name(exchange):
             return ""  # what is no name cannot be asked for, nor published to: the publisher says so
         # Not where letters come: they are on their way just then, and to hear the answer all would have to be read.
-        async with await Connection.open(self._connection.address) as self._connection:
+        async with await Connection.open(self._connection.url) as own:
             try:
-                await self._ask(methods.ExchangeDeclare(exchange=exchange, passive=True))
+                await own.ask(methods.ExchangeDeclare(exchange=exchange, passive=True))
             except BrokerRefused as error:
                 if error.reply_code == NOT_FOUND:
                     return f"refused: {error.message}"
-            if await may_write(self._connection, exchange) is False:
+            if await _may_write(own, exchange) is False:
                 return f"refused: 403 exchange '{exchange}' may not be written to"
         return ""
 
     async def preflight(self, table: RouteTable) -> Preflight:
         """Everything. Raises BrokerRefused when the queue is not there or may not be read."""
-        found = await self.run(table)
-        found.receivers = self.receivers
-        publisher, management = self._publisher, self._management
-        found.rights = await find_rights(self._connection, publisher, self._queue, table, found, management)
-        return found
-
-    async def run(self, table: RouteTable) -> Preflight:
-        """Raises BrokerRefused when the queue is not there or may not be read. Without a queue: of the targets."""
         session = self._connection.session
-        answer = await self._ask(methods.QueueDeclare(queue=self._queue, passive=True)) if self._queue else None
         product = str(session.server_properties.get("product") or "broker")
-        found = Preflight(
-            broker=f"{product} {session.version}",
-            depth=Depth(
-                ready=int(getattr(answer, "message_count", 0) or 0),
-                consumers=int(getattr(answer, "consumer_count", 0) or 0),
-            ),
-        )
-        version = _version(session.version)
-        if self._queue:
-            found.delivery_limit = DELIVERY_LIMIT_DEFAULT if version >= Version(4, 0) else None
-            found.limit_is_assumed = True
-        self._seen = world = await self._world(found)
-        if self._info is not None and world is not None:
-            _limits(found, self._info, version)
-        if found.delivery_limit is not None:
-            info = self._info if world is not None else None
-            found.cure = cure(self._queue, self._connection.address.login.vhost, version, info, self._priority)
-        may_be_quorum = found.queue_type in ("quorum", "")
-        found.gives_back_at_tail = may_be_quorum and version < Version(4, 0) and not found.delivery_limit
-        for destination in table.fixed_addresses():
-            await self._check(destination, world, found)
-        if table.mode is Mode.EXCHANGE and world is None:
-            found.warnings.append("which other queues get a copy cannot be said without the management API")
-        named = sorted({f"'{one.exchange}'" for one in table.fixed_addresses() if one.exchange})
-        if world is None and (named or table.mode not in (Mode.SOURCE, Mode.PLACE)):
-            found.warnings.append(
-                f"whether the keys of {', '.join(named) or 'exchanges'} reach a queue, or an alternate exchange only, "
-                "cannot be known without the management API"
-            )
+        depth = await self._connection.depth(self._queue) if self._queue else Depth(ready=0)
+        found = Preflight(broker=f"{product} {session.version}", depth=depth, receivers=self.receivers)
+        await self._look(found)
+        self._find_limit(found, _version(session.version))
+        for address in table.fixed_addresses():
+            await self._check(address, found)
+        if self._graph is None:
+            _warn_of_the_unseen(found, table)
+        found.rights = await self._rights(table, found)
         return found
 
-    async def _check(self, destination: Destination, world: Graph | None, found: Preflight) -> None:
-        key, exchange = destination.routing_key, destination.exchange
-        if not exchange:
-            if key == self._queue:
-                found.cycles.append(f"queue '{key}' is the dead-letter queue itself")
-            elif not await self._there(methods.QueueDeclare(queue=key, passive=True), found):
-                found.missing.append(f"queue '{key}' does not exist")
-            return
-        if not await self._there(methods.ExchangeDeclare(exchange=exchange, passive=True), found):
-            found.missing.append(f"{not_there(exchange)} (route with key '{key}')")
-            return
-        if world is None:
-            return
-        reached = world.reached(exchange, key)
-        if reached is None:
-            found.warnings.append(f"whether exchange '{exchange}' routes '{key}' depends on headers, not checked")
-            return
-        if not reached:
-            found.missing.append(f"exchange '{exchange}' routes key '{key}' to no queue")
-        elif other := world.only_alternate(exchange, key):
-            found.missing.append(
-                f"exchange '{exchange}' routes key '{key}' to no queue: only the alternate exchange '{other}' takes it"
-            )
-        elif self._queue in reached:
-            found.cycles.append(f"exchange '{exchange}' routes key '{key}' into '{self._queue}' itself")
-        found.copies = {**found.copies, str(destination): sorted(reached)}
+    # Inside.
 
-    async def _there(self, passive: base.Frame, found: Preflight) -> bool:
-        try:
-            await self._ask(passive)
-        except BrokerRefused as error:
-            if error.reply_code == NOT_FOUND:
-                return False
-            found.warnings.append(f"a target could not be checked; {error.message}")
-        return True
-
-    async def _ask(self, method: base.Frame) -> base.Frame:
-        """On a channel of its own: every refusal closes one."""
-        channel = await self._connection.channel(NoEvents())
-        answer = await channel.call(method)
-        await self._connection.close_channel(channel)
-        return answer
-
-    async def _world(self, found: Preflight) -> Graph | None:
+    async def _look(self, found: Preflight) -> None:
+        """At what the management API shows."""
         if self._management is None:
-            return None
-        vhost = self._connection.address.login.vhost
+            return
+        login, ours = self._connection.url.login, _cluster(self._connection)
         try:
-            async with Management(self._management, timeout_s=MANAGEMENT_TIMEOUT_S) as management:
+            async with Management(self._management, timeout_s=TIMEOUT_S) as management:
                 overview = await management.overview()
-                ours = str(self._connection.session.server_properties.get("cluster_name") or "")
                 if overview.cluster_name != ours:
                     found.warnings.append(
                         f"the management API at {management.address} is that of another broker "
                         f"('{overview.cluster_name}', not '{ours}'); not used"
                     )
-                    return None
+                    return
                 found.alarm = await management.alarms() or ""
-                self._info = await management.queue(vhost, self._queue) if self._queue else None
-                self._priority = await priority_above(management, self._info)
-                world = await _graph(management, vhost)
+                info = await management.queue(login.vhost, self._queue) if self._queue else None
+                priority = await _priority_above(management, info)
+                self._graph = await _graph(management, login.vhost)
+                self._shown = await _permission(management, login)
         except HoldfastError as error:
             found.warnings.append(f"the management API could not be asked, checks are fewer; {error.message}")
-            return None
+            return
+        self._info, self._priority = info, priority
         found.has_management = True
-        return world
+
+    def _find_limit(self, found: Preflight, version: Version) -> None:
+        if self._info is not None:
+            _read_limit(found, self._info, version)
+        elif self._queue:
+            found.delivery_limit = DELIVERY_LIMIT_DEFAULT if version >= Version(4, 0) else None
+            found.limit_is_assumed = True
+        if found.delivery_limit is not None:
+            found.cure = _cure(self._queue, self._connection.url.login.vhost, version, self._info, self._priority)
+        may_be_quorum = found.queue_type in ("quorum", "")
+        found.gives_back_at_tail = may_be_quorum and version < Version(4, 0) and not found.delivery_limit
+
+    async def _check(self, address: Address, found: Preflight) -> None:
+        key, exchange = address.routing_key, address.exchange
+        if not exchange and key == self._queue:
+            found.cycles.append(f"queue '{key}' is the dead-letter queue itself")
+            return
+        try:
+            is_there = await (self._connection.has_exchange(exchange) if exchange else self._connection.has_queue(key))
+        except BrokerRefused as error:
+            is_there = True
+            found.warnings.append(f"a target could not be checked; {error.message}")
+        if not is_there:
+            missing = f"{_not_there(exchange)} (route with key '{key}')"
+            found.missing.append(missing if exchange else f"queue '{key}' does not exist")
+        elif exchange and self._graph is not None:
+            self._check_routing(self._graph, address, found)
+
+    def _check_routing(self, graph: Graph, address: Address, found: Preflight) -> None:
+        key, exchange = address.routing_key, address.exchange
+        reached = graph.reached(exchange, key)
+        if reached is None:
+            found.warnings.append(f"whether exchange '{exchange}' routes '{key}' depends on headers, not checked")
+            return
+        if why := _why_nowhere(graph, address):
+            found.missing.append(why)
+        elif self._queue in reached:
+            found.cycles.append(f"exchange '{exchange}' routes key '{key}' into '{self._queue}' itself")
+        found.copies = {**found.copies, str(address): sorted(reached)}
+
+    async def _rights(self, table: RouteTable, found: Preflight) -> list[Permission]:
+        """Of our user: to read the queue (if any), to take its lock, to write to every exchange."""
+        shown, rights = self._shown, []
+        if queue := self._queue:
+            lock = lock_name(queue)
+            rights = [
+                Permission(verb="read", what=f"queue '{queue}'", given=_given(shown, "read", queue)),
+                Permission(verb="configure", what=f"its lock '{lock}'", given=_given(shown, "configure", lock)),
+            ]
+        for exchange in _exchanges(table, found):
+            if any(text.startswith(_not_there(exchange)) for text in found.missing):
+                continue  # a binding to what is not there can be removed by everybody
+            given = _given(shown, "write", exchange or DEFAULT_EXCHANGE)
+            if given is None:
+                asked = _may_write(self._connection, exchange) if exchange else _may_write_by_default(self._publisher)
+                given = await asked
+            what = f"exchange '{exchange}'" if exchange else "the default exchange"
+            rights.append(Permission(verb="write", what=what, given=given))
+        return rights
 
 
-def not_there(exchange: str) -> str:
+def _warn_of_the_unseen(found: Preflight, table: RouteTable) -> None:
+    if table.mode is Mode.EXCHANGE:
+        found.warnings.append("which other queues get a copy cannot be said without the management API")
+    named = sorted({f"'{one.exchange}'" for one in table.fixed_addresses() if one.exchange})
+    if named or table.mode not in (Mode.SOURCE, Mode.PLACE):
+        found.warnings.append(
+            f"whether the keys of {', '.join(named) or 'exchanges'} reach a queue, or an alternate exchange only, "
+            "cannot be known without the management API"
+        )
+
+
+def _not_there(exchange: str) -> str:
     """How the findings say that an exchange is missing."""
     return f"exchange '{exchange}' does not exist"
 
 
-def _limits(found: Preflight, info: ManagedQueue, version: Version) -> None:
+def _read_limit(found: Preflight, info: ManagedQueue, version: Version) -> None:
     found.queue_type = info.type
     found.limit_is_assumed = False
-    if info.type != "quorum":
-        found.delivery_limit = None
-        return
-    given = [info.arguments.get("x-delivery-limit"), info.effective_policy.get("delivery-limit")]
-    finite = [limit for limit in given if isinstance(limit, int) and limit >= 0]
-    unlimited = any(limit == -1 for limit in given)
-    if finite:
-        found.delivery_limit = min(finite)
-    elif version >= Version(4, 0) and not unlimited:
-        found.delivery_limit = DELIVERY_LIMIT_DEFAULT
-    else:
-        found.delivery_limit = None
-        if unlimited and version < Version(4, 0):
-            found.delivery_limit = 0
-            found.warnings.append(f"queue '{info.name}' has x-delivery-limit -1, which this version takes for zero")
+    limit = _limit(info) if info.type == "quorum" else -1
+    if limit is None and version >= Version(4, 0):
+        limit = DELIVERY_LIMIT_DEFAULT
+    found.delivery_limit = None if limit == -1 else limit
+    if info.type == "quorum" and limit == -1 and version < Version(4, 0):
+        found.delivery_limit = 0
+        found.warnings.append(f"queue '{info.name}' has x-delivery-limit -1, which this version takes for zero")
 
 
 def _version(text: str) -> Version:
@@ -476,7 +451,7 @@ def _version(text: str) -> Version:
         return Version(3, 0)
 
 
-def cure(queue: str, vhost: str, version: Version, info: ManagedQueue | None, priority: int) -> str:
+def _cure(queue: str, vhost: str, version: Version, info: ManagedQueue | None, priority: int) -> str:
     """In lines; a command has the last one to itself."""
     if version < Version(4, 0):
         return "a queue without x-delivery-limit, or a policy without delivery-limit"
@@ -497,7 +472,7 @@ def cure(queue: str, vhost: str, version: Version, info: ManagedQueue | None, pr
     return f"a policy{replaced}:\n{shlex.join(words)}"
 
 
-async def priority_above(management: Management, info: ManagedQueue | None) -> int:
+async def _priority_above(management: Management, info: ManagedQueue | None) -> int:
     """Of a policy that is in force instead of the one that the queue has."""
     if info is None or not info.policy:
         return 0
@@ -508,36 +483,12 @@ async def priority_above(management: Management, info: ManagedQueue | None) -> i
     return next((one.priority + 1 for one in policies if one.name == info.policy), PRIORITY_UNSEEN)
 
 
-async def find_rights(
-    connection: Connection,
-    publisher: RabbitPublisher,
-    queue: str,
-    table: RouteTable,
-    found: Preflight,
-    management: str | None,
-) -> list[Permission]:
-    """Of the user of this connection: to read the queue (if any), to take its lock, to write to every exchange."""
-    login = connection.address.login
-    shown = None
-    if management is not None and found.has_management and login.mechanism == "PLAIN":
-        shown = await _shown(management, login.vhost, login.user)
-    rights = []
-    if queue:
-        lock = lock_name(queue)
-        rights = [
-            Permission(verb="read", what=f"queue '{queue}'", given=_given(shown, "read", queue)),
-            Permission(verb="configure", what=f"its lock '{lock}'", given=_given(shown, "configure", lock)),
-        ]
-    for exchange in _exchanges(table, found):
-        if any(text.startswith(not_there(exchange)) for text in found.missing):
-            continue  # a binding to what is not there can be removed by everybody
-        given = _given(shown, "write", exchange or DEFAULT_EXCHANGE)
-        if given is None:
-            given = await (may_write(connection, exchange) if exchange else _may_write_by_default(publisher))
-        rights.append(
-            Permission(verb="write", what=f"exchange '{exchange}'" if exchange else "the default exchange", given=given)
-        )
-    return rights
+async def _permission(management: Management, login: Login) -> ManagedPermission | None:
+    """None where nobody tells us: we are no administrator, or another service decides."""
+    try:
+        return await management.permission(login.vhost, login.user) if login.mechanism == "PLAIN" else None
+    except HoldfastError:
+        return None
 
 
 def _exchanges(table: RouteTable, found: Preflight) -> Iterable[str]:
@@ -545,15 +496,6 @@ def _exchanges(table: RouteTable, found: Preflight) -> Iterable[str]:
     if table.mode is Mode.SOURCE or found.delivery_limit is not None:
         names[""] = None  # also for what goes back by a publish
     return names
-
-
-async def _shown(management: str, vhost: str, user: str) -> ManagedPermission | None:
-    """None where nobody tells us: we are no administrator, or another service decides."""
-    try:
-        async with Management(management, timeout_s=TIMEOUT_S) as api:
-            return await api.permission(vhost, user)
-    except HoldfastError:
-        return None
 
 
 def _given(shown: ManagedPermission | None, verb: str, name: str) -> bool | None:
@@ -566,17 +508,15 @@ def _given(shown: ManagedPermission | None, verb: str, name: str) -> bool | None
         return None  # the broker's expressions know more than ours
 
 
-async def may_write(connection: Connection, exchange: str) -> bool | None:
+async def _may_write(connection: Connection, exchange: str) -> bool | None:
     """Asked by removing a binding that cannot be there. The right to write is looked at before that to read."""
     source = SOURCES[exchange == SOURCES[0]]
-    channel = await connection.channel(NoEvents())
     try:
-        await channel.call(methods.ExchangeUnbind(destination=exchange, source=source, routing_key=uuid.uuid4().hex))
+        await connection.ask(methods.ExchangeUnbind(destination=exchange, source=source, routing_key=uuid.uuid4().hex))
     except BrokerRefused as error:
         if error.reply_code != ACCESS_REFUSED:
             return None
         return f"exchange '{exchange}'" not in error.message
-    await connection.close_channel(channel)
     return True
 
 
@@ -588,12 +528,6 @@ async def _may_write_by_default(publisher: RabbitPublisher) -> bool | None:
     return False if outcome.kind is OutcomeKind.REFUSED and outcome.code == ACCESS_REFUSED else None
 
 
-def default_management(address: BrokerUrl) -> str | None:
+def default_management(url: BrokerUrl) -> str | None:
     """Where the management API is by default; None where the broker itself is not on its default port."""
-    host, port = address.hosts[0]
-    standard = MANAGEMENT_PORTS.get(port)
-    if standard is None:
-        return None
-    scheme, management_port = standard
-    user, password = quote(address.login.user, safe=""), quote(address.login.password, safe="")
-    return f"{scheme}://{user}:{password}@{f'[{host}]' if ':' in host else host}:{management_port}"
+    return url.default_management() if url.hosts[0][1] in PORTS.values() else None

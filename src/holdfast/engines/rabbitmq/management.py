@@ -8,7 +8,6 @@ Its counts are up to five seconds old and may be missing; they are for people, n
 from __future__ import annotations
 
 import ssl
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
@@ -29,7 +28,6 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """Which broker this is."""
 
     rabbitmq_version: str
-    erlang_version: str = ""
     cluster_name: str = ""
     node: str = ""
 
@@ -40,7 +38,6 @@ class ManagedQueue(Queue, frozen=True, kw_only=True):
     vhost: str
     exclusive: bool = False
     policy: str | None = None
-    operator_policy: str | None = None
     effective_policy_definition: dict[str, Any] | list[Any] | None = None
     messages: int | None = None
     messages_ready: int | None = None
@@ -98,9 +95,7 @@ class Management:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._client.aclose()
 
     async def overview(self) -> Overview:

@@ -16,23 +16,21 @@ everything on it has been answered.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
-from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 from pamqp import commands as amqp
 
 from holdfast.core.message import CONFIRMED, Outcome, OutcomeKind, Outgoing
 from holdfast.core.moments import Backoff, BackoffTimer
-from holdfast.engines.rabbitmq.connection import Channel, Close, Connection
+from holdfast.engines.rabbitmq.connection import CONNECTION_FORCED, Channel, Close, Connection, Listener
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.commands import PublishEncoder, Unsendable
-from holdfast.engines.rabbitmq.wire.confirms import Confirms, UnknownTag
-from holdfast.engines.rabbitmq.wire.events import Confirmed, ConnectionClosedByBroker, Event, Returned
+from holdfast.engines.rabbitmq.wire.events import Confirmed, Event, Returned
 from holdfast.errors import BrokerError, BrokerLost
 from holdfast.ports.broker import Told
 from holdfast.telemetry.events import emit
@@ -40,9 +38,183 @@ from holdfast.telemetry.events import emit
 WINDOW_MESSAGES = 8192
 WINDOW_BYTES = 16 * 2**20
 PUBLISH_TIMEOUT_S = 60.0
-CONNECTION_FORCED = 320
 RENEWAL = Backoff(first_s=0.25, delay_s_max=15.0)
 NOT_IN_TIME = "no answer within {timeout_s:g} s"
+
+NACKED = Outcome(OutcomeKind.NACKED)
+AMBIGUOUS = Outcome(
+    OutcomeKind.UNKNOWN, 0, "a publish like it was returned, and the broker's answer does not say which"
+)
+
+Likeness: TypeAlias = tuple[str, str, bytes, bytes]
+
+
+class _Twins:
+    """Publishes of which some were returned, and nobody can say which."""
+
+    __slots__ = ("acked", "members", "returned", "same")
+
+    def __init__(self, *, same: bool) -> None:
+        self.members: set[int] = set()
+        self.acked: list[int] = []
+        self.returned: list[Outcome] = []
+        self.same = same  # equal in every byte, and so interchangeable
+
+
+class UnknownTag(Exception):
+    """The broker answered a publish that was never sent: the books are wrong, and the channel must go."""
+
+
+class Confirms:
+    """Which publish of one channel an ack, a nack or a return of the broker belongs to: `sent` every publish, then tell
+    it every answer. Pure: no socket, no clock.
+
+    Acks and nacks carry the number of the publish. A return carries none: only the message itself. It is matched by
+    everything that it carries (exchange, key, properties, body), never by the message id, which may repeat. Of
+    publishes that are equal in every byte, nobody can tell which one came back; since they are interchangeable, their
+    outcomes are told together, when the broker has answered all of them: so many returned, the others stored. A return
+    that fits no publish exactly makes every publish that it may have been *unknown*: a wrong "stored" loses a message,
+    a wrong "unknown" only sends it twice.
+    """
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._lowest = 1  # every tag below it was answered by a `multiple`
+        self._open: dict[int, Outgoing] = {}
+        self._held: dict[int, Outgoing] = {}  # answered, but waiting for its twins
+        self._returned: dict[int, Outcome] = {}
+        self._twins: dict[int, _Twins] = {}
+        # Made at the first return and kept up while anything is in flight: without returns it costs nothing.
+        self._alike: defaultdict[Likeness, dict[int, None]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def sent(self, publish: Outgoing) -> int:
+        """Enter the next publish of the channel; answers its tag."""
+        tag = self._next
+        self._next = tag + 1
+        self._open[tag] = publish
+        if self._alike is not None:
+            self._alike[_likeness(publish)][tag] = None
+        return tag
+
+    def answered(self, tag: int, *, multiple: bool, ack: bool) -> list[tuple[Outgoing, Outcome]]:
+        """An ack or a nack: the outcomes that are certain now, in publish order. Raises UnknownTag."""
+        if tag >= self._next or tag < 0:
+            raise UnknownTag(f"the broker answered publish {tag}; only {self._next - 1} were sent")
+        plain = CONFIRMED if ack else NACKED
+        tags: Iterable[int] = (tag,)
+        if multiple:
+            # Tag 0 with `multiple` means: all that were sent.
+            tags = range(self._lowest, (tag or self._next - 1) + 1)
+            self._lowest = max(self._lowest, tags.stop)
+        if self._alike is None:
+            take = self._open.pop
+            return [(publish, plain) for one in tags if (publish := take(one, None)) is not None]
+        outcomes: list[tuple[Outgoing, Outcome]] = []
+        for one in tags:
+            if one in self._open:
+                self._answer(one, plain, outcomes)
+        if not self._open:
+            self._alike = None
+        return outcomes
+
+    def returned(self, event: Returned) -> None:
+        """A return: finds its publish, whose outcome is told with the ack that follows. Raises UnknownTag."""
+        outcome = Outcome(OutcomeKind.RETURNED, event.code, event.text)
+        if self._alike is None:
+            self._alike = defaultdict(dict)
+            for tag, publish in self._open.items():
+                self._alike[_likeness(publish)][tag] = None
+        alike = self._alike.get(_likeness(event))
+        tags = alike or self._suspects(event)
+        first = next(iter(tags))
+        twins = self._twins.get(first)
+        if len(tags) == 1 and twins is None:
+            self._returned[first] = outcome
+            self._unlist(first, self._open[first])
+        elif twins is not None and twins.same and alike is not None and len(twins.members) == len(alike):
+            twins.returned.append(outcome)
+        else:
+            self._join(list(tags), outcome, same=alike is not None)
+
+    def lost(self) -> list[Outgoing]:
+        """The channel is gone: everything that was not told yet, in publish order. These books are closed."""
+        remaining = {**self._open, **self._held}
+        self._open.clear()
+        self._held.clear()
+        return [remaining[tag] for tag in sorted(remaining)]
+
+    def _answer(self, tag: int, plain: Outcome, outcomes: list[tuple[Outgoing, Outcome]]) -> None:
+        publish = self._open.pop(tag)
+        self._unlist(tag, publish)
+        twins = self._twins.get(tag)
+        if twins is None:
+            outcomes.append((publish, self._returned.pop(tag, plain)))
+            return
+        twins.members.discard(tag)
+        if plain is NACKED:
+            # Whatever was returned, it was not this one: the broker acks what it returns.
+            del self._twins[tag]
+            outcomes.append((publish, plain))
+        else:
+            self._held[tag] = publish
+            twins.acked.append(tag)
+        if not twins.members:
+            self._tell(twins, outcomes)
+
+    def _tell(self, twins: _Twins, outcomes: list[tuple[Outgoing, Outcome]]) -> None:
+        all_returned = len(twins.returned) >= len(twins.acked)
+        for place, tag in enumerate(sorted(twins.acked)):
+            del self._twins[tag]
+            publish = self._held.pop(tag)
+            if not twins.same and not all_returned:
+                outcomes.append((publish, AMBIGUOUS))
+            else:
+                outcomes.append((publish, twins.returned[place] if place < len(twins.returned) else CONFIRMED))
+
+    def _join(self, tags: list[int], outcome: Outcome, *, same: bool) -> None:
+        """One of these was returned: from now on they are told together, with all whom they were told with before."""
+        merged = _Twins(same=same)
+        merged.members.update(tags)
+        for group in {id(self._twins[tag]): self._twins[tag] for tag in tags if tag in self._twins}.values():
+            merged.members |= group.members
+            merged.acked += group.acked
+            merged.returned += group.returned
+            merged.same = merged.same and group.same
+        merged.returned.append(outcome)
+        for tag in (*merged.members, *merged.acked):
+            self._twins[tag] = merged
+
+    def _suspects(self, event: Returned) -> list[int]:
+        """Whom a return may be about when it fits none exactly: all that have the closest likeness in flight."""
+        tests: tuple[Callable[[Outgoing], bool], ...] = (
+            lambda sent: (
+                (sent.exchange, sent.routing_key, sent.body) == (event.exchange, event.routing_key, event.body)
+            ),
+            lambda sent: (sent.exchange, sent.routing_key) == (event.exchange, event.routing_key),
+            lambda sent: True,
+        )
+        for test in tests:
+            suspects = [tag for tag, sent in self._open.items() if tag not in self._returned and test(sent)]
+            if suspects:
+                return suspects
+        raise UnknownTag("the broker returned a publish, and none is in flight")
+
+    def _unlist(self, tag: int, publish: Outgoing) -> None:
+        """It was answered, or its return was found: no later return can be about it."""
+        if self._alike is not None:
+            likeness = _likeness(publish)
+            tags = self._alike.get(likeness)
+            if tags is not None:
+                tags.pop(tag, None)
+                if not tags:
+                    del self._alike[likeness]
+
+
+def _likeness(publish: Outgoing | Returned) -> Likeness:
+    return publish.exchange, publish.routing_key, properties.canonical(publish.properties), publish.body
 
 
 class PublishBatch:
@@ -64,21 +236,23 @@ class PublishBatch:
             self.on_done()
 
 
-class ConfirmChannel:
-    """`open`, then `encode` and `write` within the window; `on_outcomes` and `on_lost` hear what became of it."""
+class ConfirmChannel(Listener):
+    """`open`, then `send` within the window; `on_outcomes` and `on_lost` hear what became of it."""
 
     def __init__(
         self,
+        counts: Counter[str],
         *,
         on_outcomes: Callable[[ConfirmChannel, list[tuple[Outgoing, Outcome]]], None],
         on_lost: Callable[[ConfirmChannel, list[Outgoing], BrokerError, Close], None],
         on_writable: Callable[[], None],
     ) -> None:
         self.flying_bytes = 0
+        self._counts = counts
         self._tell = on_outcomes
         self._tell_lost = on_lost
-        self.on_writable = on_writable
-        self._confirms: Confirms[Outgoing] = Confirms()
+        self._tell_writable = on_writable
+        self._confirms = Confirms()
         self._channel: Channel | None = None
         self._encoder: PublishEncoder | None = None
 
@@ -101,30 +275,48 @@ class ConfirmChannel:
         await self._channel.call(amqp.Confirm.Select())
         self._encoder = PublishEncoder(self._channel.number, frame_bytes_max=connection.session.frame_bytes_max)
 
-    async def close(self, connection: Connection) -> None:
+    async def close(self) -> None:
         """Close the channel in order. Raises BrokerError."""
         if self._channel is not None:
-            await connection.close_channel(self._channel)
+            await self._channel.end()
 
-    def encode(self, message: Outgoing) -> Sequence[bytes | memoryview]:
-        """Note a publish as sent and pack it; the caller joins and writes. Raises Unsendable, then nothing is noted."""
+    def send(self, queue: deque[Outgoing], *, count_max: int, bytes_max: int) -> list[tuple[Outgoing, Outcome]]:
+        """As many of these as the window allows, in one write; answers those that no broker would take."""
         assert self._encoder is not None  # noqa: S101  callers ask is_open first
-        pieces = self._encoder.pieces(message.exchange, message.routing_key, message.properties, message.body)
-        self._confirms.sent(message)
-        message.sent_count += 1
-        self.flying_bytes += message.size_bytes
-        return pieces
-
-    def write(self, data: bytes) -> None:
-        """Send what `encode` packed."""
-        if self._channel is not None:
-            self._channel.write(data)
+        pieces: list[bytes | memoryview] = []
+        refused: list[tuple[Outgoing, Outcome]] = []
+        pack, note = self._encoder.pieces, self._confirms.sent
+        count, size = self.flying, self.flying_bytes
+        while queue and count < count_max:
+            message = queue[0]
+            size_bytes = message.size_bytes
+            # One that is larger than the whole window goes alone.
+            if count and size + size_bytes > bytes_max:
+                break
+            queue.popleft()
+            if message.outcome is not None:
+                continue
+            try:
+                pieces += pack(message.exchange, message.routing_key, message.properties, message.body)
+            except Unsendable as error:
+                refused.append((message, Outcome(OutcomeKind.REFUSED, 0, str(error))))
+                continue
+            note(message)
+            count += 1
+            size += size_bytes
+            message.sent_count += 1
+            if message.sent_count > 1:
+                self._counts["sent_again"] += 1
+        self.flying_bytes = size
+        if pieces and self._channel is not None:
+            self._channel.write(b"".join(pieces))
+        return refused
 
     def on_events(self, events: list[Event]) -> None:
         outcomes: list[tuple[Outgoing, Outcome]] = []
         try:
             for event in events:
-                if isinstance(event, Confirmed):
+                if type(event) is Confirmed:
                     outcomes += self._confirms.answered(event.tag, multiple=event.multiple, ack=event.ack)
                 elif isinstance(event, Returned):
                     self._confirms.returned(event)
@@ -133,8 +325,11 @@ class ConfirmChannel:
             if self._channel is not None:
                 self._channel.close(BrokerLost(f"the broker's answers make no sense; {error}"), None)
         if outcomes:
-            self.flying_bytes -= sum(message.size_bytes for message, _ in outcomes)
+            self.flying_bytes -= sum([message.size_bytes for message, _ in outcomes])
             self._tell(self, outcomes)
+
+    def on_writable(self) -> None:
+        self._tell_writable()
 
     def on_closed(self, error: BrokerError, close: Close) -> None:
         self._encoder = None
@@ -143,14 +338,14 @@ class ConfirmChannel:
 
 
 class RabbitPublisher:
-    """`async with RabbitPublisher(address) as publisher:` and `await publisher.publish([message])`.
+    """`async with RabbitPublisher(url) as publisher:` and `await publisher.publish([message])`.
 
     Opening it raises what `Connection.open` raises; after that, it connects again by itself.
     """
 
     def __init__(
         self,
-        address: BrokerUrl,
+        url: BrokerUrl,
         *,
         window_messages: int = WINDOW_MESSAGES,
         window_bytes: int = WINDOW_BYTES,
@@ -158,7 +353,7 @@ class RabbitPublisher:
         backoff: Backoff | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self._address = address
+        self._url = url
         self._window_messages = window_messages
         self._window_bytes = window_bytes
         self._timeout_s = timeout_s
@@ -183,7 +378,7 @@ class RabbitPublisher:
     @property
     def blocked(self) -> str | None:
         """Why the broker takes nothing at the moment (memory, disk); None while it does."""
-        return self._connection.blocked if self._connection else None
+        return self._connection.session.blocked if self._connection else None
 
     @property
     def connected(self) -> bool:
@@ -253,9 +448,7 @@ class RabbitPublisher:
         self._keeper = asyncio.create_task(self._keep(), name="publisher keeps its connection")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -293,43 +486,21 @@ class RabbitPublisher:
 
     def _pump(self) -> None:
         """Send what the windows allow: everything that can go now goes in one write."""
-        if self._connection is None or not self._connection.writable or self._connection.blocked:
+        if self._connection is None or not self._connection.writable or self._connection.session.blocked:
             return  # what is not sent while the broker reads nothing is at least known not to be stored
         if self._suspects and self._alone.is_open and not self._alone.flying and not self._held_back():
             self._only = self._suspects[0] if self._alone_only else None
-            self._send(self._alone, self._suspects, messages_max=1)
+            self._send(self._alone, self._suspects, count_max=1)
         if self._waiting and self._main.is_open and not self._alone_only:
-            self._send(self._main, self._waiting, messages_max=self._window_messages)
+            self._send(self._main, self._waiting, count_max=self._window_messages)
 
     def _held_back(self) -> bool:
         """To find out who ends the connection, all other channels have to be quiet."""
         return self._alone_only and any(channel.flying for channel in (self._main, *self._retiring))
 
-    def _send(self, channel: ConfirmChannel, queue: deque[Outgoing], *, messages_max: int) -> None:
-        pieces: list[bytes | memoryview] = []
-        refused: list[tuple[Outgoing, Outcome]] = []
-        count, size = channel.flying, channel.flying_bytes
-        while queue and count < messages_max:
-            message = queue[0]
-            # One that is larger than the whole window goes alone.
-            if count and size + message.size_bytes > self._window_bytes:
-                break
-            queue.popleft()
-            if message.outcome is not None:
-                continue
-            try:
-                pieces += channel.encode(message)
-            except Unsendable as error:
-                refused.append((message, Outcome(OutcomeKind.REFUSED, 0, str(error))))
-                continue
-            count += 1
-            size += message.size_bytes
-            if message.sent_count > 1:
-                self.counts["sent_again"] += 1
-        if pieces:
-            channel.write(b"".join(pieces))
-        # Not before that: whoever is told may send at once, and then the broker would count in another order than we.
-        for message, outcome in refused:
+    def _send(self, channel: ConfirmChannel, queue: deque[Outgoing], *, count_max: int) -> None:
+        # Told after the write: whoever is told may send at once, and then the broker would count otherwise than we.
+        for message, outcome in channel.send(queue, count_max=count_max, bytes_max=self._window_bytes):
             if message.outcome is None:
                 self._settle(message, outcome)
 
@@ -368,7 +539,7 @@ class RabbitPublisher:
             return  # an old one, closed in order
         self._trouble = error
         self._broken.set()
-        whole = isinstance(close, ConnectionClosedByBroker)
+        whole = close is not None and close.channel == 0
         blamed = close is not None and close.code != CONNECTION_FORCED
         self._at_once = blamed
         # Counted with those whose time was over: one of them may be the guilty one.
@@ -407,7 +578,7 @@ class RabbitPublisher:
     # The connection.
 
     def _new_channel(self) -> ConfirmChannel:
-        return ConfirmChannel(on_outcomes=self._on_outcomes, on_lost=self._on_lost, on_writable=self._pump)
+        return ConfirmChannel(self.counts, on_outcomes=self._on_outcomes, on_lost=self._on_lost, on_writable=self._pump)
 
     async def _keep(self) -> None:
         """Repair what broke, until the publisher is closed."""
@@ -422,14 +593,14 @@ class RabbitPublisher:
                 self._trouble = error
                 self._at_once = False
                 self._broken.set()
-                emit("broker.lost", address=str(self._address), error=error)
+                emit("broker.lost", address=str(self._url), error=error)
 
     async def _repair(self) -> None:
         self._broken.clear()
         connection = self._connection
         if connection is None or not connection.is_open:
             await self._connect()
-            emit("broker.found", address=str(self._address))
+            emit("broker.found", address=str(self._url))
         else:
             for channel in (self._main, self._alone):
                 if not channel.is_open:
@@ -451,7 +622,7 @@ class RabbitPublisher:
         """Go on with fresh channels, if a nack asked for it; close the old ones when all on them is answered."""
         for channel in [channel for channel in self._retiring if not channel.flying]:
             self._retiring.discard(channel)
-            await channel.close(connection)
+            await channel.close()
         if self._renewal_due and not self._retiring:
             main, alone = self._new_channel(), self._new_channel()
             await main.open(connection)
@@ -464,7 +635,7 @@ class RabbitPublisher:
             self._broken.set()  # one of the old ones may be quiet already
 
     async def _connect(self) -> None:
-        self._connection = connection = await Connection.open(self._address.named("holdfast publisher"))
+        self._connection = connection = await Connection.open(self._url.named("holdfast publisher"))
         await self._main.open(connection)
         await self._alone.open(connection)
         connection.read_pause_s = self._read_pause_s

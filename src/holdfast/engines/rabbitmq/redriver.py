@@ -27,7 +27,7 @@ from holdfast.core.death import (
     redriven,
 )
 from holdfast.core.death import returns as returns_of
-from holdfast.core.letter import Content, JsonValue
+from holdfast.core.letter import Content
 from holdfast.core.message import Address, Delivery, Message, Outgoing
 from holdfast.core.recovery import RunLetter
 from holdfast.core.routes import Route, RouteTable, find_route
@@ -135,13 +135,13 @@ class RabbitRedriver:
         self._known: _KnownTables[_KnownHeaders] = _KnownTables()
         self._last = _HeaderEnd(0, 0, 0)  # of the letter before: most letters of a queue are made alike
         self._own = b""  # the entries of a letter alone, up to its id
-        self._id_head = _entry(REDRIVE_ID, b"S" + REDRIVE_ID_BYTES.to_bytes(4, "big"))
+        self._id_head = _named(REDRIVE_ID, b"S" + REDRIVE_ID_BYTES.to_bytes(4, "big"))
         self._id_place = len(self._id_head)
         self._id = redrive_ids(redrive.dead_queue)
 
     def tick(self) -> None:
         """A new batch begins: what is redriven in it carries this moment."""
-        self._own = _entry(REDRIVEN_AT, table.encode_value(self._now().isoformat())) + self._id_head
+        self._own = _entry(REDRIVEN_AT, self._now().isoformat()) + self._id_head
 
     def letter(self, delivery: Delivery) -> RunLetter:
         """Never raises: what cannot be read is kept, with the reason."""
@@ -271,9 +271,8 @@ class RabbitRedriver:
         if route.address is not None and (why := self._blocked(route.address)):
             route = replace(route, blocked=why)
         change = redriven(message, self._redrive)
-        fixed = b"".join(_entry(name, table.encode_value(value)) for name, value in change.put.items())  # type: ignore[arg-type]
-        names = (*change.drop, *change.put, REDRIVEN_AT, REDRIVE_ID)
-        plan = _Plan(route, frozenset(name.encode() for name in names), change.drop_properties, fixed)
+        fixed = _fixed(change)
+        plan = _Plan(route, _gone(change), change.drop_properties, fixed)
         self._plans.put(key, plan, 2 * len(key) + len(fixed))  # twice: the route may name what the headers do
         return plan
 
@@ -294,11 +293,6 @@ def _key(raw: bytes, front: _HeaderEnd) -> bytes:
     return raw[: front.hole] + raw[front.hole_end : front.end]
 
 
-def _entry(name: str, value: bytes) -> bytes:
-    raw = name.encode()
-    return bytes((len(raw),)) + raw + value
-
-
 class Rewriter:
     """What is published of letters of the vault; `user` is whom the broker knows us as.
 
@@ -312,69 +306,49 @@ class Rewriter:
     def properties(self, content: Content, stamp: RedriveStamp, redrive_id: str, *, at: datetime) -> bytes:
         """Raises Unreadable, ValueError or TypeError for what cannot be written."""
         raw = content.properties
-        own = _entry(REDRIVEN_AT, table.encode_value(at.isoformat())) + _entry(
-            REDRIVE_ID, table.encode_value(redrive_id)
-        )
         start, end = properties.header_span(raw)
+        own = _entry(REDRIVEN_AT, at.isoformat()) + _entry(REDRIVE_ID, redrive_id)
         if content.put or content.drop or raw[1] & HAS_SENSITIVE:
-            return self._edited(content, stamp, own)
-        kept, rest = self._remembered(raw, raw[start:end] or table.EMPTY, stamp)
+            change = self._change(raw, stamp)
+            raw = properties.splice(raw, drop=change.drop_properties)
+            raw = properties.splice_headers(raw, put=dict(content.put), drop=content.drop)  # type: ignore[arg-type]
+            start, end = properties.header_span(raw)
+            kept, rest = _changed(raw[start:end], change)
+        else:
+            key = (stamp.run, stamp.by, stamp.dead_queue, raw[start:end])
+            if key not in self._known:
+                if len(self._known) >= REWRITTEN_COUNT_MAX:
+                    self._known.clear()
+                self._known[key] = _changed(raw[start:end], self._change(raw, stamp))
+            kept, rest = self._known[key]
         return properties.with_headers(raw, start, end, (kept, own, rest))
 
-    def _remembered(self, raw: bytes, headers: bytes, stamp: RedriveStamp) -> tuple[bytes, bytes]:
-        """The entries that stand before those of this letter alone, and the part that nobody can read behind them."""
-        key = (stamp.run, stamp.by, stamp.dead_queue, headers)
-        known = self._known.get(key)
-        if known is None:
-            change = self._change(raw, stamp)
-            found = table.scan(headers)
-            gone = {name.encode() for name in (*change.drop, *change.put, REDRIVEN_AT, REDRIVE_ID)}
-            kept = [headers[first:last] for name, first, last in found.entries if name not in gone]
-            put = [_entry(name, table.encode_value(_wire(value))) for name, value in change.put.items()]
-            known = b"".join([*kept, *put]), headers[found.rest :]
-            if len(self._known) >= REWRITTEN_COUNT_MAX:
-                self._known.clear()
-            self._known[key] = known
-        return known
-
-    def _edited(self, content: Content, stamp: RedriveStamp, own: bytes) -> bytes:
-        change = self._change(content.properties, stamp)
-        change = replace(change, drop=(*change.drop, REDRIVEN_AT, REDRIVE_ID))
-        raw = apply(content, change)
-        start, end = properties.header_span(raw)
-        headers = raw[start:end] or table.EMPTY
-        rest = table.scan(headers).rest
-        return properties.with_headers(raw, start, end, (headers[4:rest], own, headers[rest:]))
-
     def _change(self, raw: bytes, stamp: RedriveStamp) -> HeaderChange:
-        decoded = properties.decode(raw)
-        headers = decoded.get("headers")
-        message = Message(
-            body=b"",
-            queue=stamp.dead_queue,
-            expiration=_text(decoded.get("expiration")),
-            user_id=_text(decoded.get("user_id")),
-            headers=headers if isinstance(headers, dict) else {},
-        )
-        return redriven(message, replace(stamp, user=self._user))
+        letter = read_message(Delivery(0, 0, False, "", "", "", raw, b""), stamp.dead_queue)
+        return redriven(letter, replace(stamp, user=self._user))
 
 
-def apply(content: Content, change: HeaderChange) -> bytes:
-    """The raw properties of a letter with its edits, then with what a redrive changes."""
-    raw = properties.splice(content.properties, drop=change.drop_properties)
-    edits: dict[str, Value] = {name: _wire(value) for name, value in content.put.items()}
-    raw = properties.splice_headers(raw, put=edits, drop=content.drop)
-    put: dict[str, Value] = {name: _wire(value) for name, value in change.put.items()}
-    return properties.splice_headers(raw, put=put, drop=change.drop)
+def _changed(headers: bytes, change: HeaderChange) -> tuple[bytes, bytes]:
+    """The entries that stand before those of a letter alone, and the part that nobody can read behind them."""
+    found, gone = table.scan(headers), _gone(change)
+    kept = [headers[first:last] for name, first, last in found.entries if name not in gone]
+    return b"".join([*kept, _fixed(change)]), headers[found.rest :]
 
 
-def _wire(value: JsonValue | list[str]) -> Value:
-    if isinstance(value, list):
-        return [_wire(one) for one in value]
-    if isinstance(value, dict):
-        return {name: _wire(one) for name, one in value.items()}
-    return value
+def _gone(change: HeaderChange) -> frozenset[bytes]:
+    """The headers that a redrive takes away or writes anew."""
+    return frozenset(name.encode() for name in (*change.drop, *change.put, REDRIVEN_AT, REDRIVE_ID))
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+def _fixed(change: HeaderChange) -> bytes:
+    """The headers that a redrive sets, but for those of a letter alone."""
+    return b"".join(_entry(name, value) for name, value in change.put.items())  # type: ignore[arg-type]
+
+
+def _entry(name: str, value: Value) -> bytes:
+    return _named(name, table.encode_value(value))
+
+
+def _named(name: str, value: bytes) -> bytes:
+    raw = name.encode()
+    return bytes((len(raw),)) + raw + value

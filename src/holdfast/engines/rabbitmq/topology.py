@@ -1,30 +1,39 @@
-"""A virtual host of RabbitMQ, to be read, added to and probed. Reading needs the management API; adding is AMQP's.
+"""A virtual host of RabbitMQ, to be read, added to and probed: all of it for the topology service, and for a consumer
+what it needs beside its queue, wait queues that lead back and a dead queue. Reading needs the management API; adding is
+AMQP's.
 
 A probe is a marked message that is sent along a path and has to arrive; whatever else is in the queues is given back
 as it was. It has the type `holdfast.probe` and a header of its own, so that a consumer that meets one can tell.
+
+Queues of our own (those of a collected result) are classic on a broker of one node: a quorum queue that is declared
+within a second before a single node is killed loses confirmed messages, and these are always young. They are quorum
+queues only where the caller says that the cluster has three nodes or more. None has `x-expires`: it drops messages.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import Self
-from urllib.parse import quote
+from functools import partial
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
-from msgspec import structs
+from msgspec import Struct, structs
 from pamqp import base
-from pamqp import commands as amqp
 
 from holdfast.core.message import Delivery, Outgoing
+from holdfast.core.moments import format_duration
 from holdfast.core.topology.definitions import is_brokers_own, to_definitions
+from holdfast.core.topology.layouts import QueueEntry, TopologyFile, UnroutableEntry, design
 from holdfast.core.topology.model import (
     ALTERNATE,
     Arguments,
     Binding,
+    Design,
     Exchange,
+    Family,
+    FamilyQueue,
     Queue,
     Topology,
     Version,
@@ -32,22 +41,26 @@ from holdfast.core.topology.model import (
     plain_queue,
     topology,
 )
-from holdfast.engines.rabbitmq.connection import Channel, Connection, NoEvents
+from holdfast.engines.rabbitmq.connection import NOT_FOUND, PRECONDITION_FAILED, Connection, retry_call
 from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.management import ManagedExchange, ManagedQueue, Management
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.errors import BadAddress, BrokerError, BrokerRefused
+from holdfast.errors import BadAddress, BrokerError, BrokerRefused, Invalid
+from holdfast.ports.broker import Subscription
 from holdfast.ports.topology import LiveTopology, Probe, ProbeResult, QueueState, Thing
+from holdfast.telemetry.events import emit
+
+T = TypeVar("T")
+A = TypeVar("A")
 
 #: How old the management API's counts may be: a queue tells them every five seconds, and the API collects what was told
 #: every five. A queue that looks empty for longer has been empty since the first look.
 COUNTS_AGE_S_MAX = 15.0
 LOOK_S = 1.0
 GROWN_S = 1.5
-MANAGEMENT_PORTS = {False: ("http", 15672), True: ("https", 15671)}
 
 PROBE_TIMEOUT_S = 10.0
 MARK = "x-holdfast-probe"
@@ -56,53 +69,44 @@ TYPE = "holdfast.probe"
 HELD_COUNT_MAX = 10_000
 ROOM_COUNT = 100
 LEFT_OVER_MS_MAX = 60_000
+UNCHECKED = "whether"
 
 
 class RabbitTopology:
     """`async with RabbitTopology(url) as broker:`; `management` is its API, by default on the same host."""
 
     def __init__(self, url: str, *, management: str | None = None, counts_age_s_max: float = COUNTS_AGE_S_MAX) -> None:
-        self._address = BrokerUrl.parse(url)
+        self._url = BrokerUrl.parse(url)
         self._management = Management(
-            management or default_management(self._address),
-            ca_file=self._address.tls.ca_file if self._address.tls else None,
+            management or self._url.default_management(),
+            ca_file=self._url.tls.ca_file if self._url.tls else None,
         )
         self._counts_age_s_max = counts_age_s_max
-        self._connection: Connection | None = None
-        self._channel: Channel | None = None
-        self._turn = asyncio.Lock()
-        self._prober = Prober(self._address)
-        self._young = YoungQueues()
-        self._stack = AsyncExitStack()
+        self._amqp = TopologyConnection(self._url.named("holdfast topology"))
 
     @property
     def vhost(self) -> str:
         """The virtual host."""
-        return self._address.login.vhost
+        return self._url.login.vhost
 
     async def __aenter__(self) -> Self:
-        await self._stack.enter_async_context(self._management)
-        self._stack.push_async_callback(self._prober.close)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._connection is not None:
-            await self._connection.close()
-        await self._stack.aclose()
-        await self._young.grown()
+    async def __aexit__(self, *error: object) -> None:
+        async with self._management:  # which ends with it
+            await self._amqp.close()
+        await self._amqp.grown()
 
     async def version(self) -> Version:
         """The broker's version. Raises BadAddress when the two addresses are not of the same broker."""
         overview = await self._management.overview()
-        connection = await self._open()
+        connection = await self._amqp.open()
         name = str(connection.session.server_properties.get("cluster_name", ""))
         if name and overview.cluster_name and name != overview.cluster_name:
             # Else the plan would be made from what one broker has, and carried out on the other.
             raise BadAddress(
                 f"management address is another broker's; {self._management.address} is '{overview.cluster_name}', "
-                f"{self._address} is '{name}'"
+                f"{self._url} is '{name}'"
             )
         return Version.parse(overview.rabbitmq_version)
 
@@ -141,13 +145,11 @@ class RabbitTopology:
 
     async def create(self, thing: Thing) -> None:
         """Declare or bind. Raises BrokerRefused when something else of that name is there."""
-        await self._call(_making(thing))
-        if isinstance(thing, Queue) and thing.type == "quorum":
-            self._young.born()
+        await self._amqp.make(thing)
 
     async def delete(self, thing: Thing) -> None:
         """Delete or unbind. A classic queue and an exchange only if they are empty and unused at that moment."""
-        await self._call(_unmaking(thing))
+        await (await self._amqp.open()).ask(_unmaking(thing))
 
     async def not_empty(self, queues: Sequence[str]) -> dict[str, str]:
         """Look again and again, for longer than a count can be old."""
@@ -168,139 +170,111 @@ class RabbitTopology:
         depths = {}
         for name in probe.queues:
             try:
-                depths[name] = await self._depth(name)
+                depths[name] = await (await self._amqp.open()).depth(name)
             except BrokerRefused as error:
                 return ProbeResult(name=probe.name, outcome="lost", reason=f"queue '{name}' cannot be used; {error}")
-        busy = [f"'{name}' has {ready} messages and {consumers} consumers"
-                for name, (ready, consumers) in depths.items() if ready or consumers]  # fmt: skip
+        busy = [f"'{name}' has {depth.ready} messages and {depth.consumers} consumers"
+                for name, depth in depths.items() if depth.ready or depth.consumers]  # fmt: skip
         if busy and not anyway:
             return ProbeResult(name=probe.name, outcome="skipped", reason=f"{', '.join(busy)}; --probe sends it anyway")
-        return await self._prober.send(probe, {name: ready for name, (ready, _) in depths.items()})
-
-    async def _call(self, method: base.Frame) -> base.Frame:
-        """On a channel that lives: the broker closes it with every refusal. One at a time, so that each has its own."""
-        async with self._turn:
-            connection = await self._open()
-            if self._channel is None or not self._channel.is_open:
-                self._channel = await connection.channel(NoEvents())
-            return await self._channel.call(method)
-
-    async def _open(self) -> Connection:
-        if self._connection is None or not self._connection.is_open:
-            self._connection = await Connection.open(self._address.named("holdfast topology"))
-        return self._connection
-
-    async def _depth(self, queue: str) -> tuple[int, int]:
-        """How many messages are ready, and how many consumers there are, now."""
-        answer = await self._call(methods.QueueDeclare(queue=queue, passive=True))
-        assert isinstance(answer, amqp.Queue.DeclareOk)  # noqa: S101  the answer to that question
-        return answer.message_count or 0, answer.consumer_count or 0
+        return await send_probe(self._url, probe, {name: depth.ready for name, depth in depths.items()})
 
     async def _look(self, queues: Sequence[str]) -> dict[str, str]:
         reasons = {}
         for name in queues:
-            ready, consumers = await self._depth(name)
-            info = await self._management.queue(self.vhost, name)
-            state = _state(info)
-            if consumers or state.consumers_count:
-                reasons[name] = f"{max(consumers, state.consumers_count or 0)} consumers are on it"
-            elif ready or state.messages_count:
-                reasons[name] = (
-                    f"it has {max(ready, state.messages_count or 0)} messages, unacknowledged and pending included"
-                )
+            depth = await (await self._amqp.open()).depth(name)
+            state = _state(await self._management.queue(self.vhost, name))
+            consumers, messages = state.consumers_count or 0, state.messages_count or 0
+            if count := max(depth.consumers, consumers):
+                reasons[name] = f"{count} consumers are on it"
+            elif count := max(depth.ready, messages):
+                reasons[name] = f"it has {count} messages, unacknowledged and pending included"
             elif state.messages_count is None:
                 reasons[name] = "the management API does not say yet how many messages it has; try again in a moment"
         return reasons
 
 
-class Prober:
-    """Sends probes; one publisher for all of them, opened with the first."""
+async def send_probe(url: BrokerUrl, probe: Probe, depths: Mapping[str, int]) -> ProbeResult:
+    """Send it and take it out where it has to arrive. `depths` says how many messages are in its queues."""
+    deep = [name for name, depth in depths.items() if depth + ROOM_COUNT > HELD_COUNT_MAX]
+    if deep:
+        reason = f"'{deep[0]}' has {depths[deep[0]]} messages, and a probe is not looked for behind so many"
+        return ProbeResult(name=probe.name, outcome="skipped", reason=reason)
+    if probe.waits_in is not None and depths[probe.waits_in]:
+        reason = f"'{probe.waits_in}' has messages, and a delay cannot be cut short behind others"
+        return ProbeResult(name=probe.name, outcome="skipped", reason=reason)
+    mark = uuid4().hex
+    try:
+        reason = await _carry(url, probe, mark, depths)
+    except BrokerError as error:
+        reason = str(error)
+    if not reason:
+        return ProbeResult(name=probe.name, outcome="arrived")
+    return ProbeResult(name=probe.name, outcome="lost", reason=f"{reason} (message id {_message_id(mark)})")
 
-    def __init__(self, address: BrokerUrl, *, timeout_s: float = PROBE_TIMEOUT_S) -> None:
-        self._address = address
-        self._timeout_s = timeout_s
-        self._publisher: RabbitPublisher | None = None
-        self._opening = asyncio.Lock()
 
-    async def close(self) -> None:
-        """End the connection."""
-        if self._publisher is not None:
-            await self._publisher.close()
-
-    async def send(self, probe: Probe, depths: Mapping[str, int]) -> ProbeResult:
-        """Send it and take it out where it has to arrive. `depths` says how many messages are in its queues."""
-        deep = [name for name, depth in depths.items() if depth + ROOM_COUNT > HELD_COUNT_MAX]
-        if deep:
-            reason = f"'{deep[0]}' has {depths[deep[0]]} messages, and a probe is not looked for behind so many"
-            return ProbeResult(name=probe.name, outcome="skipped", reason=reason)
-        if probe.waits_in is not None and depths[probe.waits_in]:
-            reason = f"'{probe.waits_in}' has messages, and a delay cannot be cut short behind others"
-            return ProbeResult(name=probe.name, outcome="skipped", reason=reason)
-        mark = uuid4().hex
-        try:
-            reason = await self.carry(probe, mark, depths)
-        except BrokerError as error:
-            reason = str(error)
-        if not reason:
-            return ProbeResult(name=probe.name, outcome="arrived")
-        return ProbeResult(name=probe.name, outcome="lost", reason=f"{reason} (message id {_message_id(mark)})")
-
-    async def carry(self, probe: Probe, mark: str, depths: Mapping[str, int]) -> str:
-        """Why it did not arrive; empty when it did. Raises BrokerError: then nobody knows."""
-        async with AsyncExitStack() as stack:
-            consumers = {
-                name: await stack.enter_async_context(
-                    RabbitConsumer(self._address, name, prefetch=depths.get(name, 0) + ROOM_COUNT, on_loss="raise")
-                )
-                for name in (probe.rejected_in, probe.arrives_in)
-                if name is not None
-            }
-            outcome = (await (await self._open()).publish([_message(probe, mark)], timeout_s=self._timeout_s))[0]
-            if not outcome.stored:
-                return f"the broker did not take it: {outcome.kind.value} {outcome.text}".strip()
-            if probe.rejected_in is not None:
-                found = await self._find(consumers[probe.rejected_in], mark)
-                if found is None:
-                    return f"it did not arrive in '{probe.rejected_in}' within {self._timeout_s:g} s"
-                consumers[probe.rejected_in].dead_letter([found])
-            found = await self._find(consumers[probe.arrives_in], mark)
+async def _carry(url: BrokerUrl, probe: Probe, mark: str, depths: Mapping[str, int]) -> str:
+    """Why it did not arrive; empty when it did. Raises BrokerError: then nobody knows."""
+    async with AsyncExitStack() as stack:
+        publisher = await stack.enter_async_context(RabbitPublisher(url))
+        consumers = {
+            name: await stack.enter_async_context(
+                RabbitConsumer(url, name, prefetch=depths.get(name, 0) + ROOM_COUNT, on_loss="raise")
+            )
+            for name in (probe.rejected_in, probe.arrives_in)
+            if name is not None
+        }
+        outcome = (await publisher.publish([_message(probe, mark)], timeout_s=PROBE_TIMEOUT_S))[0]
+        if not outcome.stored:
+            return f"the broker did not take it: {outcome.kind.value} {outcome.text}".strip()
+        for name, settle in ((probe.rejected_in, RabbitConsumer.dead_letter), (probe.arrives_in, RabbitConsumer.ack)):
+            if name is None:
+                continue
+            found = await _find(consumers[name], mark)
             if found is None:
-                return f"it did not arrive in '{probe.arrives_in}' within {self._timeout_s:g} s"
-            consumers[probe.arrives_in].ack([found])
-        return ""
-
-    async def _find(self, consumer: RabbitConsumer, mark: str) -> Delivery | None:
-        """The probe among what comes. The others stay unsettled: closing the consumer gives them back, in order."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while True:
-                    for delivery in await consumer.batch():
-                        if mark.encode() in delivery.properties and _marked(delivery) == mark:
-                            return delivery
-        except TimeoutError:
-            return None
-
-    async def _open(self) -> RabbitPublisher:
-        async with self._opening:
-            if self._publisher is None:
-                self._publisher = await RabbitPublisher(self._address).__aenter__()
-            return self._publisher
+                return f"it did not arrive in '{name}' within {PROBE_TIMEOUT_S:g} s"
+            settle(consumers[name], [found])
+    return ""
 
 
-class YoungQueues:
-    """`born` for each quorum queue that was made; `grown` returns when the youngest is old enough.
+async def _find(consumer: RabbitConsumer, mark: str) -> Delivery | None:
+    """The probe among what comes. The others stay unsettled: closing the consumer gives them back, in order."""
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            while True:
+                for delivery in await consumer.batch():
+                    if mark.encode() in delivery.properties and _marked(delivery) == mark:
+                        return delivery
+    except TimeoutError:
+        return None
+
+
+class TopologyConnection:
+    """Makes what is missing, on one connection, which is opened when it is needed; `grown` returns when the youngest
+    quorum queue that was made is old enough.
 
     A broker of a single node that is killed forgets a quorum queue that is younger than about a second, with everything
     that it has confirmed in it (it writes down the names of its queues twice a second). So whoever declares one lets it
     grow that old before anybody relies on it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, url: BrokerUrl) -> None:
+        self._url = url
+        self._connection: Connection | None = None
+        self._opening = asyncio.Lock()
         self._born_at_s: float | None = None
 
-    def born(self) -> None:
-        """A quorum queue was made now."""
-        self._born_at_s = asyncio.get_running_loop().time()
+    async def open(self) -> Connection:
+        """For questions as well. Raises as `Connection.open`."""
+        async with self._opening:
+            self._connection = await Connection.renewed(self._connection, self._url)
+            return self._connection
+
+    async def make(self, thing: Thing) -> None:
+        """Declare or bind. Raises BrokerRefused when something else of that name is there."""
+        await (await self.open()).ask(_making(thing))
+        if isinstance(thing, Queue) and thing.type == "quorum":
+            self._born_at_s = asyncio.get_running_loop().time()
 
     async def grown(self) -> None:
         """Wait, where there is something to wait for."""
@@ -308,13 +282,187 @@ class YoungQueues:
             await asyncio.sleep(self._born_at_s + GROWN_S - asyncio.get_running_loop().time())
             self._born_at_s = None
 
+    async def close(self) -> None:
+        """End the connection."""
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
 
-def default_management(address: BrokerUrl) -> str:
-    """Where the management API usually is: on the same host, with the same login."""
-    scheme, port = MANAGEMENT_PORTS[address.tls is not None]
-    host = address.hosts[0][0]
-    login = f"{quote(address.login.user, safe='')}:{quote(address.login.password, safe='')}"
-    return f"{scheme}://{login}@{f'[{host}]' if ':' in host else host}:{port}"
+
+class QueueFamily(Struct, frozen=True, kw_only=True):
+    """A queue with its wait queues and its dead queue, as the topology service would make them."""
+
+    main: Queue
+    waits: tuple[FamilyQueue, ...]
+    dead: FamilyQueue
+    exchanges: tuple[Exchange, ...]
+    queues: tuple[Queue, ...]
+    bindings: tuple[Binding, ...]
+
+    @property
+    def wait_names(self) -> frozenset[str]:
+        """The names of the wait queues."""
+        return frozenset(wait.queue for wait in self.waits)
+
+    @property
+    def steps_us(self) -> tuple[int, ...]:
+        """How long a message sits in each wait queue."""
+        return tuple((wait.delay_ms or 0) * 1000 for wait in self.waits)
+
+
+def family_for(subscription: Subscription, version: Version, file: TopologyFile | None = None) -> QueueFamily:
+    """What the topology file says of the queue, else what the subscription's layout asks for. Raises Invalid."""
+    name = subscription.queue
+    if dead := subscription.dead_queue:
+        family_queue = FamilyQueue(queue=dead, exchange="", key=dead)
+        return QueueFamily(main=Queue(name=name), waits=(), dead=family_queue, exchanges=(), queues=(), bindings=())
+    if file is None:
+        delays = [format_duration(step_us) for step_us in dict.fromkeys(subscription.policy.steps_us)]
+        entry = QueueEntry(layout=subscription.layout, retry_delay=delays)
+        file = TopologyFile(queues={name: entry}, unroutable=UnroutableEntry(enabled=False))
+    elif name not in file.queues:
+        raise Invalid(f"topology has no such queue; '{name}' of a consumer is none of its queues")
+    made = design(file, version)
+    family = next((family for family in made.families if family.queue == name), None)
+    if family is None or family.dead is None or not family.waits:
+        raise Invalid(f"layout has no place for retries; queue '{name}' has no wait queue or no dead queue")
+    return _family_of(made, family, family.dead)
+
+
+def _family_of(made: Design, family: Family, dead: FamilyQueue) -> QueueFamily:
+    """The part of a topology that one consumer needs."""
+    names = {family.queue, dead.queue, *(wait.queue for wait in family.waits)}
+    queues = {queue.name: queue for queue in made.topology.queues if queue.name in names}
+    bindings = tuple(binding for binding in made.topology.bindings if binding.destination in names)
+    exchanges = {dead.exchange, *(binding.source for binding in bindings), *(q.dead_exchange for q in queues.values())}
+    return QueueFamily(
+        main=queues[family.queue],
+        waits=family.waits,
+        dead=dead,
+        exchanges=tuple(exchange for exchange in made.topology.exchanges if exchange.name in exchanges),
+        queues=tuple(queues.values()),
+        bindings=bindings,
+    )
+
+
+class Declarer:
+    """Makes and checks what consumers need, on a connection of its own."""
+
+    def __init__(self, url: BrokerUrl, *, management: str | None, quorum: bool = False) -> None:
+        self._url = url.named("holdfast consumer set-up")
+        self._management = management
+        self._quorum = quorum
+        self._amqp = TopologyConnection(self._url)
+
+    async def missing(self, subscription: Subscription, family: QueueFamily) -> list[str]:
+        """Everything that stands in the way of a safe retry or parking, in words."""
+        dead = family.dead
+        found = [
+            f"queue '{name}' does not exist, create it or use --declare"
+            for name in (family.main.name, *(wait.queue for wait in family.waits), dead.queue)
+            if not await self._insist(Connection.has_queue, name)
+        ]
+        if dead.exchange and not await self._insist(Connection.has_exchange, dead.exchange):
+            found.append(f"exchange '{dead.exchange}' of dead queue '{dead.queue}' does not exist, use --declare")
+        if found:
+            return found
+        for queue in family.queues:
+            needed = queue.name in family.wait_names or (queue is family.main and subscription.policy.by == "broker")
+            if needed and (difference := await self._difference(queue)):
+                found.append(f"queue '{queue.name}' is not as its consumer needs it; {difference}")
+        return found or await self._unrouted(subscription, family)
+
+    async def declare(self, family: QueueFamily) -> None:
+        """Make what is not there; what is there is left as it is. A binding that is there already is no news."""
+        wanted: list[Thing] = [
+            each for each in family.exchanges if not await self._insist(Connection.has_exchange, each.name)
+        ]
+        wanted += [each for each in family.queues if not await self._insist(Connection.has_queue, each.name)]
+        for thing in (*wanted, *family.bindings):
+            await retry_call(partial(self._amqp.make, thing), url=self._url, is_met=True)
+        await self._amqp.grown()
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self._amqp.close()
+
+    async def declare_own(self, queues: Sequence[str]) -> None:
+        """Make queues of our own durable; what is there stays as it is. One try."""
+        arguments: dict[str, Any] = {"x-queue-type": "quorum"} if self._quorum else {}
+        for queue in queues:
+            connection = await self._amqp.open()
+            if not await connection.has_queue(queue):
+                await connection.ask(methods.QueueDeclare(queue=queue, durable=True, arguments=arguments))
+
+    async def delete_empty(self, queue: str) -> bool:
+        """The broker itself looks whether it is empty, in the moment in which it deletes it. One try.
+
+        For a quorum queue it cannot: one that is empty is left standing, because a message that came between a look and
+        the deletion would be gone without a trace.
+        """
+        connection = await self._amqp.open()
+        try:
+            if self._quorum:
+                return not (await connection.depth(queue)).ready
+            await connection.ask(methods.QueueDelete(queue=queue, if_empty=True))
+        except BrokerRefused as error:
+            if error.reply_code not in (NOT_FOUND, PRECONDITION_FAILED):
+                raise
+            return error.reply_code == NOT_FOUND
+        return True
+
+    # Inside.
+
+    async def _difference(self, queue: Queue) -> str:
+        """Declared again as it should be, a queue that is so changes nothing, and another one is refused."""
+        try:
+            await self._insist(Connection.ask, _making(queue))
+        except BrokerRefused as error:
+            return error.message
+        return ""
+
+    async def _unrouted(self, subscription: Subscription, family: QueueFamily) -> list[str]:
+        """Whether the dead exchange leads to the dead queue: by the management API, else by a probe."""
+        dead = family.dead
+        if not dead.exchange:
+            return []
+        if self._management is None:
+            why = await retry_call(lambda: self._unproved(dead), url=self._url, is_met=True)
+        else:
+            async with Management(self._management) as management:
+                bindings = await management.bindings(self._url.login.vhost)
+            leads = any(each.source == dead.exchange and each.destination == dead.queue for each in bindings)
+            why = "" if leads else "it has no binding"
+        if not why:
+            return []
+        if why.startswith(UNCHECKED):
+            emit("consumer.unchecked", queue=subscription.queue, error=why)
+            return []
+        text = f"exchange '{dead.exchange}' does not lead to dead queue '{dead.queue}', bind it or use --declare"
+        return [f"{text} ({why})"]
+
+    async def _unproved(self, dead: FamilyQueue) -> str:
+        """Why a marked message that was sent to an empty dead queue did not arrive; letters are left alone.
+
+        Raises BrokerError when the connection was lost meanwhile.
+        """
+        way = f"{UNCHECKED} exchange '{dead.exchange}' leads to '{dead.queue}'"
+        depth = await self._insist(Connection.depth, dead.queue)
+        if depth.ready or depth.consumers:
+            return f"{way}: it is in use, and no management address was given"
+        probe = Probe(name="dead letters", exchange=dead.exchange, key=dead.key, arrives_in=dead.queue)
+        try:
+            return await _carry(self._url, probe, uuid4().hex, {dead.queue: 0})
+        except BrokerRefused as error:
+            return error.message
+
+    async def _insist(self, ask: Callable[[Connection, A], Awaitable[T]], what: A) -> T:
+        """What is asked here may be asked twice. The publisher has met the broker before."""
+
+        async def once() -> T:
+            return await ask(await self._amqp.open(), what)
+
+        return await retry_call(once, url=self._url, is_met=True)
 
 
 def _exchange(told: ManagedExchange, policy: Arguments) -> Exchange:

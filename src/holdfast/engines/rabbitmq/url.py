@@ -8,31 +8,35 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from holdfast.engines.rabbitmq.wire.session import FRAME_BYTES_MIN, Login
 from holdfast.errors import BadAddress
+
+T = TypeVar("T")
 
 PORTS = {"amqp": 5672, "amqps": 5671}
 CONNECT_TIMEOUT_S = 15.0
 VERIFY = {"verify_peer": True, "verify_none": False}
 MECHANISMS = {"plain": "PLAIN", "external": "EXTERNAL"}
 
-TLS_PARAMETERS: Mapping[str, Callable[[BrokerUrl, str], BrokerUrl]] = {
-    "cacertfile": lambda address, value: _tls(address, ca_file=value),
-    "certfile": lambda address, value: _tls(address, certificate_file=value),
-    "keyfile": lambda address, value: _tls(address, key_file=value),
-    "server_name_indication": lambda address, value: _tls(address, server_name=value),
-    "verify": lambda address, value: _tls(address, verify=VERIFY[_one_of(value, VERIFY)]),
-}
-PARAMETERS: Mapping[str, Callable[[BrokerUrl, str], BrokerUrl]] = {
-    **TLS_PARAMETERS,
-    "auth_mechanism": lambda address, value: _login(address, mechanism=MECHANISMS[_one_of(value, MECHANISMS)]),
-    "channel_max": lambda address, value: _login(address, channel_max=_whole(value, 1, 65535)),
-    "connection_timeout": lambda address, value: replace(address, connect_timeout_s=_whole(value, 1, 600_000) / 1000),
-    "frame_max": lambda address, value: _login(address, frame_bytes_max=_whole(value, FRAME_BYTES_MIN, 2**20)),
-    "heartbeat": lambda address, value: _login(address, heartbeat_s=_whole(value, 0, 3600)),
-    "name": lambda address, value: _login(address, name=value),
+MANAGEMENT_PORTS = {False: ("http", 15672), True: ("https", 15671)}
+
+Reader: TypeAlias = Callable[[str], object]
+#: Parameter → what it sets a field of (the URL itself, its login, its TLS), that field, and how its text is read.
+PARAMETERS: Mapping[str, tuple[str, str, Reader]] = {
+    "auth_mechanism": ("login", "mechanism", lambda value: _one_of(value, MECHANISMS)),
+    "cacertfile": ("tls", "ca_file", str),
+    "certfile": ("tls", "certificate_file", str),
+    "channel_max": ("login", "channel_max", lambda value: _whole(value, 1, 65535)),
+    "connection_timeout": ("", "connect_timeout_s", lambda value: _whole(value, 1, 600_000) / 1000),
+    "frame_max": ("login", "frame_bytes_max", lambda value: _whole(value, FRAME_BYTES_MIN, 2**20)),
+    "heartbeat": ("login", "heartbeat_s", lambda value: _whole(value, 0, 3600)),
+    "keyfile": ("tls", "key_file", str),
+    "name": ("login", "name", str),
+    "server_name_indication": ("tls", "server_name", str),
+    "verify": ("tls", "verify", lambda value: _one_of(value, VERIFY)),
 }
 
 
@@ -94,14 +98,21 @@ class BrokerUrl:
             # "amqp://host/" means the virtual host "" by the letter, and "/" to everybody.
             vhost=unquote(parts.path[1:]) or "/",
         )
-        address = cls(
+        found = cls(
             hosts=tuple(_place(place, PORTS[scheme]) for place in places.split(",")),
             login=login,
             tls=Tls() if scheme == "amqps" else None,
         )
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
-            address = _with_parameter(address, name, value)
-        return address
+            found = _with_parameter(found, name, value)
+        return found
+
+    def default_management(self) -> str:
+        """Where the management API usually is: on the same host, with the same login."""
+        scheme, port = MANAGEMENT_PORTS[self.tls is not None]
+        host = self.hosts[0][0]
+        login = f"{quote(self.login.user, safe='')}:{quote(self.login.password, safe='')}"
+        return f"{scheme}://{login}@{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _place(place: str, default_port: int) -> tuple[str, int]:
@@ -112,18 +123,21 @@ def _place(place: str, default_port: int) -> tuple[str, int]:
         raise BadAddress(f"broker address is invalid; host or port: {error}") from error
 
 
-def _with_parameter(address: BrokerUrl, name: str, value: str) -> BrokerUrl:
-    reader = PARAMETERS.get(name)
-    if reader is None:
+def _with_parameter(url: BrokerUrl, name: str, value: str) -> BrokerUrl:
+    if name not in PARAMETERS:
         raise BadAddress(
             f"broker address is invalid; no parameter '{name}', use one of {', '.join(sorted(PARAMETERS))}"
         )
-    if name in TLS_PARAMETERS and address.tls is None:
+    part, field_name, read = PARAMETERS[name]
+    changed: Any = getattr(url, part) if part else url
+    if changed is None:
         raise BadAddress(f"broker address is invalid; '{name}' needs amqps://")
     try:
-        return reader(address, value)
+        changed = replace(changed, **{field_name: read(value)})
     except ValueError as error:
         raise BadAddress(f"broker address is invalid; {name}: {error}") from error
+    found: BrokerUrl = replace(url, **{part: changed}) if part else changed
+    return found
 
 
 def _whole(value: str, low: int, high: int) -> int:
@@ -133,17 +147,7 @@ def _whole(value: str, low: int, high: int) -> int:
     return number
 
 
-def _one_of(value: str, known: Mapping[str, object]) -> str:
+def _one_of(value: str, known: Mapping[str, T]) -> T:
     if value.lower() not in known:
         raise ValueError(f"'{value}' is none of {', '.join(known)}")
-    return value.lower()
-
-
-def _tls(address: BrokerUrl, **changes: str | bool) -> BrokerUrl:
-    if address.tls is None:
-        return address
-    return replace(address, tls=replace(address.tls, **changes))  # type: ignore[arg-type]
-
-
-def _login(address: BrokerUrl, **changes: str | int) -> BrokerUrl:
-    return replace(address, login=replace(address.login, **changes))  # type: ignore[arg-type]
+    return known[value.lower()]

@@ -70,7 +70,7 @@ async def recover(
     if file is not None:
         summary.failure = summary.failure or file.failure
     if journal is not None:
-        journal.end = how_it_ended(summary, has_broker=not broker.has_trouble, is_lost=broker.drain.is_lost)
+        journal.end = how_it_ended(summary, has_broker=not broker.publisher.trouble, is_lost=broker.drain.is_lost)
     return summary
 
 

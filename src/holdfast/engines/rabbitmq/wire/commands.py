@@ -54,12 +54,9 @@ class PublishEncoder:
         # The frames of the publish method, by exchange and key: there are few of them in a run.
         self._methods: dict[tuple[str, str], bytes] = {}
 
-    def encode(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> bytes:
-        """All frames of one publish. Raises Unsendable."""
-        return b"".join(self.pieces(exchange, routing_key, properties, body))
-
     def pieces(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> Sequence[bytes | memoryview]:
-        """The same, to be joined with those of other publishes: a body is then copied once. Raises Unsendable."""
+        """All frames of one publish, to be joined with those of others: a body is then copied once. Raises
+        Unsendable."""
         start = self._methods.get((exchange, routing_key)) or self._method(exchange, routing_key)
         size = CONTENT_START_BYTES + len(properties)
         if size > self._part_bytes_max:

@@ -16,11 +16,9 @@ from pamqp.exceptions import PAMQPException
 from holdfast.core.message import Delivery
 from holdfast.engines.rabbitmq.wire.events import (
     Cancelled,
-    ChannelClosedByBroker,
+    ClosedByBroker,
     Confirmed,
-    ConnectionClosedByBroker,
     Event,
-    Heartbeat,
     Method,
     Returned,
 )
@@ -38,7 +36,6 @@ FRAME_BYTES_MAX = 131_072
 
 DELIVER = b"\0\x3c\0\x3c"
 RETURN = b"\0\x3c\0\x32"
-GET_OK = b"\0\x3c\0\x47"
 ACK = b"\0\x3c\0\x50"
 NACK = b"\0\x3c\0\x78"
 CANCEL = b"\0\x3c\0\x1e"
@@ -110,30 +107,34 @@ class FrameReader:
             position = stop + 1
             if kind == METHOD:
                 if data.startswith(DELIVER, start) and (not self._contents or channel not in self._contents):
-                    position = self._deliveries(channel, data, start, stop, events)
-                    if position > stop + 1:
+                    after = self._deliveries(channel, data, start, stop, events)
+                    if after:
+                        position = after
                         continue
                 self._method(channel, data, start, stop, events)
             elif kind == HEADER:
                 self._header(channel, data, start, stop, events)
             elif kind == BODY:
                 self._body(channel, data, start, stop, events)
-            else:
-                events.append(Heartbeat())
+            # A heartbeat is no event: that bytes came is all that it tells.
         if position < end:
             self._keep(data, position)
         return events
 
     def _deliveries(self, channel: int, data: bytes, start: int, stop: int, events: list[Event]) -> int:
-        """As many whole deliveries as follow one another and look like the first; answers where they end.
+        """The usual case in one go: as many deliveries as follow one another and look like the first, each with its
+        header and its only body frame. Answers where they end; 0 when the first is anything else, and is then taken
+        apart frame by frame.
 
         The loop costs what a message costs: it compares what is the same in all of them, and copies nothing twice.
         """
-        position = self._whole_delivery(channel, data, start, stop, events)
-        if not position:
-            return stop + 1
+        try:
+            self._read_names(data[start + 4 : stop])
+        except (struct.error, IndexError):
+            return 0
         begin, consumer_tag = self._begin
         names, exchange, routing_key = self._names
+        first = position = start - 7
         to_names = 7 + len(begin) + 9
         method_bytes = to_names + len(names) + 1
         # How such a frame begins, and all between its consumer tag and its end but the delivery's tag.
@@ -156,32 +157,7 @@ class FrameReader:
             properties, body = data[place + 19 : header_end], data[body_start:body_end]
             events.append(Delivery(channel, tag, bits & 1 == 1, exchange, routing_key, consumer_tag, properties, body))
             position = int(body_end) + 1
-        return position
-
-    def _whole_delivery(self, channel: int, data: bytes, start: int, stop: int, events: list[Event]) -> int:
-        """The usual case in one go: a delivery whose header and only body frame are here as well.
-
-        Answers where it ends; 0 when it is anything else, and is then taken apart frame by frame.
-        """
-        place, end = stop + 1, len(data)
-        if end - place < 22:  # an empty property list, and the end of the frame
-            return 0
-        kind, number, size, _, _, body_bytes = UNPACK_CONTENT(data, place)
-        header_end = place + 7 + size
-        body_start = header_end + 8
-        body_end = body_start + body_bytes
-        if kind != HEADER or number != channel or size < 14 or not body_bytes or body_end >= end:
-            return 0
-        body_kind, body_number, body_size = UNPACK_FRAME(data, header_end + 1)
-        whole = body_kind == BODY and body_number == channel and body_size == body_bytes
-        if not whole or data[header_end] != END or data[body_end] != END:
-            return 0
-        properties, body = data[place + 19 : header_end], data[body_start:body_end]
-        try:
-            events.append(self._delivery(channel, data[start + 4 : stop], properties, body))
-        except (struct.error, IndexError):
-            return 0
-        return int(body_end) + 1
+        return position if position > first else 0
 
     def _keep(self, data: bytes, position: int) -> None:
         """Put the incomplete frame aside, and note how much it takes: joining again before that helps nobody."""
@@ -202,7 +178,7 @@ class FrameReader:
         if channel in self._contents:
             raise ProtocolBroken("a method in the middle of a message")
         kind = data[start : start + 4]
-        if kind in (DELIVER, RETURN, GET_OK):
+        if kind in (DELIVER, RETURN):
             self._contents[channel] = _Content(kind, data[start + 4 : stop])
             return
         decoder = DECODERS.get(kind, _other)
@@ -247,17 +223,20 @@ class FrameReader:
         try:
             if content.kind == DELIVER:
                 events.append(self._delivery(channel, content.fields, content.properties, body))
-            elif content.kind == RETURN:
-                events.append(_returned(channel, content.fields, content.properties, body))
             else:
-                events.append(_got(channel, content.fields, content.properties, body))
+                events.append(_returned(channel, content.fields, content.properties, body))
         except (struct.error, IndexError) as error:
             raise ProtocolBroken(f"method {content.kind.hex()} is cut short") from error
 
     def _delivery(self, channel: int, fields: bytes, properties: bytes, body: bytes) -> Delivery:
+        tag, bits = self._read_names(fields)
+        _, exchange, routing_key = self._names
+        return Delivery(channel, tag, bits & 1 == 1, exchange, routing_key, self._begin[1], properties, body)
+
+    def _read_names(self, fields: bytes) -> tuple[int, int]:
+        """Keep the names of a delivery; answers its tag and its bits."""
         place = 1 + fields[0]
-        consumer_tag = fields[1:place]
-        tag, bits = TAG_AND_BITS.unpack_from(fields, place)
+        tag, bits = UNPACK_TAG(fields, place)
         names = fields[place + 9 :]
         if names != self._names[0]:
             exchange, at = _short(names, 0)
@@ -265,9 +244,8 @@ class FrameReader:
             self._names = (names, exchange, routing_key)
         begin = DELIVER + fields[:place]
         if begin != self._begin[0]:
-            self._begin = (begin, _text(consumer_tag))
-        _, exchange, routing_key = self._names
-        return Delivery(channel, tag, bits & 1 == 1, exchange, routing_key, self._begin[1], properties, body)
+            self._begin = (begin, _text(fields[1:place]))
+        return tag, bits
 
 
 def _text(raw: bytes) -> str:
@@ -289,13 +267,6 @@ def _returned(channel: int, fields: bytes, properties: bytes, body: bytes) -> Re
     return Returned(channel, code, text, exchange, routing_key, properties, body)
 
 
-def _got(channel: int, fields: bytes, properties: bytes, body: bytes) -> Delivery:
-    tag, bits = TAG_AND_BITS.unpack_from(fields)
-    exchange, at = _short(fields, 9)
-    routing_key, _ = _short(fields, at)
-    return Delivery(channel, tag, bits & 1 == 1, exchange, routing_key, "", properties, body)
-
-
 def _confirm(channel: int, payload: bytes) -> Event:
     tag, bits = TAG_AND_BITS.unpack_from(payload, 4)
     # The broker's nack has the requeue bit set as well: only the lowest bit says "multiple".
@@ -306,21 +277,13 @@ def _cancel(channel: int, payload: bytes) -> Event:
     return Cancelled(channel, _short(payload, 4)[0])
 
 
-def _channel_close(channel: int, payload: bytes) -> Event:
-    return ChannelClosedByBroker(channel, *_close(payload))
-
-
-def _connection_close(_channel: int, payload: bytes) -> Event:
-    return ConnectionClosedByBroker(*_close(payload))
-
-
-def _close(payload: bytes) -> tuple[int, str, int, int]:
+def _closed(channel: int, payload: bytes) -> Event:
     # Not through pamqp: the text holds names that a stranger chose, which need not be UTF-8.
     (code,) = CLOSE_CODE.unpack_from(payload, 4)
-    size = payload[6]
-    text = payload[7 : 7 + size].decode("utf-8", "backslashreplace")
-    class_id, method_id = CLOSE_CAUSE.unpack_from(payload, 7 + size)
-    return code, text, class_id, method_id
+    text_end = 7 + payload[6]
+    CLOSE_CAUSE.unpack_from(payload, text_end)  # what it was about, which the text says as well
+    text = payload[7:text_end].decode("utf-8", "backslashreplace")
+    return ClosedByBroker(0 if payload.startswith(CONNECTION_CLOSE) else channel, code, text)
 
 
 def _other(channel: int, payload: bytes) -> Event:
@@ -335,6 +298,6 @@ DECODERS: dict[bytes, Callable[[int, bytes], Event]] = {
     ACK: _confirm,
     NACK: _confirm,
     CANCEL: _cancel,
-    CHANNEL_CLOSE: _channel_close,
-    CONNECTION_CLOSE: _connection_close,
+    CHANNEL_CLOSE: _closed,
+    CONNECTION_CLOSE: _closed,
 }

@@ -17,8 +17,7 @@ from holdfast.engines.rabbitmq.wire import commands
 from holdfast.engines.rabbitmq.wire.events import (
     ORDINARY,
     Blocked,
-    ChannelClosedByBroker,
-    ConnectionClosedByBroker,
+    ClosedByBroker,
     Event,
     Method,
     Opened,
@@ -60,7 +59,6 @@ QueueDelete = _any_name(amqp.Queue.Delete)
 QueueBind = _any_name(amqp.Queue.Bind)
 QueueUnbind = _any_name(amqp.Queue.Unbind)
 Consume = _any_name(amqp.Basic.Consume)
-Get = _any_name(amqp.Basic.Get)
 
 
 class State(enum.Enum):
@@ -102,7 +100,7 @@ class AmqpSession:
         self.frame_bytes_max = login.frame_bytes_max
         self.heartbeat_s = login.heartbeat_s
         self.channel_max = login.channel_max
-        self.blocked: str | None = None
+        self.blocked: str | None = None  #: why the broker reads nothing more from us; None while it does
         self._login = login
         self._reader = FrameReader()
         self._replies: list[bytes] = []
@@ -137,8 +135,8 @@ class AmqpSession:
             kind = type(event)
             if kind is Method and event.channel == 0:
                 self._about_connection(event.method, events)  # type: ignore[union-attr]
-            elif kind is ChannelClosedByBroker or kind is ConnectionClosedByBroker:
-                self._closed(event)
+            elif kind is ClosedByBroker:
+                self._closed(event.channel)
                 events.append(event)
             else:
                 events.append(event)
@@ -157,11 +155,6 @@ class AmqpSession:
         self._send(number, amqp.Channel.Open())
         return number
 
-    def close_channel(self, number: int) -> None:
-        """Ask for the end of a channel."""
-        if number in self._channels:
-            self._send(number, amqp.Channel.Close(200, "done", 0, 0))
-
     def close(self) -> None:
         """Ask for the end of the connection."""
         if self.state is State.OPEN:
@@ -175,10 +168,10 @@ class AmqpSession:
     def _send(self, channel: int, method: base.Frame) -> None:
         self._replies.append(commands.method(channel, method))
 
-    def _closed(self, event: Event) -> None:
-        if isinstance(event, ChannelClosedByBroker):
-            self._send(event.channel, amqp.Channel.CloseOk())
-            self.release(event.channel)
+    def _closed(self, channel: int) -> None:
+        if channel:
+            self._send(channel, amqp.Channel.CloseOk())
+            self.release(channel)
         else:
             self._send(0, amqp.Connection.CloseOk())
             self.state = State.CLOSED

@@ -102,15 +102,6 @@ def in_order(table: bytes) -> bytes:
     return table[:4] + b"".join(entries) + table[found.rest :]
 
 
-def find(table: bytes, name: str) -> bytes | None:
-    """The raw type and value of the first entry with this name; None when there is none."""
-    wanted = _name(name)
-    for found, start, end in scan(table).entries:
-        if found == wanted:
-            return table[start + 1 + len(found) : end]
-    return None
-
-
 def decode(table: bytes) -> dict[str, Value]:
     """The table for people. Never raises; of two entries with one name the first is shown, as the broker reads it."""
     return _decode_table(table, 0)
