@@ -11,9 +11,8 @@ import uvloop
 
 from holdfast.core.item import PlacedItem
 from holdfast.core.requests.queue import ProduceReply, ProduceRequest, QueueRequest
-from holdfast.faces.api.app import make_app
 from holdfast.faces.api.authenticator import token_hash
-from holdfast.faces.api.server import SWITCH_INTERVAL_S
+from holdfast.faces.api.server import SWITCH_INTERVAL_S, make_app
 from holdfast.services.queue.service import QueueService
 from holdfast.wiring import open_service
 

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.core.requests.declare import declared_under
 from holdfast.core.requests.results import ResultView, StartResultRequest
-from holdfast.faces.api.openapi import document
+from holdfast.faces.api.endpoints import document
 
 
 @pytest.fixture(scope="module")

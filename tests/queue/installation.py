@@ -21,8 +21,8 @@ from holdfast import Client, HoldfastError, Item, Queues
 from holdfast.core.item import PartitionInfo
 from holdfast.core.requests.queue import LeaseReply, PartitionStats
 from holdfast.errors import NothingToLease
-from holdfast.faces.api.app import make_app
 from holdfast.faces.api.authenticator import token_hash
+from holdfast.faces.api.server import make_app
 from holdfast.ports.queue_store import LedgerEntry, Storage
 from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.manager import QueueManager

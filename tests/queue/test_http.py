@@ -16,7 +16,7 @@ import pytest
 
 from holdfast import Client, HoldfastError
 from holdfast.core.requests.queue import VERBS
-from holdfast.faces.api.app import make_app
+from holdfast.faces.api.server import make_app
 from tests.queue.installation import TOKEN, Installation, MakeStorage, serving
 from tests.queue.plain import error, plain_client, post
 from tests.support.eventually import eventually

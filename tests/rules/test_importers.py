@@ -15,7 +15,7 @@ from tests.rules.test_layers import FILES, module_of
 LONE_SHARE_MAX = 0.15
 #: What these import is where a way into the package begins: engines that are wired, commands that are registered.
 STARTING_POINTS = frozenset(
-    f"holdfast{name}" for name in ("", ".__main__", ".testing", ".wiring", ".faces.cli", ".faces.api.app")
+    f"holdfast{name}" for name in ("", ".__main__", ".testing", ".wiring", ".faces.cli", ".faces.api.server")
 )
 
 

@@ -51,7 +51,7 @@ def test_there_are_files_to_check() -> None:
         ("holdfast.wiring", "from holdfast.engines.sqlite.queues import SqliteQueues"),
         ("holdfast.testing", "import holdfast.engines.folder.queues"),
         ("holdfast.faces.cli.main", "from holdfast.wiring import open_app"),
-        ("holdfast.faces.api.app", "from holdfast import __version__"),
+        ("holdfast.faces.api.server", "from holdfast import __version__"),
         ("holdfast.proof.proxy", "from holdfast.proof import crash_point"),
         ("holdfast", "from holdfast.wiring import open_app"),
     ],

@@ -1,12 +1,13 @@
 """`holdfast.Client`: the queues of a server, with the same methods as in process; and every other request by `call`.
 
-Two ways to ask: over HTTP, or the services of this process themselves (`LocalClient`), with the same checks, roles and
-rows in the ledger. Either way an answer or an error is the same.
+The services of this process answer requests too, the vault by `VaultClient`: with the same checks, roles and rows in
+the ledger. Either way an answer or an error is the same.
 """
 
 from __future__ import annotations
 
 import ssl
+from functools import cache
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, cast
 
@@ -14,8 +15,8 @@ import httpx2
 import msgspec
 
 from holdfast.core.checks import REQUEST_TIMEOUT_US_MAX
-from holdfast.core.requests.declare import JSON, Caller, Declared, Request, Stream, from_wire, to_wire
-from holdfast.core.requests.queue import ErrorReply, QueueRequest
+from holdfast.core.requests.declare import JSON, Caller, Request, Stream, from_wire, to_wire
+from holdfast.core.requests.queue import ErrorReply
 from holdfast.core.requests.vault import Problem
 from holdfast.errors import (
     BadBody,
@@ -35,9 +36,7 @@ from holdfast.errors import (
     UnknownMethod,
     Unreachable,
 )
-from holdfast.services.collect.service import CollectService
 from holdfast.services.queue.queues import Queues
-from holdfast.services.queue.service import QueueService
 from holdfast.services.vault.admin import VaultApp
 
 CONNECT_TIMEOUT_S = 10.0
@@ -47,18 +46,10 @@ CONNECTIONS_COUNT_MAX = 1_000
 
 R = TypeVar("R")
 
-_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _error = msgspec.json.Decoder(ErrorReply)
 _problem = msgspec.json.Decoder(Problem)
-_ERRORS: dict[int, type[HoldfastError]] = {
-    400: Invalid,
-    403: Forbidden,
-    454: TryAgain,
-    455: BadBody,
-    500: InternalError,
-    501: UnknownMethod,
-}
-_PROBLEMS: dict[int, type[HoldfastError]] = {400: Invalid, 403: Forbidden, 404: NotFound, 409: Conflict}
+_ERRORS = {kind.code: kind for kind in (Invalid, Forbidden, TryAgain, BadBody, InternalError, UnknownMethod)}
+_PROBLEMS = {kind.code: kind for kind in (Invalid, Forbidden, NotFound, Conflict)}
 
 
 class RequestClient(Protocol):
@@ -74,64 +65,9 @@ class Client(Queues):
     outlives_its_server = True
 
     def __init__(self, url: str, token: str = "", *, tls: ssl.SSLContext | None = None) -> None:
-        self._http = _Http(url, token, tls)
-        super().__init__(self._http)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def call(self, request: Request[R]) -> R:
-        """Ask anything that the server answers: the verbs, results, and what /admin has."""
-        return await self._http.call(request)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.client.aclose()
-
-
-class LocalClient:
-    """The services of this process, as far as they are open."""
-
-    def __init__(
-        self,
-        *,
-        queues: QueueService | None = None,
-        results: CollectService | None = None,
-        vault: VaultApp | None = None,
-        caller: Caller | None = None,
-    ) -> None:
-        self._queues = queues
-        self._results = results
-        self._vault = vault
-        self._caller = caller
-
-    async def call(self, request: Request[R]) -> R:
-        """What the service answers. Raises HoldfastError as a server would tell it."""
-        if isinstance(request, QueueRequest) and self._queues is not None:
-            return cast(R, await self._queues.call(request))
-        if self._vault is None or self._caller is None:
-            if self._results is None:
-                raise UnknownMethod(f"method is unknown; nobody here answers '{request.declared.name}'")
-            return await self._results.call(request)
-        written = to_wire(request)
-        try:  # what cannot be sent to a server is refused here too
-            checked = from_wire(request.declared, written.names, written.query.items(), written.body)
-            return await self._vault.call(checked, self._caller)
-        except HoldfastError as error:
-            raise _error_of_problem(Problem.of(error)) from error
-
-
-class _Http:
-    """Asks a server."""
-
-    def __init__(self, url: str, token: str, tls: ssl.SSLContext | None) -> None:
+        super().__init__(self)
         self._url = url.rstrip("/")
-        self.client = httpx2.AsyncClient(
+        self._http = httpx2.AsyncClient(
             headers={"content-type": JSON, **authorization(token)},
             timeout=httpx2.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             limits=httpx2.Limits(
@@ -141,23 +77,36 @@ class _Http:
             trust_env=False,
         )
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
     async def call(self, request: Request[R]) -> R:
+        """Ask anything that the server answers: the verbs, results, and what /admin has."""
         declared, written = request.declared, to_wire(request)
         url = f"{self._url}{written.target(declared.path)}"
         if declared.reply is Stream:
             return cast(R, self._stream(url, request))
         try:
-            answer = await self.client.request(declared.method, url, content=written.body)
+            answer = await self._http.request(declared.method, url, content=written.body)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise self._unreachable(error) from error
         if answer.status_code != 200:
             raise _error_of(answer.status_code, answer.content, request)
-        reply = answer.content if declared.reply is bytes else _decoder(declared).decode(answer.content)
+        reply = answer.content if declared.reply is bytes else _decoder(declared.reply).decode(answer.content)
         return cast(R, reply)
 
     async def _stream(self, url: str, request: Request[Any]) -> Stream:
         try:
-            async with self.client.stream(request.declared.method, url) as answer:
+            async with self._http.stream(request.declared.method, url) as answer:
                 if answer.status_code != 200:
                     raise _error_of(answer.status_code, await answer.aread(), request)
                 async for chunk in answer.aiter_bytes():
@@ -173,10 +122,26 @@ class _Http:
         return Unreachable(f"server cannot be reached; {self._url}: {str(error) or type(error).__name__}, {outcome}")
 
 
-def _decoder(declared: Declared) -> msgspec.json.Decoder[Any]:
-    if declared.reply not in _decoders:
-        _decoders[declared.reply] = msgspec.json.Decoder(declared.reply)
-    return _decoders[declared.reply]
+class VaultClient:
+    """The vault of this process, asked by somebody."""
+
+    def __init__(self, vault: VaultApp, caller: Caller) -> None:
+        self._vault = vault
+        self._caller = caller
+
+    async def call(self, request: Request[R]) -> R:
+        """What the vault answers. Raises HoldfastError as a server would tell it."""
+        written = to_wire(request)
+        try:  # what cannot be sent to a server is refused here too
+            checked = from_wire(request.declared, written.names, written.query.items(), written.body)
+            return await self._vault.call(checked, self._caller)
+        except HoldfastError as error:
+            raise _error_of_problem(Problem.of(error)) from error
+
+
+@cache
+def _decoder(reply: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(reply)
 
 
 def authorization(token: str) -> dict[str, str]:

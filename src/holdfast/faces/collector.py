@@ -18,9 +18,10 @@ from typing import Self
 
 from holdfast.core.collect import SeriesState, Transaction
 from holdfast.core.policy import delay_us
+from holdfast.core.requests.results import GapView
 from holdfast.errors import Invalid
 from holdfast.ports.clock import Clock
-from holdfast.services.collect.completion import Gaps, StoredPart
+from holdfast.services.collect.completion import StoredPart
 from holdfast.services.collect.service import CollectService
 from holdfast.services.collect.transaction import CollectLimits
 from holdfast.services.queue.queues import Queues
@@ -122,7 +123,7 @@ class Collector:
         """How its series stand."""
         return await self.service.stand(transaction_id)
 
-    async def gaps(self, transaction_id: str) -> Sequence[Gaps]:
+    async def gaps(self, transaction_id: str) -> Sequence[GapView]:
         """Which ordinals are missing, as ranges, series by series."""
         return await self.service.gaps(transaction_id)
 

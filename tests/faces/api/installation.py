@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 
-from holdfast.faces.api.app import make_app
+from holdfast.core.ledger import LedgerAct
+from holdfast.core.requests.declare import Role
+from holdfast.core.requests.vault import CreateToken
 from holdfast.faces.api.authenticator import token_hash
+from holdfast.faces.api.server import make_app
 from holdfast.services.queue.queues import Queues
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Settings, StorageSettings
@@ -33,6 +37,11 @@ class AdminInstallation:
         headers = {"authorization": f"Bearer {token}"} if token else {}
         transport = httpx2.ASGITransport(app=self.app)
         return httpx2.AsyncClient(transport=transport, base_url="http://localhost", headers=headers)
+
+    async def token(self, name: str, role: Role, queues: Sequence[str] = ()) -> str:
+        """A new token."""
+        wanted = msgspec.convert({"name": name, "role": role.word, "queues": queues}, CreateToken)
+        return await self.vault_app.tokens.create(wanted, LedgerAct(actor="test", action="tokens.create"))
 
     async def put(self, *bodies: bytes) -> list[int]:
         """Letters, straight into the vault."""

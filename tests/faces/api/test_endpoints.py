@@ -8,7 +8,6 @@ import json
 import pytest
 
 from holdfast import NewItem, RetryItem
-from holdfast.core.ledger import LedgerAct
 from holdfast.core.requests.declare import Declared, Role, declared_under
 from tests.faces.api.installation import AdminInstallation
 from tests.support.eventually import eventually
@@ -53,7 +52,7 @@ async def test_without_a_token_it_is_401_and_with_a_role_too_low_403(
     if need is Role.VIEWER:
         return
     lower = Role(need - 1)
-    token = await installation.vault_app.tokens.create("low", lower, LedgerAct(actor="test", action="tokens.create"))
+    token = await installation.token("low", lower)
     async with installation.client(token) as client:
         answer = await client.request(endpoint.method, path)
         assert answer.status_code == 403, answer.text
@@ -230,8 +229,7 @@ async def test_a_token_held_to_queues_sends_letters_to_no_other_place_that_it_na
 
 
 async def test_what_is_of_all_queues_says_that_it_needs_a_token_for_all(installation: AdminInstallation) -> None:
-    act = LedgerAct(actor="test", action="tokens.create")
-    token = await installation.vault_app.tokens.create("held", Role.ADMIN, act, queues=["orders*"])
+    token = await installation.token("held", Role.ADMIN, ["orders*"])
     async with installation.client(token) as client:
         for path in ("groups", "redrives", "ledger", "tokens", "events", "imports/failed"):
             answer = await client.get(f"/admin/{path}")

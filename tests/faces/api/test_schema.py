@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from holdfast.core.requests.declare import declared_under
-from holdfast.faces.api.openapi import document
+from holdfast.faces.api.endpoints import document
 from holdfast.proof.process import python_argv
 from tests.faces.api.installation import open_installation
 from tests.faults.serving import TOKEN

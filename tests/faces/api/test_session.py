@@ -61,9 +61,7 @@ async def test_a_session_is_shown_again_and_ended(installation: AdminInstallatio
 
 
 async def test_a_session_may_do_what_its_token_may_and_ends_with_it(installation: AdminInstallation) -> None:
-    token = await installation.vault_app.tokens.create(
-        "low", Role.VIEWER, LedgerAct(actor="test", action="tokens.create")
-    )
+    token = await installation.token("low", Role.VIEWER)
     browser, csrf = await opened(installation, token)
     async with browser:
         assert (await browser.get("/admin/session")).json()["role"] == "viewer"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import DeathStory, Fingerprint, fingerprint
 from holdfast.core.moments import Backoff
 from holdfast.core.requests.declare import REQUESTS, Caller, Role
@@ -159,9 +158,7 @@ def test_redriving_can_be_left_to_admins_and_nothing_else_changes() -> None:
 async def test_an_operator_may_not_redrive_where_the_settings_say_so(tmp_path: Path) -> None:
     async with open_installation(tmp_path, redrive_role="admin") as installation:
         await installation.put(b"1")
-        token = await installation.vault_app.tokens.create(
-            "op", Role.OPERATOR, LedgerAct(actor="test", action="tokens.create")
-        )
+        token = await installation.token("op", Role.OPERATOR)
         async with installation.client(token) as client:
             for path in (f"dlq/queues/{QUEUE}/re-drive", "plans", "redrives", "redrives/1/pause"):
                 answer = await client.post(f"/admin/{path}", json={})

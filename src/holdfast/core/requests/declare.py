@@ -38,6 +38,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 C = TypeVar("C", bound="type[Request[Any]]")
 F = TypeVar("F", bound=Callable[..., Any])
+V = TypeVar("V", bound=Struct)
 
 
 class Role(IntEnum):
@@ -185,6 +186,12 @@ def handles(request: type[Request[Any]]) -> Callable[[F], F]:
         return function
 
     return register
+
+
+def view(kind: type[V], source: Struct, **others: Any) -> V:
+    """A `kind` of what the source has under the same names, and of the others."""
+    same = {name: getattr(source, name) for name in kind.__struct_fields__ if name not in others}
+    return kind(**same, **others)
 
 
 def declared_under(prefix: str) -> dict[str, Declared]:

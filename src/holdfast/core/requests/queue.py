@@ -91,6 +91,11 @@ class StatsReply(Struct, frozen=True, kw_only=True):
     queue_name: str
     logical_queues: list[LogicalQueueStats] = field(name="logicalQueues", default_factory=list)
 
+    @property
+    def partitions(self) -> list[PartitionStats]:
+        """Those of all logical queues."""
+        return [partition for logical in self.logical_queues for partition in logical.partitions]
+
 
 class QueuesReply(Struct, frozen=True):
     items: list[QueueInfo]

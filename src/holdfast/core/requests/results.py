@@ -10,7 +10,7 @@ from msgspec import Meta, Struct, field
 
 from holdfast.core.collect import Range, SeriesState, Transaction
 from holdfast.core.moments import moment
-from holdfast.core.requests.declare import BYTES, Request, Role, Stream, declare
+from holdfast.core.requests.declare import BYTES, Request, Role, Stream, declare, view
 
 PAGE_COUNT_MAX = 1_000
 
@@ -123,22 +123,12 @@ class ReadResult(Request[ResultView], frozen=True, kw_only=True):
 
 def result_view(transaction: Transaction, series: Sequence[SeriesState] = ()) -> ResultView:
     """A transaction for people and programs."""
-    return ResultView(
-        id=transaction.id,
+    return view(
+        ResultView,
+        transaction,
         state=transaction.state.value,
-        reason=transaction.reason,
-        producer=transaction.producer,
-        notify=transaction.notify,
         created_at=moment(transaction.created_at_us),
         updated_at=moment(transaction.updated_at_us),
         progress_at=moment(transaction.progress_at_us),
-        series=[
-            SeriesView(
-                series=each.series,
-                count=each.count,
-                stored_count=each.stored_count,
-                stored_bytes=each.stored_bytes,
-            )
-            for each in series
-        ],
+        series=[view(SeriesView, each) for each in series],
     )

@@ -12,7 +12,7 @@ from holdfast.core.ledger import LedgerRow
 from holdfast.core.letter import GroupStatus, Letter, NewLetter
 from holdfast.core.moments import microseconds, moment, moment_or_none, parse_duration
 from holdfast.core.plan import Canary, Plan, PlanOptions, RedriveTask, Target
-from holdfast.core.requests.declare import BYTES, Request, Role, Stream, declare
+from holdfast.core.requests.declare import BYTES, Request, Role, Stream, declare, view
 from holdfast.core.selection import ID_MAX, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX, TEXT_CHARACTERS_MAX, Selection
 from holdfast.core.states import LetterState
 from holdfast.errors import BadBody, BrokerError, HoldfastError, ShuttingDown, TryAgain
@@ -122,14 +122,10 @@ class LetterView(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, letter: Letter) -> LetterView:
         death = letter.death
-        return cls(
-            id=letter.id,
-            queue=letter.queue,
+        return view(
+            cls,
+            letter,
             state=letter.state.value,
-            message_id=letter.message_id,
-            type=letter.type,
-            exchange=letter.exchange,
-            routing_key=letter.routing_key,
             source_queue=death.queue,
             reason=death.reason,
             attempts=death.count,
@@ -138,13 +134,7 @@ class LetterView(Struct, frozen=True, kw_only=True):
             error_type=death.error_type,
             error_message=death.error_message,
             error_stack=death.error_stack,
-            group=letter.group,
-            redriven_count=letter.redriven_count,
-            revision=letter.revision,
-            came_from=letter.came_from,
             captured_at=moment(letter.captured_at_us),
-            body_bytes=letter.body_bytes,
-            headers=letter.headers,
             properties=letter.shown,
         )
 
@@ -175,15 +165,13 @@ class MessageView(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, letter: Letter | NewLetter, body: bytes) -> MessageView:
-        return cls(
+        return view(
+            cls,
+            letter,
             id=str(letter.id) if isinstance(letter, Letter) else "",
-            message_id=letter.message_id,
-            type=letter.type,
             reason=letter.death.reason,
             attempts=letter.death.count,
             died_at=moment_or_none(letter.death.last_at_us),
-            exchange=letter.exchange,
-            routing_key=letter.routing_key,
             headers=dict(letter.headers),
             body=body,
         )
@@ -440,9 +428,10 @@ class Filter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
             age_us = parse_duration(self.older_than, what="older_than")
             latest = max(1, microseconds(moment(now_us)) - age_us)
             died_before_us = min(died_before_us or latest, latest)
-        same = {name: getattr(self, name) for name in Selection.__struct_fields__ if name in self.__struct_fields__}
-        return Selection(
-            **{**same, "state": LetterState(self.state) if self.state else None},
+        return view(
+            Selection,
+            self,
+            state=LetterState(self.state) if self.state else None,
             captured_after_us=microseconds(self.captured_after) if self.captured_after else 0,
             captured_before_us=microseconds(self.captured_before) if self.captured_before else 0,
             died_after_us=microseconds(self.died_after) if self.died_after else 0,
@@ -583,8 +572,7 @@ class PlanRedrive(Request[Plan], frozen=True, kw_only=True):
 
     def wish(self, now_us: int) -> PlanOptions:
         """The same for the planner."""
-        same = {name: getattr(self, name) for name in PlanOptions.__struct_fields__}
-        return PlanOptions(**{**same, "selection": self.selection.selection(now_us)})
+        return view(PlanOptions, self, selection=self.selection.selection(now_us))
 
 
 @declare("plans.show", "GET /admin/plans/{hash}", role=Role.OPERATOR, redrives=True)

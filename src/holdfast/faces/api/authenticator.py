@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from holdfast.core.requests.declare import Caller, Declared, Role
+from holdfast.core.requests.declare import Caller, Role
 from holdfast.errors import Forbidden, Unauthorized
-from holdfast.services.vault.access import Sessions, TokenService, WebSession, is_csrf
+from holdfast.services.vault.access import Sessions, WebSession, is_csrf
+from holdfast.services.vault.admin import VaultApp
+from holdfast.settings import ListenAddress
 
 Scope = MutableMapping[str, Any]
 #: How the ledger calls whoever needs no token.
@@ -33,40 +34,19 @@ def token_hash(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine itself."""
-    name = host.strip("[]").lower()
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
 class Authenticator:
     """Lets a request in, or raises Unauthorized or Forbidden."""
 
-    def __init__(
-        self,
-        admin_token_hash: str | None,
-        *,
-        tokens: TokenService | None = None,
-        sessions: Sessions | None = None,
-        redrive_role: Role = Role.OPERATOR,
-        name_here: str = NAME_HERE,
-    ) -> None:
+    def __init__(self, admin_token_hash: str | None, vault_app: VaultApp | None = None) -> None:
         self._hash = admin_token_hash
-        self._name_here = name_here
-        self._tokens = tokens
-        self._redrive_role = redrive_role
-        self.sessions = sessions
+        self._tokens = vault_app.tokens if vault_app is not None else None
+        self.sessions = Sessions(clock=vault_app.custody.clock) if vault_app is not None else None
+        self.redrive_role = vault_app.redrive_role if vault_app is not None else Role.OPERATOR
 
-    def check(self, scope: Scope, declared: Declared | None) -> Caller:
-        """Check one request; what nobody has declared takes an admin."""
+    def check(self, scope: Scope, role: Role) -> Caller:
+        """Check one request, for which it takes this role."""
         caller = self.caller(scope)
         self.check_page_of_session(scope)
-        role = declared.needs(self._redrive_role) if declared is not None else Role.ADMIN
         if caller.role < role:
             raise Forbidden(f"forbidden; this needs the role {role.word}, you are {caller.role.word}")
         return caller
@@ -77,7 +57,7 @@ class Authenticator:
         origin = str((scope.get("client") or ("",))[0])
         if self._hash is None:
             _check_local(headers)
-            return Caller(name=self._name_here, role=Role.ADMIN, origin=origin)
+            return Caller(name=NAME_HERE, role=Role.ADMIN, origin=origin)
         session = self._session(scope)
         digest = session.token if session else self.token_of(scope)
         if digest and hmac.compare_digest(digest, self._hash):
@@ -128,11 +108,16 @@ def _header(scope: Scope, wanted: bytes) -> bytes:
 
 
 def _check_local(headers: list[tuple[bytes, bytes]]) -> None:
-    host = ""
+    is_here = False
     for name, value in headers:
         if name == b"host":
-            host = urlsplit(f"//{value.decode('latin-1')}").hostname or ""
-        elif name == b"origin" and not is_loopback(urlsplit(value.decode("latin-1")).hostname or ""):
+            is_here = _is_here(f"//{value.decode('latin-1')}")
+        elif name == b"origin" and not _is_here(value.decode("latin-1")):
             raise Forbidden("forbidden; this server takes no requests from other web pages")
-    if not is_loopback(host):
+    if not is_here:
         raise Forbidden("forbidden; without tokens this server answers only to a loopback host name")
+
+
+def _is_here(url: str) -> bool:
+    """Whether the host of a URL is this machine itself."""
+    return ListenAddress(urlsplit(url).hostname or "", 0).is_loopback

@@ -1,41 +1,153 @@
-"""`holdfast serve`: opens the storages, makes the admin token at the first start, serves until SIGTERM or SIGINT."""
+"""`holdfast serve`: the HTTP application, with the verbs and the three pages that programs watch, and the process that
+serves it: it opens the storages, makes the admin token at the first start, and ends with SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
 import uvicorn
 import uvloop
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from holdfast.errors import CannotStart, HoldfastError
-from holdfast.faces.api.app import make_app
-from holdfast.faces.api.authenticator import token_hash
-from holdfast.faces.api.endpoints import LazyCollector
+from holdfast.errors import CannotStart, HoldfastError, Invalid
+from holdfast.faces.api.authenticator import Authenticator, token_hash
+from holdfast.faces.api.endpoints import LazyCollector, admin_routes, document, results_routes
+from holdfast.faces.api.verbs import Verbs, error_body
 from holdfast.ports.queue_store import Catalog
+from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.services.recover.service import RecoverySchedule
 from holdfast.services.vault.admin import VaultApp
-from holdfast.settings import ListenAddress, Settings
+from holdfast.settings import ListenAddress, Settings, made_once
 from holdfast.telemetry.events import emit, set_up_logging
+from holdfast.telemetry.prometheus import CaptureGauge, QueueGauge, Requests, render, render_vault
 from holdfast.wiring import has_collector, open_app, open_collector, scheduled_recoveries, vault_at_work
 
+BODY_BYTES_MAX: Mapping[str, int] = {"produce": 5_000_000, "import": 64_000_000, "other": 512_000}
 TOKEN_KEY = "admin_token_sha256"  # noqa: S105 - the name under which the hash is kept
 STOP_TIMEOUT_S = 30
 CONNECTIONS_COUNT_MAX = 20_000
 #: A commit in a thread needs the interpreter a few times, and beside a busy event loop it waits for so long each time.
 SWITCH_INTERVAL_S = 0.0005
+
+
+def make_app(
+    service: QueueService,
+    *,
+    admin_token_hash: str | None,
+    version: str,
+    body_bytes_max: Mapping[str, int] = BODY_BYTES_MAX,
+    results: LazyCollector | None = None,
+    vault_app: VaultApp | None = None,
+) -> ASGIApp:
+    """The application over a service; without a token's hash it lets everybody on this machine in."""
+    manager, requests = service.manager, Requests()
+    authenticator = Authenticator(admin_token_hash, vault_app)
+
+    async def health(request: Request) -> Response:
+        authenticator.check_page(request.scope)
+        status, body = health_of(manager, version, standing=[] if vault_app is None else standing_captures(vault_app))
+        return Response(body, status, media_type="application/health+json")
+
+    async def metrics(request: Request) -> Response:
+        authenticator.check_page(request.scope)
+        vault = await letters_page(vault_app) if vault_app is not None else ""
+        return Response(render(requests, gauges(manager)) + vault, media_type="text/plain; version=0.0.4")
+
+    async def openapi(request: Request) -> Response:
+        authenticator.caller(request.scope)
+        return Response(document(version), media_type="application/json")
+
+    async def elsewhere(request: Request) -> Response:
+        raise Invalid(f"path is invalid; there is nothing at '{request.url.path}'")
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HoldfastError)  # noqa: S101 - it is registered for nothing else
+        return Response(error_body(error), error.code, media_type="application/json")
+
+    verbs = Verbs(service, authenticator=authenticator, body_bytes_max=body_bytes_max, requests=requests)
+    return Starlette(
+        routes=[
+            *(admin_routes(vault_app, authenticator) if vault_app is not None else ()),
+            *(results_routes(results, authenticator) if results is not None else ()),
+            Mount("/v1", verbs),
+            Route("/health", health),
+            Route("/metrics", metrics),
+            Route("/openapi.json", openapi),
+            Route("/{path:path}", elsewhere, methods=["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]),
+        ],
+        exception_handlers={HoldfastError: refused},
+    )
+
+
+async def letters_page(vault_app: VaultApp) -> str:
+    """What the vault tells Prometheus; nothing while it cannot be read, and the rest of the page is served."""
+    try:
+        tallies = await vault_app.vault.ledger.tallies()
+    except HoldfastError as error:
+        emit("vault.failed", error=error)
+        return ""
+    captures = [
+        CaptureGauge(one.queue, one.state == "running", one.lag_s, one.failed_imports)
+        for one in vault_app.custody.captures()
+    ]
+    return render_vault({(one.queue, one.state): one.count for one in tallies}, vault_app.vault.moves, captures)
+
+
+def standing_captures(vault_app: VaultApp) -> list[str]:
+    """The captures that stand still, each with its reason."""
+    found = [one for one in vault_app.custody.captures() if one.state in ("waiting", "failed")]
+    return [f"the capture of {one.queue} stands still: {one.why}" for one in found]
+
+
+def health_of(manager: QueueManager, version: str, *, standing: Sequence[str] = ()) -> tuple[int, bytes]:
+    """200 while requests can be served; a storage that is set aside, and a capture that stands still, are named."""
+    failing = [
+        f"{record.name}: storage '{share.storage}' is set aside"
+        for record in manager.records()
+        if (queue := manager.find(record.name)) is not None
+        for share in queue.shares
+        if not share.healthy
+    ]
+    queues = manager.records()
+    down = manager.closing or (bool(queues) and len(failing) >= len(queues))
+    status = "fail" if down else "warn" if failing or standing else "pass"
+    body = {"status": status, "version": version, "queues": len(queues), "notes": [*failing, *standing][:20]}
+    return (503 if down else 200), msgspec.json.encode(body)
+
+
+def gauges(manager: QueueManager) -> Iterator[QueueGauge]:
+    """How every queue stands."""
+    for record in manager.records():
+        queue = manager.find(record.name)
+        if queue is None:
+            continue
+        states = [state for share in queue.shares for state in share.states.values()]
+        yield QueueGauge(record.name, "queued", sum(state.queued for state in states))
+        yield QueueGauge(record.name, "leased", sum(state.leased for state in states))
+        yield QueueGauge(record.name, "scheduled", sum(state.scheduled for state in states))
+        yield QueueGauge(record.name, "dying", sum(state.dying for state in states))
+        yield QueueGauge(record.name, "leases_waiting", len(queue.waiting.leases))
+        yield QueueGauge(record.name, "produces_waiting", len(queue.waiting.produces))
+        yield QueueGauge(record.name, "storages_failing", sum(not share.healthy for share in queue.shares))
+
+
+# --- the process ----------------------------------------------------------------------------------------------
 
 
 class _Server(uvicorn.Server):
@@ -228,14 +340,7 @@ def _read_token(path: Path) -> str:
 
 
 def _new_token(path: Path) -> str:
-    token = f"hf_{secrets.token_urlsafe(32)}"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{token}\n")
-            file.flush()
-            os.fsync(descriptor)
+        return made_once(path, f"hf_{secrets.token_urlsafe(32)}\n").decode()
     except OSError as error:
         raise CannotStart(f"admin token cannot be kept; {path}: {error.strerror}, set HOLDFAST_ADMIN_TOKEN") from error
-    return token

@@ -45,7 +45,7 @@ TREE: dict[str, Entry] = {
         "Send every letter of a dead-letter queue back to where it belongs. None is lost, whatever fails.",
     ),
     "plan": Entry(
-        "redrive",
+        "letters",
         "Show what a redrive would do: how many letters go where, what is left out and why. Changes nothing.",
     ),
     "run": Entry("run", "Consume with the handlers of an app until SIGTERM or Ctrl-C."),

@@ -1,8 +1,9 @@
-"""How a command is made: from a function whose first parameter is the CommandContext, or from a request.
+"""How a command is made: from a function whose first parameter is the CommandContext, and from a request.
 
-`command` registers a function; `asks` makes a command that asks one request and shows its reply. The shared options
-come by themselves. What was typed is checked before anything begins: a mistake in it is bad usage. This is where the
-command line enters asyncio, on the loop that the server has too.
+`command` registers a function; fields of a request are options by themselves, with the texts, defaults and limits that
+they have. `asks` makes a command that asks one request and shows its reply. The shared options come by themselves.
+What was typed is checked before anything begins: a mistake in it is bad usage. This is where the command line enters
+asyncio, on the loop that the server has too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 
 import msgspec
 import typer
-from msgspec import UNSET, Meta, UnsetType, structs
+from msgspec import Meta, Struct, UnsetType, structs
 
 from holdfast.core.moments import parse_duration
 from holdfast.core.requests.declare import Request
@@ -29,6 +30,8 @@ Body = Callable[..., Coroutine[Any, Any, ExitCode | None]]
 B = TypeVar("B", bound=Body)
 
 PANEL = "Shared options"
+#: How much a list of what is in custody shows.
+LIST_COUNT_DEFAULT = 50
 
 Url = Annotated[
     str | None,
@@ -53,6 +56,8 @@ Config = Annotated[
         help="The configuration file; ./holdfast.toml if it is there. Also HOLDFAST_CONFIG.", rich_help_panel=PANEL
     ),
 ]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info (default), warning or error.", show_default=False)]
+LogFormat = Annotated[str | None, typer.Option(help="json (default) or text.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, errors as JSON on stderr.", rich_help_panel=PANEL)]
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -68,8 +73,10 @@ SHARED = (
 S = TypeVar("S", bound=Callable[..., ExitCode | None])
 
 
-def parse_moment(text: str, *, option: str) -> datetime:
-    """The moment that was meant; raises BadUsage."""
+def parse_moment(text: str, *, option: str) -> datetime | None:
+    """The moment that was meant, none by an empty text; raises BadUsage."""
+    if not text:
+        return None
     if text.startswith("+"):
         delay_us = parse_duration(duration(text[1:], option=option), what=option)
         return datetime.now(UTC) + timedelta(microseconds=delay_us)
@@ -111,21 +118,62 @@ def read_file(path: Path, *, bytes_max: int) -> bytes:
     return data
 
 
+class CommandOption(NamedTuple):
+    """How a field of a request is given on the command line, where that differs from the field itself.
+
+    `metavar` makes it an argument; `kind` is the type of what is typed, of which `read` makes the field's value: it
+    gets the option's name too, and raises BadUsage. What follows an equals sign is the value of the field `rest`.
+    """
+
+    name: str = ""
+    help: str = ""
+    metavar: str = ""
+    default: Any = ...
+    limits: tuple[int | None, int | None] | None = None
+    kind: Any = None
+    read: Callable[..., Any] | None = None
+    rest: str = ""
+    panel: str | None = None
+
+
 def command(
-    app: typer.Typer, name: str, *, example: str, shared: tuple[inspect.Parameter, ...] = SHARED
+    app: typer.Typer,
+    name: str,
+    request: type[Struct] | None = None,
+    /,
+    *,
+    example: str,
+    shared: tuple[inspect.Parameter, ...] = SHARED,
+    options: Mapping[str, CommandOption] | None = None,
+    **more: CommandOption,
 ) -> Callable[[B], B]:
-    """Register an async function as a command; its docstring is the help, `example` is shown below it."""
+    """Register an async function as a command; its docstring is the help, `example` is shown below it.
+
+    Its parameters after the context are its options. With a `request`, the fields that are given are options too, in
+    their order (`options` are those that several commands have), and what they make is the function's second parameter.
+    """
+    given = {**more, **(options or {})}
 
     def register(body: B) -> B:
         _context, *own = inspect.signature(body, eval_str=True).parameters.values()
-        names = frozenset(parameter.name for parameter in shared)
+        own = [one.replace(kind=_KEYWORD) for one in (own if request is None else own[1:])]
+        fields = {} if request is None else {one.name: one for one in structs.fields(request)}
+        made = {field: _parameter(fields[field], option) for field, option in given.items()}
+        first = [one for field, one in made.items() if not given[field].panel]
+        parameters = [*first, *own, *(one for field, one in made.items() if given[field].panel), *shared]
 
-        def run(**given: Any) -> int:
-            options = {key: value for key, value in given.items() if key in names}
-            arguments = {key: value for key, value in given.items() if key not in names}
-            return run_body(body, CommandContext(**options), arguments)
+        async def begin(context: CommandContext, **values: Any) -> ExitCode | None:
+            if request is None:
+                return await body(context, **values)
+            asked: dict[str, object] = {}
+            for field, parameter in made.items():
+                asked |= _read(fields[field], given[field], parameter.name, values.pop(parameter.name))
+            return await body(context, request(**asked), **values)
 
-        parameters = [parameter.replace(kind=_KEYWORD) for parameter in own] + list(shared)
+        def run(**values: Any) -> int:
+            context = CommandContext(**{one.name: values.pop(one.name) for one in shared})
+            return run_body(begin, context, values)
+
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         examples = "\n\n".join(f"  $ {_escaped(line)}" for line in example.splitlines())
@@ -133,31 +181,6 @@ def command(
         return body
 
     return register
-
-
-def _escaped(line: str) -> str:
-    """A bracket in a text is no markup."""
-    if "[" not in line:
-        return line
-    from rich.markup import escape
-
-    return escape(line)
-
-
-# --- commands made from requests ------------------------------------------------------------------------------
-
-
-class CommandOption(NamedTuple):
-    """How a field of a request is given on the command line, where that differs from the field itself.
-
-    `metavar` makes it an argument; `check` gets what was given and the option's name, and raises BadUsage.
-    """
-
-    name: str = ""
-    help: str = ""
-    metavar: str = ""
-    default: Any = ...
-    check: Callable[..., object] | None = None
 
 
 def asks(
@@ -171,53 +194,59 @@ def asks(
     shared: tuple[inspect.Parameter, ...] = SHARED,
     **given: CommandOption,
 ) -> Callable[[S], S]:
-    """Make a command that asks `request`: the fields that are given are its options, in their order.
+    """Make a command that asks `request`, with the options of `command`.
 
     What it decorates shows the reply to people, and its docstring is the help. As JSON the reply is one document, or
     with `lines` one line for each element of that field (of the reply itself if it is empty).
     """
-    fields = {one.name: one for one in structs.fields(request)}
-    names = {field: option.name or field for field, option in given.items()}
 
     def register(show: S) -> S:
-        async def body(context: CommandContext, **values: Any) -> ExitCode | None:
-            asked = {field: _value(fields[field], given[field], names[field], values[names[field]]) for field in given}
-            wanted = request(**{field: value for field, value in asked.items() if value is not UNSET})
+        async def body(context: CommandContext, asked: Any) -> ExitCode | None:
             async with context.connect(request) as client:
-                reply = await client.call(wanted)
+                reply = await client.call(asked)
             if lines is None:
                 context.out.document(reply)
             else:
                 context.out.documents(getattr(reply, lines) if lines else reply)
-            return show(context.out, wanted, reply)
+            return show(context.out, asked, reply)
 
-        parameters = [_parameter(names[field], fields[field], option) for field, option in given.items()]
-        context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        body.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]  # `command` reads it
         body.__doc__ = show.__doc__
-        command(app, word, example=example, shared=shared)(body)
+        command(app, word, request, example=example, shared=shared, options=given)(body)
         return show
 
     return register
 
 
-def _parameter(name: str, field: structs.FieldInfo, option: CommandOption) -> inspect.Parameter:
+def _escaped(line: str) -> str:
+    """A bracket in a text is no markup."""
+    if "[" not in line:
+        return line
+    from rich.markup import escape
+
+    return escape(line)
+
+
+def _parameter(field: structs.FieldInfo, option: CommandOption) -> inspect.Parameter:
     kind, metas = _kind_of(field.type)
-    least = next((one.ge for one in metas if one.ge is not None), None)
-    most = next((one.le for one in metas if one.le is not None), None)
+    kind, name = option.kind or kind, option.name or field.name
+    least, most = option.limits or (
+        next((one.ge for one in metas if one.ge is not None), None),
+        next((one.le for one in metas if one.le is not None), None),
+    )
     text = option.help or next(one.description for one in metas if one.description)
     default = field.default if option.default is ... else option.default
-    if option.metavar:
-        hint: Any = typer.Argument(metavar=option.metavar, help=text, show_default=False, min=least)
-        return inspect.Parameter(name, _KEYWORD, annotation=Annotated[kind, hint])
-    if default is msgspec.NODEFAULT or isinstance(default, UnsetType):
+    is_required = default is msgspec.NODEFAULT or (option.metavar and option.default is ...)
+    if isinstance(default, UnsetType):
         default = None  # nothing was given
     if default is None and type(None) not in get_args(kind):
         kind = kind | None
-    if kind is bool:
-        hint = typer.Option(f"--{name.replace('_', '-')}", help=text)
+    if option.metavar:
+        hint: Any = typer.Argument(metavar=option.metavar, help=text, show_default=False, min=least)
     else:
-        hint = typer.Option(help=text, show_default=default not in (None, ""), min=least, max=most)
+        flag = [f"--{name.replace('_', '-')}"] if kind is bool else []
+        is_shown = kind is not bool and default not in (None, "")
+        hint = typer.Option(*flag, help=text, show_default=is_shown, min=least, max=most, rich_help_panel=option.panel)
+    default = inspect.Parameter.empty if is_required else default
     return inspect.Parameter(name, _KEYWORD, default=default, annotation=Annotated[kind, hint])
 
 
@@ -237,17 +266,18 @@ def _kind_of(hint: Any) -> tuple[Any, list[Meta]]:
     return hint, metas
 
 
-def _value(field: structs.FieldInfo, option: CommandOption, name: str, value: Any) -> Any:
-    """What was given, checked; what was not given is left to the request."""
-    if value is None:
-        return UNSET
+def _read(field: structs.FieldInfo, option: CommandOption, name: str, typed: Any) -> Mapping[str, Any]:
+    """What was typed, as fields of a request; what was not is left to the request. Raises BadUsage."""
     word = f"--{name.replace('_', '-')}"
-    if option.check is not None:
-        option.check(value, option=word)
+    if typed is None:
+        return {}
+    if option.rest:
+        value, _, rest = typed.partition("=")
+        return {field.name: value, option.rest: rest}
+    if option.read is not None:
+        return {field.name: option.read(typed, option=word)}
     allowed = _words_of(field.type)
-    if allowed and value != "":
-        one_of(value, allowed, option=word)
-    return value
+    return {field.name: one_of(typed, allowed, option=word) if allowed and typed else typed}
 
 
 def _words_of(hint: Any) -> list[str]:

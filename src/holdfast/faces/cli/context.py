@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -162,7 +162,7 @@ class CommandContext:
     async def connect(self, request: type[Request[Any]]) -> AsyncIterator[RequestClient]:
         """Who answers requests of this kind: a server, or the services that they take, in this process. Raises
         CannotStart."""
-        from holdfast.faces.client import LocalClient
+        from holdfast.faces.client import VaultClient
 
         path = request.declared.path
         async with AsyncExitStack() as stack:
@@ -171,11 +171,11 @@ class CommandContext:
                     raise BadUsage("--blobs and --broker are for a collector in this process; a server has its own")
                 yield await self._client(stack)
             elif path.startswith("/v1/results"):
-                yield LocalClient(results=await self._collector(stack))
+                yield await self._collector(stack)
             elif path.startswith("/admin/"):
-                yield LocalClient(vault=await self._vault(stack), caller=_caller())
+                yield VaultClient(await self._vault(stack), _caller())
             else:
-                yield LocalClient(queues=await self._service(stack))
+                yield cast("RequestClient", await self._service(stack))  # no other requests come here
 
     async def _client(self, stack: AsyncExitStack) -> Client:
         from holdfast.faces.client import Client

@@ -1,26 +1,35 @@
-"""`holdfast queue lease|complete|retry|extend`: work on items by hand; `holdfast queue items list|delete`: what is
-stored, looked at and taken out by hand."""
+"""`holdfast queue lease|complete|retry|extend`: work on items by hand; `holdfast queue items list|delete|export`: what
+is stored, looked at, taken out by hand, and written to JSON Lines, byte for byte, page by page."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO, TypeVar
 
+import msgspec
 import typer
+from msgspec.structs import replace
 
 from holdfast.core.checks import BATCH_COUNT_MAX
-from holdfast.core.item import ExtendedItem, Item, RetryItem
-from holdfast.core.requests.queue import CodeReply, ExtendReply
+from holdfast.core.item import Item, RetryItem
+from holdfast.core.requests import queue as requests
 from holdfast.errors import HoldfastError, Invalid, NothingToLease, QueueMissing
 from holdfast.faces.cli import groups
-from holdfast.faces.cli.command import command, duration, parse_moment
+from holdfast.faces.cli.command import CommandOption, command, duration, parse_moment
 from holdfast.faces.cli.context import CommandContext, CommandFailed, ExitCode, partly_done
-from holdfast.faces.cli.output import add_row, filled_table, plural, preview, table
-from holdfast.faces.cli.queues import Name
+from holdfast.faces.cli.output import plural, preview, table
+from holdfast.faces.cli.progress import meter
+from holdfast.faces.cli.queues import NAME, Name
+from holdfast.services.queue.queues import REQUEST_TIMEOUT
 
 if TYPE_CHECKING:
+    from holdfast.faces.client import RequestClient
     from holdfast.services.queue.queues import Queues
 
 ARRIVE_TIMEOUT_S = 2.0
@@ -32,40 +41,49 @@ PAGE_COUNT_MAX = BATCH_COUNT_MAX
 PAGE_BYTES_AIM = 4_000_000
 GROWTH_COUNT_MAX = 10_000
 
+PARTITION = CommandOption(help="The partition, as 'queue lease' shows it.")
+IDS = CommandOption(metavar="ID…")
 OnePartition = Annotated[
     int | None, typer.Option(help="Only this partition; all of them if left out.", show_default=False)
 ]
-Scheduled = Annotated[bool, typer.Option("--scheduled", help="The scheduled items instead of the queued ones.")]
-Ids = Annotated[list[str], typer.Argument(metavar="ID…", help="The ids, as 'queue lease' shows them.")]
-Partition = Annotated[int, typer.Option(help="The partition, as 'queue lease' shows it.")]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
-@command(groups["queue"], "lease", example="holdfast queue lease orders --batch-size 10 --timeout 5s")
-async def lease(
-    context: CommandContext,
-    name: Name,
-    batch_size: Annotated[int, typer.Option(help="At most so many items, 1 to 1000.")] = 1,
-    timeout: Annotated[str, typer.Option(help="How long to wait for the first one, 10ms to 15m.")] = "30s",
-    client_id: Annotated[
-        str | None, typer.Option(help="Who leases; unique among those who wait.", show_default=False)
-    ] = None,
-) -> None:
+@command(
+    groups["queue"],
+    "lease",
+    requests.LeaseRequest,
+    example="holdfast queue lease orders --batch-size 10 --timeout 5s",
+    queue_name=NAME,
+    batch_size=CommandOption(default=1),
+    request_timeout=CommandOption(
+        name="timeout", help="How long to wait for the first one, 10ms to 15m.", default="30s", read=duration
+    ),
+    client_id=CommandOption(default=None),
+)
+async def lease(context: CommandContext, asked: requests.LeaseRequest) -> None:
     """Wait for items and lease them. They come back to the queue when their lease runs out.
 
     Settle them with 'queue complete', 'queue retry' or 'queue extend'.
     """
-    duration(timeout, option="--timeout")
     async with context.open() as queues:
         try:
-            reply = await queues.queue_lease(name, batch_size=batch_size, request_timeout=timeout, client_id=client_id)
+            reply = await queues.queue_lease(
+                asked.queue_name,
+                batch_size=asked.batch_size,
+                request_timeout=asked.request_timeout,
+                client_id=asked.client_id or None,
+            )
         except NothingToLease as error:
-            if (await queues.queues_info(name)).paused:
-                raise _paused(name) from error
+            if (await queues.queues_info(asked.queue_name)).paused:
+                raise _paused(asked.queue_name) from error
             raise
     context.out.document(reply)
     columns = ("id", "#attempts", "leased until", "kind", "reference", "payload")
     rows = [(i.id, i.attempts, i.lease_deadline, i.kind, i.reference, i.payload) for i in reply.items]
-    context.out.show(filled_table(columns, rows, title=f"partition {reply.partition}"))
+    context.out.show(table(columns, rows, title=f"partition {reply.partition}"))
 
 
 def _paused(name: str) -> CommandFailed:
@@ -76,30 +94,37 @@ def _paused(name: str) -> CommandFailed:
     return failed
 
 
-@command(groups["queue"], "complete", example="holdfast queue complete orders 0632c2f0b0a4d1-1-0 --partition 0")
-async def complete(context: CommandContext, name: Name, ids: Ids, partition: Partition = 0) -> None:
+@command(
+    groups["queue"],
+    "complete",
+    requests.CompleteRequest,
+    example="holdfast queue complete orders 0632c2f0b0a4d1-1-0 --partition 0",
+    queue_name=NAME,
+    ids=IDS,
+    partition=PARTITION,
+)
+async def complete(context: CommandContext, asked: requests.CompleteRequest) -> None:
     """Finish leased items: they are done and leave the queue. All of them, or none."""
-    async with context.open() as queues:
-
-        async def call(batch: Sequence[str]) -> None:
-            await queues.queue_complete(name, batch, partition=partition)
-
-        await in_batches(ids, call, done="completed")
-    context.out.document(CodeReply(200))
-    context.out.say(f"{plural(len(ids), 'item')} completed")
+    async with context.connect(requests.CompleteRequest) as client:
+        wanted = replace(asked, request_timeout=REQUEST_TIMEOUT)
+        await in_batches(asked.ids, lambda ids: client.call(replace(wanted, ids=ids)), done="completed")
+    context.out.document(requests.CodeReply(200))
+    context.out.say(f"{plural(len(asked.ids), 'item')} completed")
 
 
 @command(
     groups["queue"],
     "retry",
+    requests.RetryRequest,
     example="holdfast queue retry orders 0632c2f0b0a4d1-1-0 --retry-at +10m\n"
     "holdfast queue retry orders 0632c2f0b0a4d1-1-0 --dead --reason 'unknown customer'",
+    queue_name=NAME,
+    partition=PARTITION,
 )
 async def retry(
     context: CommandContext,
-    name: Name,
-    ids: Ids,
-    partition: Partition = 0,
+    asked: requests.RetryRequest,
+    ids: Annotated[list[str], typer.Argument(metavar="ID…", help="The ids, as 'queue lease' shows them.")],
     retry_at: Annotated[
         str, typer.Option(help="When: 2030-01-31T08:00:00Z, or +10m from now. At once if left out.", show_default=False)
     ] = "",
@@ -107,66 +132,56 @@ async def retry(
     reason: Annotated[str, typer.Option(help="With --dead: why.", show_default=False)] = "",
 ) -> None:
     """Give leased items back: to the tail, at a moment, or to the dead queue. All of them, or none."""
-    at = parse_moment(retry_at, option="--retry-at") if retry_at else None
-    async with context.open() as queues:
-
-        async def call(batch: Sequence[str]) -> None:
-            items = [RetryItem(id=item_id, retry_at=at, dead=dead, reason=reason) for item_id in batch]
-            await queues.queue_retry(name, items, partition=partition)
-
-        await in_batches(ids, call, done="given back")
-        await _let_arrive(queues, name)
-    context.out.document(CodeReply(200))
+    at = parse_moment(retry_at, option="--retry-at")
+    items = [RetryItem(id=item_id, retry_at=at, dead=dead, reason=reason) for item_id in ids]
+    async with context.connect(requests.RetryRequest) as client:
+        await in_batches(items, lambda batch: client.call(replace(asked, items=batch)), done="given back")
+        await _let_arrive(client, asked.queue_name)
+    context.out.document(requests.CodeReply(200))
     context.out.say(f"{plural(len(ids), 'item')} given back")
 
 
-async def _let_arrive(queues: Queues, name: str) -> None:
+async def _let_arrive(client: RequestClient, name: str) -> None:
     """Wait a moment for items on their way to the dead queue; else this process ends, and the next one goes on."""
     deadline_s = time.monotonic() + ARRIVE_TIMEOUT_S
     while time.monotonic() < deadline_s:
-        stats = await queues.queue_stats(name)
-        if not any(partition.dying for logical in stats.logical_queues for partition in logical.partitions):
+        stats = await client.call(requests.StatsRequest(queue_name=name))
+        if not any(partition.dying for partition in stats.partitions):
             return
         await asyncio.sleep(ARRIVE_POLL_S)
 
 
-@command(groups["queue"], "extend", example="holdfast queue extend orders 0632c2f0b0a4d1-1-0 --lease-timeout 10m")
-async def extend(
-    context: CommandContext,
-    name: Name,
-    ids: Ids,
-    partition: Partition = 0,
-    lease_timeout: Annotated[
-        str, typer.Option(help="From now on; the queue's own if left out.", show_default=False)
-    ] = "",
-) -> None:
+@command(
+    groups["queue"],
+    "extend",
+    requests.ExtendRequest,
+    example="holdfast queue extend orders 0632c2f0b0a4d1-1-0 --lease-timeout 10m",
+    queue_name=NAME,
+    ids=IDS,
+    partition=PARTITION,
+    lease_timeout=CommandOption(read=duration),
+)
+async def extend(context: CommandContext, asked: requests.ExtendRequest) -> None:
     """Let leases run longer (or shorter). All of them, or none."""
-    duration(lease_timeout, option="--lease-timeout")
-    extended: list[ExtendedItem] = []
-    async with context.open() as queues:
-
-        async def call(batch: Sequence[str]) -> None:
-            reply = await queues.queue_extend(name, batch, partition=partition, lease_timeout=lease_timeout)
-            extended.extend(reply.items)
-
-        await in_batches(ids, call, done="extended")
-    context.out.document(ExtendReply(extended))
-    shown = table("id", "leased until")
-    for item in extended:
-        add_row(shown, item.id, item.lease_deadline)
-    context.out.show(shown)
+    async with context.connect(requests.ExtendRequest) as client:
+        replies = await in_batches(asked.ids, lambda ids: client.call(replace(asked, ids=ids)), done="extended")
+    extended = [item for reply in replies for item in reply.items]
+    context.out.document(requests.ExtendReply(extended))
+    context.out.show(table(("id", "leased until"), [(item.id, item.lease_deadline) for item in extended]))
 
 
-async def in_batches(ids: Sequence[str], call: Callable[[Sequence[str]], Awaitable[None]], *, done: str) -> None:
-    """Call with at most a thousand ids at a time; a failure after the first batch says how many were done."""
-    for start in range(0, len(ids), BATCH_COUNT_MAX):
+async def in_batches(items: list[T], call: Callable[[list[T]], Awaitable[R]], *, done: str) -> list[R]:
+    """Call with at most a thousand at a time; a failure after the first batch says how many were done."""
+    replies: list[R] = []
+    for start in range(0, len(items), BATCH_COUNT_MAX):
         try:
-            await call(ids[start : start + BATCH_COUNT_MAX])
+            replies.append(await call(items[start : start + BATCH_COUNT_MAX]))
         except HoldfastError as error:
             if not start:
                 raise
             text = f"{error.message}; the {plural(start, 'item')} before were {done}"
             raise partly_done(text, error, done_count=start, ids=list(error.ids)) from error
+    return replies
 
 
 # --- items as they are stored ---------------------------------------------------------------------------------
@@ -181,7 +196,9 @@ async def list_items(
     context: CommandContext,
     name: Name,
     partition: OnePartition = None,
-    scheduled: Scheduled = False,
+    scheduled: Annotated[
+        bool, typer.Option("--scheduled", help="The scheduled items instead of the queued ones.")
+    ] = False,
     pivot: Annotated[str, typer.Option(help="Begin with this id; needs --partition.", show_default=False)] = "",
     limit: Annotated[int, typer.Option(help="At most so many; 0 is all.", min=0)] = 100,
 ) -> None:
@@ -197,7 +214,7 @@ async def list_items(
             count += len(page)
             rows += [] if context.as_json else [_row(number, item, scheduled=scheduled) for item in page]
     if rows:
-        context.out.show(filled_table(columns, rows))
+        context.out.show(table(columns, rows))
     if not count:
         context.out.say(f"queue '{name}' has no {'scheduled ' if scheduled else ''}items")
     elif count == limit:
@@ -213,38 +230,39 @@ def _row(partition: int, item: Item, *, scheduled: bool) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-@command(groups["items"], "delete", example="holdfast queue items delete orders 0632c2f0b0a4d1-1-0")
-async def delete_items(
-    context: CommandContext,
-    name: Name,
-    ids: Ids,
-    partition: Annotated[int, typer.Option(help="The partition that they are in.")] = 0,
-) -> None:
+@command(
+    groups["items"],
+    "delete",
+    requests.DeleteItemsRequest,
+    example="holdfast queue items delete orders 0632c2f0b0a4d1-1-0",
+    queue_name=NAME,
+    ids=IDS,
+    partition=CommandOption(),
+)
+async def delete_items(context: CommandContext, asked: requests.DeleteItemsRequest) -> None:
     """Delete items by id, leased ones too. Ids that are not there are skipped."""
-    wanted = list(dict.fromkeys(ids))
-    async with context.open() as queues:
-        there = [item_id for item_id in wanted if await _is_there(queues, name, item_id, partition=partition)]
-
-        async def call(batch: Sequence[str]) -> None:
-            await queues.storage_items_delete(name, batch, partition=partition)
-
-        await in_batches(wanted, call, done="deleted")
-    context.out.document(CodeReply(200))
+    wanted = list(dict.fromkeys(asked.ids))
+    async with context.connect(requests.DeleteItemsRequest) as client:
+        there = [item_id for item_id in wanted if await _is_there(client, asked, item_id)]
+        await in_batches(wanted, lambda ids: client.call(replace(asked, ids=ids)), done="deleted")
+    context.out.document(requests.CodeReply(200))
     absent = len(wanted) - len(there)
     told = f"; {plural(absent, 'id')} {'was' if absent == 1 else 'were'} not there" if absent else ""
     context.out.say(f"{plural(len(there), 'item')} deleted{told}")
 
 
-async def _is_there(queues: Queues, name: str, item_id: str, *, partition: int) -> bool:
+async def _is_there(client: RequestClient, asked: requests.DeleteItemsRequest, item_id: str) -> bool:
     """Whether a listing that begins with the id begins with that item. Deleting tells nobody how many there were."""
-    for listing in (queues.storage_items_list, queues.storage_scheduled_list):
+    for listing in (requests.ListItemsRequest, requests.ListScheduledRequest):
         try:
-            page = await listing(name, partition=partition, pivot=item_id, limit=1)
+            page = await client.call(
+                listing(queue_name=asked.queue_name, partition=asked.partition, pivot=item_id, limit=1)
+            )
         except QueueMissing:
             raise
         except Invalid:  # not even the form of an id
             return False
-        if page and page[0].id == item_id:
+        if page.items and page.items[0].id == item_id:
             return True
     return False
 
@@ -282,8 +300,7 @@ async def pages(
 async def count_items(queues: Queues, name: str, *, scheduled: bool) -> int:
     """How many items a listing of the whole queue would show now."""
     stats = await queues.queue_stats(name)
-    partitions = [partition for logical in stats.logical_queues for partition in logical.partitions]
-    return sum(partition.scheduled if scheduled else partition.total for partition in partitions)
+    return sum(partition.scheduled if scheduled else partition.total for partition in stats.partitions)
 
 
 async def _partition_pages(
@@ -310,3 +327,64 @@ def _page_count(page: Sequence[Item]) -> int:
     """How many items to ask for next: as many as make a page of the aimed size, by what the last page showed."""
     average_bytes = sum(len(item.payload) + 300 for item in page) / max(1, len(page))
     return max(PAGE_COUNT_MIN, min(PAGE_COUNT_MAX, int(PAGE_BYTES_AIM / max(1.0, average_bytes))))
+
+
+@command(
+    groups["items"],
+    "export",
+    example="holdfast queue items export orders --output orders.jsonl\n"
+    "holdfast queue items export orders --scheduled | gzip > orders.jsonl.gz",
+)
+async def export(
+    context: CommandContext,
+    name: Name,
+    output: Annotated[
+        Path | None, typer.Option(help="Write to this file instead of stdout.", show_default=False)
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
+    scheduled: Annotated[bool, typer.Option("--scheduled", help="The scheduled items too.")] = False,
+    partition: OnePartition = None,
+) -> None:
+    """Write the items of a queue as JSON Lines; payloads are base64. Nothing is taken from the queue.
+
+    In a queue that is at work an item may move meanwhile and appear twice; pause the queue for an exact copy.
+    """
+    encoder = msgspec.json.Encoder()
+    kinds = (False, True) if scheduled else (False,)
+    async with context.open() as queues:
+        total = sum([await count_items(queues, name, scheduled=kind) for kind in kinds])
+        what = f"exporting '{name}'"
+        with (
+            _sink(output, overwrite=overwrite) as sink,
+            meter(what, total=total, quiet=context.as_json) as bar,
+        ):
+            for kind in kinds:
+                async for _, page in pages(queues, name, partition=partition, scheduled=kind):
+                    sink.write(encoder.encode_lines(page))
+                    bar.add(len(page))
+                    bar.advance(len(page))
+    if output is not None:
+        context.out.document({"exported_count": bar.count, "file": str(output)})
+    context.out.note(f"{plural(bar.count, 'item')} exported from '{name}'")
+
+
+@contextmanager
+def _sink(path: Path | None, *, overwrite: bool) -> Iterator[BinaryIO]:
+    """stdout, or a file that gets its name only when everything is in it: half an export never looks like a whole."""
+    if path is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    if path.exists() and not overwrite:
+        raise CommandFailed(f"file is there already; '{path}', choose another name or give --overwrite")
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("wb") as sink:
+            yield sink
+            sink.flush()
+            os.fsync(sink.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise CommandFailed(f"file cannot be written; '{error.filename or partial}': {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)

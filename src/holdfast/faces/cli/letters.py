@@ -1,89 +1,80 @@
-"""`holdfast letters`: find, look at, edit, archive, restore, discard and export letters in custody.
-
-Which letters is said with the same options everywhere: `filtered` gives them to a command.
+"""`holdfast letters`: find, look at, edit, archive, restore, discard and export letters in custody; `holdfast plan`:
+what would be done with them. Which letters is said with the same options everywhere: FILTERS.
 """
 
 from __future__ import annotations
 
 import difflib
-import inspect
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, get_args, get_type_hints
 
 import msgspec
 import typer
-from msgspec import structs
+from msgspec.structs import asdict, replace
 
+from holdfast.core.message import Address
+from holdfast.core.moments import format_duration
+from holdfast.core.plan import Canary, Place, Plan, Target
 from holdfast.core.requests import vault as requests
+from holdfast.core.routes import TYPE_HEADER, RouteTable, parse_routes
+from holdfast.errors import Invalid
+from holdfast.faces.cli import app as commands
 from holdfast.faces.cli import groups
-from holdfast.faces.cli.command import command, duration, one_of, read_file
+from holdfast.faces.cli.command import (
+    LIST_COUNT_DEFAULT,
+    CommandOption,
+    asks,
+    command,
+    duration,
+    one_of,
+    read_file,
+)
 from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode
-from holdfast.faces.cli.output import Output, filled_table, plural
+from holdfast.faces.cli.output import Output, plural, readable, table
 
 if TYPE_CHECKING:
     from holdfast.faces.client import RequestClient
 
 app = groups["letters"]
 
-LIST_COUNT_DEFAULT = 50
 BODY_BYTES_MAX = 64 * 1024 * 1024
 PAGE_COUNT_MAX = 1_000
 PANEL = "Which letters"
-STATES = tuple(word for word in get_args(requests.State) if word)
+TARGETS = get_args(get_type_hints(Target)["kind"])
 COLUMNS = ("#id", "state", "queue", "type", "reason", "error", "died at", "#redriven")
 FIELDS = ("id", "state", "queue", "type", "reason", "error_type", "died_at", "redriven_count")
-
-Id = Annotated[int, typer.Argument(metavar="ID", help="The letter's id.", min=1, show_default=False)]
-Limit = Annotated[int, typer.Option(help="At most so many.", min=1)]
-Reason = Annotated[str, typer.Option(help="Why, for the ledger.", show_default=False)]
-
-# --- the options that say which letters -----------------------------------------------------------------------
-
-#: Fields of a filter, in the order of their options.
-FILTERS = ["ids", "queue", "source_queue", "type", "reason", "error", "group", "state", "header", "text", "older_than"]
-#: Where the option is called otherwise.
-NAMES = {"reason": "death_reason"}
-HEADER = "NAME, or NAME=VALUE of a header."
-
-Filtered = Callable[..., Coroutine[Any, Any, ExitCode | None]]
 LOST = ("restore", "discarded")
 
-
-def filtered(body: Filtered) -> Filtered:
-    """Give a command the options of FILTERS; its second parameter is the requests.Filter that they make."""
-    context, _filters, *own = inspect.signature(body, eval_str=True).parameters.values()
-
-    async def run(given_session: CommandContext, **given: Any) -> ExitCode | None:
-        wanted = {field: given.pop(NAMES.get(field, field)) for field in FILTERS}
-        return await body(given_session, _filter(wanted), **given)
-
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    texts = {one.name: msgspec.json.schema(one.type)["description"] for one in structs.fields(requests.Filter)}
-    options = []
-    for field in FILTERS:
-        text = HEADER if field == "header" else texts[field]
-        hint = typer.Option(help=text, rich_help_panel=PANEL, show_default=False)
-        options.append(inspect.Parameter(NAMES.get(field, field), keyword, default="", annotation=Annotated[str, hint]))
-    parameters = [context, *(one.replace(kind=keyword) for one in own), *options]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by `command`
-    run.__doc__ = body.__doc__
-    return run
+Reason = Annotated[str, typer.Option(help="Why, for the ledger.", show_default=False)]
 
 
-def _filter(given: Mapping[str, str]) -> requests.Filter:
-    """What was set. Raises BadUsage."""
-    duration(given["older_than"], option="--older-than")
-    if given["state"]:
-        one_of(given["state"], STATES, option="--state")
+def _ids(text: str, *, option: str) -> tuple[int, ...]:
     try:
-        ids = tuple(int(part) for part in given["ids"].split(",") if part.strip())
+        return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError as error:
-        raise BadUsage("--ids takes whole numbers with commas between them") from error
-    name, _, value = given["header"].partition("=")
-    return requests.Filter(**{**given, "ids": ids, "header": name, "header_value": value})  # type: ignore[arg-type]  # texts
+        raise BadUsage(f"{option} takes whole numbers with commas between them") from error
+
+
+LETTER = CommandOption(name="letter", metavar="ID")
+LIMIT = CommandOption(default=LIST_COUNT_DEFAULT, limits=(1, None))
+FILTER = CommandOption(panel=PANEL)
+#: The options that say which letters.
+FILTERS = {
+    "ids": CommandOption(kind=str, default="", read=_ids, panel=PANEL),
+    "queue": FILTER,
+    "source_queue": FILTER,
+    "type": FILTER,
+    "reason": CommandOption(name="death_reason", panel=PANEL),
+    "error": FILTER,
+    "group": FILTER,
+    "state": FILTER,
+    "header": CommandOption(help="NAME, or NAME=VALUE of a header.", rest="header_value", panel=PANEL),
+    "text": FILTER,
+    "older_than": CommandOption(read=duration, panel=PANEL),
+}
 
 
 def named(filters: requests.Filter) -> requests.Filter:
@@ -96,57 +87,69 @@ def named(filters: requests.Filter) -> requests.Filter:
 # --- commands -------------------------------------------------------------------------------------------------
 
 
-@command(app, "list", example="holdfast letters list --queue orders.dlq --state captured --limit 20")
-@filtered
-async def list_letters(context: CommandContext, filters: requests.Filter, limit: Limit = LIST_COUNT_DEFAULT) -> None:
+@command(
+    app,
+    "list",
+    requests.SearchLetters,
+    example="holdfast letters list --queue orders.dlq --state captured --limit 20",
+    limit=LIMIT,
+    options=FILTERS,
+)
+async def list_letters(context: CommandContext, asked: requests.SearchLetters) -> None:
     """List letters, newest first; all of the given conditions must fit."""
-    await _list(context, filters, limit)
+    await _list(context, asked)
 
 
-@command(app, "search", example="holdfast letters search 'payment refused'")
-async def search(
-    context: CommandContext,
-    words: Annotated[str, typer.Argument(metavar="WORDS", help="All of them must be there.", show_default=False)],
-    limit: Limit = LIST_COUNT_DEFAULT,
-) -> None:
+@command(
+    app,
+    "search",
+    requests.SearchLetters,
+    example="holdfast letters search 'payment refused'",
+    text=CommandOption(name="words", metavar="WORDS", help="All of them must be there."),
+    limit=LIMIT,
+)
+async def search(context: CommandContext, asked: requests.SearchLetters) -> None:
     """Find letters by words in their bodies and errors."""
-    await _list(context, requests.Filter(text=words), limit)
+    await _list(context, asked)
 
 
-def _search(filters: requests.Filter, limit: int, cursor: str = "") -> requests.SearchLetters:
-    return requests.SearchLetters(**structs.asdict(filters), limit=limit, cursor=cursor)
-
-
-async def _list(context: CommandContext, filters: requests.Filter, limit: int) -> None:
+async def _list(context: CommandContext, asked: requests.SearchLetters) -> None:
     async with context.connect(requests.SearchLetters) as custody:
-        page = await custody.call(_search(filters, min(PAGE_COUNT_MAX, limit)))
+        page = await custody.call(replace(asked, limit=min(PAGE_COUNT_MAX, asked.limit)))
         found = list(page.letters)
-        while page.next and len(found) < limit:
-            page = await custody.call(_search(filters, min(PAGE_COUNT_MAX, limit - len(found)), page.next))
+        while page.next and len(found) < asked.limit:
+            limit = min(PAGE_COUNT_MAX, asked.limit - len(found))
+            page = await custody.call(replace(asked, limit=limit, cursor=page.next))
             found += page.letters
     context.out.documents(found)
     total = f"{'' if page.count_is_exact else 'at least '}{plural(page.count, 'letter')}"
     rows = [[getattr(letter, name) for name in FIELDS] for letter in found]
-    context.out.show(filled_table(COLUMNS, rows, title=f"{total}, {len(found)} shown"))
+    context.out.show(table(COLUMNS, rows, title=f"{total}, {len(found)} shown"))
 
 
-@command(app, "show", example="holdfast letters show 42\nholdfast letters show 42 --body > body.bin")
+@command(
+    app,
+    "show",
+    requests.ReadLetter,
+    example="holdfast letters show 42\nholdfast letters show 42 --body > body.bin",
+    id=LETTER,
+)
 async def show(
     context: CommandContext,
-    letter: Id,
+    asked: requests.ReadLetter,
     body: Annotated[bool, typer.Option("--body", help="Write the bytes of its body, and nothing else.")] = False,
 ) -> None:
     """Show one letter with its history, or its body."""
     async with context.connect(requests.ReadLetter) as custody:
         if body:
-            sys.stdout.buffer.write(await custody.call(requests.ReadBody(id=letter)))
+            sys.stdout.buffer.write(await custody.call(requests.ReadBody(id=asked.id)))
             return
-        found = structs.asdict(await custody.call(requests.ReadLetter(id=letter)))
-        history = (await custody.call(requests.ReadHistory(id=letter))).rows
+        found = asdict(await custody.call(asked))
+        history = (await custody.call(requests.ReadHistory(id=asked.id))).rows
     context.out.document({**found, "history": history})
     _show_letter(context.out, found)
     rows = [[row.at, row.actor, row.action, row.to_state, row.reason] for row in history]
-    context.out.show(filled_table(("at", "who", "what", "state", "why"), rows, title="History"))
+    context.out.show(table(("at", "who", "what", "state", "why"), rows, title="History"))
 
 
 def _show_letter(out: Output, found: Mapping[str, object]) -> None:
@@ -165,52 +168,52 @@ def _show_letter(out: Output, found: Mapping[str, object]) -> None:
     out.say("")
 
 
-@command(app, "edit", example="holdfast letters edit 42 --revision 0 --body-file mended.json --set tenant=7")
-async def edit(
-    context: CommandContext,
-    letter: Id,
-    revision: Annotated[int, typer.Option(help="The newest revision that you have seen; 0 is the original.", min=0)],
-    body_file: Annotated[Path | None, typer.Option(help="A file with the new body.", show_default=False)] = None,
-    put: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of a header; JSON or text.")] = None,
-    drop: Annotated[list[str] | None, typer.Option(help="A header to take off.")] = None,
-    sensitive: Annotated[bool, typer.Option("--sensitive", help="Also headers that decide where it goes.")] = False,
-    restore: Annotated[bool, typer.Option("--restore", help="Make the original the newest revision.")] = False,
-    reason: Reason = "",
-) -> None:
-    """Edit a letter: a new revision. The original stays, and letters diff shows what changed."""
-    request = requests.EditLetter(
-        id=letter,
-        revision=revision,
-        body=read_file(body_file, bytes_max=BODY_BYTES_MAX) if body_file is not None else None,
-        put=dict(_header(text) for text in put or []),
-        drop=drop or [],
-        sensitive=sensitive,
-        restore=restore,
-        reason=reason,
-    )
-    async with context.connect(requests.EditLetter) as custody:
-        made = await custody.call(request)
-    context.out.document(made)
-    context.out.say(f"letter {letter} has revision {made.revision} now")
+def _body(path: Path, *, option: str) -> bytes:
+    return read_file(path, bytes_max=BODY_BYTES_MAX)
 
 
-def _header(text: str) -> tuple[str, object]:
+def _headers(texts: list[str], *, option: str) -> dict[str, object]:
+    return dict(_header(text, option) for text in texts)
+
+
+def _header(text: str, option: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise BadUsage(f"--set takes NAME=VALUE, not '{text}'")
+        raise BadUsage(f"{option} takes NAME=VALUE, not '{text}'")
     try:
         return name, msgspec.json.decode(value)
     except msgspec.DecodeError:
         return name, value
 
 
-@command(app, "diff", example="holdfast letters diff 42")
-async def diff(context: CommandContext, letter: Id) -> None:
+@asks(
+    app,
+    "edit",
+    requests.EditLetter,
+    example="holdfast letters edit 42 --revision 0 --body-file mended.json --set tenant=7",
+    id=LETTER,
+    revision=CommandOption(limits=(0, None)),
+    body=CommandOption(name="body_file", help="A file with the new body.", kind=Path, read=_body),
+    put=CommandOption(
+        name="set", help="NAME=VALUE of a header; JSON or text.", default=None, kind=list[str], read=_headers
+    ),
+    drop=CommandOption(default=None),
+    sensitive=CommandOption(),
+    restore=CommandOption(),
+    reason=CommandOption(),
+)
+def edit(out: Output, asked: requests.EditLetter, made: requests.EditReply) -> None:
+    """Edit a letter: a new revision. The original stays, and letters diff shows what changed."""
+    out.say(f"letter {asked.id} has revision {made.revision} now")
+
+
+@command(app, "diff", requests.ReadBody, example="holdfast letters diff 42", id=LETTER)
+async def diff(context: CommandContext, asked: requests.ReadBody) -> None:
     """Show what the newest revision changes against the original."""
     async with context.connect(requests.ReadBody) as custody:
-        original = await custody.call(requests.ReadBody(id=letter, original=True))
-        newest = await custody.call(requests.ReadBody(id=letter))
-        revisions = await custody.call(requests.ListRevisions(id=letter))
+        original = await custody.call(replace(asked, original=True))
+        newest = await custody.call(asked)
+        revisions = await custody.call(requests.ListRevisions(id=asked.id))
     number, put, drop = (revisions[-1].number, revisions[-1].put, revisions[-1].drop) if revisions else (0, {}, [])
     lines = list(
         difflib.unified_diff(
@@ -242,7 +245,7 @@ def _action(word: str, state: requests.State, request: type[requests.ActionReque
         if (filters.state or state) != state:
             lost = "; discarded letters cannot be restored" if (word, filters.state) == LOST else ""
             raise BadUsage(f"--state is {filters.state}; {word} takes letters that are {state} alone{lost}")
-        selection = structs.replace(named(filters), state=state)
+        selection = replace(named(filters), state=state)
         async with context.connect(request) as custody:
             if count is None:
                 return await _only_counted(context, custody, selection, word)
@@ -256,18 +259,18 @@ def _action(word: str, state: requests.State, request: type[requests.ActionReque
         "are changed, or none."
     )
     example = f"holdfast letters {word} --group 3f2a9c0d1e4b5a68 --count 12 --reason 'test data'"
-    command(app, word, example=example)(filtered(act))
+    command(app, word, requests.Filter, example=example, options=FILTERS)(act)
 
 
 async def _only_counted(
     context: CommandContext, custody: RequestClient, filters: requests.Filter, word: str
 ) -> ExitCode:
-    page = await custody.call(_search(filters, 1))
+    page = await custody.call(requests.SearchLetters(**asdict(filters), limit=1))
     context.out.document({"count": page.count, "count_is_exact": page.count_is_exact, "done": False})
     if not page.count:
         text = f"no letter that is {filters.state} fits; there is nothing to {word}"
         if word == "restore":
-            lost = await custody.call(_search(structs.replace(filters, state="discarded"), 1))
+            lost = await custody.call(requests.SearchLetters(**asdict(replace(filters, state="discarded")), limit=1))
             text += f"; {lost.count} of them are gone: discarded letters cannot be restored" if lost.count else ""
         context.out.say(text)
         return ExitCode.FAILED
@@ -281,13 +284,102 @@ _action("discard", "captured", requests.DiscardLetters)
 _action("resolve", "redriven", requests.ResolveLetters)
 
 
-@command(app, "export", example="holdfast letters export --queue orders.dlq > letters.jsonl")
-@filtered
-async def export(context: CommandContext, filters: requests.Filter) -> None:
+@command(
+    app,
+    "export",
+    requests.ExportLetters,
+    example="holdfast letters export --queue orders.dlq > letters.jsonl",
+    options=FILTERS,
+)
+async def export(context: CommandContext, asked: requests.ExportLetters) -> None:
     """Write letters as JSON Lines, byte for byte: bodies and raw properties are base64."""
     async with context.connect(requests.ExportLetters) as custody:
-        lines = await custody.call(requests.ExportLetters(**structs.asdict(filters)))
+        lines = await custody.call(asked)
         async with aclosing(lines):
             async for line in lines:
                 sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
+
+
+# --- plan -----------------------------------------------------------------------------------------------------
+
+
+@command(
+    commands,
+    "plan",
+    requests.Filter,
+    example="holdfast plan --queue orders.dlq --error Timeout --max-per-s 100",
+    options=FILTERS,
+)
+async def plan(
+    context: CommandContext,
+    filters: requests.Filter,
+    target: Annotated[str, typer.Option(help="queue (it died in), wait, original, address, or type.")] = "queue",
+    exchange: Annotated[str, typer.Option(help="With --target address.", show_default=False)] = "",
+    routing_key: Annotated[str, typer.Option(help="With --target address.", show_default=False)] = "",
+    routes: Annotated[
+        Path | None,
+        typer.Option(help="With --target type: a routes file, as that of holdfast recover.", show_default=False),
+    ] = None,
+    max_per_s: Annotated[int, typer.Option(help="At most so many letters a second; 0 is no limit.", min=0)] = 0,
+    redrives_max: Annotated[int, typer.Option(help="Leave out what was redriven so often.", min=1)] = 5,
+    force: Annotated[bool, typer.Option("--force", help="Do not leave it out.")] = False,
+    canary: Annotated[int, typer.Option(help="Send so many first and see whether they come back.", min=0)] = 0,
+    canary_wait: Annotated[str, typer.Option(help="For how long: a duration, or auto.")] = "auto",
+    canary_widen: Annotated[float, typer.Option(help="How many times as many go next.")] = 2.0,
+    canary_stop_above: Annotated[float, typer.Option(help="The part that may come back.")] = 0.05,
+) -> ExitCode:
+    """Show what a redrive would do: how many letters go where, what is left out and why. Changes nothing."""
+    one_of(target, TARGETS, option="--target")
+    request = requests.PlanRedrive(
+        selection=named(filters),
+        target=_target(target, exchange, routing_key, routes),
+        max_per_s=max_per_s,
+        redrives_max=redrives_max,
+        force=force,
+        canary=Canary(first=canary, wait=canary_wait, widen=canary_widen, stop_above=canary_stop_above)
+        if canary
+        else None,
+    )
+    async with context.connect(requests.PlanRedrive) as custody:
+        made = await custody.call(request)
+    context.out.document(made)
+    _show_plan(context.out, made)
+    return ExitCode.DONE if made.count else ExitCode.FAILED
+
+
+def _show_plan(out: Output, made: Plan) -> None:
+    rows = list(made.targets.items())
+    out.show(table(("to", "#letters"), rows, title=f"{plural(made.count, 'letter')} can go"))
+    for note in made.notes:
+        out.say(note)
+    for one in made.reasons:
+        letters = "1 letter is" if one.count == 1 else f"{one.count} letters are"
+        out.say(f"{letters} left out, {one.sample} for one: {one.why}")
+    if not made.count:
+        out.say("there is nothing to execute")
+        return
+    out.say(f"it takes about {readable(format_duration(max(1, round(made.estimated_s)) * 1_000_000))}")
+    out.say(f"execute it: holdfast redrive start {made.hash}")
+
+
+def _target(kind: str, exchange: str, routing_key: str, file: Path | None) -> Target:
+    """Where letters are to go; with a routes file, as it says. Raises Invalid."""
+    table = RouteTable()
+    if file is not None:
+        try:
+            table = parse_routes(file.read_bytes(), source=str(file))
+        except OSError as error:
+            raise Invalid(f"routes file cannot be read; {file}: {error.strerror}") from error
+    return Target(
+        kind=kind,  # type: ignore[arg-type]  # it is one of TARGETS
+        exchange=exchange,
+        routing_key=routing_key,
+        routes={name: _place(address) for name, address in table.routes.items()},
+        redirect=_place(table.redirect) if table.redirect is not None else None,
+        type_header=table.type_header if table.type_header != TYPE_HEADER else "",
+    )
+
+
+def _place(address: Address) -> Place:
+    return Place(exchange=address.exchange, routing_key=address.routing_key)

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import compress
 
 import msgspec
 import typer
@@ -119,6 +120,12 @@ class Output:
             sys.stdout.buffer.write(_encoder.encode_lines(values))
             sys.stdout.buffer.flush()
 
+    def announce(self, text: str) -> None:
+        """What a program that goes on has begun, as it stands; as JSON one line."""
+        self.document({"announcement": text})
+        if not self.as_json:
+            typer.echo(text)
+
     def say(self, text: str) -> None:
         """A sentence for people; nothing as JSON."""
         if not self.as_json:
@@ -167,11 +174,21 @@ def forget_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def table(*columns: str, title: str = "", whole: Collection[str] = WHOLE) -> Table:
-    """An empty table. A column that begins with `#` holds numbers or durations and is right-aligned.
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    title: str = "",
+    whole: Collection[str] = WHOLE,
+    with_empty: bool = False,
+) -> Table:
+    """A table of these rows, without the columns in which nothing stands, or `with_empty` ones too.
 
-    On a narrow terminal numbers and the `whole` columns stay as they are; the others fold.
+    A column that begins with `#` holds numbers or durations and is right-aligned. On a narrow terminal numbers and the
+    `whole` columns stay as they are; the others fold.
     """
+    texts = [[shown(cell) for cell in row] for row in rows]
+    is_kept = [with_empty or not rows or any(row[index] != NOTHING for row in texts) for index in range(len(columns))]
     made = Table(
         box=box.SIMPLE_HEAD,
         title=Text(one_line(title), style="bold") if title else None,
@@ -179,7 +196,7 @@ def table(*columns: str, title: str = "", whole: Collection[str] = WHOLE) -> Tab
         pad_edge=False,
         collapse_padding=True,
     )
-    for column in columns:
+    for column in compress(columns, is_kept):
         name = column.removeprefix("#")
         is_number = column.startswith("#")
         made.add_column(
@@ -188,28 +205,14 @@ def table(*columns: str, title: str = "", whole: Collection[str] = WHOLE) -> Tab
             no_wrap=is_number or name in whole,
             overflow="fold",
         )
-    return made
-
-
-def filled_table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    *,
-    title: str = "",
-    whole: Collection[str] = WHOLE,
-) -> Table:
-    """A table of these rows without the columns in which nothing stands."""
-    texts = [[shown(cell) for cell in row] for row in rows]
-    kept = [index for index in range(len(columns)) if not texts or any(row[index] != NOTHING for row in texts)]
-    made = table(*(columns[index] for index in kept), title=title, whole=whole)
     for row in texts:
-        made.add_row(*(Text(row[index]) for index in kept))
+        made.add_row(*map(Text, compress(row, is_kept)))
     return made
 
 
 def add_row(to: Table, *cells: object, style: str = "") -> None:
     """Add a row; texts are made harmless for a terminal first."""
-    to.add_row(*(cell if isinstance(cell, Text) else Text(shown(cell)) for cell in cells), style=style or None)
+    to.add_row(*(Text(shown(cell)) for cell in cells), style=style or None)
 
 
 def shown(value: object) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Meta
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -21,7 +22,7 @@ from holdfast.errors import HoldfastError, QueueMissing
 from holdfast.faces.cli import groups
 from holdfast.faces.cli.command import CommandOption, asks, command, duration
 from holdfast.faces.cli.context import BadUsage, CommandContext
-from holdfast.faces.cli.output import Output, add_row, filled_table, one_line, plural, readable, shown, table
+from holdfast.faces.cli.output import Output, add_row, one_line, plural, readable, shown, table
 
 if TYPE_CHECKING:
     from holdfast.services.queue.queues import Queues
@@ -33,13 +34,14 @@ _PLACES = ("queued", "leased", "scheduled")
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", show_default=False)]
 NAME = CommandOption(name="name", metavar="QUEUE")
-DURATION = CommandOption(check=duration)
+DURATION = CommandOption(read=duration)
+LIMIT = CommandOption(help="At most so many; 0 is all.", limits=(0, None))
 
 app = groups["queue"]
 
 
-def _or_none(text: str | None, check: bool = False) -> CommandOption:
-    return CommandOption(help=f"{text} '' takes it away.", check=duration if check else None)
+def _or_none(about: Meta, read: Callable[..., str] | None = None) -> CommandOption:
+    return CommandOption(help=f"{about.description} '' takes it away.", read=read)
 
 
 @asks(
@@ -48,8 +50,8 @@ def _or_none(text: str | None, check: bool = False) -> CommandOption:
     requests.CreateQueueRequest,
     example="holdfast queue create orders --max-attempts 5 --dead-queue orders-dead",
     queue_name=NAME,
-    lease_timeout=CommandOption(default="1m", check=duration),
-    expire_timeout=CommandOption(default="24h", check=duration),
+    lease_timeout=CommandOption(default="1m", read=duration),
+    expire_timeout=CommandOption(default="24h", read=duration),
     max_attempts=CommandOption(),
     dead_queue=CommandOption(),
     reference=CommandOption(),
@@ -78,10 +80,10 @@ def create(out: Output, asked: requests.CreateQueueRequest, reply: requests.Code
     lease_timeout=DURATION,
     expire_timeout=DURATION,
     max_attempts=CommandOption(),
-    dead_queue=_or_none(requests.DEAD.description),
-    reference=_or_none(requests.REFERENCE.description),
+    dead_queue=_or_none(requests.DEAD),
+    reference=_or_none(requests.REFERENCE),
     requested_partitions=CommandOption(name="partitions"),
-    dead_retention=_or_none(requests.RETENTION.description, check=True),
+    dead_retention=_or_none(requests.RETENTION, read=duration),
 )
 def update(out: Output, asked: requests.UpdateQueueRequest, reply: requests.CodeReply) -> None:
     """Change a queue's settings. What is not given stays as it is; '' and 0 are said explicitly."""
@@ -94,17 +96,20 @@ def info(out: Output, asked: requests.InfoRequest, found: QueueInfo) -> None:
     out.show(_info_table(found))
 
 
-@command(app, "list", example="holdfast queue list\nholdfast queue list --json | jq -r .queue_name")
-async def list_queues(
-    context: CommandContext,
-    pivot: Annotated[str, typer.Option(help="Begin with this name.", show_default=False)] = "",
-    limit: Annotated[int, typer.Option(help="At most so many; 0 is all.", min=0)] = 0,
-) -> None:
+@command(
+    app,
+    "list",
+    requests.ListRequest,
+    example="holdfast queue list\nholdfast queue list --json | jq -r .queue_name",
+    pivot=CommandOption(help="Begin with this name."),
+    limit=LIMIT,
+)
+async def list_queues(context: CommandContext, asked: requests.ListRequest) -> None:
     """List the queues by name."""
     columns = ("queue", "#lease", "#expire", "#attempts", "#partitions", "state", "dead queue", "reference")
     rows: list[tuple[object, ...]] = []
     async with context.open() as queues:
-        async for found in all_queues(queues, pivot=pivot, limit=limit):
+        async for found in all_queues(queues, pivot=asked.pivot, limit=asked.limit):
             context.out.document(found)
             if context.as_json:
                 continue
@@ -113,7 +118,7 @@ async def list_queues(
                 len(found.partitions), "paused" if found.paused else "open", found.dead_queue, found.reference,
             ))  # fmt: skip
     if rows:
-        context.out.show(filled_table(columns, rows))
+        context.out.show(table(columns, rows))
     else:
         context.out.say("there are no queues here; make one with 'holdfast queue create NAME'")
 
@@ -140,26 +145,28 @@ def stats(out: Output, asked: requests.StatsRequest, reply: requests.StatsReply)
     out.say(f"requests waiting: {produces} produce, {leases} lease, {completes} complete; {in_flight} in flight")
 
 
-@command(app, "clear", example="holdfast queue clear orders --queue --scheduled")
-async def clear(
-    context: CommandContext,
-    name: Name,
-    queue: Annotated[bool, typer.Option("--queue", help="Delete the queued items.")] = False,
-    scheduled: Annotated[bool, typer.Option("--scheduled", help="Delete the scheduled items.")] = False,
-    destructive: Annotated[bool, typer.Option("--destructive", help="With --queue: leased items too.")] = False,
-) -> None:
+@command(
+    app,
+    "clear",
+    requests.ClearRequest,
+    example="holdfast queue clear orders --queue --scheduled",
+    queue_name=NAME,
+    queue=CommandOption(),
+    scheduled=CommandOption(),
+    destructive=CommandOption(),
+)
+async def clear(context: CommandContext, asked: requests.ClearRequest) -> None:
     """Delete items and keep the queue. Say which: --queue, --scheduled, or both."""
-    if not queue and not scheduled:
+    if not asked.queue and not asked.scheduled:
         raise BadUsage("say what to delete; --queue, --scheduled, or both")
-    async with context.open() as queues:
-        before = counts(await _partitions(queues, name))
-        await queues.queue_clear(name, queue=queue, scheduled=scheduled, destructive=destructive)
-        after = counts(await _partitions(queues, name))
-    context.out.document(requests.CodeReply(200))
+    async with context.connect(requests.ClearRequest) as client:
+        before = counts((await client.call(requests.StatsRequest(queue_name=asked.queue_name))).partitions)
+        context.out.document(await client.call(asked))
+        after = counts((await client.call(requests.StatsRequest(queue_name=asked.queue_name))).partitions)
     gone = [max(0, were - are) for were, are in zip(before, after, strict=True)][:3]
     parts = [f"{plural(count, 'item')} {what}" for count, what in zip(gone, _PLACES, strict=True) if count]
-    context.out.say(f"queue '{name}' was cleared; {', '.join(parts) or 'no items'} went")
-    if after[1] and queue:
+    context.out.say(f"queue '{asked.queue_name}' was cleared; {', '.join(parts) or 'no items'} went")
+    if after[1] and asked.queue:
         context.out.note(f"{plural(after[1], 'item')} leased stayed; --destructive deletes those too")
 
 
@@ -193,17 +200,11 @@ async def all_queues(queues: Queues, *, pivot: str = "", limit: int = 0) -> Asyn
         last = pivot = page[-1].queue_name
 
 
-async def _partitions(queues: Queues, name: str) -> list[requests.PartitionStats]:
-    reply = await queues.queue_stats(name)
-    return [partition for logical in reply.logical_queues for partition in logical.partitions]
-
-
 def _info_table(found: QueueInfo) -> Table:
     places: dict[str, int] = {}
     for partition in found.partitions:
         places[partition.storage] = places.get(partition.storage, 0) + 1
-    shown = table("queue", found.queue_name)
-    for what, value in (
+    rows = (
         ("lease timeout", found.lease_timeout),
         ("expire timeout", found.expire_timeout),
         ("max attempts", found.max_attempts or "no limit"),
@@ -214,18 +215,15 @@ def _info_table(found: QueueInfo) -> Table:
         ("partitions", ", ".join(f"{count} in {storage}" for storage, count in places.items())),
         ("created", found.created_at),
         ("updated", found.updated_at),
-    ):
-        add_row(shown, what, value)
-    return shown
+    )
+    return table(("queue", found.queue_name), rows)
 
 
 def _stats_table(reply: requests.StatsReply) -> Table:
-    partitions = [partition for logical in reply.logical_queues for partition in logical.partitions]
+    partitions = reply.partitions
     failing = ["#failures"] if any(p.failures for p in partitions) else []
-    shown = table(
-        "#partition", "#queued", "#leased", "#scheduled", "#dying", "#overdue", *failing, "#age", "#leased for",
-        title=reply.queue_name,
-    )  # fmt: skip
+    counted = ("#partition", "#queued", "#leased", "#scheduled", "#dying", "#overdue", *failing)
+    shown = table((*counted, "#age", "#leased for"), (), title=reply.queue_name)
     number_count = 6 if failing else 5
     for p in partitions:
         ages = readable(p.average_age), readable(p.average_leased_age)
@@ -328,15 +326,14 @@ class _Frames:
         now_s = time.monotonic()
         rows: list[list[object]] = []
         for reply in stats:
-            partitions = [p for logical in reply.logical_queues for p in logical.partitions]
-            queued, leased, scheduled, *wrong = counts(partitions)
+            queued, leased, scheduled, *wrong = counts(reply.partitions)
             change = self._change(reply.queue_name, now_s, queued)
             waiting = sum(logical.lease_waiting for logical in reply.logical_queues)
             rows.append([
                 reply.queue_name, queued, change, leased, scheduled, *(count or None for count in wrong), waiting,
-                _average_age(partitions),
+                _average_age(reply.partitions),
             ])  # fmt: skip
-        made = filled_table(columns, rows)
+        made = table(columns, rows)
         made.caption = Text(one_line(self._trouble), style="red") if self._trouble else time.strftime("%H:%M:%S")
         made.caption_justify = "left"
         return made

@@ -1,28 +1,21 @@
-"""`holdfast capture`, `plan` and `redrive`: letters into custody, what would be done with them, then exactly that; and
-`groups`, `token`, `ledger` and `balance`. Ctrl-C pauses a redrive cleanly."""
+"""`holdfast capture` and `redrive`: letters into custody, and what was planned, exactly; and `groups`, `token`,
+`ledger` and `balance`. Ctrl-C pauses a redrive cleanly."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args, get_type_hints
-
-import typer
+from typing import TYPE_CHECKING
 
 from holdfast.core.ledger import is_anchor
-from holdfast.core.message import Address
-from holdfast.core.moments import format_duration
-from holdfast.core.plan import Canary, Place, Plan, RedriveState, RedriveTask, Target
+from holdfast.core.plan import RedriveState, RedriveTask
 from holdfast.core.requests import vault as requests
-from holdfast.core.routes import TYPE_HEADER, RouteTable, parse_routes
-from holdfast.errors import HoldfastError, Invalid
+from holdfast.errors import HoldfastError
 from holdfast.faces.cli import app, groups
-from holdfast.faces.cli.command import CommandOption, asks, command, duration, one_of
+from holdfast.faces.cli.command import LIST_COUNT_DEFAULT, CommandOption, asks, command, duration
 from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode
-from holdfast.faces.cli.letters import LIST_COUNT_DEFAULT, filtered, named
-from holdfast.faces.cli.output import Output, filled_table, plural, readable
+from holdfast.faces.cli.output import Output, plural, table
 from holdfast.faces.cli.progress import meter
 
 if TYPE_CHECKING:
@@ -34,26 +27,25 @@ STEP_S = 0.2
 #: For so long a running task may be in nobody's hands: one that has just begun, or goes from one process to another.
 ORPHAN_S = 3.0
 STEPS_MAX = 5 * 86_400 * 7
-TARGETS = get_args(get_type_hints(Target)["kind"])
 
 LIMIT = CommandOption(default=LIST_COUNT_DEFAULT)
 TASK = CommandOption(name="number", metavar="ID")
-Id = Annotated[int, typer.Argument(metavar="ID", help="The id of the task.", min=1, show_default=False)]
 
 
-@command(app, "capture", example="holdfast capture orders.dlq\nholdfast capture orders.dlq --continuous")
-async def capture(
-    context: CommandContext,
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A dead-letter queue.", show_default=False)],
-    limit: Annotated[int, typer.Option(help="At most so many letters.", min=1, max=1_000_000)] = 100_000,
-    continuous: Annotated[
-        bool, typer.Option("--continuous", help="On a server: go on until it stops, and return at once.")
-    ] = False,
-) -> ExitCode:
+@command(
+    app,
+    "capture",
+    requests.StartCapture,
+    example="holdfast capture orders.dlq\nholdfast capture orders.dlq --continuous",
+    queue=CommandOption(metavar="QUEUE"),
+    limit=CommandOption(),
+    continuous=CommandOption(),
+)
+async def capture(context: CommandContext, asked: requests.StartCapture) -> ExitCode:
     """Take the letters of a dead-letter queue into custody: stored first, acked second."""
     async with context.connect(requests.StartCapture) as custody:
         try:
-            done = await custody.call(requests.StartCapture(queue=queue, limit=limit, continuous=continuous))
+            done = await custody.call(asked)
         except HoldfastError as error:
             # A queue that is unknown may be one of a broker that nobody told us of.
             if not context.is_far and context.settings.broker is None and error.message.startswith("queue is unknown"):
@@ -63,7 +55,7 @@ async def capture(
                 )
             raise
     context.out.document(done)
-    text = f"{plural(done.captured, 'letter')} of '{queue}' captured"
+    text = f"{plural(done.captured, 'letter')} of '{asked.queue}' captured"
     if done.matched:
         text += f", {plural(done.matched, 'letter')} recognised"
     if done.failed_imports:
@@ -72,104 +64,30 @@ async def capture(
     return ExitCode.PARTLY_DONE if done.failed_imports or done.not_acked else ExitCode.DONE
 
 
-# --- plan and redrive -----------------------------------------------------------------------------------------
+# --- redrive --------------------------------------------------------------------------------------------------
 
 
-@command(app, "plan", example="holdfast plan --queue orders.dlq --error Timeout --max-per-s 100")
-@filtered
-async def plan(
-    context: CommandContext,
-    filters: requests.Filter,
-    target: Annotated[str, typer.Option(help="queue (it died in), wait, original, address, or type.")] = "queue",
-    exchange: Annotated[str, typer.Option(help="With --target address.", show_default=False)] = "",
-    routing_key: Annotated[str, typer.Option(help="With --target address.", show_default=False)] = "",
-    routes: Annotated[
-        Path | None,
-        typer.Option(help="With --target type: a routes file, as that of holdfast recover.", show_default=False),
-    ] = None,
-    max_per_s: Annotated[int, typer.Option(help="At most so many letters a second; 0 is no limit.", min=0)] = 0,
-    redrives_max: Annotated[int, typer.Option(help="Leave out what was redriven so often.", min=1)] = 5,
-    force: Annotated[bool, typer.Option("--force", help="Do not leave it out.")] = False,
-    canary: Annotated[int, typer.Option(help="Send so many first and see whether they come back.", min=0)] = 0,
-    canary_wait: Annotated[str, typer.Option(help="For how long: a duration, or auto.")] = "auto",
-    canary_widen: Annotated[float, typer.Option(help="How many times as many go next.")] = 2.0,
-    canary_stop_above: Annotated[float, typer.Option(help="The part that may come back.")] = 0.05,
-) -> ExitCode:
-    """Show what a redrive would do: how many letters go where, what is left out and why. Changes nothing."""
-    one_of(target, TARGETS, option="--target")
-    request = requests.PlanRedrive(
-        selection=named(filters),
-        target=_target(target, exchange, routing_key, routes),
-        max_per_s=max_per_s,
-        redrives_max=redrives_max,
-        force=force,
-        canary=Canary(first=canary, wait=canary_wait, widen=canary_widen, stop_above=canary_stop_above)
-        if canary
-        else None,
-    )
-    async with context.connect(requests.PlanRedrive) as custody:
-        made = await custody.call(request)
-    context.out.document(made)
-    _show_plan(context.out, made)
-    return ExitCode.DONE if made.count else ExitCode.FAILED
-
-
-def _show_plan(out: Output, made: Plan) -> None:
-    rows = list(made.targets.items())
-    out.show(filled_table(("to", "#letters"), rows, title=f"{plural(made.count, 'letter')} can go"))
-    for note in made.notes:
-        out.say(note)
-    for one in made.reasons:
-        letters = "1 letter is" if one.count == 1 else f"{one.count} letters are"
-        out.say(f"{letters} left out, {one.sample} for one: {one.why}")
-    if not made.count:
-        out.say("there is nothing to execute")
-        return
-    out.say(f"it takes about {readable(format_duration(max(1, round(made.estimated_s)) * 1_000_000))}")
-    out.say(f"execute it: holdfast redrive start {made.hash}")
-
-
-def _target(kind: str, exchange: str, routing_key: str, file: Path | None) -> Target:
-    """Where letters are to go; with a routes file, as it says. Raises Invalid."""
-    table = RouteTable()
-    if file is not None:
-        try:
-            table = parse_routes(file.read_bytes(), source=str(file))
-        except OSError as error:
-            raise Invalid(f"routes file cannot be read; {file}: {error.strerror}") from error
-    return Target(
-        kind=kind,  # type: ignore[arg-type]  # it is one of TARGETS
-        exchange=exchange,
-        routing_key=routing_key,
-        routes={name: _place(address) for name, address in table.routes.items()},
-        redirect=_place(table.redirect) if table.redirect is not None else None,
-        type_header=table.type_header if table.type_header != TYPE_HEADER else "",
-    )
-
-
-def _place(address: Address) -> Place:
-    return Place(exchange=address.exchange, routing_key=address.routing_key)
-
-
-@command(group, "start", example="holdfast redrive start 5d4d242a… --reason 'fixed in 1.4'")
-async def start(
-    context: CommandContext,
-    plan_hash: Annotated[str, typer.Argument(metavar="PLAN", help="The hash of a plan.", show_default=False)],
-    name: Annotated[str, typer.Option(help="What the task is called.", show_default=False)] = "",
-    reason: Annotated[str, typer.Option(help="Why, for the ledger.", show_default=False)] = "",
-    operation: Annotated[str, typer.Option(help="Two starts with one of these make one task.")] = "",
-) -> ExitCode:
+@command(
+    group,
+    "start",
+    requests.StartRedrive,
+    example="holdfast redrive start 5d4d242a… --reason 'fixed in 1.4'",
+    plan=CommandOption(name="plan_hash", metavar="PLAN"),
+    name=CommandOption(),
+    reason=CommandOption(),
+    operation=CommandOption(),
+)
+async def start(context: CommandContext, asked: requests.StartRedrive) -> ExitCode:
     """Execute a plan and watch it; Ctrl-C pauses the task and leaves it to be resumed."""
     async with context.connect(requests.StartRedrive) as custody:
-        request = requests.StartRedrive(plan=plan_hash, name=name, reason=reason, operation=operation)
-        return await _watched(context, custody, await custody.call(request))
+        return await _watched(context, custody, await custody.call(asked))
 
 
-@command(group, "resume", example="holdfast redrive resume 7")
-async def resume(context: CommandContext, number: Id) -> ExitCode:
+@command(group, "resume", requests.ResumeRedrive, example="holdfast redrive resume 7", id=TASK)
+async def resume(context: CommandContext, asked: requests.ResumeRedrive) -> ExitCode:
     """Go on with a task that was paused or stopped, or whose process is gone, and watch it."""
     async with context.connect(requests.ResumeRedrive) as custody:
-        task = await custody.call(requests.ResumeRedrive(id=number))
+        task = await custody.call(asked)
         if task.unknown:
             context.out.say(
                 f"{plural(task.unknown, 'letter')} may be on the way already; sent again when the lease of the "
@@ -178,11 +96,11 @@ async def resume(context: CommandContext, number: Id) -> ExitCode:
         return await _watched(context, custody, task)
 
 
-@command(group, "watch", example="holdfast redrive watch 7")
-async def watch(context: CommandContext, number: Id) -> ExitCode:
+@command(group, "watch", requests.ReadRedrive, example="holdfast redrive watch 7", id=TASK)
+async def watch(context: CommandContext, asked: requests.ReadRedrive) -> ExitCode:
     """Watch a task of a server until it ends."""
     async with context.connect(requests.ReadRedrive) as custody:
-        return await _watched(context, custody, await custody.call(requests.ReadRedrive(id=number)), pauses=False)
+        return await _watched(context, custody, await custody.call(asked), pauses=False)
 
 
 @asks(group, "pause", requests.PauseRedrive, example="holdfast redrive pause 7", id=TASK)
@@ -206,7 +124,7 @@ def list_redrives(out: Output, asked: requests.ListRedrives, page: requests.Redr
         for one in page.redrives
     ]  # fmt: skip
     columns = ("#id", "state", "#letters", "#redriven", "#twice?", "#failed", "#skipped", "#back", "name", "who", "why")
-    out.show(filled_table(columns, rows))
+    out.show(table(columns, rows))
 
 
 async def _watched(
@@ -278,7 +196,7 @@ def _told(out: Output, task: RedriveTask) -> None:
 def list_groups(out: Output, asked: requests.ListGroups, page: requests.GroupsReply) -> None:
     """List failure groups; the one that got a letter last comes first."""
     rows = [(one.key, one.title, one.count, one.status.value, one.last_at, one.sample, one.note) for one in page.groups]
-    out.show(filled_table(("key", "title", "#letters", "status", "last", "#sample", "note"), rows))
+    out.show(table(("key", "title", "#letters", "status", "last", "#sample", "note"), rows))
 
 
 @asks(
@@ -302,7 +220,7 @@ def change_group(out: Output, asked: requests.ChangeGroup, changed: requests.Gro
     example="holdfast token create ci --role operator --expires-in 720h --queue 'orders.*'",
     name=CommandOption(metavar="NAME"),
     role=CommandOption(default="viewer"),
-    expires_in=CommandOption(check=duration),
+    expires_in=CommandOption(read=duration),
     queues=CommandOption(name="queue", default=None),
 )
 def create_token(out: Output, asked: requests.CreateToken, made: requests.TokenReply) -> None:
@@ -315,7 +233,7 @@ def list_tokens(out: Output, asked: requests.ListTokens, found: Sequence[request
     """List API tokens, without the tokens themselves."""
     names = ("name", "role", "queues", "made_at", "made_by", "expires_at", "revoked_at")
     rows = [[", ".join(one.queues) if name == "queues" else getattr(one, name) for name in names] for one in found]
-    out.show(filled_table(names, rows))
+    out.show(table(names, rows))
 
 
 @asks(
@@ -343,7 +261,7 @@ def show_ledger(out: Output, asked: requests.ReadLedger, page: requests.LedgerRe
     names = ("number", "at", "actor", "action", "outcome", "queue", "to_state", "count", "reason")
     rows = [[getattr(row, name) for name in names] for row in page.rows]
     columns = ("#row", "at", "who", "what", "outcome", "queue", "state", "#letters", "why")
-    out.show(filled_table(columns, rows))
+    out.show(table(columns, rows))
     if page.next:
         out.note(f"more with --cursor {page.next}")
 
@@ -354,9 +272,10 @@ def head(out: Output, asked: requests.ReadHead, found: requests.HeadReply) -> No
     out.say(found.head)
 
 
-def _anchor(text: str, *, option: str) -> None:
+def _anchor(text: str, *, option: str) -> str:
     if text and not is_anchor(text):
         raise BadUsage(f"{option} is invalid; it is not what 'holdfast ledger head' prints, NUMBER:HASH")
+    return text
 
 
 @asks(
@@ -364,7 +283,7 @@ def _anchor(text: str, *, option: str) -> None:
     "verify",
     requests.VerifyLedger,
     example="holdfast ledger verify --anchor 1234:9f3c…",
-    anchor=CommandOption(check=_anchor),
+    anchor=CommandOption(read=_anchor),
 )
 def verify(out: Output, asked: requests.VerifyLedger, found: requests.Verified) -> ExitCode:
     """Walk the whole chain; exit code 1 names the first row that was changed, removed or inserted."""
@@ -382,7 +301,7 @@ def balance(out: Output, asked: requests.ReadBalance, found: Sequence[requests.B
             for state in sorted({*row.ledger, *row.vault})
         ]
         rows.append([row.queue, "captured ever", row.captured_ever, sum(row.vault.values())])
-    out.show(filled_table(("queue", "state", "#ledger", "#vault"), rows))
+    out.show(table(("queue", "state", "#ledger", "#vault"), rows))
     agrees = all(row.agrees for row in found)
     out.say("they agree" if agrees else "they differ")
     return ExitCode.DONE if agrees else ExitCode.FAILED

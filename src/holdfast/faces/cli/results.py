@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from holdfast.core.requests import results as requests
@@ -17,7 +18,7 @@ from holdfast.core.states import TransactionState
 from holdfast.faces.cli import groups
 from holdfast.faces.cli.command import SHARED, CommandOption, asks, command, read_file
 from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
-from holdfast.faces.cli.output import Output, add_row, console, filled_table, shown, table
+from holdfast.faces.cli.output import Output, console, shown, table
 
 if TYPE_CHECKING:
     from holdfast.faces.client import RequestClient
@@ -27,7 +28,6 @@ app = groups["results"]
 LOOK_S = 0.25
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 
-Id = Annotated[str, typer.Argument(metavar="TRANSACTION", help="The transaction's id.", show_default=False)]
 Blobs = Annotated[
     str | None,
     typer.Option(
@@ -57,21 +57,18 @@ ENDS = frozenset(state.value for state in TransactionState if state.is_end)
 @command(
     app,
     "start",
+    requests.StartResultRequest,
     example="holdfast results start --producer reports --notify done --series orders --series lines 'May 2026' --wait",
     shared=COLLECTING,
+    utf8=CommandOption(name="request", metavar="TEXT", help="The request's body.", default=""),
+    producer=CommandOption(default=""),
+    notify=CommandOption(),
+    series=CommandOption(kind=list[str]),
+    transaction_id=CommandOption(name="id"),
 )
 async def start(
     context: CommandContext,
-    request: Annotated[str, typer.Argument(metavar="TEXT", help="The request's body.", show_default=False)] = "",
-    producer: Annotated[str, typer.Option(help="Where the request goes: a queue, or EXCHANGE/KEY.")] = "",
-    notify: Annotated[str, typer.Option(help="Where the completion notice goes.", show_default=False)] = "",
-    series: Annotated[
-        list[str] | None,
-        typer.Option(help="A series of the result, several times for several; else headers say how many there are."),
-    ] = None,
-    transaction_id: Annotated[
-        str, typer.Option("--id", help="Its id; the same again is the same result. Made when left out.")
-    ] = "",
+    asked: requests.StartResultRequest,
     file: Annotated[Path | None, typer.Option(help="The request's body from a file.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end, with a bar for each series.")] = False,
 ) -> ExitCode | None:
@@ -79,14 +76,11 @@ async def start(
 
     Without --wait the request is kept and forwarded by whichever collector runs: a server, or the next --wait.
     """
-    if not producer:
+    if not asked.producer:
         raise BadUsage("--producer is missing; say where the request goes")
-    body = read_file(file, bytes_max=REQUEST_BYTES_MAX) if file is not None else request.encode()
-    wanted = requests.StartResultRequest(
-        producer=producer, notify=notify, transaction_id=transaction_id, series=series, request=body
-    )
+    body = read_file(file, bytes_max=REQUEST_BYTES_MAX) if file is not None else asked.utf8.encode()
     async with context.connect(requests.ReadResult) as results:
-        begun = await results.call(wanted)
+        begun = await results.call(replace(asked, request=body, utf8=""))
         if wait:
             begun = await watched(context, results, begun.id)
     context.out.document(begun)
@@ -136,35 +130,29 @@ async def watched(context: CommandContext, results: RequestClient, transaction: 
 def list_results(out: Output, asked: requests.ListResults, reply: requests.ResultsReply) -> None:
     """List transactions by id, finished ones too."""
     rows = [(one.id, one.state, one.producer, one.created_at, one.updated_at, one.reason) for one in reply.items]
-    out.show(filled_table(("id", "state", "producer", "created", "updated", "reason"), rows))
+    out.show(table(("id", "state", "producer", "created", "updated", "reason"), rows))
 
 
-@command(app, "show", example="holdfast results show t-1", shared=COLLECTING)
+@command(app, "show", requests.ReadResult, example="holdfast results show t-1", shared=COLLECTING, id=ID)
 async def show(
     context: CommandContext,
-    transaction: Id,
+    asked: requests.ReadResult,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end, with a bar for each series.")] = False,
 ) -> None:
     """Show where a transaction stands, series by series."""
     async with context.connect(requests.ReadResult) as results:
-        view = await (
-            watched(context, results, transaction) if wait else results.call(requests.ReadResult(id=transaction))
-        )
+        view = await (watched(context, results, asked.id) if wait else results.call(asked))
     context.out.document(view)
     context.out.say(f"{view.id} is {view.state}" + (f"; {view.reason}" if view.reason else ""))
-    made = table("series", "#stored", "#count", "#bytes")
-    for series in view.series:
-        add_row(made, series.series, series.stored_count, series.count, series.stored_bytes)
-    context.out.show(made)
+    rows = [(one.series, one.stored_count, one.count, one.stored_bytes) for one in view.series]
+    context.out.show(table(("series", "#stored", "#count", "#bytes"), rows, with_empty=True))
 
 
 @asks(app, "gaps", requests.ReadGaps, example="holdfast results gaps t-1", lines="items", shared=COLLECTING, id=ID)
 def gaps(out: Output, asked: requests.ReadGaps, reply: requests.GapsReply) -> None:
     """Show which ordinals are missing, as ranges."""
-    made = table("series", "#stored", "#count", "missing")
-    for gap in reply.items:
-        add_row(made, gap.series, gap.stored_count, gap.count, missing_text(gap))
-    out.show(made)
+    rows = [(gap.series, gap.stored_count, gap.count, missing_text(gap)) for gap in reply.items]
+    out.show(table(("series", "#stored", "#count", "missing"), rows, with_empty=True))
 
 
 def missing_text(gap: requests.GapView) -> str:
@@ -173,19 +161,24 @@ def missing_text(gap: requests.GapView) -> str:
     return ", ".join([*texts, *(["and whatever follows"] if gap.is_open else [])])
 
 
-@command(app, "cat", example="holdfast results cat t-1 orders > orders.bin", shared=COLLECTING)
-async def cat(
-    context: CommandContext,
-    transaction: Id,
-    series: Annotated[str, typer.Argument(metavar="SERIES", help="The series.", show_default=False)],
-) -> None:
+@command(
+    app,
+    "cat",
+    requests.ReadSeries,
+    example="holdfast results cat t-1 orders > orders.bin",
+    shared=COLLECTING,
+    id=ID,
+    series=CommandOption(metavar="SERIES"),
+)
+async def cat(context: CommandContext, asked: requests.ReadSeries) -> None:
     """Write a series to stdout, in order and verified, up to the first gap."""
+    transaction, series = asked.id, asked.series
     async with context.connect(requests.ReadResult) as results:
         known = [each.series for each in (await results.call(requests.ReadResult(id=transaction))).series]
         if series not in known:
             have = f"it has {', '.join(known)}" if known else "it has none yet"
             raise CommandFailed(f"series does not exist; '{transaction}' has no series '{series}', {have}")
-        async with aclosing(await results.call(requests.ReadSeries(id=transaction, series=series))) as chunks:
+        async with aclosing(await results.call(asked)) as chunks:
             async for chunk in chunks:
                 sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()

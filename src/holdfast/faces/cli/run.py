@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from msgspec.structs import replace
 
@@ -21,8 +20,9 @@ from holdfast.core.moments import Backoff
 from holdfast.errors import CannotStart, HoldfastError
 from holdfast.faces.app import App
 from holdfast.faces.cli import app as commands
-from holdfast.faces.cli.command import Config, Json
+from holdfast.faces.cli.command import Config, Json, LogFormat, LogLevel
 from holdfast.faces.cli.context import BadUsage, report
+from holdfast.faces.cli.output import Output
 from holdfast.services.queue.queues import Queues
 from holdfast.services.recover.service import RecoverySchedule
 from holdfast.settings import ListenAddress, Settings, load_settings, parse_address
@@ -112,10 +112,8 @@ def run(
     recover: Annotated[
         bool, typer.Option("--recover/--no-recover", help="Whether to run what \\[recover] of holdfast.toml says.")
     ] = True,
-    log_level: Annotated[
-        str | None, typer.Option(help="debug, info (default), warning or error.", show_default=False)
-    ] = None,
-    log_format: Annotated[str | None, typer.Option(help="json (default) or text.", show_default=False)] = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
     config: Config = None,
     as_json: Json = False,
 ) -> int:
@@ -124,7 +122,7 @@ def run(
     A stop takes no new messages and lets running handlers end within the app's limit; the rest goes back. A second
     signal gives everything back at once.
     """
-    announce = _announce_json if as_json else typer.echo
+    announce = Output(as_json=as_json).announce
     try:
         logs = {"log_level": log_level, "log_format": log_format}
         settings = load_settings(logs, file=config, serving=False)
@@ -261,7 +259,3 @@ def _log(*, level: str, form: str) -> None:
     set_up_logging(level=level, form=form)
     logger = logging.getLogger("holdfast")
     logger.handlers, logger.propagate = [], True
-
-
-def _announce_json(text: str) -> None:
-    typer.echo(msgspec.json.encode({"announcement": text}))

@@ -6,14 +6,13 @@ import inspect
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from holdfast.errors import CannotStart, HoldfastError
 from holdfast.faces.cli import app, groups
-from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, Config, Json, Url, command
+from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, Config, Json, LogFormat, LogLevel, Url, command
 from holdfast.faces.cli.context import CommandContext, report, server_of
-from holdfast.faces.cli.output import add_row, table
+from holdfast.faces.cli.output import Output, table
 from holdfast.settings import check_serving, explain, load_settings
 
 EXAMPLE = """Example:
@@ -56,10 +55,8 @@ def serve(
     data_folder: Annotated[
         Path | None, typer.Option(help="Where the file admin-token is. Default: ./holdfast-data.", show_default=False)
     ] = None,
-    log_level: Annotated[
-        str | None, typer.Option(help="debug, info (default), warning or error.", show_default=False)
-    ] = None,
-    log_format: Annotated[str | None, typer.Option(help="json (default) or text.", show_default=False)] = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
     config: Config = None,
     as_json: Json = False,
 ) -> int:
@@ -84,14 +81,10 @@ def serve(
         server = server_of(settings)
         from holdfast.faces.api.server import run
 
-        run(settings, announce=_announce_json if as_json else typer.echo)
+        run(settings, announce=Output(as_json=as_json).announce)
     except HoldfastError as error:
         return report(error, as_json=as_json, server=server)
     return 0
-
-
-def _announce_json(text: str) -> None:
-    typer.echo(msgspec.json.encode({"announcement": text}))
 
 
 @command(groups["config"], "show", example="holdfast config show --explain", shared=_SHARED)
@@ -112,10 +105,7 @@ async def show(
             context.out.say(f"    from: {row.source}")
     else:
         context.out.document({row.key: row.plain for row in rows})
-        shown = table("setting", "value")
-        for row in rows:
-            add_row(shown, row.key, ", ".join(row.value.splitlines()))
-        context.out.show(shown)
+        context.out.show(table(("setting", "value"), [(row.key, ", ".join(row.value.splitlines())) for row in rows]))
     try:
         check_serving(context.settings)
     except CannotStart as error:

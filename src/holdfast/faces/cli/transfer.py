@@ -1,5 +1,5 @@
 """`holdfast queue produce`: one item from an argument or a file, or many from JSON Lines; and
-`holdfast queue items export|import`: all items of a queue to JSON Lines and back, byte for byte, page by page.
+`holdfast queue items import`: the items of an export, with their story.
 
 JSON Lines are read in batches, as they come, and never more in memory than a few chunks. A batch is sent as soon as the
 input pauses, so that `tail -f log | holdfast queue produce` does not hold items back.
@@ -11,12 +11,11 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import Annotated, BinaryIO, Generic, NamedTuple, TypeVar
+from typing import Annotated, Generic, NamedTuple, TypeVar
 
 import msgspec
 import typer
@@ -29,7 +28,6 @@ from holdfast.errors import HoldfastError, Unreachable
 from holdfast.faces.cli import groups
 from holdfast.faces.cli.command import command, parse_moment
 from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, partly_done
-from holdfast.faces.cli.items import OnePartition, count_items, pages
 from holdfast.faces.cli.output import plural
 from holdfast.faces.cli.progress import Meter, meter
 from holdfast.faces.cli.queues import Name
@@ -154,46 +152,7 @@ def _with(common: NewItem, parse: Callable[[InputLine], NewItem | None]) -> Call
     return parse_with
 
 
-# --- export and import ----------------------------------------------------------------------------------------
-
-
-@command(
-    groups["items"],
-    "export",
-    example="holdfast queue items export orders --output orders.jsonl\n"
-    "holdfast queue items export orders --scheduled | gzip > orders.jsonl.gz",
-)
-async def export(
-    context: CommandContext,
-    name: Name,
-    output: Annotated[
-        Path | None, typer.Option(help="Write to this file instead of stdout.", show_default=False)
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
-    scheduled: Annotated[bool, typer.Option("--scheduled", help="The scheduled items too.")] = False,
-    partition: OnePartition = None,
-) -> None:
-    """Write the items of a queue as JSON Lines; payloads are base64. Nothing is taken from the queue.
-
-    In a queue that is at work an item may move meanwhile and appear twice; pause the queue for an exact copy.
-    """
-    encoder = msgspec.json.Encoder()
-    kinds = (False, True) if scheduled else (False,)
-    async with context.open() as queues:
-        total = sum([await count_items(queues, name, scheduled=kind) for kind in kinds])
-        what = f"exporting '{name}'"
-        with (
-            _sink(output, overwrite=overwrite) as sink,
-            meter(what, total=total, quiet=context.as_json) as bar,
-        ):
-            for kind in kinds:
-                async for _, page in pages(queues, name, partition=partition, scheduled=kind):
-                    sink.write(encoder.encode_lines(page))
-                    bar.add(len(page))
-                    bar.advance(len(page))
-    if output is not None:
-        context.out.document({"exported_count": bar.count, "file": str(output)})
-    context.out.note(f"{plural(bar.count, 'item')} exported from '{name}'")
+# --- import ---------------------------------------------------------------------------------------------------
 
 
 @command(
@@ -238,28 +197,6 @@ async def import_items(
 
 def _once(item: ImportedItem) -> ImportedItem:
     return item if item.source_id else replace(item, source_id=item.id)
-
-
-@contextmanager
-def _sink(path: Path | None, *, overwrite: bool) -> Iterator[BinaryIO]:
-    """stdout, or a file that gets its name only when everything is in it: half an export never looks like a whole."""
-    if path is None:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    if path.exists() and not overwrite:
-        raise CommandFailed(f"file is there already; '{path}', choose another name or give --overwrite")
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with partial.open("wb") as sink:
-            yield sink
-            sink.flush()
-            os.fsync(sink.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise CommandFailed(f"file cannot be written; '{error.filename or partial}': {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 # --- lines ----------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from holdfast.core.collect import (
     read_payload,
 )
 from holdfast.core.message import Delivery, Message
+from holdfast.core.requests.results import GapView
 from holdfast.core.states import TransactionState
 from holdfast.errors import QueueMissing, StorageFailed, TryAgain
 from holdfast.ports.blobs import Blobs
@@ -60,16 +61,6 @@ class StoredPart(Struct, frozen=True, kw_only=True):
     body: bytes
 
 
-class Gaps(Struct, frozen=True, kw_only=True):
-    """What a series lacks; `is_open` while its count is not known: more may follow the last one stored."""
-
-    series: str
-    count: int | None
-    stored_count: int
-    missing: Sequence[Range]
-    is_open: bool
-
-
 async def read_part(blobs: Blobs, part: Part) -> bytes:
     """The bytes of a part. Raises StorageFailed when they are not those of the index."""
     async with aclosing(blobs.get(part.path)) as chunks:
@@ -91,7 +82,7 @@ async def parts_in_order(index: CollectStore, blobs: Blobs, transaction: str, se
             wanted += 1
 
 
-async def gaps_of(index: CollectStore, transaction: Transaction) -> list[Gaps]:
+async def gaps_of(index: CollectStore, transaction: Transaction) -> list[GapView]:
     """For each series of the set, and each that has come, what is missing."""
     stand = await index.stand(transaction.id)
     known = known_set(transaction.series, stand)
@@ -108,7 +99,7 @@ async def gaps_of(index: CollectStore, transaction: Transaction) -> list[Gaps]:
             is_cut = len(stored) == RANGES_COUNT_MAX
             missing = ranges(stored, count=highest if is_cut or series.count is None else series.count)
         found.append(
-            Gaps(
+            GapView(
                 series=name,
                 count=series.count,
                 stored_count=series.stored_count,

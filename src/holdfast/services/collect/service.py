@@ -42,7 +42,7 @@ from holdfast.errors import (
 )
 from holdfast.proof import crash_point
 from holdfast.services.collect.awaiting import await_results, request_missing
-from holdfast.services.collect.completion import Gaps, StoredPart, clear, gaps_of, parts_in_order, send_completion
+from holdfast.services.collect.completion import StoredPart, clear, gaps_of, parts_in_order, send_completion
 from holdfast.services.collect.transaction import FOR_NOW, CollectContext, OwnedTransaction, address_of
 from holdfast.stores.collect import LedgerLine
 from holdfast.telemetry.events import emit
@@ -143,7 +143,7 @@ class CollectService:
         await self.find(transaction)
         return [series for _, series in sorted((await self._store.stand(transaction)).items())]
 
-    async def gaps(self, transaction: str) -> Sequence[Gaps]:
+    async def gaps(self, transaction: str) -> Sequence[requests.GapView]:
         """What is missing, series by series."""
         return await gaps_of(self._store, await self.find(transaction))
 
@@ -440,18 +440,7 @@ async def _show(service: CollectService, request: requests.ReadResult) -> reques
 
 @handles(requests.ReadGaps)
 async def _gaps(service: CollectService, request: requests.ReadGaps) -> requests.GapsReply:
-    return requests.GapsReply(
-        items=[
-            requests.GapView(
-                series=gap.series,
-                count=gap.count,
-                stored_count=gap.stored_count,
-                missing=gap.missing,
-                is_open=gap.is_open,
-            )
-            for gap in await service.gaps(request.id)
-        ]
-    )
+    return requests.GapsReply(items=await service.gaps(request.id))
 
 
 @handles(requests.ReadSeries)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Sequence
-from datetime import datetime
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,6 +13,7 @@ from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import NAME_CHARACTERS_MAX
 from holdfast.core.moments import moment
 from holdfast.core.requests.declare import Caller, Role, Token
+from holdfast.core.requests.vault import CreateToken
 from holdfast.errors import Conflict, Invalid, NotFound
 from holdfast.ports.clock import Clock
 from holdfast.stores.vault import Vault
@@ -102,16 +101,10 @@ class TokenService:
             return None
         return Caller(name=f"token:{found.name}", role=found.role, queues=found.queues)
 
-    async def create(
-        self,
-        name: str,
-        role: Role,
-        act: LedgerAct,
-        *,
-        expires_at: datetime | None = None,
-        queues: Sequence[str] = (),
-    ) -> str:
+    async def create(self, wanted: CreateToken, act: LedgerAct) -> str:
         """A new token, told this once. Raises Invalid, or Conflict when the name is taken."""
+        now_us, name, queues = self._clock.now_us(), wanted.name, wanted.queues
+        expires_at = wanted.expires_at(now_us)
         if not name or len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
             raise Invalid("token name is invalid; use 1 to 512 printable characters")
         if len(queues) > PATTERNS_COUNT_MAX or any(not one or len(one) > NAME_CHARACTERS_MAX for one in queues):
@@ -119,9 +112,9 @@ class TokenService:
         secret = PREFIX + secrets.token_urlsafe(32)
         token = Token(
             name=name,
-            role=role,
+            role=Role[wanted.role.upper()],
             hash=hashlib.sha256(secret.encode()).hexdigest(),
-            made_at=moment(self._clock.now_us()),
+            made_at=moment(now_us),
             made_by=act.actor,
             expires_at=expires_at,
             queues=tuple(queues),

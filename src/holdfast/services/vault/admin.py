@@ -17,10 +17,10 @@ from holdfast.core.ledger import LedgerAct, expand
 from holdfast.core.letter import NAME_CHARACTERS_MAX, GroupStatus, clip
 from holdfast.core.plan import Plan, PlanOptions, RedriveState, RedriveTask
 from holdfast.core.requests import vault as requests
-from holdfast.core.requests.declare import HANDLERS, Caller, Declared, Request, Role, Stream, handles
+from holdfast.core.requests.declare import HANDLERS, Caller, Declared, Request, Role, Stream, handles, view
 from holdfast.core.selection import ID_MAX, Selection, check_selection, decode_cursor, encode_cursor
 from holdfast.core.states import LetterState
-from holdfast.errors import Forbidden, HoldfastError, Invalid, NotFound
+from holdfast.errors import Forbidden, HoldfastError, NotFound
 from holdfast.ports.blobs import Blobs
 from holdfast.services.vault.access import TokenService
 from holdfast.services.vault.custody import Custody, check_all_queues, check_queue
@@ -288,23 +288,8 @@ async def _revisions(app: VaultApp, request: requests.ListRevisions, caller: Cal
 
 @handles(requests.EditLetter)
 async def _edit(app: VaultApp, request: requests.EditLetter, caller: Caller) -> requests.EditReply:
-    letter = await app.custody.letter(request.id, caller)
-    body = request.body
-    if request.restore:
-        if body is not None or request.put or request.drop:
-            raise Invalid("edit is invalid; restore goes with no other change")
-        body = (await app.custody.content(letter, revision=0)).body
-    number = await app.custody.edit(
-        letter.id,
-        caller,
-        act_of(request, caller, reason=request.reason),
-        revision=request.revision,
-        body=body,
-        put=request.put,
-        drop=request.drop,
-        sensitive=request.sensitive,
-    )
-    return requests.EditReply(number)
+    act = act_of(request, caller, reason=request.reason)
+    return requests.EditReply(await app.custody.edit(request, caller, act))
 
 
 @handles(requests.ReadHistory)
@@ -441,22 +426,14 @@ async def _balance(app: VaultApp, request: requests.ReadBalance, caller: Caller)
 @handles(requests.ListTokens)
 async def _tokens(app: VaultApp, request: requests.ListTokens, caller: Caller) -> list[requests.TokenView]:
     check_all_queues(caller)
-    shown = requests.TokenView.__struct_fields__
-    rows = [{name: getattr(one, name) for name in shown} | {"role": one.role.word} for one in await app.tokens.all()]
-    return [requests.TokenView(**row) for row in rows]
+    return [view(requests.TokenView, one, role=one.role.word) for one in await app.tokens.all()]
 
 
 @handles(requests.CreateToken)
 async def _create_token(app: VaultApp, request: requests.CreateToken, caller: Caller) -> requests.TokenReply:
     check_all_queues(caller)
-    secret = await app.tokens.create(
-        request.name,
-        Role[request.role.upper()],
-        act_of(request, caller, detail=f"{request.role} token '{request.name[:200]}'"),
-        expires_at=request.expires_at(app.now_us),
-        queues=request.queues,
-    )
-    return requests.TokenReply(secret)
+    act = act_of(request, caller, detail=f"{request.role} token '{request.name[:200]}'")
+    return requests.TokenReply(await app.tokens.create(request, act))
 
 
 @handles(requests.RevokeToken)

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.letter import LOCKED_HEADERS, SENSITIVE_HEADERS, Content, JsonValue, Letter, NewLetter, Origin
+from holdfast.core.letter import LOCKED_HEADERS, SENSITIVE_HEADERS, Content, Letter, NewLetter, Origin
 from holdfast.core.moments import moment_or_none
 from holdfast.core.plan import PLAN_COUNT_MAX, Place, Target
 from holdfast.core.requests.declare import Caller
-from holdfast.core.requests.vault import CaptureReport, QueueView
+from holdfast.core.requests.vault import CaptureReport, EditLetter, QueueView
 from holdfast.core.selection import Selection, check_selection
 from holdfast.core.states import LetterState
 from holdfast.errors import BlobMissing, BrokerError, Conflict, Forbidden, Invalid, NotFound, StorageFailed
@@ -226,34 +226,27 @@ class Custody:
             return 0
         return await self.vault.letters.move(found, source=source, target=target, act=act, expected=expected)
 
-    async def edit(
-        self,
-        number: int,
-        caller: Caller,
-        act: LedgerAct,
-        *,
-        revision: int,
-        body: bytes | None,
-        put: dict[str, JsonValue],
-        drop: Sequence[str],
-        sensitive: bool = False,
-    ) -> int:
+    async def edit(self, edit: EditLetter, caller: Caller, act: LedgerAct) -> int:
         """A new revision. Locked headers are refused, sensitive ones need to be said."""
-        letter = await self.letter(number, caller)
-        names = [*put, *drop]
+        letter = await self.letter(edit.id, caller)
+        names, body = [*edit.put, *edit.drop], edit.body
+        if edit.restore:
+            if body is not None or names:
+                raise Invalid("edit is invalid; restore goes with no other change")
+            body = (await self.content(letter, revision=0)).body
         if body is None and not names:
             raise Invalid("edit is invalid; nothing is changed, give a body, or headers to put or drop")
         locked = sorted(set(names) & set(LOCKED_HEADERS))
         if locked:
             raise Invalid(f"header is locked; '{locked[0]}' says who the message is or where it has been")
-        if not sensitive and (meant := sorted(set(names) & set(SENSITIVE_HEADERS))):
+        if not edit.sensitive and (meant := sorted(set(names) & set(SENSITIVE_HEADERS))):
             raise Invalid(f"header is sensitive; '{meant[0]}' decides where the message goes, say sensitive = true")
         if len(names) > HEADERS_COUNT_MAX or any(not name or len(name.encode()) > 255 for name in names):
             raise Invalid(f"headers are invalid; at most {HEADERS_COUNT_MAX} with names of 1 to 255 bytes")
         if body is not None and len(body) > BODY_BYTES_MAX:
             raise Invalid(f"body is too large; {BODY_BYTES_MAX} bytes is the maximum")
         return await self.vault.letters.revise(
-            letter.id, revision=revision, body=body, put=put, drop=list(drop), act=act
+            letter.id, revision=edit.revision, body=body, put=edit.put, drop=edit.drop, act=act
         )
 
 
