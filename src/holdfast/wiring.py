@@ -10,17 +10,16 @@ import asyncio
 import getpass
 import os
 import re
-import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     AsyncExitStack,
+    ExitStack,
     asynccontextmanager,
     closing,
-    contextmanager,
     nullcontext,
 )
 from pathlib import Path
@@ -31,7 +30,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.death import RedriveStamp
-from holdfast.core.ledger import FIRST, verify
 from holdfast.core.letter import Fingerprinter
 from holdfast.core.moments import SECOND_US, format_duration, moment, parse_duration
 from holdfast.core.plan import Retries
@@ -58,7 +56,6 @@ from holdfast.services.recover.embedded import EmbeddedRecovery
 from holdfast.services.recover.report import Notices
 from holdfast.services.recover.service import (
     OnBegin,
-    OpenLedger,
     RecoverySchedule,
     ScheduledRecovery,
     new_run,
@@ -69,14 +66,14 @@ from holdfast.services.recover.service import (
 from holdfast.services.vault.admin import VaultApp
 from holdfast.services.vault.capture import load_fingerprint
 from holdfast.services.vault.custody import Custody
+from holdfast.services.vault.ledgers import unlock
 from holdfast.services.vault.upkeep import Successes, parse_retention
 from holdfast.settings import RecoverSettings, Settings, load_settings
-from holdfast.settings.values import listed, made_once, masked
+from holdfast.settings.values import listed, masked
 from holdfast.stores.collect import CollectStore
 from holdfast.stores.files import FileBackup
 from holdfast.stores.journal import FileJournal, JournalPaths, journal_paths
-from holdfast.stores.ledger import Ledger
-from holdfast.stores.vault import Vault
+from holdfast.stores.vault import OpenVault, Vault
 
 if TYPE_CHECKING:
     from holdfast.core.topology.layouts import TopologyFile
@@ -85,7 +82,6 @@ if TYPE_CHECKING:
 #: Where a SQLite storage keeps what the collector knows.
 COLLECT_FOLDER = "collect"
 VAULT_FILE = "vault.db"
-KEY_BYTES = 32
 PUBLISH_WINDOW_BYTES = 8 * 2**20
 #: Schemes that name what another word names too.
 KINDS = {
@@ -337,9 +333,8 @@ async def open_vault_app(
     time_source = clock or SystemClock()
     url = settings.vault.reveal() if settings.vault else settings.storages[0].url
     async with AsyncExitStack() as stack:
-        database, place = _vault_database(url, time_source), Location.parse(url)
-        grouped = load_fingerprint(settings.fingerprint)
-        vault, key = await stack.enter_async_context(_opened_vault(settings, database, url, time_source))
+        place, grouped = Location.parse(url), load_fingerprint(settings.fingerprint)
+        vault = await stack.enter_async_context(open_vault(settings, url, clock=time_source))
         blobs: Blobs | None = None
         if beside := settings.vault_blobs or (str(place.folder / "vault-blobs") if place.folder else None):
             blobs = await stack.enter_async_context(open_blobs(beside))
@@ -349,7 +344,7 @@ async def open_vault_app(
         if queues is not None:
             brokers.append(QueueBroker(queues, clock=time_source, grouped=grouped, retries=_retries(settings)))
         custody = Custody(vault, brokers, clock=time_source, blobs=blobs)
-        app = VaultApp(custody, key=key, blobs=blobs, redrive_role=Role[settings.redrive_role.upper()])
+        app = VaultApp(custody, blobs=blobs, redrive_role=Role[settings.redrive_role.upper()])
         await app.tokens.load()
         stack.push_async_callback(app.close)
         yield app
@@ -371,41 +366,22 @@ def successes(url: str, *, actor: str, clock: Clock) -> Successes:
 
 
 @asynccontextmanager
-async def open_ledger(settings: Settings, url: str, *, clock: Clock) -> AsyncIterator[Ledger]:
-    """The ledger of the vault at a URL, for a row that goes with no letter. Raises CannotStart."""
-    async with open_vault(settings, url, clock=clock) as vault:
-        yield vault.ledger
-
-
-@asynccontextmanager
 async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIterator[Vault]:
     """The vault at a URL, without brokers. Raises CannotStart."""
-    async with _opened_vault(settings, _vault_database(url, clock), url, clock) as (vault, _):
-        yield vault
-
-
-@asynccontextmanager
-async def _opened_vault(
-    settings: Settings, database: Database, url: str, clock: Clock
-) -> AsyncIterator[tuple[Vault, bytes]]:
-    """The vault and the key of its ledger, which belong together."""
-    key = await _chain_key(settings, url, clock)
-    vault = Vault(database, key=key, clock=clock)
-    await _open(vault)
-    try:
-        await _check_key(vault, key)
-        yield vault, key
-    finally:
-        await vault.close()
-
-
-async def _open(vault: Vault) -> None:
+    vault, place = Vault(_vault_database(url, clock), clock=clock), Location.parse(url)
     try:
         await vault.open()
     except CannotStart:
         raise
     except HoldfastError as error:
         raise CannotStart(f"vault cannot be opened; {error.message}") from error
+    try:
+        given = settings.ledger_key.reveal() if settings.ledger_key else None
+        file = None if place.kind == "memory" else (place.folder or settings.data_folder) / "ledger-key"
+        await unlock(vault, given=given, file=file)
+        yield vault
+    finally:
+        await vault.close()
 
 
 def _vault_database(url: str, clock: Clock) -> Database:
@@ -455,51 +431,6 @@ def _retries(settings: Settings) -> Retries:
     return Retries(attempts=settings.retry_attempts, delays_s=tuple(delays))
 
 
-async def _chain_key(settings: Settings, url: str, clock: Clock) -> bytes:
-    """The key of the chain: given, or made once and kept in a file. Raises CannotStart."""
-    if settings.ledger_key is not None:
-        return settings.ledger_key.reveal().encode()
-    place = Location.parse(url)
-    if place.kind == "memory":
-        return secrets.token_bytes(KEY_BYTES)
-    folder = place.folder or settings.data_folder
-    path = folder / "ledger-key"
-    if not await asyncio.to_thread(path.exists) and await _has_rows(url, clock):
-        # A new one would only be in the way of the right one.
-        raise CannotStart(
-            f"key of the ledger is missing; the vault's chain was begun with a key and {path} is not there, bring back "
-            "the file ledger-key or set HOLDFAST_LEDGER_KEY"
-        )
-    try:
-        return await asyncio.to_thread(made_once, path, secrets.token_hex(KEY_BYTES))
-    except OSError as error:
-        raise CannotStart(
-            f"key of the ledger cannot be kept; {path}: {error.strerror}, set HOLDFAST_LEDGER_KEY"
-        ) from error
-
-
-async def _has_rows(url: str, clock: Clock) -> bool:
-    folder = Location.parse(url).folder
-    if folder is not None and not await asyncio.to_thread((folder / VAULT_FILE).exists):
-        return False
-    vault = Vault(_vault_database(url, clock), key=b"", clock=clock)  # it writes nothing
-    await _open(vault)
-    try:
-        return bool(await vault.ledger.rows(after=0, count_max=1))
-    finally:
-        await vault.close()
-
-
-async def _check_key(vault: Vault, key: bytes) -> None:
-    """With another key the chain would break at the next row. The first row tells, whatever happened to the others."""
-    first = await vault.ledger.rows(after=0, count_max=1)
-    if first and verify(key, first, previous=FIRST) is not None and first[0].number == 1:
-        raise CannotStart(
-            "key of the ledger is another one; the vault's chain was begun with another key, or its first row was "
-            "changed, bring back the file ledger-key or set HOLDFAST_LEDGER_KEY"
-        )
-
-
 @asynccontextmanager
 async def open_recovery(
     url: str, order: RecoveryOrder, *, clock: Clock | None = None, management: str | None = None
@@ -543,7 +474,7 @@ async def run_recovery(
     url: str,
     order: RecoveryOrder,
     *,
-    ledger: OpenLedger,
+    vault: OpenVault,
     hearing: AbstractContextManager[OnBegin],
     journal: AbstractContextManager[FileJournal | None],
     queues: AbstractAsyncContextManager[Queues] | None = None,
@@ -565,34 +496,26 @@ async def run_recovery(
                     return await embedded.run()
             management = settings.management.reveal() if settings.management else None
             async with open_recovery(url, order, clock=clock, management=management) as broker:
-                with journal as kept, open_backup(order.backup_file) as backup:
+                with journal as kept, ExitStack() as stack:
+                    path = order.backup_file
+                    backup = stack.enter_context(closing(FileBackup(Path(path)))) if path else None
                     return await recover(
                         broker, order, clock=clock, journal=kept, backup=backup, notices=notices, on_begin=on_begin
                     )
 
-    return await recorded(order, run, ledger=ledger, clock=clock)
+    return await recorded(order, run, vault=vault, clock=clock)
 
 
-@contextmanager
-def open_backup(path: str) -> Iterator[FileBackup | None]:
-    """A backup to write letters to; None where no path is given. Raises CannotStart."""
-    if not path:
-        yield None
-        return
-    with closing(FileBackup(Path(path))) as backup:
-        yield backup
-
-
-def ledger_of(settings: Settings, *, clock: Clock | None = None) -> OpenLedger:
-    """The ledger of these settings; in the data folder where they name no place of their own."""
+def vault_of(settings: Settings) -> OpenVault:
+    """The vault of these settings; in the data folder where they name no place of their own."""
     url = settings.vault.reveal() if settings.vault else settings.storages[0].url
     if Location.parse(url).kind not in {"sqlite", "postgresql"}:
         url = f"sqlite:///{settings.data_folder}"
-    return lambda: open_ledger(settings, url, clock=clock or SystemClock())
+    return lambda: open_vault(settings, url, clock=SystemClock())
 
 
 def scheduled_recoveries(
-    settings: Settings, *, queues: Callable[[], Queues | None], broker: str | None, ledger: OpenLedger
+    settings: Settings, *, queues: Callable[[], Queues | None], broker: str | None, vault: OpenVault
 ) -> RecoverySchedule:
     """The recoveries of a configuration. `queues` are those of this process, when they are open; `broker` is where a
     queue is that is none of them. Raises CannotStart when a routes file cannot be used."""
@@ -624,7 +547,7 @@ def scheduled_recoveries(
                 settings,
                 url,
                 this,
-                ledger=ledger,
+                vault=vault,
                 hearing=nullcontext(on_begin),
                 journal=journals(settings, url, name, serves=True).kept(this.run) if is_broker else nullcontext(),
                 queues=nullcontext(own) if own else None,
@@ -651,20 +574,10 @@ def journals(
     settings: Settings, url: str, dead_queue: str, *, file: Path | None = None, keeps: bool = True, serves: bool = False
 ) -> JournalPaths:
     """Those of a run that keeps its journal in `file`, at the usual place, or nowhere."""
-    source = journal_source(url, dead_queue)
-    folders = (state_folder(settings), settings.data_folder.absolute())
-    return journal_paths(source, dead_queue, folders, file=file, keeps=keeps, serves=serves)
-
-
-def state_folder(settings: Settings) -> Path:
-    """Where the journals of a user are, whichever folder a run is started in and whatever runs it."""
-    given = os.environ.get("XDG_STATE_HOME", "")
-    if Path(given).is_absolute():
-        return Path(given) / "holdfast"
-    try:
-        return Path.home() / ".local" / "state" / "holdfast"
-    except RuntimeError:  # a user without a home
-        return settings.data_folder.absolute()
+    data_folder = settings.data_folder.absolute()
+    return journal_paths(
+        journal_source(url, dead_queue), dead_queue, data_folder, file=file, keeps=keeps, serves=serves
+    )
 
 
 def journal_source(url: str, dead_queue: str) -> str:

@@ -236,7 +236,7 @@ async def test_the_balance_holds_while_letters_arrive(vault: Vault) -> None:
         for number in range(30):
             await stored(vault, f"{number}".encode(), b"twin")
 
-    ledgers = LedgerService(vault, key=KEY)
+    ledgers = LedgerService(vault)
     arriving = asyncio.create_task(arrive())
     looks = 0
     while not arriving.done() or not looks:

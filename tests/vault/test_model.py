@@ -357,7 +357,7 @@ class VaultMachine(RuleBasedStateMachine):
         counts = Counter(one.group for one in page.letters)
         groups = await self.vault.groups.page(status=None, after=ID_MAX, count_max=ALL)
         assert Counter({group.key: group.count for _, group in groups}) == counts
-        ledgers = LedgerService(self.vault, key=KEY)
+        ledgers = LedgerService(self.vault)
         assert not (await ledgers.verify()).why
         balance = await ledgers.balance()
         assert all(row.agrees for row in balance), balance

@@ -68,21 +68,30 @@ class JournalPaths(msgspec.Struct, frozen=True, kw_only=True):
 def journal_paths(
     source: str,
     dead_queue: str,
-    folders: tuple[Path, Path],
+    data_folder: Path,
     *,
     file: Path | None = None,
     keeps: bool = True,
     serves: bool = False,
 ) -> JournalPaths:
-    """Those of a run that keeps its journal in `file`, at the usual place, or nowhere.
-
-    `folders` are the usual one, and the one of a server that cannot write to it.
-    """
+    """Those of a run that keeps its journal in `file`, at the usual place, or nowhere. A server that cannot write to
+    the usual place keeps it in the data folder."""
     mark = hashlib.sha256(source.encode("utf-8", "surrogateescape")).hexdigest()[:12]
     name = f"{re.sub(r'[^A-Za-z0-9._-]+', '_', dead_queue)[:80]}-{mark}.journal"
-    usual, spare = (folder / "recover" / name for folder in folders)
+    usual, spare = (folder / "recover" / name for folder in (_state_folder() or data_folder, data_folder))
     own = file or (spare if serves and not _is_writable(usual.parent) else usual)
     return JournalPaths(source=source, own=own if keeps else None, usual=usual, others=(spare,))
+
+
+def _state_folder() -> Path | None:
+    """Where the journals of a user are, whichever folder a run is started in and whatever runs it."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    if Path(given).is_absolute():
+        return Path(given) / "holdfast"
+    try:
+        return Path.home() / ".local" / "state" / "holdfast"
+    except RuntimeError:  # a user without a home
+        return None
 
 
 class FileJournal:

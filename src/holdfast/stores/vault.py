@@ -8,7 +8,8 @@ repeated; only `Letters.put` then makes a second letter, unless the broker deliv
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 
 from holdfast.ports.clock import Clock
 from holdfast.ports.database import Database
@@ -18,11 +19,11 @@ from holdfast.stores.redrives import RedriveStore
 
 
 class Vault:
-    """All parts of one vault. `key` is the ledger's: whoever has it can forge the chain."""
+    """All parts of one vault. `key` is the ledger's: whoever has it can forge the chain. Without one, read only."""
 
-    def __init__(self, database: Database, *, key: bytes, clock: Clock) -> None:
+    def __init__(self, database: Database, *, key: bytes = b"", clock: Clock) -> None:
         self._database = database
-        writer = LedgerWriter(database, key=key, clock=clock)
+        writer = self._writer = LedgerWriter(database, key=key, clock=clock)
         self.letters = Letters(writer)
         self.groups = Groups(writer)
         self.redrives = RedriveStore(writer)
@@ -33,6 +34,15 @@ class Vault:
         #: is *redriving* of a task that was cancelled.
         self.moves: Mapping[tuple[str, str, str], int] = writer.moves
 
+    @property
+    def key(self) -> bytes:
+        """That of the ledger."""
+        return self._writer.key
+
+    def use_key(self, key: bytes) -> None:
+        """From the next row on."""
+        self._writer.key = key
+
     async def open(self) -> None:
         """Raises CannotStart."""
         await asyncio.to_thread(self._database.open)
@@ -40,3 +50,6 @@ class Vault:
     async def close(self) -> None:
         """Let go of it."""
         await asyncio.to_thread(self._database.close)
+
+
+OpenVault = Callable[[], AbstractAsyncContextManager[Vault]]

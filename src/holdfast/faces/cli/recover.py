@@ -207,7 +207,7 @@ async def recover_command(context: CommandContext, **given: Any) -> ExitCode:
     options.check()
     if not is_broker:
         options.check_embedded()
-    from holdfast.wiring import journals, ledger_of, origin_of, run_recovery, somebody
+    from holdfast.wiring import journals, origin_of, run_recovery, somebody, vault_of
 
     settings, url, name = context.settings, options.url, options.dead_queue
     if options.management:
@@ -228,7 +228,7 @@ async def recover_command(context: CommandContext, **given: Any) -> ExitCode:
                     settings,
                     url,
                     order,
-                    ledger=ledger_of(settings),
+                    vault=vault_of(settings),
                     hearing=signals(notices),
                     journal=nullcontext(journal),
                     queues=None if is_broker else replaced(context, url=url).open(),

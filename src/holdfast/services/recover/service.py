@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -26,14 +26,13 @@ from holdfast.services.recover.report import Notices, check, preflight_lines
 from holdfast.services.recover.run import RecoveryRun
 from holdfast.stores.files import BackupDrain, FileBackup
 from holdfast.stores.journal import FileJournal
-from holdfast.stores.ledger import Ledger
+from holdfast.stores.vault import OpenVault
 from holdfast.telemetry.events import emit
 
 ACTION = "recovery"
 #: Beyond its own stop_timeout: what a run may take to give letters back and to write its row.
 STOP_TIMEOUT_S = 30.0
 NEVER = "neither on_start nor every is set, so it never runs by itself"
-OpenLedger = Callable[[], AbstractAsyncContextManager[Ledger]]
 OnBegin = Callable[[LimitedRun], None]
 
 
@@ -116,7 +115,7 @@ class _Detail(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 async def recorded(
-    order: RecoveryOrder, run: Callable[[], Awaitable[Summary]], *, ledger: OpenLedger, clock: Clock
+    order: RecoveryOrder, run: Callable[[], Awaitable[Summary]], *, vault: OpenVault, clock: Clock
 ) -> Summary:
     """Run it and record it, also when it raises. A row that cannot be written does not undo what was recovered: it is
     logged, and the summary says so."""
@@ -137,8 +136,8 @@ async def recorded(
             same |= {"run": order.run, "began_at": moment(began_us), "ended_at": moment(clock.now_us())}
             detail = json.encode(_Detail(**same)).decode()
             act = LedgerAct(actor=order.by, action=ACTION, origin=order.origin, reason=reason, detail=detail)
-            async with ledger() as opened:
-                await opened.append(act, outcome=outcome, queue=order.dead_queue, count=counts.recovered)
+            async with vault() as opened:
+                await opened.ledger.append(act, outcome=outcome, queue=order.dead_queue, count=counts.recovered)
         except HoldfastError as error:
             emit("recovery.unrecorded", queue=order.dead_queue, error=error.message)
             if summary is not None:

@@ -56,16 +56,14 @@ _encode = msgspec.json.Encoder().encode
 class VaultApp:
     """Everything that the faces need of custody."""
 
-    def __init__(
-        self, custody: Custody, *, key: bytes, blobs: Blobs | None = None, redrive_role: Role = Role.OPERATOR
-    ) -> None:
+    def __init__(self, custody: Custody, *, blobs: Blobs | None = None, redrive_role: Role = Role.OPERATOR) -> None:
         self.custody = custody
         self.redrive_role = redrive_role
         self.retention = Retention(custody.vault, clock=custody.clock, blobs=blobs)
         self.vault: Vault = custody.vault
         self.planner = Planner(custody)
         self.redrives = RedriveRunner(custody)
-        self.ledgers = LedgerService(custody.vault, key=key)
+        self.ledgers = LedgerService(custody.vault)
         self.tokens = TokenService(custody.vault, clock=custody.clock)
 
     @property
