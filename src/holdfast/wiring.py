@@ -17,7 +17,6 @@ from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     AsyncExitStack,
-    ExitStack,
     asynccontextmanager,
     closing,
     nullcontext,
@@ -80,7 +79,7 @@ if TYPE_CHECKING:
     from holdfast.services.topology import Topologies
 
 #: Where a SQLite storage keeps what the collector knows.
-COLLECT_FOLDER = "collect"
+COLLECT_FILE = "collect/collect.db"
 VAULT_FILE = "vault.db"
 PUBLISH_WINDOW_BYTES = 8 * 2**20
 #: Schemes that name what another word names too.
@@ -218,14 +217,10 @@ async def open_rabbit_broker(
     """
     from holdfast.engines.rabbitmq.broker import RabbitBroker, RabbitOptions
 
-    starts = open_starts(store, clock=clock) if store else None
-    options = RabbitOptions(management=management, topology=topology, starts=starts, insists=True)
-    try:
+    with closing(open_starts(store, clock=clock)) if store else nullcontext() as starts:
+        options = RabbitOptions(management=management, topology=topology, starts=starts, insists=True)
         async with RabbitBroker(url, clock=clock, options=options) as broker:
             yield broker
-    finally:
-        if starts is not None:
-            starts.close()
 
 
 def open_starts(url: str, *, clock: Clock) -> Starts:
@@ -288,16 +283,14 @@ async def open_collector(
 
 def open_collect_store(url: str, *, clock: Clock) -> CollectStore:
     """State and index of collected results: in the folder of a SQLite storage, in PostgreSQL, or in memory."""
-    database = _database(url, f"{COLLECT_FOLDER}/collect.db", clock, kind="collect", serial=False)
-    if database is None:
-        raise BadUrl(f"collector URL is invalid; '{masked(url)}' is not sqlite:///FOLDER, postgresql://… or memory://")
-    return CollectStore(database)
+    wrong = f"collector URL is invalid; '{masked(url)}' is not sqlite:///FOLDER, postgresql://… or memory://"
+    return CollectStore(_database(url, COLLECT_FILE, clock, kind="collect", serial=False, wrong=wrong))
 
 
 def has_collector(url: str) -> bool:
     """Whether a SQLite storage has collected before: then there may be something to resume."""
     place = Location.parse(url)
-    return place.kind == "sqlite" and ((place.folder or Path()) / COLLECT_FOLDER / "collect.db").exists()
+    return place.kind == "sqlite" and ((place.folder or Path()) / COLLECT_FILE).exists()
 
 
 def default_blobs(url: str) -> str | None:
@@ -306,23 +299,19 @@ def default_blobs(url: str) -> str | None:
     return str((place.folder or Path()) / "blobs") if place.kind == "sqlite" else None
 
 
-@asynccontextmanager
-async def open_blobs(url: str) -> AsyncIterator[Blobs]:
+def open_blobs(url: str) -> AbstractAsyncContextManager[Blobs]:
     """A folder (a path, or file:///…), or a bucket: s3://, az://, gs:// with an optional prefix. Raises CannotStart."""
     place = Location.parse(url)
     if place.kind == "bucket":
         from holdfast.engines.objects.blobs import open_object_blobs
 
-        async with open_object_blobs(url) as objects:
-            yield objects
-        return
+        return open_object_blobs(url)
     if place.kind != "folder" or place.folder is None:
         scheme = urlsplit(url).scheme
         raise BadUrl(f"blob URL is invalid; '{scheme}' is not known here, use a folder, s3://, az:// or gs://")
     from holdfast.engines.folder.blobs import open_folder_blobs
 
-    async with open_folder_blobs(place.folder) as folder:
-        yield folder
+    return open_folder_blobs(place.folder)
 
 
 @asynccontextmanager
@@ -368,7 +357,9 @@ def successes(url: str, *, actor: str, clock: Clock) -> Successes:
 @asynccontextmanager
 async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIterator[Vault]:
     """The vault at a URL, without brokers. Raises CannotStart."""
-    vault, place = Vault(_vault_database(url, clock), clock=clock), Location.parse(url)
+    wrong = "vault URL is invalid; use sqlite:///FOLDER, postgresql://… or memory://"
+    vault = Vault(_database(url, VAULT_FILE, clock, kind="vault", serial=True, wrong=wrong), clock=clock)
+    place = Location.parse(url)
     try:
         await vault.open()
     except CannotStart:
@@ -384,15 +375,8 @@ async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIter
         await vault.close()
 
 
-def _vault_database(url: str, clock: Clock) -> Database:
-    database = _database(url, VAULT_FILE, clock, kind="vault", serial=True)
-    if database is None:
-        raise BadUrl("vault URL is invalid; use sqlite:///FOLDER, postgresql://… or memory://")
-    return database
-
-
-def _database(url: str, file: str, clock: Clock, *, kind: str, serial: bool) -> Database | None:
-    """`file` is its name in the folder of a SQLite storage. None: the URL names no database."""
+def _database(url: str, file: str, clock: Clock, *, kind: str, serial: bool, wrong: str) -> Database:
+    """`file` is its name in the folder of a SQLite storage. Raises BadUrl, saying what is wrong with the URL."""
     place = Location.parse(url)
     if place.kind == "memory":
         return SqliteDatabase(None, kind=kind, clock=clock)
@@ -402,7 +386,7 @@ def _database(url: str, file: str, clock: Clock, *, kind: str, serial: bool) -> 
         from holdfast.engines.postgres.database import PostgresDatabase
 
         return PostgresDatabase(url, kind=kind, serial=serial)
-    return None
+    raise BadUrl(wrong)
 
 
 @asynccontextmanager
@@ -496,9 +480,8 @@ async def run_recovery(
                     return await embedded.run()
             management = settings.management.reveal() if settings.management else None
             async with open_recovery(url, order, clock=clock, management=management) as broker:
-                with journal as kept, ExitStack() as stack:
-                    path = order.backup_file
-                    backup = stack.enter_context(closing(FileBackup(Path(path)))) if path else None
+                path = order.backup_file
+                with journal as kept, closing(FileBackup(Path(path))) if path else nullcontext() as backup:
                     return await recover(
                         broker, order, clock=clock, journal=kept, backup=backup, notices=notices, on_begin=on_begin
                     )
