@@ -36,6 +36,7 @@ from tests.support.rabbitmq import running_node
 
 ADMIN = Caller(name="bench", role=Role.ADMIN, origin="bench")
 MUST, AIM = 0.5, 0.6
+IDLE_S = 10.0
 ROOT = Path(__file__).parents[1]
 
 
@@ -67,7 +68,10 @@ class Custodies(Recoveries):
 
     def _command(self, word: str, pair: Pair, folder: str) -> list[str]:
         more = ["--profile", f"{self._profile}/{word}.prof"] if self._profile else []
-        return [sys.executable, "-m", "bench.custody", word, self.url, pair.full, pair.empty, folder, *more]
+        return [
+            *(sys.executable, "-m", "bench.custody", word, self.url, pair.full, pair.empty, folder, str(pair.count)),
+            *more,
+        ]
 
     def _work(self, word: str, pair: Pair, folder: str) -> dict[str, float]:
         done = subprocess.run(
@@ -80,7 +84,7 @@ class Custodies(Recoveries):
         return told
 
 
-async def work(word: str, url: str, queue: str, to: str, folder: str) -> dict[str, float]:
+async def work(word: str, url: str, queue: str, to: str, folder: str, count_max: int) -> dict[str, float]:
     """Capture or redrive everything, in this process."""
     settings = Settings(
         storages=(StorageSettings(name="default", url=f"sqlite:///{folder}"),),
@@ -99,7 +103,8 @@ async def work(word: str, url: str, queue: str, to: str, folder: str) -> dict[st
             task, _ = await office.planner.execute(plan.hash, ADMIN, LedgerAct(actor="bench", action="redrives.start"))
         before, began_s = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         if task is None:
-            count = (await office.custody.capture(queue, ADMIN, idle_s=0.1)).captured
+            # It ends with the last letter: a broker that is slow for a moment does not end it.
+            count = (await office.custody.capture(queue, ADMIN, count_max=count_max, idle_s=IDLE_S)).captured
         else:
             await office.redrives.run(task.id)
             count = (await office.redrives.find(task.id)).redriven
@@ -136,12 +141,13 @@ def _child() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.custody", description=__doc__)
     for name in ("word", "url", "queue", "to", "folder"):
         parser.add_argument(name)
+    parser.add_argument("count", type=int)
     parser.add_argument("--profile")
     given = parser.parse_args()
     profiler = cProfile.Profile() if given.profile else None
     if profiler:
         profiler.enable()
-    told = asyncio.run(work(given.word, given.url, given.queue, given.to, given.folder))
+    told = asyncio.run(work(given.word, given.url, given.queue, given.to, given.folder, given.count))
     if profiler:
         profiler.disable()
         profiler.dump_stats(given.profile)

@@ -165,13 +165,14 @@ async def consumers(url: str, queue: str, count: int) -> dict[str, float]:
     return {**found, "peak_mb": peak_mb()}
 
 
-async def collect(folder: str, count: int) -> dict[str, float]:
-    """All payloads wait in their queue: from there to the notice."""
-    url = f"sqlite:///{folder}/q"
+async def collect(folder: str, count: int, url: str = "") -> dict[str, float]:
+    """All payloads wait in their queue: from there to the notice. `url` is where the collector keeps its state."""
+    queues_url = f"sqlite:///{folder}/q"
+    url, blobs = url or queues_url, f"{folder}/blobs"
     about = {"transaction-id": "t", "series": "a"}
-    async with holdfast.open(url) as queues:
+    async with holdfast.open(queues_url) as queues:
         await queues.queues_create("producer")
-        async with holdfast.Collector(url, queues=queues) as collector:
+        async with holdfast.Collector(url, blobs=blobs, queues=queues) as collector:
             await collector.start(b"", producer="producer", transaction_id="t", series=["a"])
             reply = await queues.queue_lease("producer", request_timeout="10s")
             await queues.queue_complete("producer", [reply.items[0].id])
@@ -188,7 +189,7 @@ async def collect(folder: str, count: int) -> dict[str, float]:
         await queues.queue_produce("transaction-t-header", [header])
         watch = Stopwatch()
         watch.begin()
-        async with holdfast.Collector(url, queues=queues) as collector:
+        async with holdfast.Collector(url, blobs=blobs, queues=queues) as collector:
             await collector.wait("t")
             return {**watch.figures(count), "peak_mb": peak_mb()}
 

@@ -20,8 +20,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bench.served import EXCHANGE, Broker, Server, Side, http_rate, recovered, write_letters
@@ -194,9 +194,14 @@ def depth(bench: Bench, side: Side) -> Figures:
 
 def postgres(bench: Bench, side: Side) -> Figures:
     """Cycles in batches of a hundred, four clients."""
-    url = bench.cluster.create_database("pairs")
-    try:
+    with _database(bench) as url:
         return side.measured("postgres", bench.fresh(), url=url, seconds=bench.seconds)
+
+
+@contextmanager
+def _database(bench: Bench) -> Iterator[str]:
+    try:
+        yield bench.cluster.create_database("pairs")
     finally:
         bench.cluster.drop_database("pairs")
 
@@ -286,6 +291,13 @@ def collect(bench: Bench, side: Side) -> Figures:
     return side.measured("collect", folder, folder=str(folder), count=bench.count(2_000))
 
 
+def collect_postgres(bench: Bench, side: Side) -> Figures:
+    """The same with the index in PostgreSQL; the queues stay in files."""
+    folder = bench.fresh()
+    with _database(bench) as url:
+        return side.measured("collect", folder, folder=str(folder), count=bench.count(2_000), url=url)
+
+
 ROWS: dict[str, Callable[[Bench, Side], Figures]] = {
     "recover-classic": recover_classic,
     "recover-quorum": recover_quorum,
@@ -301,6 +313,7 @@ ROWS: dict[str, Callable[[Bench, Side], Figures]] = {
     "vault": vault,
     "custody": custody,
     "collect": collect,
+    "collect-postgres": collect_postgres,
 }
 
 

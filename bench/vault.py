@@ -97,7 +97,7 @@ async def measure(folder: Path, count: int) -> dict[str, object]:
         find, counted = vault.letters.find, vault.letters.count
         captured = Selection(state=LetterState.CAPTURED)
         of_queue = Selection(queue="orders3.dlq", state=LetterState.CAPTURED)
-        group = (await vault.groups.page(status=None, after=ID_MAX, count_max=1))[0][1].key
+        group = (await vault.groups.page(status=None, after=ID_MAX, count_max=1))[0].key
         asked: dict[str, Callable[[int], Awaitable[object]]] = {
             "page_first": lambda n: find(captured, count_max=50),
             "page_middle": lambda n: find(captured, before=count // 2 - n * 50, count_max=50),

@@ -65,10 +65,8 @@ from holdfast.services.recover.service import (
 from holdfast.services.vault.admin import VaultApp
 from holdfast.services.vault.capture import load_fingerprint
 from holdfast.services.vault.custody import Custody
-from holdfast.services.vault.ledgers import unlock
 from holdfast.services.vault.upkeep import Successes, parse_retention
-from holdfast.settings import RecoverSettings, Settings, load_settings
-from holdfast.settings.values import listed, masked
+from holdfast.settings import RecoverSettings, Settings, listed, load_settings, masked
 from holdfast.stores.collect import CollectStore
 from holdfast.stores.files import FileBackup
 from holdfast.stores.journal import FileJournal, JournalPaths, journal_paths
@@ -369,7 +367,7 @@ async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIter
     try:
         given = settings.ledger_key.reveal() if settings.ledger_key else None
         file = None if place.kind == "memory" else (place.folder or settings.data_folder) / "ledger-key"
-        await unlock(vault, given=given, file=file)
+        await vault.ledger.unlock(given=given, file=file)
         yield vault
     finally:
         await vault.close()

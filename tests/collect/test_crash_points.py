@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.proof.crash import crash_points
+from holdfast.proof import crash_points
 from holdfast.proof.process import python_argv
 from tests.collect.invariants import check_folder
 from tests.collect.worker import play

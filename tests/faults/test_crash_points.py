@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.proof.crash import crash_points
+from holdfast.proof import crash_points
 from tests.faults.load import Load, create_queues
 from tests.faults.serving import serving
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import proof
 from holdfast.errors import CannotStart
-from holdfast.proof import crash
-from holdfast.proof.crash import Trap, crash_points
+from holdfast.proof import Trap, crash_points
 
 PROGRAM = """
 from holdfast.proof import crash_point
@@ -41,9 +41,9 @@ for thread in threads:
 
 
 def run(program: str, crash_at: str | None) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if name != crash.VARIABLE}
+    env = {name: value for name, value in os.environ.items() if name != proof.VARIABLE}
     if crash_at is not None:
-        env[crash.VARIABLE] = crash_at
+        env[proof.VARIABLE] = crash_at
     return subprocess.run(
         [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60, check=False
     )
@@ -98,8 +98,8 @@ def test_a_malformed_setting_stops_the_process_at_import() -> None:
 
 
 def test_crash_point_is_an_empty_function_when_off() -> None:
-    if not os.environ.get(crash.VARIABLE):
-        assert crash.crash_point is crash._pass_by
+    if not os.environ.get(proof.VARIABLE):
+        assert proof.crash_point is proof._pass_by
 
 
 def test_the_names_are_found_by_reading_the_source(tmp_path: Path) -> None:
@@ -116,4 +116,4 @@ def test_a_name_that_cannot_be_read_is_an_error(tmp_path: Path, call: str) -> No
 
 
 def test_every_crash_point_of_the_package_has_a_well_formed_name() -> None:
-    assert all(crash.NAME.fullmatch(name) for name in crash_points())
+    assert all(proof.NAME.fullmatch(name) for name in crash_points())

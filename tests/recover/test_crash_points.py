@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.proof.crash import crash_points
+from holdfast.proof import crash_points
 from tests.recover.dead_letter_queue import DeadLetterQueue, ended_by_kill, header, letter, summary
 
 pytestmark = pytest.mark.rabbitmq

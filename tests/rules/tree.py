@@ -44,7 +44,6 @@ DUTIES = {
     "faces/api": "HTTP",
     "faces/api/admin": "the endpoints of the vault",
     "faces/cli": "the `holdfast` command",
-    "settings": "where settings come from, and what they must be",
     "telemetry": "events, counts, Prometheus",
     "proof": "what proves that nothing is lost: crash points, proxy, kills, counts",
 }

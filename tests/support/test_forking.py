@@ -37,7 +37,7 @@ def test_it_has_its_own_folder_and_stdin(tmp_path: Path) -> None:
 
 
 async def test_a_program_that_reads_itself_sees_where_it_is_to_crash(tmp_path: Path) -> None:
-    program = "import os, sys; from holdfast.proof.crash import crash_point; print(os.getcwd(), *sys.argv, flush=True)"
+    program = "import os, sys; from holdfast.proof import crash_point; print(os.getcwd(), *sys.argv, flush=True)"
     (tmp_path / "program.py").write_text(f"{program}; crash_point('here'); sys.exit(7)\n")
     argv = python_argv("program", "given")
     for crash_at, code in (("", 7), ("here:1", -9), ("here:2", 7)):

@@ -72,8 +72,8 @@ async def _rounds(admin: Admin, env: dict[str, str], chance: random.Random, kill
                 seen.add(redrive_id)
                 arrived[delivery.body] += 1
     async with open_vault_app(load_settings(environment=env, serving=False), None) as vault_app:
-        balanced = all(row.agrees for row in await vault_app.ledgers.balance())
-        chain = (await vault_app.ledgers.verify()).why
+        balanced = all(row.agrees for row in await vault_app.vault.ledger.balance())
+        chain = (await vault_app.vault.ledger.verify()).why
         stored = (await vault_app.vault.letters.count(Selection())).count
     return {
         "kills": killed.total(),

@@ -57,8 +57,8 @@ async def finished(vault_app: VaultApp, wish: PlanOptions) -> RedriveTask:
 
 
 async def check(vault_app: VaultApp) -> None:
-    assert all(row.agrees for row in await vault_app.ledgers.balance())
-    assert not (await vault_app.ledgers.verify()).why
+    assert all(row.agrees for row in await vault_app.vault.ledger.balance())
+    assert not (await vault_app.vault.ledger.verify()).why
 
 
 async def test_letters_go_into_the_vault_and_back_byte_for_byte(admin: Admin, tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def environment(request: pytest.FixtureRequest, admin: Admin, tmp_path: Path, st
 
 
 async def check_ledger(vault_app: VaultApp) -> None:
-    assert all(row.agrees for row in await vault_app.ledgers.balance())
-    assert not (await vault_app.ledgers.verify()).why
+    assert all(row.agrees for row in await vault_app.vault.ledger.balance())
+    assert not (await vault_app.vault.ledger.verify()).why
 
 
 @pytest.mark.parametrize(("store", "point"), both(CAPTURE, "vault.after_put", "capture.before_ack"))

@@ -13,7 +13,6 @@ from holdfast.core.moments import moment
 from holdfast.core.selection import ID_MAX, WALK_COUNT_MAX, Selection
 from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.errors import Conflict, Invalid
-from holdfast.services.vault.ledgers import LedgerService
 from holdfast.stores.vault import Vault
 from holdfast.testing import FrozenClock
 from tests.vault.conftest import KEY
@@ -198,7 +197,7 @@ async def test_an_edit_is_a_revision_and_the_original_stays(vault: Vault) -> Non
 
 async def test_a_resolved_group_that_gets_a_letter_is_regressed(vault: Vault) -> None:
     await vault.letters.put([letter(b"1"), letter(b"2"), letter(b"3", error="KeyError")], ACT)
-    groups = [group for _, group in await vault.groups.page(status=None, after=ID_MAX, count_max=10)]
+    groups = await vault.groups.page(status=None, after=ID_MAX, count_max=10)
     assert [(group.title, group.count, group.sample) for group in groups] == [
         ("KeyError in order", 1, 3),
         ("ValueError in order", 2, 2),
@@ -208,7 +207,7 @@ async def test_a_resolved_group_that_gets_a_letter_is_regressed(vault: Vault) ->
     assert changed is not None
     assert (changed.status, changed.note) == (GroupStatus.RESOLVED, "mended")
     await vault.letters.put([letter(b"4")], ACT)
-    ((_, regressed),) = await vault.groups.page(status=GroupStatus.REGRESSED, after=ID_MAX, count_max=10)
+    (regressed,) = await vault.groups.page(status=GroupStatus.REGRESSED, after=ID_MAX, count_max=10)
     assert (regressed.key, regressed.count, regressed.note) == (key, 3, "mended")
     assert await vault.groups.change("none", status=None, note="", act=act("groups.change")) is None
 
@@ -236,14 +235,13 @@ async def test_the_balance_holds_while_letters_arrive(vault: Vault) -> None:
         for number in range(30):
             await stored(vault, f"{number}".encode(), b"twin")
 
-    ledgers = LedgerService(vault)
     arriving = asyncio.create_task(arrive())
     looks = 0
     while not arriving.done() or not looks:
-        assert all(row.agrees for row in await ledgers.balance())
+        assert all(row.agrees for row in await vault.ledger.balance())
         looks += 1
     await arriving
-    (row,) = await ledgers.balance()
+    (row,) = await vault.ledger.balance()
     assert (row.agrees, row.captured_ever, looks > 1) == (True, 60, True)
 
 

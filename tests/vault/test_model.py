@@ -26,13 +26,13 @@ from msgspec.structs import replace
 
 from holdfast.core.letter import NewLetter
 from holdfast.core.moments import moment
-from holdfast.core.plan import Plan, PlanOptions, RedriveState, Settled
+from holdfast.core.plan import Plan, PlanOptions, RedriveState
 from holdfast.core.selection import ID_MAX, Selection
 from holdfast.core.states import LetterState
 from holdfast.engines.postgres.database import SCHEMA, PostgresDatabase
 from holdfast.engines.sqlite.database import SqliteDatabase
 from holdfast.errors import Conflict
-from holdfast.services.vault.ledgers import LedgerService
+from holdfast.stores.redrives import Settled
 from holdfast.stores.vault import Vault
 from holdfast.testing import FrozenClock
 from tests.model.profile import settings_for
@@ -343,10 +343,10 @@ class VaultMachine(RuleBasedStateMachine):
 
     async def _compare(self) -> None:
         page = await self.vault.letters.find(Selection(), count_max=ALL)
-        loaded = await self.vault.letters.load([one.id for one in page.letters])
+        contents = [await self.vault.letters.content(one.id) for one in page.letters]
         seen = {
-            one.id: (one.queue, one.state, one.acked, one.revision, one.came_from, content.body)
-            for one, content in loaded
+            one.id: (one.queue, one.state, one.acked, one.revision, one.came_from, content and content.body)
+            for one, content in zip(page.letters, contents, strict=True)
         }
         told = {
             number: (one.queue, one.state, one.acked, len(one.edits), one.came_from, [one.body, *one.edits][-1])
@@ -356,10 +356,9 @@ class VaultMachine(RuleBasedStateMachine):
         assert seen == told
         counts = Counter(one.group for one in page.letters)
         groups = await self.vault.groups.page(status=None, after=ID_MAX, count_max=ALL)
-        assert Counter({group.key: group.count for _, group in groups}) == counts
-        ledgers = LedgerService(self.vault)
-        assert not (await ledgers.verify()).why
-        balance = await ledgers.balance()
+        assert Counter({group.key: group.count for group in groups}) == counts
+        assert not (await self.vault.ledger.verify()).why
+        balance = await self.vault.ledger.balance()
         assert all(row.agrees for row in balance), balance
         ever = {row.queue: row.captured_ever for row in balance}
         assert ever == dict(Counter(one.queue for one in self.model.letters.values()))

@@ -8,10 +8,11 @@ from datetime import datetime, timedelta
 import pytest
 
 from holdfast.core.moments import moment
-from holdfast.core.plan import LeasedLetter, Plan, PlanOptions, RedriveState, RedriveTask, Settled
+from holdfast.core.plan import Plan, PlanOptions, RedriveState, RedriveTask
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.errors import Conflict
+from holdfast.stores.redrives import LeasedLetter, Settled
 from holdfast.stores.vault import Vault
 from holdfast.testing import FrozenClock
 from tests.vault.letters import ACT, act, letter

@@ -57,7 +57,7 @@ async def test_only_what_can_never_be_stored_is_kept_apart(
             assert await bodies(vault_app) == [b"1", b"3"]
             (failed,) = await vault_app.vault.letters.failed(after=0, count_max=10)
             assert (failed.queue, failed.body) == (DLQ, b"\xff too big")
-        assert all(row.agrees for row in await vault_app.ledgers.balance())
+        assert all(row.agrees for row in await vault_app.vault.ledger.balance())
     if is_its_fault:
         assert await admin.count(DLQ) == 0
     else:

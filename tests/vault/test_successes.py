@@ -11,12 +11,13 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.core.plan import PlanOptions, Settled
+from holdfast.core.plan import PlanOptions
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.engines.postgres.database import SCHEMA
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Secret
+from holdfast.stores.redrives import Settled
 from holdfast.stores.vault import Vault
 from holdfast.testing import FrozenClock
 from tests.support.amqp import Admin
@@ -95,8 +96,8 @@ async def test_a_message_that_is_done_resolves_its_letter(
 
         await eventually(is_resolved)
         assert sorted(seen) == [b"bad", b"good"]
-        assert all(row.agrees for row in await vault_app.ledgers.balance())
-        assert not (await vault_app.ledgers.verify()).why
+        assert all(row.agrees for row in await vault_app.vault.ledger.balance())
+        assert not (await vault_app.vault.ledger.verify()).why
 
 
 @pytest.mark.rabbitmq

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from msgspec import Struct, json
+from msgspec.structs import astuple
 
 from holdfast.core.moments import microseconds
 
@@ -64,14 +65,8 @@ class ChainBreak(Struct, frozen=True):
 
 def mac_of(key: bytes, previous: bytes, row: LedgerRow) -> bytes:
     """The keyed hash of a row over the hash of the row before."""
-    fields = (
-        row.number,
-        microseconds(row.at),
-        *(row.actor, row.action, row.origin, row.outcome, row.queue, row.from_state, row.to_state),
-        row.count,
-        *(row.letters, row.reason, row.detail),
-    )
-    return hmac.digest(key, previous + json.encode(fields), "sha256")
+    number, at, *rest = astuple(row)[:-1]  # all but the hash itself
+    return hmac.digest(key, previous + json.encode((number, microseconds(at), *rest)), "sha256")
 
 
 def verify(key: bytes, rows: Iterable[LedgerRow], *, previous: bytes = FIRST, number: int = 0) -> ChainBreak | None:

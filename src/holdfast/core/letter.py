@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from enum import Enum
 from typing import Literal, TypeAlias
 
@@ -99,7 +98,6 @@ class Letter(Struct, frozen=True, kw_only=True):
     type: str
     exchange: str
     routing_key: str
-    death: DeathStory
     group: str
     redrive_id: str  #: with which it came back, if it did
     redriven_count: int
@@ -111,7 +109,8 @@ class Letter(Struct, frozen=True, kw_only=True):
     digest: bytes
     headers: dict[str, JsonValue]
     shown: dict[str, JsonValue]
-    came_from: int = 0  #: the letter that was redriven and came back as this one
+    came_from: int  #: the letter that was redriven and came back as this one; 0 for none
+    death: DeathStory
 
 
 class Content(Struct, frozen=True, kw_only=True):
@@ -122,18 +121,6 @@ class Content(Struct, frozen=True, kw_only=True):
     blob: str = ""
     put: dict[str, JsonValue] = {}
     drop: tuple[str, ...] = ()
-
-
-class Revision(Struct, frozen=True, kw_only=True):
-    """One edit. `body` none means the one before; `put` and `drop` are all header changes against the original."""
-
-    number: int
-    body: bytes | None
-    put: dict[str, JsonValue]
-    drop: tuple[str, ...]
-    at: datetime
-    by: str
-    note: str = ""
 
 
 def clip(text: str, characters_max: int) -> str:
@@ -162,19 +149,6 @@ class GroupStatus(Enum):
     RESOLVED = "resolved"
     IGNORED = "ignored"
     REGRESSED = "regressed"
-
-
-class Group(Struct, frozen=True, kw_only=True):
-    """Letters with one fingerprint."""
-
-    key: str
-    title: str
-    count: int
-    first_at: datetime
-    last_at: datetime
-    sample: int  #: the id of its newest letter
-    status: GroupStatus = GroupStatus.OPEN
-    note: str = ""
 
 
 class Fingerprint(Struct, frozen=True):

@@ -10,7 +10,6 @@ from typing import Literal
 
 from msgspec import Struct, json
 
-from holdfast.core.letter import Origin
 from holdfast.core.moments import parse_duration
 from holdfast.core.selection import Selection
 from holdfast.errors import Invalid
@@ -148,26 +147,6 @@ class RedriveTask(Struct, frozen=True, kw_only=True):
     why: str = ""
     held_by: str = ""
     held_until: datetime | None = None
-
-
-class LeasedLetter(Struct, frozen=True):
-    """A letter that is ours to publish, with the id under which every copy of it is recognisable."""
-
-    letter: int
-    redrive_id: str
-    address: str
-    body_bytes: int = 0
-    queue: str = ""
-    origin: Origin = "rabbitmq"
-    revision: int = 0
-
-
-class Settled(Struct, frozen=True):
-    """What became of a publish."""
-
-    letter: int
-    kind: Literal["redriven", "failed", "unknown"]
-    why: str = ""
 
 
 def plan_hash(wish: PlanOptions, letters: Sequence[tuple[int, int, str]]) -> str:

@@ -25,6 +25,9 @@ TEXT_CHARACTERS_MAX = 500
 #: How many letters a search without an index walks past before it says where it stopped.
 WALK_COUNT_MAX = 20_000
 ID_MAX = 2**63 - 1
+MOMENTS = ("captured_after_us", "captured_before_us", "died_after_us", "died_before_us")
+#: Fields of a selection that no index answers.
+NOT_INDEXED = ("error", "header", "reason", "source_queue", *MOMENTS)
 
 CONDITIONS_COUNT_MAX = 50
 #: The name of a header ends before the operator: neither its `!` nor a space before it belongs to the name.
@@ -64,16 +67,7 @@ class Selection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     @property
     def walks(self) -> bool:
         """Whether it has a condition that no index answers."""
-        return bool(
-            self.error
-            or self.header
-            or self.reason
-            or self.source_queue
-            or self.captured_after_us
-            or self.captured_before_us
-            or self.died_after_us
-            or self.died_before_us
-        )
+        return any(getattr(self, name) for name in NOT_INDEXED)
 
     @property
     def is_plain(self) -> bool:
@@ -95,7 +89,7 @@ def check_selection(selection: Selection) -> None:
             raise Invalid(f"selection is invalid; {name} holds a character that cannot be stored")
     if selection.header_value and not selection.header:
         raise Invalid("selection is invalid; header_value needs header")
-    for name in ("captured_after_us", "captured_before_us", "died_after_us", "died_before_us"):
+    for name in MOMENTS:
         if not 0 <= getattr(selection, name) <= ID_MAX:
             raise Invalid(f"selection is invalid; {name} is out of range")
     if selection.text and not words(selection.text):

@@ -19,7 +19,7 @@ from holdfast.core.collect import SeriesState, Transaction
 from holdfast.core.policy import delay_us
 from holdfast.errors import Invalid
 from holdfast.ports.clock import Clock
-from holdfast.services.collect.reading import Gaps, StoredPart
+from holdfast.services.collect.completion import Gaps, StoredPart
 from holdfast.services.collect.service import CollectService
 from holdfast.services.collect.transaction import CollectLimits
 from holdfast.services.queue.queues import Queues

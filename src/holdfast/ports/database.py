@@ -50,12 +50,11 @@ class Tx(Protocol):
     def dialect(self) -> Dialect:
         """How its database says it."""
 
-    @property
-    def now_us(self) -> int:
-        """Its moment; by the database's own clock where several servers share one."""
-
     def rows(self, sql: str, **values: Any) -> list[Row]:
-        """Run a statement and take all of its rows."""
+        """Run a statement and take all of its rows. One that has none to give may fail as late as at the commit."""
+
+    def later(self, sql: str, **values: Any) -> Callable[[], list[Row]]:
+        """The same, but its rows are waited for when they are asked for: until then more may go the same way."""
 
     def many(self, sql: str, values: Sequence[Values]) -> None:
         """Run a statement once for each set of values."""

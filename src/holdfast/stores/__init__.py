@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
-from holdfast.ports.database import Dialect, Row, Tx, statements
+from msgspec import Struct
 
+from holdfast.ports.database import Dialect, Row, Tx, Values, statements
+
+S = TypeVar("S", bound=Struct)
 SQL = statements("holdfast.stores")
 
 
@@ -28,3 +32,14 @@ def statement(name: str, dialect: Dialect) -> str:
 def run(tx: Tx, name: str, /, **values: Any) -> list[Row]:
     """The rows of a statement of `sql/`."""
     return tx.rows(statement(name, tx.dialect), **values)
+
+
+def run_many(tx: Tx, name: str, values: Sequence[Values]) -> None:
+    """A statement of `sql/`, once for each set of values."""
+    tx.many(statement(name, tx.dialect), values)
+
+
+def record(kind: type[S], row: Row, **reads: Callable[[Any], Any]) -> S:
+    """A row whose columns are the fields of a struct, in their order; `reads` says how some of them are read."""
+    values = dict(zip(kind.__struct_fields__, row, strict=True))
+    return kind(**values | {name: read(values[name]) for name, read in reads.items()})

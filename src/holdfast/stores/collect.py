@@ -22,8 +22,6 @@ from holdfast.ports.database import Database, Row, Tx
 from holdfast.stores import run, statement
 
 T = TypeVar("T")
-#: Later than every deadline.
-NEVER_US = 2**63 - 1
 
 _encode = msgspec.json.Encoder().encode
 _decode_series = msgspec.json.Decoder(tuple[str, ...]).decode
@@ -64,12 +62,14 @@ class CollectStore:
         return await self._database.read(lambda tx: run(tx, name, **values))
 
     async def _write(self, transaction: str, fence: int, work: Callable[[Tx], T]) -> T:
-        """One commit of the owner."""
+        """One commit of the owner. Whether it still owns is asked first and answered along with the work."""
 
         def held(tx: Tx) -> T:
-            if not run(tx, "collect_hold", transaction=transaction, fence=fence, now=tx.now_us):
+            owned = tx.later(statement("collect_hold", tx.dialect), transaction=transaction, fence=fence)
+            result = work(tx)
+            if not owned():
                 raise _lost(transaction)
-            return work(tx)
+            return result
 
         return await self._database.write(held)
 
@@ -87,9 +87,8 @@ class CollectStore:
                 producer=transaction.producer,
                 notify=transaction.notify,
                 series=None if transaction.series is None else _encode(transaction.series).decode(),
-                now=tx.now_us,
                 owner=transaction.owner,
-                deadline=tx.now_us + lease_us,
+                lease_us=lease_us,
                 request=request,
             )
             return run(tx, "collect_find", transaction=transaction.id)
@@ -121,8 +120,8 @@ class CollectStore:
                 tx,
                 "collect_take",
                 owner=owner,
-                deadline=tx.now_us + lease_us,
-                run_out_before=tx.now_us if tx.dialect.shared else NEVER_US,
+                lease_us=lease_us,
+                is_shared=int(tx.dialect.shared),
                 count_max=count_max,
             )
 
@@ -130,23 +129,19 @@ class CollectStore:
 
     async def seize(self, transaction: str, *, owner: str, lease_us: int) -> Transaction | None:
         """Own it whoever owns it; the fence rises."""
-
-        def work(tx: Tx) -> list[Row]:
-            deadline = tx.now_us + lease_us
-            return run(tx, "collect_seize", transaction=transaction, owner=owner, deadline=deadline)
-
-        rows = await self._database.write(work)
+        rows = await self._database.write(
+            lambda tx: run(tx, "collect_seize", transaction=transaction, owner=owner, lease_us=lease_us)
+        )
         return _transaction(rows[0]) if rows else None
 
     async def extend(self, fences: Mapping[str, int], *, lease_us: int) -> Sequence[str]:
         """Heartbeat: renew the leases; returns the ids that are still ours."""
 
         def work(tx: Tx) -> list[str]:
-            deadline = tx.now_us + lease_us
             return [
                 name
                 for name, fence in fences.items()
-                if run(tx, "collect_extend", transaction=name, fence=fence, deadline=deadline)
+                if run(tx, "collect_extend", transaction=name, fence=fence, lease_us=lease_us)
             ]
 
         return await self._database.write(work)
@@ -161,7 +156,7 @@ class CollectStore:
         """One transition, durable when it returns. An end is also written to the ledger. Raises LeaseLost."""
 
         def work(tx: Tx) -> Transaction:
-            given = {"transaction": transaction, "reason": reason, "now": tx.now_us}
+            given = {"transaction": transaction, "reason": reason}
             rows = run(tx, "collect_move", fence=fence, source=source.value, target=target.value, **given)
             if not rows:
                 raise _lost(transaction)
@@ -175,17 +170,14 @@ class CollectStore:
         """Nothing is left to do for it. Raises LeaseLost."""
 
         def work(tx: Tx) -> None:
-            if not run(tx, "collect_set_clean", transaction=transaction, fence=fence, now=tx.now_us, nothing=b""):
+            if not run(tx, "collect_set_clean", transaction=transaction, fence=fence, nothing=b""):
                 raise _lost(transaction)
 
         await self._database.write(work)
 
     async def idle(self, *, for_us: int, count_max: int) -> Sequence[str]:
         """Unfinished transactions without progress for so long."""
-        rows = await self._database.read(
-            lambda tx: run(tx, "collect_select_idle", before=tx.now_us - for_us, count_max=count_max)
-        )
-        return [row[0] for row in rows]
+        return [row[0] for row in await self._read("collect_select_idle", for_us=for_us, count_max=count_max)]
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerLine]:
         """The ledger from its beginning, `after` lines left out."""

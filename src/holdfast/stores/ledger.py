@@ -4,24 +4,45 @@ groups and tokens.
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from holdfast.core.ledger import FIRST, TEXT_CHARACTERS_MAX, LedgerAct, LedgerRow, covers, mac_of, ranges
-from holdfast.core.letter import NOTE_CHARACTERS_MAX, Group, GroupStatus, clip
+from holdfast.core.ledger import (
+    FIRST,
+    TEXT_CHARACTERS_MAX,
+    ChainBreak,
+    LedgerAct,
+    LedgerRow,
+    covers,
+    is_anchor,
+    mac_of,
+    ranges,
+    verify,
+)
+from holdfast.core.letter import NOTE_CHARACTERS_MAX, GroupStatus, clip
 from holdfast.core.moments import microseconds, moment, moment_or_none
 from holdfast.core.requests.declare import Token
+from holdfast.core.requests.vault import BalanceRow, GroupView, Verified
+from holdfast.errors import CannotStart, Invalid
 from holdfast.ports.clock import Clock
 from holdfast.ports.database import Database, Row, Tx
-from holdfast.stores import run
+from holdfast.stores import SQL, record, run
+from holdfast.stores.files import made_once
 
 T = TypeVar("T")
+P = ParamSpec("P")
 LEDGER_IDS_CHARACTERS_MAX = 1_000_000
+PAGE_COUNT = 5_000
+KEY_BYTES = 32
 
 _encode = msgspec.json.Encoder().encode
 _token = msgspec.json.Decoder(Token).decode
@@ -35,15 +56,6 @@ class QueueTally(Struct, frozen=True):
     count: int
 
 
-class Moved(NamedTuple):
-    """A letter that goes from one state into another; "" is outside."""
-
-    letter: int
-    queue: str
-    source: str
-    target: str
-
-
 class LedgerWriter:
     """What every change of one vault goes through: the tallies, and the row in the ledger, chained, in the same commit.
 
@@ -51,27 +63,24 @@ class LedgerWriter:
     """
 
     def __init__(self, database: Database, *, key: bytes, clock: Clock) -> None:
-        self._database = database
         self.key = key
         self.now_us = clock.now_us
         #: Moves of letters that are committed, by queue, source and target; "" is outside.
         self.moves: Counter[tuple[str, str, str]] = Counter()
-        self._moved: list[Moved] = []
-
-    async def read(self, work: Callable[[Tx], T]) -> T:
-        """See `Database`."""
-        return await self._database.read(work)
+        self.read = database.read
+        self._write = database.write
+        self._moved: Counter[tuple[str, str, str]] = Counter()
 
     async def write(self, work: Callable[[Tx], T]) -> T:
         """See `Database`. Letters that it moves are counted once they are committed."""
-        moved: list[Moved] = []
+        moved: Counter[tuple[str, str, str]] = Counter()
 
         def counted(tx: Tx) -> T:
             self._moved = moved  # one writes at a time
             return work(tx)
 
-        result = await self._database.write(counted)
-        self.moves.update((one.queue, one.source, one.target) for one in moved)
+        result = await self._write(counted)
+        self.moves.update(moved)
         return result
 
     def number(self, tx: Tx, name: str, count: int = 1) -> int:
@@ -81,30 +90,25 @@ class LedgerWriter:
         run(tx, "set_counter", name=name, value=last + count)
         return last + 1
 
-    def record_moves(self, tx: Tx, act: LedgerAct, moved: Sequence[Moved], *, counted_from: str = "") -> None:
-        """Letters changed their state: one row per queue and move, and the tallies. `counted_from` stands for their
-        old state among the moves of this process."""
-        self._moved += [one._replace(source=counted_from) for one in moved] if counted_from else moved
-        kinds: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
-        for one in moved:
-            kinds[one.queue, one.source, one.target].append(one.letter)
-        tallies: Counter[tuple[str, str]] = Counter()
-        for (queue, source, target), ids in kinds.items():
-            if source:
-                tallies[queue, source] -= len(ids)
-            tallies[queue, target] += len(ids)
+    def record_moves(self, tx: Tx, act: LedgerAct, rows: Sequence[Row], target: str, *, counted_from: str = "") -> None:
+        """Letters (id, queue, state; "" is outside) came into a state: one row for each queue and old state, and the
+        tallies. `counted_from` stands for their old state among the moves of this process."""
+        kinds: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        for letter, queue, source, *_ in rows:
+            kinds[queue, source].append(letter)
+        for (queue, source), ids in kinds.items():
+            self._moved[queue, counted_from or source, target] += len(ids)
             self.append(tx, act, queue=queue, source=source, target=target, ids=ids)
-        for (queue, state), count in tallies.items():
-            if count:
-                run(tx, "add_tally", queue=queue, state=state, count=count)
+            run(tx, "add_tally", queue=queue, state=target, count=len(ids))
+            if source:
+                run(tx, "add_tally", queue=queue, state=source, count=-len(ids))
 
     def move(self, tx: Tx, act: LedgerAct, rows: Sequence[Row], target: str, *, counted_from: str = "") -> None:
         """Bring letters (id, queue, state) into a state, with their row."""
-        if not rows:
-            return
-        ids = [row[0] for row in rows]
-        run(tx, "set_state", state=target, now=self.now_us(), ids=tx.dialect.ids(ids))
-        self.record_moves(tx, act, [Moved(row[0], row[1], row[2], target) for row in rows], counted_from=counted_from)
+        if rows:
+            ids = tx.dialect.ids([row[0] for row in rows])
+            run(tx, "set_state", state=target, now=self.now_us(), ids=ids)
+            self.record_moves(tx, act, rows, target, counted_from=counted_from)
 
     def append(
         self,
@@ -141,168 +145,213 @@ class LedgerWriter:
             detail=clip(act.detail, TEXT_CHARACTERS_MAX),
         )
         row = replace(row, mac=mac_of(self.key, previous, row))
-        run(
-            tx,
-            "insert_ledger",
-            number=row.number,
-            at=microseconds(row.at),
-            actor=row.actor,
-            action=row.action,
-            origin=row.origin,
-            outcome=row.outcome,
-            queue=row.queue,
-            from_state=row.from_state,
-            to_state=row.to_state,
-            count=row.count,
-            letters=row.letters,
-            reason=row.reason,
-            detail=row.detail,
-            mac=row.mac,
-            first_letter=min(ids, default=0),
-            last_letter=max(ids, default=0),
-        )
+        values = asdict(row) | {"at": microseconds(row.at)}
+        run(tx, "insert_ledger", **values, first_letter=min(ids, default=0), last_letter=max(ids, default=0))
         return row
 
 
-class Ledger:
+class VaultPart:
+    """Something that is kept in a vault."""
+
+    def __init__(self, writer: LedgerWriter) -> None:
+        self.writer = writer
+
+
+V = TypeVar("V", bound=VaultPart)
+
+
+def one_commit(method: Callable[Concatenate[V, Tx, P], T]) -> Callable[Concatenate[V, P], Coroutine[Any, Any, T]]:
+    """All that the method does is one commit; it is called without the transaction, and awaited."""
+
+    @wraps(method)
+    async def written(part: V, /, *args: P.args, **more: P.kwargs) -> T:
+        return await part.writer.write(lambda tx: method(part, tx, *args, **more))
+
+    return written
+
+
+def one_look(method: Callable[Concatenate[V, Tx, P], T]) -> Callable[Concatenate[V, P], Coroutine[Any, Any, T]]:
+    """All that the method reads is of one moment; it is called without the transaction, and awaited."""
+
+    @wraps(method)
+    async def seen(part: V, /, *args: P.args, **more: P.kwargs) -> T:
+        return await part.writer.read(lambda tx: method(part, tx, *args, **more))
+
+    return seen
+
+
+class Ledger(VaultPart):
     """The chained record of everything that was done or denied."""
 
-    def __init__(self, writer: LedgerWriter) -> None:
-        self._writer = writer
-
-    async def append(
-        self, act: LedgerAct, *, outcome: str, queue: str = "", letters: str = "", count: int = 0
+    @one_commit
+    def append(
+        self, tx: Tx, act: LedgerAct, *, outcome: str, queue: str = "", letters: str = "", count: int = 0
     ) -> LedgerRow:
         """A row that goes with no other change."""
-        return await self._writer.write(
-            lambda tx: self._writer.append(tx, act, outcome=outcome, queue=queue, letters=letters, count=count)
-        )
+        return self.writer.append(tx, act, outcome=outcome, queue=queue, letters=letters, count=count)
 
-    async def rows(self, *, after: int, count_max: int) -> list[LedgerRow]:
+    @one_look
+    def rows(self, tx: Tx, *, after: int, count_max: int) -> list[LedgerRow]:
         """Oldest first, those behind `after`."""
-        values = {"after": after, "count_max": count_max}
-        found = await self._writer.read(lambda tx: run(tx, "select_ledger", **values))
-        return [_ledger(row) for row in found]
+        where = "WHERE number > :after ORDER BY number LIMIT :count_max"
+        return _rows(tx, where, after=after, count_max=count_max)
 
-    async def newest(self) -> LedgerRow | None:
-        """The last one."""
-        found = await self._writer.read(lambda tx: run(tx, "select_last_ledger"))
-        return _ledger(found[0]) if found else None
-
-    async def of_letter(self, letter: int, *, count_max: int) -> list[LedgerRow]:
+    @one_look
+    def of_letter(self, tx: Tx, letter: int, *, count_max: int) -> list[LedgerRow]:
         """What was done to one letter."""
-        values = {"letter": letter, "count_max": count_max}
-        found = await self._writer.read(lambda tx: run(tx, "select_ledger_of_letter", **values))
-        return [row for row in map(_ledger, found) if covers(row.letters, letter)]
+        where = "WHERE first_letter > 0 AND first_letter <= :letter AND last_letter >= :letter"
+        found = _rows(tx, f"{where} ORDER BY number LIMIT :count_max", letter=letter, count_max=count_max)
+        return [row for row in found if covers(row.letters, letter)]
 
-    async def tallies(self) -> list[QueueTally]:
+    @one_look
+    def tallies(self, tx: Tx) -> list[QueueTally]:
         """Letters by queue and state, as the vault keeps the numbers."""
-        rows = await self._writer.read(lambda tx: run(tx, "select_tallies"))
-        return [QueueTally(*row) for row in rows]
+        return [QueueTally(*row) for row in run(tx, "select_tallies")]
 
-    async def counted(self) -> tuple[int, list[QueueTally]]:
+    @one_look
+    def counted(self, tx: Tx) -> tuple[int, list[QueueTally]]:
         """The same, counted one by one; and the number of the newest row at that very moment."""
-
-        def work(tx: Tx) -> tuple[list[Row], list[Row]]:
-            counts = run(tx, "count_tallies") + run(tx, "select_deleted_tallies")
-            return run(tx, "newest_ledger"), counts
-
-        newest, counts = await self._writer.read(work)
+        counts = run(tx, "count_tallies") + run(tx, "select_deleted_tallies")
+        newest = run(tx, "newest_ledger")
         return int(newest[0][0]) if newest else 0, [QueueTally(*row) for row in counts]
 
+    @one_look
+    def head(self, tx: Tx) -> str:
+        """The anchor: noted elsewhere, it makes a tail that was cut off visible."""
+        newest = run(tx, "newest_ledger")
+        return _head(*newest[0]) if newest else _head(0, FIRST)
 
-class Groups:
+    async def unlock(self, *, given: str | None, file: Path | None) -> None:
+        """Find the key of the chain: the given one, or that in a file, made once; without a file, one for now.
+
+        Raises CannotStart when the chain was begun with another one: it would break at the next row. The first row
+        tells, whatever happened to the others.
+        """
+        first = await self.rows(after=0, count_max=1)
+        if given is not None:
+            self.writer.key = given.encode()
+        elif file is None:
+            self.writer.key = secrets.token_bytes(KEY_BYTES)
+        elif first and not await asyncio.to_thread(file.exists):
+            # A new one would only be in the way of the right one.
+            raise CannotStart(
+                f"key of the ledger is missing; the vault's chain was begun with a key and {file} is not there, bring "
+                "back the file ledger-key or set HOLDFAST_LEDGER_KEY"
+            )
+        else:
+            try:
+                self.writer.key = await asyncio.to_thread(made_once, file, secrets.token_hex(KEY_BYTES))
+            except OSError as error:
+                raise CannotStart(
+                    f"key of the ledger cannot be kept; {file}: {error.strerror}, set HOLDFAST_LEDGER_KEY"
+                ) from error
+        if first and verify(self.writer.key, first, previous=FIRST) is not None and first[0].number == 1:
+            raise CannotStart(
+                "key of the ledger is another one; the vault's chain was begun with another key, or its first row was "
+                "changed, bring back the file ledger-key or set HOLDFAST_LEDGER_KEY"
+            )
+
+    async def verify(self, *, anchor: str = "") -> Verified:
+        """Walk the whole chain. `anchor` is a head that was noted before: it must still be in it.
+
+        Raises Invalid for a text that is no head: that is a slip of the pen, not a chain that was tampered with.
+        """
+        if anchor and not is_anchor(anchor):
+            raise Invalid("anchor is invalid; it is not NUMBER:HASH as the head is")
+        previous, number, anchored = FIRST, 0, not anchor
+        found: ChainBreak | None = None
+        while found is None and (rows := await self.rows(after=number, count_max=PAGE_COUNT)):
+            found = verify(self.writer.key, rows, previous=previous, number=number)
+            if found is None:
+                previous, number = rows[-1].mac, rows[-1].number
+                anchored = anchored or any(_head(row.number, row.mac) == anchor for row in rows)
+        if found is None and not anchored:
+            found = ChainBreak(number + 1, "the anchor is not in the chain: its tail was cut off")
+        found = found or ChainBreak(0, "")
+        return Verified(rows=number, head=_head(number, previous), broken_at=found.number, why=found.why)
+
+    async def balance(self) -> list[BalanceRow]:
+        """For each queue, captured ever is the sum over all states, from two sides; both as of one moment, so that
+        letters which arrive meanwhile make no difference."""
+        newest, tallies = await self.counted()
+        counted: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for tally in tallies:
+            counted[tally.queue][tally.state] = tally.count
+        told: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        number = 0
+        while number < newest and (rows := await self.rows(after=number, count_max=PAGE_COUNT)):
+            number = rows[-1].number
+            for row in rows:
+                if row.number <= newest and row.to_state:
+                    told[row.queue][row.to_state] += row.count
+                    told[row.queue][row.from_state] -= row.count  # "" is outside: as many as ever came in
+        return [
+            BalanceRow(
+                queue=queue,
+                captured_ever=-told[queue].pop("", 0),
+                ledger={state: count for state, count in sorted(told[queue].items()) if count},
+                vault=dict(sorted(counted[queue].items())),
+            )
+            for queue in sorted({*told, *counted})
+        ]
+
+
+def _rows(tx: Tx, where: str, **values: object) -> list[LedgerRow]:
+    found = tx.rows(f"{SQL['select_ledger']} {where}", **values)
+    return [record(LedgerRow, row, at=moment, mac=bytes) for row in found]
+
+
+def _head(number: int, mac: bytes) -> str:
+    """A row's number and hash, as they are noted elsewhere."""
+    return f"{number}:{mac.hex()}"
+
+
+class Groups(VaultPart):
     """Failure groups."""
 
-    def __init__(self, writer: LedgerWriter) -> None:
-        self._writer = writer
+    @one_look
+    def page(self, tx: Tx, *, status: GroupStatus | None, after: int, count_max: int) -> list[GroupView]:
+        """The ones that got a letter last come first; `after` is the sample of the last of the page before."""
+        where = "WHERE sample < :after AND (:status = '' OR status = :status) ORDER BY sample DESC LIMIT :count_max"
+        return _groups(tx, where, after=after, status=status.value if status else "", count_max=count_max)
 
-    async def page(self, *, status: GroupStatus | None, after: int, count_max: int) -> list[tuple[int, Group]]:
-        """The ones that got a letter last come first; each with its cursor."""
-        values = {"status": status.value if status else "", "before": after, "count_max": count_max}
-        rows = await self._writer.read(lambda tx: run(tx, "select_groups", **values))
-        return [(row[0], _group(row)) for row in rows]
-
-    async def change(self, key: str, *, status: GroupStatus | None, note: str | None, act: LedgerAct) -> Group | None:
+    @one_commit
+    def change(
+        self, tx: Tx, key: str, *, status: GroupStatus | None, note: str | None, act: LedgerAct
+    ) -> GroupView | None:
         """Say something of a group. None when there is no such group."""
-
-        def work(tx: Tx) -> Group | None:
-            rows = run(tx, "find_group", key=key)
-            if not rows:
-                return None
-            group = _group(rows[0])
-            run(
-                tx,
-                "change_group",
-                key=key,
-                status=(status or group.status).value,
-                note=group.note if note is None else clip(note, NOTE_CHARACTERS_MAX),
-            )
-            self._writer.append(tx, act)
-            return _group(run(tx, "find_group", key=key)[0])
-
-        return await self._writer.write(work)
+        for group in _groups(tx, "WHERE key = :key", key=key):
+            text = group.note if note is None else clip(note, NOTE_CHARACTERS_MAX)
+            changed = replace(group, status=status or group.status, note=text)
+            run(tx, "change_group", key=key, status=changed.status.value, note=text)
+            self.writer.append(tx, act)
+            return changed
+        return None
 
 
-class Tokens:
+def _groups(tx: Tx, where: str, **values: object) -> list[GroupView]:
+    found = tx.rows(f"{SQL['select_group']} {where}", **values)
+    return [record(GroupView, row, first_at=moment, last_at=moment, status=GroupStatus) for row in found]
+
+
+class Tokens(VaultPart):
     """API tokens."""
 
-    def __init__(self, writer: LedgerWriter) -> None:
-        self._writer = writer
-
-    async def put(self, token: Token, act: LedgerAct) -> bool:
+    @one_commit
+    def put(self, tx: Tx, token: Token, act: LedgerAct) -> bool:
         """Keep one; false when the name is taken."""
+        rows = run(tx, "insert_token", name=token.name, document=_encode(token).decode())
+        self.writer.append(tx, act, outcome="done" if rows else "refused")
+        return bool(rows)
 
-        def work(tx: Tx) -> bool:
-            rows = run(tx, "insert_token", name=token.name, document=_encode(token).decode())
-            self._writer.append(tx, act, outcome="done" if rows else "refused")
-            return bool(rows)
-
-        return await self._writer.write(work)
-
-    async def all(self) -> list[Token]:
+    @one_look
+    def all(self, tx: Tx) -> list[Token]:
         """All of them."""
-        rows = await self._writer.read(lambda tx: run(tx, "select_tokens"))
-        return [msgspec.structs.replace(_token(row[0]), revoked_at=moment_or_none(row[1])) for row in rows]
+        return [replace(_token(row[0]), revoked_at=moment_or_none(row[1])) for row in run(tx, "select_tokens")]
 
-    async def revoke(self, name: str, act: LedgerAct) -> bool:
+    @one_commit
+    def revoke(self, tx: Tx, name: str, act: LedgerAct) -> bool:
         """Never let it in again; false when there is none of that name that is valid."""
-
-        def work(tx: Tx) -> bool:
-            rows = run(tx, "revoke_token", name=name, now=self._writer.now_us())
-            self._writer.append(tx, act, outcome="done" if rows else "refused")
-            return bool(rows)
-
-        return await self._writer.write(work)
-
-
-def _group(row: Row) -> Group:
-    return Group(
-        sample=row[0],
-        key=row[1],
-        title=row[2],
-        count=row[3],
-        first_at=moment(row[4]),
-        last_at=moment(row[5]),
-        status=GroupStatus(row[6]),
-        note=row[7],
-    )
-
-
-def _ledger(row: Row) -> LedgerRow:
-    return LedgerRow(
-        number=row[0],
-        at=moment(row[1]),
-        actor=row[2],
-        action=row[3],
-        origin=row[4],
-        outcome=row[5],
-        queue=row[6],
-        from_state=row[7],
-        to_state=row[8],
-        count=row[9],
-        letters=row[10],
-        reason=row[11],
-        detail=row[12],
-        mac=bytes(row[13]),
-    )
+        rows = run(tx, "revoke_token", name=name, now=self.writer.now_us())
+        self.writer.append(tx, act, outcome="done" if rows else "refused")
+        return bool(rows)

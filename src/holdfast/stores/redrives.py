@@ -5,19 +5,21 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Literal
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.letter import Content, clip
-from holdfast.core.moments import microseconds, moment
-from holdfast.core.plan import LeasedLetter, Plan, PlanOptions, RedriveState, RedriveTask, Settled
+from holdfast.core.letter import Content, Origin, clip
+from holdfast.core.moments import microseconds, moment, moment_or_none
+from holdfast.core.plan import Plan, PlanOptions, RedriveState, RedriveTask
 from holdfast.core.states import LetterState
 from holdfast.ports.database import Row, Tx
 from holdfast.proof import crash_point
-from holdfast.stores import SQL, run, statement
-from holdfast.stores.ledger import LedgerWriter, Moved
+from holdfast.stores import SQL, record, run, run_many
+from holdfast.stores.ledger import VaultPart, one_commit, one_look
 from holdfast.stores.letter_search import content_of
 
 WHY_CHARACTERS_MAX = 500
@@ -29,27 +31,44 @@ _plan = msgspec.json.Decoder(Plan).decode
 _wish = msgspec.json.Decoder(PlanOptions).decode
 
 
-class RedriveStore:
+class LeasedLetter(Struct, frozen=True):
+    """A letter that is ours to publish, with the id under which every copy of it is recognisable."""
+
+    letter: int
+    redrive_id: str
+    address: str
+    body_bytes: int = 0
+    queue: str = ""
+    origin: Origin = "rabbitmq"
+    revision: int = 0
+
+
+class Settled(Struct, frozen=True):
+    """What became of a publish."""
+
+    letter: int
+    kind: Literal["redriven", "failed", "unknown"]
+    why: str = ""
+
+
+class RedriveStore(VaultPart):
     """Plans and tasks."""
 
-    def __init__(self, writer: LedgerWriter) -> None:
-        self._writer = writer
-
-    async def keep_plan(self, plan: Plan) -> None:
+    @one_commit
+    def keep_plan(self, tx: Tx, plan: Plan) -> None:
         """Keep a plan."""
+        run(tx, "put_plan", hash=plan.hash, document=_encode(plan).decode(), now=self.writer.now_us())
 
-        def work(tx: Tx) -> None:
-            run(tx, "put_plan", hash=plan.hash, document=_encode(plan).decode(), now=self._writer.now_us())
-
-        await self._writer.write(work)
-
-    async def plan(self, found: str) -> Plan | None:
+    @one_look
+    def plan(self, tx: Tx, found: str) -> Plan | None:
         """A plan by its hash."""
-        rows = await self._writer.read(lambda tx: run(tx, "find_plan", hash=found))
+        rows = run(tx, "find_plan", hash=found)
         return _plan(rows[0][0]) if rows else None
 
-    async def start(
+    @one_commit
+    def start(
         self,
+        tx: Tx,
         *,
         plan: Plan,
         letters: Sequence[tuple[int, str]],
@@ -59,145 +78,112 @@ class RedriveStore:
         act: LedgerAct,
     ) -> tuple[RedriveTask, bool]:
         """A task over these letters, each with its address, or the one that this operation id started before."""
-        writer = self._writer
-
-        def work(tx: Tx) -> tuple[RedriveTask, bool]:
-            rows = run(tx, "find_redrive_by_operation", operation=operation) if operation else []
-            if rows:
-                return self._found(tx, rows[0][0]), False
-            number = writer.number(tx, "redrives")
-            run(
-                tx,
-                "insert_redrive",
-                id=number,
-                operation=operation or uuid.uuid4().hex,
-                name=name,
-                reason=act.reason,
-                plan=plan.hash,
-                wish=_encode(wish).decode(),
-                total=len(letters),
-                now=writer.now_us(),
-                actor=act.actor,
-            )
-            # The id is made here, once: whoever publishes the letter again does so under the same one.
-            values = [
-                {"redrive": number, "letter": letter, "redrive_id": str(uuid.uuid4()), "address": address}
-                for letter, address in letters
-            ]
-            tx.many(statement("insert_redrive_letter", tx.dialect), values)
-            writer.append(tx, act, ids=[letter for letter, _ in letters])
-            return self._found(tx, number), True
-
-        return await writer.write(work)
-
-    async def find(self, redrive: int) -> RedriveTask | None:
-        """One task."""
-
-        def work(tx: Tx) -> RedriveTask | None:
-            return self._found(tx, redrive) if self._exists(tx, redrive) else None
-
-        return await self._writer.read(work)
-
-    async def by_operation(self, operation: str) -> RedriveTask | None:
-        """The task that an operation id started."""
-
-        def work(tx: Tx) -> RedriveTask | None:
-            rows = run(tx, "find_redrive_by_operation", operation=operation)
-            return self._found(tx, rows[0][0]) if rows else None
-
-        return await self._writer.read(work)
-
-    async def page(self, *, before: int, count_max: int) -> list[RedriveTask]:
-        """Newest first."""
-        return await self._writer.read(
-            lambda tx: self._read(
-                tx, "WHERE id < :before ORDER BY id DESC LIMIT :count_max", before=before, count_max=count_max
-            )
+        if operation and (started := self._started_by(tx, operation)) is not None:
+            return started, False
+        number = self.writer.number(tx, "redrives")
+        run(
+            tx,
+            "insert_redrive",
+            id=number,
+            operation=operation or uuid.uuid4().hex,
+            name=name,
+            reason=act.reason,
+            plan=plan.hash,
+            wish=_encode(wish).decode(),
+            total=len(letters),
+            now=self.writer.now_us(),
+            actor=act.actor,
         )
+        # The id is made here, once: whoever publishes the letter again does so under the same one.
+        values = [
+            {"redrive": number, "letter": letter, "redrive_id": str(uuid.uuid4()), "address": address}
+            for letter, address in letters
+        ]
+        run_many(tx, "insert_redrive_letter", values)
+        self.writer.append(tx, act, ids=[letter for letter, _ in letters])
+        return self._tasks(tx, "WHERE id = :redrive", redrive=number)[0], True
 
-    async def set_state(
-        self, redrive: int, state: RedriveState, *, sources: Sequence[RedriveState], act: LedgerAct
+    @one_look
+    def find(self, tx: Tx, redrive: int) -> RedriveTask | None:
+        """One task."""
+        return next(iter(self._tasks(tx, "WHERE id = :redrive", redrive=redrive)), None)
+
+    @one_look
+    def by_operation(self, tx: Tx, operation: str) -> RedriveTask | None:
+        """The task that an operation id started."""
+        return self._started_by(tx, operation)
+
+    @one_look
+    def page(self, tx: Tx, *, before: int, count_max: int) -> list[RedriveTask]:
+        """Newest first."""
+        where = "WHERE id < :before ORDER BY id DESC LIMIT :count_max"
+        return self._tasks(tx, where, before=before, count_max=count_max)
+
+    @one_commit
+    def set_state(
+        self, tx: Tx, redrive: int, state: RedriveState, *, sources: Sequence[RedriveState], act: LedgerAct
     ) -> bool:
         """Bring a task into a state; false when it was in none of `sources`."""
+        rows = run(tx, "find_redrive", redrive=redrive)
+        if not rows or RedriveState(rows[0][0]) not in sources:
+            return False
+        why = clip(act.detail or act.reason, WHY_CHARACTERS_MAX)
+        run(tx, "set_redrive_state", redrive=redrive, state=state.value, why=why)
+        self.writer.append(tx, act)
+        return True
 
-        def work(tx: Tx) -> bool:
-            rows = run(tx, "find_redrive_state", redrive=redrive)
-            if not rows or RedriveState(rows[0][0]) not in sources:
-                return False
-            why = clip(act.detail or act.reason, WHY_CHARACTERS_MAX)
-            run(tx, "set_redrive_state", redrive=redrive, state=state.value, why=why)
-            self._writer.append(tx, act)
-            return True
-
-        return await self._writer.write(work)
-
-    async def hold(self, redrive: int, holder: str, *, until: datetime) -> bool:
+    @one_commit
+    def hold(self, tx: Tx, redrive: int, holder: str, *, until: datetime) -> bool:
         """Say who runs a running task, until a moment; false when another has said so, or it is not running."""
+        for state, other, held_until in run(tx, "find_redrive", redrive=redrive):
+            is_free = other == holder or held_until <= self.writer.now_us()
+            if is_free and state == RedriveState.RUNNING.value:
+                run(tx, "set_redrive_hold", redrive=redrive, holder=holder, until=microseconds(until))
+                return True
+        return False
 
-        def work(tx: Tx) -> bool:
-            rows = run(tx, "find_redrive_hold", redrive=redrive)
-            if not rows or rows[0][0] != RedriveState.RUNNING.value:
-                return False
-            _, other, held_until = rows[0]
-            if other != holder and held_until > self._writer.now_us():
-                return False
-            run(tx, "set_redrive_hold", redrive=redrive, holder=holder, until=microseconds(until))
-            return True
-
-        return await self._writer.write(work)
-
-    async def let_go(self, redrive: int, holder: str) -> None:
+    @one_commit
+    def let_go(self, tx: Tx, redrive: int, holder: str) -> None:
         """Nobody runs it any more, if this one did."""
-
-        def work(tx: Tx) -> None:
-            rows = run(tx, "find_redrive_hold", redrive=redrive)
-            if rows and rows[0][1] == holder:
+        for _, other, _ in run(tx, "find_redrive", redrive=redrive):
+            if other == holder:
                 run(tx, "set_redrive_hold", redrive=redrive, holder="", until=0)
-
-        await self._writer.write(work)
 
     async def lease(
         self, redrive: int, *, count_max: int, until: datetime, act: LedgerAct, bytes_max: int = LEASE_BYTES_MAX
     ) -> list[LeasedLetter]:
         """Letters to publish: *redriving* from now on. What is no longer *captured* is skipped. Always at least one
         where there is one, whatever its size."""
-        writer = self._writer
 
         def work(tx: Tx) -> list[LeasedLetter]:
-            rows = run(tx, "find_redrive_state", redrive=redrive)
+            rows = run(tx, "find_redrive", redrive=redrive)
             if not rows or rows[0][0] != RedriveState.RUNNING.value:
                 return []
-            found = run(tx, "select_to_lease", redrive=redrive, now=writer.now_us(), count_max=count_max)
+            found = run(tx, "select_to_lease", redrive=redrive, now=self.writer.now_us(), count_max=count_max)
             for row in found:
                 if not _is_ours(row):
                     self._pass_over(tx, redrive, row[0], status=row[3], state=row[4])
             ours = _within([row for row in found if _is_ours(row)], bytes_max)
-            if not ours:
-                return []
             ids = tx.dialect.ids([row[0] for row in ours])
             run(tx, "set_lease", redrive=redrive, until=microseconds(until), ids=ids)
             fresh = [(row[0], row[6], row[4]) for row in ours if row[4] == LetterState.CAPTURED.value]
-            writer.move(tx, act, fresh, LetterState.REDRIVING.value)
+            self.writer.move(tx, act, fresh, LetterState.REDRIVING.value)
             return [LeasedLetter(row[0], row[1], row[2], *row[5:]) for row in ours]
 
-        leased = await writer.write(work)
+        leased = await self.writer.write(work)
         crash_point("vault.after_lease")
         return leased
 
-    async def contents(self, leased: Sequence[LeasedLetter]) -> list[Content]:
+    @one_look
+    def contents(self, tx: Tx, leased: Sequence[LeasedLetter]) -> list[Content]:
         """What is to be published of each, in the same order."""
-
-        def work(tx: Tx) -> list[Content]:
-            rows = run(tx, "select_contents", ids=tx.dialect.ids([one.letter for one in leased]))
-            found = {row[0]: row for row in rows}
-            return [content_of(tx, found[one.letter], None if one.revision else 0) for one in leased]
-
-        return await self._writer.read(work)
+        rows = run(tx, "select_contents", ids=tx.dialect.ids([one.letter for one in leased]))
+        found = {row[0]: row for row in rows}
+        return [content_of(tx, found[one.letter], None if one.revision else 0) for one in leased]
 
     async def settle(self, redrive: int, settled: Sequence[Settled], act: LedgerAct, *, until: datetime) -> None:
         """What became of letters that were leased until a moment. *redriven* counts also when the lease ran out and
         another has the letter; *failed* and *unknown* only from the one who has it. Unknown ones stay *redriving*."""
-        writer = self._writer
 
         def work(tx: Tx) -> None:
             told = {one.letter: one for one in settled}
@@ -210,44 +196,36 @@ class RedriveStore:
                 these = [row for row in ours if (told[row[0]].kind, told[row[0]].why) == (kind, why)]
                 self._set_status(tx, redrive, these, kind, clip(why, WHY_CHARACTERS_MAX))
                 if kind == "failed":
-                    back = [row[:3] for row in these if row[2] == LetterState.REDRIVING.value]
-                    writer.move(tx, act, back, LetterState.CAPTURED.value)
+                    back = [row for row in these if row[2] == LetterState.REDRIVING.value]
+                    self.writer.move(tx, act, back, LetterState.CAPTURED.value)
 
-        await writer.write(work)
+        await self.writer.write(work)
         crash_point("vault.after_settle")
 
-    async def release(self, *, count_max: int, act: LedgerAct) -> int:
+    @one_commit
+    def release(self, tx: Tx, *, count_max: int, act: LedgerAct) -> int:
         """Letters of cancelled tasks whose outcome is unknown, or whose lease has run out, are *captured* again, with
         a note of that in the ledger; how many there were. To the task they stay unknown, and a confirm still counts.
         """
-        writer = self._writer
+        rows = run(tx, "select_to_release", now=self.writer.now_us(), count_max=count_max)
+        for redrive in dict.fromkeys(row[4] for row in rows):
+            self._release(tx, redrive, [row for row in rows if row[4] == redrive], act)
+        return len(rows)
 
-        def work(tx: Tx) -> int:
-            rows = run(tx, "select_to_release", now=writer.now_us(), count_max=count_max)
-            for redrive in dict.fromkeys(row[4] for row in rows):
-                self._release(tx, redrive, [row for row in rows if row[4] == redrive], act)
-            return len(rows)
-
-        return await writer.write(work)
-
-    async def succeeded(self, redrive_ids: Sequence[str], act: LedgerAct) -> list[str]:
+    @one_commit
+    def succeeded(self, tx: Tx, redrive_ids: Sequence[str], act: LedgerAct) -> list[str]:
         """A consumer has done what was redriven under these ids: *redriven* becomes *resolved*. Returns those whose
         confirm is not noted yet; ids that nobody knows are let be."""
-        writer = self._writer
-
-        def work(tx: Tx) -> list[str]:
-            early: list[str] = []
-            done: dict[int, Row] = {}
-            for one in redrive_ids:
-                for row in run(tx, "find_came_from", redrive_id=one):
-                    if row[2] == LetterState.REDRIVEN.value:
-                        done[row[0]] = row[:3]
-                    elif row[2] == LetterState.REDRIVING.value:
-                        early.append(one)
-            writer.move(tx, act, list(done.values()), LetterState.RESOLVED.value)
-            return early
-
-        return await writer.write(work) if redrive_ids else []
+        early: list[str] = []
+        done: dict[int, Row] = {}
+        for one in redrive_ids:
+            for row in run(tx, "find_came_from", redrive_id=one):
+                if row[2] == LetterState.REDRIVEN.value:
+                    done[row[0]] = row
+                elif row[2] == LetterState.REDRIVING.value:
+                    early.append(one)
+        self.writer.move(tx, act, list(done.values()), LetterState.RESOLVED.value)
+        return early
 
     # Inside.
 
@@ -255,10 +233,10 @@ class RedriveStore:
         """The broker has them, whoever published them and whatever was thought meanwhile."""
         if not rows:
             return
-        writer, redriving = self._writer, LetterState.REDRIVING.value
+        writer, redriving = self.writer, LetterState.REDRIVING.value
         self._set_status(tx, redrive, rows, "redriven", "")
         # It was thought to have failed, or nobody knew, and it is captured since: it has gone all the same.
-        again = [row[:3] for row in rows if row[2] == LetterState.CAPTURED.value]
+        again = [row for row in rows if row[2] == LetterState.CAPTURED.value]
         writer.move(tx, act, again, redriving)
         mistaken = [row[0] for row in rows if row[3] in ("failed", "released")]
         held = run(tx, "select_held_elsewhere", redrive=redrive, ids=tx.dialect.ids(mistaken))
@@ -268,20 +246,19 @@ class RedriveStore:
         if going:
             ids = tx.dialect.ids([row[0] for row in going])
             run(tx, "set_redriven", now=writer.now_us(), ids=ids)
-            writer.record_moves(
-                tx, act, [Moved(row[0], row[1], redriving, LetterState.REDRIVEN.value) for row in going]
-            )
+            gone = [(row[0], row[1], redriving) for row in going]
+            writer.record_moves(tx, act, gone, LetterState.REDRIVEN.value)
         moved = {row[0] for row in going}
         if others := [row[0] for row in rows if row[0] not in moved]:
             run(tx, "add_redriven_count", ids=tx.dialect.ids(others))
 
     def _release(self, tx: Tx, redrive: int, rows: Sequence[Row], act: LedgerAct) -> None:
         """Letters of a cancelled task whose outcome nobody will tell: an operator's again, with a note."""
-        ours = [row[:3] for row in rows if row[2] == LetterState.REDRIVING.value]
+        ours = [row for row in rows if row[2] == LetterState.REDRIVING.value]
         self._set_status(tx, redrive, ours, "released", "its redrive was cancelled before the outcome was known")
         why = f"redrive {redrive} was cancelled, nobody knows whether it was published: redriven again, maybe twice"
         noted = replace(act, reason=why, detail=f"redrive {redrive}")
-        self._writer.move(tx, noted, ours, LetterState.CAPTURED.value, counted_from="unknown")
+        self.writer.move(tx, noted, ours, LetterState.CAPTURED.value, counted_from="unknown")
         for row in rows:
             if row[2] != LetterState.REDRIVING.value:
                 self._pass_over(tx, redrive, row[0], status=row[3], state=row[2])
@@ -297,42 +274,23 @@ class RedriveStore:
         why = "" if came_back else f"it is {state or 'deleted'} now"
         self._set_status(tx, redrive, [(letter,)], "redriven" if came_back else "skipped", why)
 
-    def _exists(self, tx: Tx, redrive: int) -> bool:
-        return bool(run(tx, "find_redrive_state", redrive=redrive))
+    def _started_by(self, tx: Tx, operation: str) -> RedriveTask | None:
+        return next(iter(self._tasks(tx, "WHERE operation = :operation", operation=operation)), None)
 
-    def _found(self, tx: Tx, redrive: int) -> RedriveTask:
-        return self._read(tx, "WHERE id = :redrive", redrive=redrive)[0]
+    def _tasks(self, tx: Tx, where: str, **values: object) -> list[RedriveTask]:
+        return [self._task(tx, row) for row in tx.rows(f"{SQL['select_redrive']} {where}", **values)]
 
-    def _read(self, tx: Tx, where: str, **values: object) -> list[RedriveTask]:
-        return [self._redrive(tx, row) for row in tx.rows(f"{SQL['select_redrive']} {where}", **values)]
-
-    def _redrive(self, tx: Tx, row: Row) -> RedriveTask:
+    def _task(self, tx: Tx, row: Row) -> RedriveTask:
+        *told, why, holder, held_until = row
         # Three counts, each by an index: a task of a million letters is looked at several times a second.
         counts: dict[str, int] = dict(run(tx, "count_redrive_letters", redrive=row[0]))
         ((came_back,),) = run(tx, "count_came_back", redrive=row[0])
         ((repeated,),) = run(tx, "count_repeated", redrive=row[0])
-        is_held = row[12] > self._writer.now_us()
-        return RedriveTask(
-            id=row[0],
-            name=row[1],
-            reason=row[2],
-            plan=row[3],
-            state=RedriveState(row[4]),
-            wish=_wish(row[5]),
-            total=row[6],
-            operation=row[7],
-            started_at=moment(row[8]),
-            started_by=row[9],
-            why=row[10],
-            redriven=counts.get("redriven", 0),
-            failed=counts.get("failed", 0),
-            skipped=counts.get("skipped", 0),
-            unknown=sum(counts.get(status, 0) for status in ("unknown", "leased", "released")),
-            came_back=came_back,
-            possible_duplicates=repeated,
-            held_by=row[11] if is_held else "",
-            held_until=moment(row[12]) if is_held else None,
-        )
+        known = [counts.get(status, 0) for status in ("redriven", "failed", "skipped")]
+        unknown = sum(counts.get(status, 0) for status in ("unknown", "leased", "released"))
+        held = (holder, held_until) if held_until > self.writer.now_us() else ("", 0)
+        values = (*told, *known, unknown, came_back, repeated, why, *held)
+        return record(RedriveTask, values, state=RedriveState, wish=_wish, started_at=moment, held_until=moment_or_none)
 
 
 def _is_ours(row: Row) -> bool:

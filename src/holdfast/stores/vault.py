@@ -19,11 +19,11 @@ from holdfast.stores.redrives import RedriveStore
 
 
 class Vault:
-    """All parts of one vault. `key` is the ledger's: whoever has it can forge the chain. Without one, read only."""
+    """All parts of one vault. `key` is the ledger's: whoever has it can forge the chain. Without one, look only."""
 
     def __init__(self, database: Database, *, key: bytes = b"", clock: Clock) -> None:
         self._database = database
-        writer = self._writer = LedgerWriter(database, key=key, clock=clock)
+        writer = LedgerWriter(database, key=key, clock=clock)
         self.letters = Letters(writer)
         self.groups = Groups(writer)
         self.redrives = RedriveStore(writer)
@@ -33,15 +33,6 @@ class Vault:
         #: How many letters this process has moved, by queue, source and target; "" is outside, and a source "unknown"
         #: is *redriving* of a task that was cancelled.
         self.moves: Mapping[tuple[str, str, str], int] = writer.moves
-
-    @property
-    def key(self) -> bytes:
-        """That of the ledger."""
-        return self._writer.key
-
-    def use_key(self, key: bytes) -> None:
-        """From the next row on."""
-        self._writer.key = key
 
     async def open(self) -> None:
         """Raises CannotStart."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.engines.folder.blobs import open_folder_blobs
-from holdfast.proof.crash import VARIABLE, crash_points
+from holdfast.proof import VARIABLE, crash_points
 from holdfast.proof.process import child_process
 
 CONTENT = bytes(range(256)) * 4096

@@ -45,8 +45,7 @@ async def test_a_change_by_cookie_needs_the_csrf_token_and_a_look_does_not(insta
         assert (await browser.post("/v1/queue.produce", json=produce)).status_code == 403
         done = await browser.post("/admin/letters/archive", json=ARCHIVE, headers={"x-csrf-token": csrf})
         assert done.json() == {"count": 1}
-        newest = await installation.vault_app.vault.ledger.newest()
-        assert newest is not None
+        newest = (await installation.vault_app.vault.ledger.rows(after=0, count_max=10_000))[-1]
         assert (newest.actor, newest.action) == ("admin", "letters.archive")
 
 

@@ -2,7 +2,7 @@
 
 Statements run in threads. The vault's writers take turns by an advisory lock, because the ledger is a chain: it is
 opened `serial`, with one connection that writes and one that reads. Collectors hold each other up only where they
-want the same row. Moments are by the database's clock, so that servers whose clocks differ agree on them.
+want the same row. A transaction is a pipeline: only what gives rows is waited for, and what was sent before goes along.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import select
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import psycopg
@@ -36,7 +36,6 @@ T = TypeVar("T")
 MIGRATIONS = migrations(PACKAGE, kind="vault")
 SCHEMA = "holdfast_vault"
 LOCK = "SELECT pg_advisory_xact_lock(1212106564, -3)"
-NOW = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
 SETTINGS = {
     "vault": (
         f"SET search_path = {SCHEMA}; SET synchronous_commit = on; SET lock_timeout = '20s'; "
@@ -82,8 +81,10 @@ DIALECT: Dialect = PostgresDialect()
 
 
 @lru_cache(maxsize=512)
-def _translated(sql: str) -> bytes:
-    return _NAMED.sub(r"%(\1)s", sql.replace("%", "%%")).encode()
+def _translated(sql: str) -> tuple[bytes, bool]:
+    """In psycopg's words, and whether it gives rows."""
+    is_change = re.sub(r"--.*\n", "", sql).startswith(("INSERT", "UPDATE", "DELETE"))
+    return _NAMED.sub(r"%(\1)s", sql.replace("%", "%%")).encode(), not is_change or "RETURNING" in sql
 
 
 class PostgresTx:
@@ -94,17 +95,17 @@ class PostgresTx:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    @cached_property
-    def now_us(self) -> int:
-        return int(self.rows(NOW)[0][0])
-
     def rows(self, sql: str, **values: Any) -> list[Row]:
-        cursor = self._connection.execute(_translated(sql), values)
-        return cursor.fetchall() if cursor.description else []
+        return self.later(sql, **values)()
+
+    def later(self, sql: str, **values: Any) -> Callable[[], list[Row]]:
+        text, gives_rows = _translated(sql)
+        cursor = self._connection.execute(text, values)
+        return cursor.fetchall if gives_rows else list
 
     def many(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None:
         with self._connection.cursor() as cursor:
-            cursor.executemany(_translated(sql), values)
+            cursor.executemany(_translated(sql)[0], values)
 
 
 class PostgresDatabase:
@@ -117,7 +118,6 @@ class PostgresDatabase:
         self._place = place_of(url)
         self._writing = ThreadPoolExecutor(1 if serial else CONNECTIONS_COUNT_MAX, thread_name_prefix=f"{kind}-write")
         self._reading = ThreadPoolExecutor(1, thread_name_prefix=f"{kind}-read") if serial else self._writing
-        self._begin = f"BEGIN; {LOCK}; {NOW}" if serial else f"BEGIN; {NOW}"
         self._idle: dict[bool, list[Connection]] = {True: [], False: []}  #: of those that may only read, or write
         self._closed = False
 
@@ -155,19 +155,20 @@ class PostgresDatabase:
 
     async def write(self, work: Callable[[Tx], T]) -> T:
         def run(connection: Connection) -> T:
-            tx = PostgresTx(connection)
-            begun = connection.execute(self._begin.encode())
             try:
-                while begun.nextset():
-                    pass
-                tx.now_us = begun.fetchall()[0][0]
-                result = work(tx)
-                crash_point("postgres.before_commit")
-                connection.execute("COMMIT")
+                with connection.pipeline():
+                    connection.execute("BEGIN")
+                    if self._serial:
+                        connection.execute(LOCK)
+                    result = work(PostgresTx(connection))
+                    crash_point("postgres.before_commit")
+                    committed = connection.execute("COMMIT")
             except BaseException:
                 with suppress(psycopg.Error):
                     connection.execute("ROLLBACK")
                 raise
+            if committed.statusmessage != "COMMIT":
+                raise StorageFailed(f"storage failed; {self._place}: the transaction was rolled back, try again")
             crash_point("postgres.after_commit")
             return result
 

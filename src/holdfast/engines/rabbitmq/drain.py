@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from operator import attrgetter
 
@@ -132,11 +132,9 @@ class RabbitDrain:
         if not self._ready:
             self._news.clear()
             if self._loss is None:
-                try:
+                with suppress(TimeoutError):  # what came in that very moment is there all the same
                     async with asyncio.timeout(timeout_s):
                         await self._news.wait()
-                except TimeoutError:
-                    return ()
         if self._loss is not None:
             raise BrokerLost(f"consuming from '{self.queue}' was interrupted; {self._loss}") from self._loss
         ready = self._ready

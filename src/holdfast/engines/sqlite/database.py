@@ -71,16 +71,15 @@ class SqliteTx:
 
     dialect = DIALECT
 
-    def __init__(self, connection: apsw.Connection, clock: Clock) -> None:
+    def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
-        self._clock = clock
-
-    @property
-    def now_us(self) -> int:
-        return self._clock.now_us()
 
     def rows(self, sql: str, **values: Any) -> list[Row]:
         return self._connection.execute(sql, values).fetchall()
+
+    def later(self, sql: str, **values: Any) -> Callable[[], list[Row]]:
+        found = self.rows(sql, **values)
+        return lambda: found
 
     def many(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None:
         self._connection.executemany(sql, values)
@@ -118,6 +117,7 @@ class SqliteDatabase:
         self._writer = open_writer(self._path, kind=self._kind, create=size_of(self._path) is None)
         if self._kind == "collect":
             self._writer.execute(f"PRAGMA cache_size = -{COLLECT_CACHE_KIB}")
+            self._writer.create_scalar_function("now_us", lambda *_: self._clock.now_us(), 0)
         elif not self._in_memory:
             self._reader = open_reader(self._path)
             self._reader.execute(f"PRAGMA cache_size = -{VAULT_READER_CACHE_KIB}")
@@ -139,7 +139,7 @@ class SqliteDatabase:
             with translated(self._path):
                 connection = self._opened(self._writer)
                 with transaction(connection):
-                    return work(SqliteTx(connection, self._clock))
+                    return work(SqliteTx(connection))
 
         return await asyncio.get_running_loop().run_in_executor(self._writing, run)
 
@@ -152,7 +152,7 @@ class SqliteDatabase:
                 connection = self._opened(self._reader or self._writer)
                 connection.execute("BEGIN")
                 try:
-                    return work(SqliteTx(connection, self._clock))
+                    return work(SqliteTx(connection))
                 finally:
                     connection.execute("COMMIT")
 

@@ -38,7 +38,7 @@ from holdfast.faces.cli.progress import bar
 from holdfast.services.recover.limits import LimitedRun
 from holdfast.services.recover.report import Notices
 from holdfast.services.recover.service import OnBegin, new_run, read_routes
-from holdfast.settings.values import Secret
+from holdfast.settings import Secret
 
 BROKERS = frozenset(("amqp", "amqps"))
 SCHEMES = frozenset(("sqlite", "postgresql", "postgres", "memory", "http", "https"))

@@ -1,34 +1,47 @@
 """State 1: headers and payloads are taken in until the index says that everything is there.
 
-A header is kept in the index before it is acked; what contradicts another one, or the payloads, is parked.
+A header is kept in the index before it is acked; what contradicts another one, or the payloads, is parked. A payload is
+stored as a blob, written to the index, and acked, in this order.
+
+Payloads go in small groups, several at a time: a group shares its fsyncs, its commit and its ack, and what fails of it
+goes on alone. Index writes that wait at the same time go into one commit. Memory is bounded by what is taken: at most
+twice `uploads_max` messages of a transaction are here at a time, and fewer when they are large. Whatever fails for now
+is tried again with the message still held.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.core.collect import (
     DEAD_QUEUE,
     Header,
     Part,
+    Payload,
     SeriesState,
+    blob_path,
+    digest,
     header_contradiction,
     is_complete,
     known_set,
     read_header,
+    read_payload,
 )
 from holdfast.core.message import Delivery
+from holdfast.errors import HoldfastError, NotOurs
+from holdfast.ports.blobs import BlobContent
 from holdfast.ports.broker import Consumer
 from holdfast.proof import crash_point
-from holdfast.services.collect.payloads import Payloads, ack, held_max, park
-from holdfast.services.collect.reading import gaps_of, read_part
-from holdfast.services.collect.transaction import OwnedTransaction
+from holdfast.services.collect.completion import gaps_of, read_part
+from holdfast.services.collect.transaction import FOR_NOW, OwnedTransaction
+from holdfast.stores.collect import CollectStore, PartsStored
 from holdfast.telemetry.events import emit
 
 BATCH_COUNT_MAX = 16
@@ -36,6 +49,13 @@ EXCESS_COUNT_MAX = 100
 GAP_LOOK_S_MAX = 5.0
 HEADERS_COUNT_MAX = 16
 LOOK_S = 1.0
+COMMIT_COUNT_MAX = 256
+#: Less is hashed sooner than a thread is woken.
+THREAD_BYTES_MIN = 64 * 1024
+#: How many are taken before it is known how large they are.
+FIRST_COUNT_MAX = 4
+#: How many groups are on their way when there is enough to do.
+GROUPS_COUNT = 4
 
 
 class Headers:
@@ -56,11 +76,11 @@ class Headers:
         work = self._work
         header = read_header(self._consumer.message(delivery), work.id)
         if isinstance(header, str):
-            await park(work, self._consumer, delivery, header)
+            await work.park_delivery(self._consumer, delivery, header)
             return
-        stand = await work.retrier.until_done(lambda: work.context.store.stand(work.id))
+        stand = await work.ask(work.context.store.stand)
         if wrong := header_contradiction(header, work.transaction.series, stand):
-            await park(work, self._consumer, delivery, wrong)
+            await work.park_delivery(self._consumer, delivery, wrong)
             return
         crash_point("collect.before_header")
         work.learn(await work.retrier.until_done(lambda: self._put(header)))
@@ -77,16 +97,14 @@ async def park_excess(work: OwnedTransaction, series: str, first: int, *, reason
     """Parts from an ordinal on that cannot belong to the result: into the dead queue first, out of the index then."""
     store = work.context.store
     while True:
-        parts = await work.retrier.until_done(
-            lambda: store.parts(work.id, series, first=first, count_max=EXCESS_COUNT_MAX)
-        )
+        parts = await work.ask(store.parts, series, first=first, count_max=EXCESS_COUNT_MAX)
         if not parts:
             return
         for part in parts:
             await park_part(
                 work, part, reason or f"ordinal is beyond the count; {part.ordinal} of '{series}', which has {first}"
             )
-        await work.retrier.until_done(partial(store.remove, work.id, parts, fence=work.fence))
+        await work.ask(store.remove, parts, fence=work.fence)
 
 
 async def park_part(work: OwnedTransaction, part: Part, reason: str) -> None:
@@ -104,7 +122,7 @@ async def park_part(work: OwnedTransaction, part: Part, reason: str) -> None:
 async def await_results(work: OwnedTransaction) -> None:
     """Return when the result is complete. Raises LeaseLost, QueueMissing, ConsumerLost."""
     context = work.context
-    work.learn(await work.retrier.until_done(lambda: context.store.stand(work.id)))
+    work.learn(await work.ask(context.store.stand))
     changed = asyncio.Event()
     if may_be_complete(work) and await judge(work):
         return
@@ -141,7 +159,7 @@ async def change(work: OwnedTransaction, changed: asyncio.Event) -> None:
             await changed.wait()
             changed.clear()
     except TimeoutError:
-        work.stand = await work.retrier.until_done(lambda: work.context.store.stand(work.id))
+        work.stand = await work.ask(work.context.store.stand)
 
 
 def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -167,7 +185,7 @@ def may_be_complete(work: OwnedTransaction) -> bool:
 async def judge(work: OwnedTransaction) -> bool:
     """Count the index row by row, take out what does not belong to the result, and say whether it is complete."""
     store = work.context.store
-    counts = await work.retrier.until_done(lambda: store.count(work.id))
+    counts = await work.ask(store.count)
     known = known_set(work.transaction.series, work.stand) or frozenset()
     for name, (_, _, highest) in counts.items():
         limit = work.count_of(name)
@@ -178,9 +196,9 @@ async def judge(work: OwnedTransaction) -> bool:
     for name, series in work.stand.items():
         if name not in known and series.count is not None:
             await park_header(work, name, series.count)
-    stand = await work.retrier.until_done(lambda: store.stand(work.id))
+    stand = await work.ask(store.stand)
     work.stand = stand
-    counts = await work.retrier.until_done(lambda: store.count(work.id))
+    counts = await work.ask(store.count)
     exact = all(counts.get(name, (0, 0, 0))[0] == work.count_of(name) for name in known)
     return exact and is_complete(work.transaction.series, stand)
 
@@ -195,7 +213,7 @@ async def park_header(work: OwnedTransaction, series: str, count: int) -> None:
     }
     reason = f"series is outside the known set; '{series}'"
     await work.retrier.until_done(lambda: work.park(b"", attributes=attributes, reason=reason))
-    await work.retrier.until_done(lambda: work.context.store.remove_header(work.id, series, fence=work.fence))
+    await work.ask(work.context.store.remove_header, series, fence=work.fence)
 
 
 async def watch_gaps(work: OwnedTransaction) -> None:
@@ -232,3 +250,253 @@ async def request_missing(work: OwnedTransaction) -> int:
     count = sum(len(found) for found in missing.values())
     emit("collect.missing", transaction=work.id, count=count)
     return count
+
+
+class NewPart(Struct, frozen=True):
+    """A payload that is not in the index yet."""
+
+    delivery: Delivery
+    payload: Payload
+    part: Part
+
+
+class Payloads:
+    """Takes the payload messages of a transaction until it is stopped."""
+
+    def __init__(self, work: OwnedTransaction, consumer: Consumer, *, on_change: Callable[[], None]) -> None:
+        self._work = work
+        self._consumer = consumer
+        self._on_change = on_change
+        self._writer = IndexWriter(work.context.store, work.id, fence=work.fence)
+        self._held_count = 0
+        self._held_bytes = 0
+        self._largest_bytes = 0  # nobody has seen one yet
+        self._freed = asyncio.Event()
+        self._held_max = held_max(work)
+        self._group_max = max(1, work.context.limits.uploads_max // GROUPS_COUNT)
+        self._tasks = asyncio.TaskGroup()
+
+    async def run(self) -> None:
+        """Work until the consumer is stopped and everything taken is settled. Raises what ended it."""
+        async with self._tasks:
+            while True:
+                while (room := self._room()) < self._worth:
+                    self._freed.clear()
+                    await self._freed.wait()
+                batch = await self._consumer.take(room)
+                if not batch:
+                    return
+                for delivery in batch:
+                    size = len(delivery.body)
+                    self._largest_bytes = max(self._largest_bytes, size, 1)
+                    self._held_bytes += size
+                self._held_count += len(batch)
+                self._tasks.create_task(self._sort(batch))
+
+    @property
+    def _worth(self) -> int:
+        """How many messages are worth a round trip: half of what may be here, or whatever fits when it is idle."""
+        return 1 if self._held_count < self._work.context.limits.uploads_max // 2 else self._held_max // 2
+
+    def _room(self) -> int:
+        limits = self._work.context.limits
+        if not self._largest_bytes:
+            return min(FIRST_COUNT_MAX, self._held_max) - self._held_count
+        if not self._held_count:
+            room_bytes = limits.uploads_bytes_max
+        else:
+            room_bytes = limits.uploads_bytes_max - self._held_bytes
+            if room_bytes < self._largest_bytes:
+                return 0
+        by_size = max(1, room_bytes // self._largest_bytes)
+        return min(self._held_max - self._held_count, by_size)
+
+    def _let_go(self, delivery: Delivery) -> None:
+        self._held_count -= 1
+        self._held_bytes -= len(delivery.body)
+        self._freed.set()
+
+    async def _sort(self, batch: Sequence[Delivery]) -> None:
+        """What is new goes on in groups, everything else by itself."""
+        work = self._work
+        read = [read_payload(self._consumer.message(delivery), work.id) for delivery in batch]
+        keys = [(payload.series, payload.ordinal) for payload in read if isinstance(payload, Payload)]
+        known: Mapping[tuple[str, int], Part] = {}
+        if keys:
+            known = await work.ask(work.context.store.find_parts, keys)
+        digests = await digests_of([delivery.body for delivery in batch])
+        fresh: list[NewPart] = []
+        for delivery, payload, sha256 in zip(batch, read, digests, strict=True):
+            if isinstance(payload, str):
+                self._tasks.create_task(self._park(delivery, payload))
+                continue
+            existing = known.get((payload.series, payload.ordinal))
+            if existing is None and not self._is_beyond(payload):
+                fresh.append(NewPart(delivery, payload, self._part(delivery, payload, sha256)))
+                continue
+            if existing is not None:
+                emit("collect.skipped", ordinal=payload.ordinal, transaction=work.id)
+            self._tasks.create_task(self._judge(delivery, payload, existing, sha256))
+        for start in range(0, len(fresh), self._group_max):
+            self._tasks.create_task(self._store(fresh[start : start + self._group_max]))
+
+    def _part(self, delivery: Delivery, payload: Payload, sha256: str) -> Part:
+        path = blob_path(self._work.id, payload.series, payload.ordinal, sha256)
+        size_bytes = len(delivery.body)
+        return Part(series=payload.series, ordinal=payload.ordinal, path=path, size_bytes=size_bytes, sha256=sha256)
+
+    async def _store(self, group: Sequence[NewPart], *, failures: int = 0) -> None:
+        """Upload, index and ack; one whose upload fails for now is tried again by itself."""
+        work = self._work
+        async with work.context.uploads.hold(len(group)):
+            crash_point("collect.before_upload")
+            stored = await self._upload(group, failures)
+            if not stored:
+                return
+            crash_point("collect.after_upload")
+            # Still counted as uploads: what a kill makes us upload again is what is not in the index yet.
+            crash_point("collect.before_index")
+            parts = [fresh.part for fresh in stored]
+            winners, put = await work.retrier.until_done(lambda: self._writer.put_all(parts))
+            crash_point("collect.after_index")
+        work.learn(put.stand)
+        won = []
+        for fresh, winner in zip(stored, winners, strict=True):
+            if winner.path == fresh.part.path and not self._is_beyond(fresh.payload):
+                won.append(fresh.delivery)
+            else:
+                self._tasks.create_task(self._judge(fresh.delivery, fresh.payload, winner, fresh.part.sha256))
+        await self._ack(won)
+
+    async def _upload(self, group: Sequence[NewPart], failures: int) -> list[NewPart]:
+        """Those whose bytes are stored now. Raises what no other attempt can cure."""
+        wanted = [
+            BlobContent(path=fresh.part.path, content=fresh.delivery.body, sha256=fresh.part.sha256) for fresh in group
+        ]
+        stored = []
+        for fresh, outcome in zip(group, await self._work.context.blobs.put_all(wanted), strict=True):
+            if not isinstance(outcome, HoldfastError):
+                emit("collect.uploaded", ordinal=fresh.payload.ordinal, path=fresh.part.path)
+                stored.append(fresh)
+            elif isinstance(outcome, FOR_NOW):
+                self._tasks.create_task(self._again(fresh, outcome, failures + 1))
+            else:
+                raise outcome
+        return stored
+
+    async def _again(self, fresh: NewPart, error: HoldfastError, failures: int) -> None:
+        await self._work.retrier.wait(error, failures)
+        await self._store([fresh], failures=failures)
+
+    async def _ack(self, stored: Sequence[Delivery]) -> None:
+        """They are stored: the messages may go."""
+        if not stored:
+            return
+        crash_point("collect.before_ack")
+        unsettled = await self._consumer.ack(stored)
+        crash_point("collect.after_ack")
+        for one in unsettled:
+            if not isinstance(one.error, NotOurs):  # which comes again, and is known then
+                await ack(self._work, self._consumer, one.delivery)
+        for delivery in stored:
+            self._let_go(delivery)
+        self._on_change()
+
+    def _is_beyond(self, payload: Payload) -> bool:
+        count = self._work.count_of(payload.series)
+        return count is not None and payload.ordinal >= count
+
+    async def _park(self, delivery: Delivery, reason: str) -> None:
+        await self._work.park_delivery(self._consumer, delivery, reason)
+        self._let_go(delivery)
+
+    async def _judge(self, delivery: Delivery, payload: Payload, existing: Part | None, sha256: str) -> None:
+        """A message whose ordinal is taken or cannot be."""
+        work, store = self._work, self._work.context.store
+        if self._is_beyond(payload):
+            count = work.count_of(payload.series)
+            if existing is not None:
+                excess = existing
+                await work.ask(store.remove, [excess], fence=work.fence)
+                self._on_change()
+            reason = f"ordinal is beyond the count; {payload.ordinal} of series '{payload.series}', which has {count}"
+            await self._park(delivery, reason)
+        elif existing is not None and existing.sha256 == sha256:
+            await self._ack([delivery])
+        else:
+            path = blob_path(work.id, payload.series, payload.ordinal, sha256)
+            await work.ask(store.note_stray, [path], fence=work.fence)
+            reason = f"ordinal came with other bytes; {payload.ordinal} of series '{payload.series}' is stored already"
+            await self._park(delivery, reason)
+
+
+class IndexWriter:
+    """Writes the parts of one transaction. The first waiter commits for all who came in the meantime."""
+
+    def __init__(self, index: CollectStore, transaction: str, *, fence: int) -> None:
+        self._index = index
+        self._transaction = transaction
+        self._fence = fence
+        self._waiting: deque[_Group] = deque()
+        self._busy = asyncio.Lock()
+
+    async def put_all(self, parts: Sequence[Part]) -> tuple[Sequence[Part], PartsStored]:
+        """For each the part that counts for its ordinal, and how everything stands. Raises LeaseLost, StorageFailed."""
+        group = _Group(parts)
+        self._waiting.append(group)
+        async with self._busy:
+            while not group.future.done():
+                await self._commit()
+        return group.future.result()
+
+    async def _commit(self) -> None:
+        groups = [self._waiting.popleft()]
+        count = len(groups[0].parts)
+        while self._waiting and count + len(self._waiting[0].parts) <= COMMIT_COUNT_MAX:
+            groups.append(self._waiting.popleft())
+            count += len(groups[-1].parts)
+        batch = [part for group in groups for part in group.parts]
+        try:
+            put = await self._index.put_parts(self._transaction, batch, fence=self._fence)
+        except HoldfastError as error:
+            for group in groups:
+                if not group.future.done():
+                    group.future.set_exception(error)
+                    group.future.exception()  # seen: whoever waits for it raises it, unless he was cancelled
+            return
+        except BaseException:
+            for group in groups:
+                group.future.cancel()
+            raise
+        winners = iter(put.winners)
+        for group in groups:
+            own = [next(winners) for _ in group.parts]
+            if not group.future.done():
+                group.future.set_result((own, put))
+
+
+class _Group:
+    """Parts of one caller, until they are committed."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+        self.future: asyncio.Future[tuple[Sequence[Part], PartsStored]] = asyncio.get_running_loop().create_future()
+
+
+async def ack(work: OwnedTransaction, consumer: Consumer, delivery: Delivery) -> None:
+    """It is stored: the message may go."""
+    crash_point("collect.before_ack")
+    await work.ack(consumer, delivery)
+    crash_point("collect.after_ack")
+
+
+async def digests_of(bodies: Sequence[bytes]) -> list[str]:
+    """Of a whole batch; large ones in a thread, beside the loop."""
+    if sum(map(len, bodies)) < THREAD_BYTES_MIN:
+        return [digest(body) for body in bodies]
+    return await asyncio.to_thread(lambda: [digest(body) for body in bodies])
+
+
+def held_max(work: OwnedTransaction) -> int:
+    """How many messages may be here: those that are uploaded, and as many that wait for their turn."""
+    return 2 * work.context.limits.uploads_max

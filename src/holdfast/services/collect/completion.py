@@ -1,43 +1,122 @@
-"""State 2 and what follows: the manifest and the notice that names it, then queues, stray blobs and index are cleared.
+"""What the index tells, parts in order with their digests verified and gaps; then state 2 and what follows.
 
-Manifest and notice are made from the index alone, which no longer changes, so that a second try after a crash makes the
-same bytes. Draining the queues loses nothing: a leftover is a known duplicate, or it is parked. A queue is deleted only
-when it is empty.
+That is the manifest and the notice that names it; then queues, stray blobs and index are cleared. Manifest and notice
+are made from the index alone, which no longer changes, so that a second try after a crash makes the same bytes.
+Draining the queues loses nothing: a leftover is a known duplicate, or it is parked. A queue is deleted only when it is
+empty.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from functools import partial
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.core.collect import (
     Header,
+    Part,
     Payload,
+    Range,
+    SeriesState,
+    Transaction,
     digest,
     header_contradiction,
     known_set,
     manifest_path,
+    ranges,
     read_header,
     read_payload,
 )
 from holdfast.core.message import Delivery, Message
 from holdfast.core.states import TransactionState
-from holdfast.errors import QueueMissing, TryAgain
+from holdfast.errors import QueueMissing, StorageFailed, TryAgain
+from holdfast.ports.blobs import Blobs
 from holdfast.ports.broker import Consumer
 from holdfast.proof import crash_point
-from holdfast.services.collect.payloads import park
 from holdfast.services.collect.transaction import OwnedTransaction
+from holdfast.stores.collect import CollectStore
 
 PAGE_COUNT_MAX = 1_000
+READ_COUNT_MAX = 500
+RANGES_COUNT_MAX = 1_000
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 DRAIN_IDLE_S = 0.05
 DELETE_TRIES_MAX = 40
 FORGET_COUNT_MAX = 1_000
+
+
+class StoredPart(Struct, frozen=True, kw_only=True):
+    """One ordinal with its bytes."""
+
+    series: str
+    ordinal: int
+    sha256: str
+    body: bytes
+
+
+class Gaps(Struct, frozen=True, kw_only=True):
+    """What a series lacks; `is_open` while its count is not known: more may follow the last one stored."""
+
+    series: str
+    count: int | None
+    stored_count: int
+    missing: Sequence[Range]
+    is_open: bool
+
+
+async def read_part(blobs: Blobs, part: Part) -> bytes:
+    """The bytes of a part. Raises StorageFailed when they are not those of the index."""
+    async with aclosing(blobs.get(part.path)) as chunks:
+        body = b"".join([chunk async for chunk in chunks])
+    if digest(body) != part.sha256:
+        raise StorageFailed(f"blob is damaged; '{part.path}' is not what was stored, restore it from a backup")
+    return body
+
+
+async def parts_in_order(index: CollectStore, blobs: Blobs, transaction: str, series: str) -> AsyncIterator[StoredPart]:
+    """From ordinal 0 up to the first gap."""
+    wanted = 0
+    while page := await index.parts(transaction, series, first=wanted, count_max=READ_COUNT_MAX):
+        for part in page:
+            if part.ordinal != wanted:
+                return
+            body = await read_part(blobs, part)
+            yield StoredPart(series=series, ordinal=wanted, sha256=part.sha256, body=body)
+            wanted += 1
+
+
+async def gaps_of(index: CollectStore, transaction: Transaction) -> list[Gaps]:
+    """For each series of the set, and each that has come, what is missing."""
+    stand = await index.stand(transaction.id)
+    known = known_set(transaction.series, stand)
+    found = []
+    for name in sorted({*stand, *(known or ())}):
+        series = stand.get(name) or SeriesState(series=name)
+        stored: Sequence[Range] = ()
+        if series.stored_count and not series.is_complete:
+            stored = await index.stored(transaction.id, name, count_max=RANGES_COUNT_MAX)
+        highest = stored[-1][1] + 1 if stored else 0
+        missing: list[Range] = []
+        if not series.is_complete:
+            # Past the last range that was read nothing is known, unless all of them were.
+            is_cut = len(stored) == RANGES_COUNT_MAX
+            missing = ranges(stored, count=highest if is_cut or series.count is None else series.count)
+        found.append(
+            Gaps(
+                series=name,
+                count=series.count,
+                stored_count=series.stored_count,
+                missing=missing,
+                is_open=series.count is None,
+            )
+        )
+    return found
 
 
 async def manifest_lines(work: OwnedTransaction) -> AsyncIterator[bytes]:
@@ -112,12 +191,10 @@ async def clear(work: OwnedTransaction) -> None:
     if work.transaction.state is not TransactionState.COMPLETED:
         if not context.limits.keep_blobs:
             await remove_blobs(work)
-        while await work.retrier.until_done(
-            lambda: context.store.forget(work.id, fence=work.fence, count_max=FORGET_COUNT_MAX)
-        ):
+        while await work.ask(context.store.forget, fence=work.fence, count_max=FORGET_COUNT_MAX):
             pass
     crash_point("collect.before_clean")
-    await work.retrier.until_done(lambda: context.store.set_clean(work.id, fence=work.fence))
+    await work.ask(context.store.set_clean, fence=work.fence)
     crash_point("collect.after_clean")
 
 
@@ -150,7 +227,7 @@ async def settle(work: OwnedTransaction, consumer: Consumer, delivery: Delivery,
     message = consumer.message(delivery)
     why = await (judge_header if queue == work.header_queue else judge_payload)(work, message)
     if why:
-        await park(work, consumer, delivery, why)
+        await work.park_delivery(consumer, delivery, why)
     else:
         await work.ack(consumer, delivery)
 
@@ -161,7 +238,7 @@ async def judge_payload(work: OwnedTransaction, message: Message) -> str:
     if not isinstance(payload, Payload):
         return payload
     key = (payload.series, payload.ordinal)
-    known = (await work.retrier.until_done(lambda: work.context.store.find_parts(work.id, [key]))).get(key)
+    known = (await work.ask(work.context.store.find_parts, [key])).get(key)
     if known is not None and known.sha256 == digest(message.body):
         return ""
     return f"payload came after the end; the transaction is {work.transaction.state.value} and does not have it"
@@ -172,7 +249,7 @@ async def judge_header(work: OwnedTransaction, message: Message) -> str:
     header = read_header(message, work.id)
     if not isinstance(header, Header):
         return header
-    stand = await work.retrier.until_done(lambda: work.context.store.stand(work.id))
+    stand = await work.ask(work.context.store.stand)
     if wrong := header_contradiction(header, work.transaction.series, stand):
         return wrong
     if header.series in stand and stand[header.series].count == header.count:
@@ -183,10 +260,10 @@ async def judge_header(work: OwnedTransaction, message: Message) -> str:
 async def remove_strays(work: OwnedTransaction) -> None:
     """Blobs that lost against others, unless the index names them after all."""
     store = work.context.store
-    for path in await work.retrier.until_done(lambda: store.strays(work.id)):
+    for path in await work.ask(store.strays):
         _, series, name = path.split("/")
         key = (series, int(name.partition("-")[0]))
-        known = (await work.retrier.until_done(partial(store.find_parts, work.id, [key]))).get(key)
+        known = (await work.ask(store.find_parts, [key])).get(key)
         if known is None or known.path != path:
             await work.retrier.until_done(partial(work.context.blobs.delete, path))
 

@@ -42,8 +42,7 @@ from holdfast.errors import (
 )
 from holdfast.proof import crash_point
 from holdfast.services.collect.awaiting import await_results, request_missing
-from holdfast.services.collect.completion import clear, send_completion
-from holdfast.services.collect.reading import Gaps, StoredPart, gaps_of, parts_in_order
+from holdfast.services.collect.completion import Gaps, StoredPart, clear, gaps_of, parts_in_order, send_completion
 from holdfast.services.collect.transaction import FOR_NOW, CollectContext, OwnedTransaction, address_of
 from holdfast.stores.collect import LedgerLine
 from holdfast.telemetry.events import emit
@@ -346,7 +345,7 @@ class TransactionRunner:
     async def _is_ours_still(self) -> bool:
         """A move whose answer was lost may have happened: then the state is another, and the fence is ours."""
         work = self.work
-        found = await work.retrier.until_done(lambda: work.context.store.find(work.id))
+        found = await work.ask(work.context.store.find)
         if found is None or found.fence != work.fence or found.is_clean:
             return False
         work.transaction = found
@@ -382,7 +381,7 @@ class TransactionRunner:
         """The request, with the transaction's id as message id: the producer knows a repetition by it."""
         work = self.work
         await self._declare()
-        body = await work.retrier.until_done(lambda: work.context.store.request(work.id))
+        body = await work.ask(work.context.store.request)
         attributes = {
             "transaction-id": work.id,
             "kind": "request",
@@ -400,8 +399,8 @@ class TransactionRunner:
         work = self.work
         source = work.transaction.state
         check_move(source, target)
-        work.transaction = await work.retrier.until_done(
-            lambda: work.context.store.move(work.id, fence=work.fence, source=source, target=target, reason=reason)
+        work.transaction = await work.ask(
+            work.context.store.move, fence=work.fence, source=source, target=target, reason=reason
         )
         emit("collect.moved", transaction=work.id, state=target.value, reason=reason or source.value)
         work.on_move()

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from msgspec import Struct
 
@@ -18,6 +18,7 @@ from holdfast.core.collect import DEAD_QUEUE, SeriesState, Transaction, queue_na
 from holdfast.core.letter import DeathStory
 from holdfast.core.message import Address, Delivery, Message, OutcomeKind, Outgoing
 from holdfast.core.moments import SECOND_US, Backoff
+from holdfast.core.policy import Failure, Park
 from holdfast.errors import (
     BrokerError,
     Invalid,
@@ -33,6 +34,7 @@ from holdfast.ports.broker import Broker, Consumer, Subscription, check_settled
 from holdfast.stores.collect import CollectStore
 from holdfast.telemetry.events import emit
 
+P = ParamSpec("P")
 T = TypeVar("T")
 COLLECTOR = "collector"
 REASON, ERROR_TYPE = "contradiction", "Contradiction"
@@ -126,6 +128,10 @@ class OwnedTransaction:
         self.stand: Mapping[str, SeriesState] = {}
         self.progress_s = time.monotonic()
 
+    async def ask(self, call: Callable[Concatenate[str, P], Awaitable[T]], *given: P.args, **named: P.kwargs) -> T:
+        """Call a method of the store about this transaction, again while it fails for now."""
+        return await self.retrier.until_done(lambda: call(self.id, *given, **named))
+
     def subscription(self, queue: str, *, count_max: int) -> Subscription:
         """To one of its queues: so many messages may be ours at a time, and fewer when they are large."""
         return Subscription(
@@ -164,6 +170,12 @@ class OwnedTransaction:
             check_settled(await consumer.ack([delivery]))
 
         await self.retrier.settle(once)
+
+    async def park_delivery(self, consumer: Consumer, delivery: Delivery, reason: str) -> None:
+        """Put the offending message into the dead queue, with the reason."""
+        failure = Failure(type=ERROR_TYPE, message=reason)
+        await self.retrier.settle(lambda: consumer.park(delivery, Park(reason=REASON, failure=failure)))
+        self.parked(reason)
 
     def learn(self, stand: Mapping[str, SeriesState]) -> None:
         """How the series stand as of a commit. Commits are answered in order, so the last one is the newest."""

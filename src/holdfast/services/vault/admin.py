@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
 
 import msgspec
-from msgspec import Struct
 
 from holdfast.core.ledger import LedgerAct, expand
 from holdfast.core.letter import NAME_CHARACTERS_MAX, GroupStatus, clip
@@ -25,7 +24,6 @@ from holdfast.errors import Forbidden, HoldfastError, Invalid, NotFound
 from holdfast.ports.blobs import Blobs
 from holdfast.services.vault.access import TokenService
 from holdfast.services.vault.custody import Custody, check_all_queues, check_queue
-from holdfast.services.vault.ledgers import LedgerService
 from holdfast.services.vault.planner import Planner
 from holdfast.services.vault.redrive_tasks import RedriveRunner
 from holdfast.services.vault.upkeep import Retention
@@ -48,7 +46,6 @@ UPKEEP_S = 30.0
 SERVER = Caller(name="holdfast", role=Role.ADMIN, origin="server")
 
 R = TypeVar("R")
-S = TypeVar("S", bound=Struct)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -63,7 +60,6 @@ class VaultApp:
         self.vault: Vault = custody.vault
         self.planner = Planner(custody)
         self.redrives = RedriveRunner(custody)
-        self.ledgers = LedgerService(custody.vault)
         self.tokens = TokenService(custody.vault, clock=custody.clock)
 
     @property
@@ -140,11 +136,6 @@ def act_of(request: Request[Any], caller: Caller, reason: str = "", detail: str 
     )
 
 
-def _view(kind: type[S], source: Struct) -> S:
-    """What `kind` shows of a thing."""
-    return kind(**{name: getattr(source, name) for name in kind.__struct_fields__})
-
-
 def _without_nul(text: str) -> str:
     """No engine finds what has such a character."""
     return text.replace("\x00", "")
@@ -217,7 +208,7 @@ async def _oldest_that_can_go(app: VaultApp, caller: Caller, queue: str, limit: 
         found = await app.vault.letters.oldest_ids(selection, count_max=count)
         if not found:
             return None
-        plan = await _planned(app, caller, queue, [one for one, _ in found])
+        plan = await _planned(app, caller, queue, found)
         if plan.count >= limit or len(found) < count or count >= PASSED_OVER_MAX:
             return plan
         count = min(count * 10, PASSED_OVER_MAX)
@@ -245,7 +236,7 @@ async def _failed(app: VaultApp, request: requests.ListFailed, caller: Caller) -
     after = decode_cursor("failed", request.cursor) if request.cursor else 0
     found = await app.vault.letters.failed(after=after, count_max=request.limit)
     more = encode_cursor("failed", found[-1].id) if len(found) == request.limit else ""
-    return requests.FailedReply(failed=[_view(requests.FailedView, one) for one in found], next=more)
+    return requests.FailedReply(failed=found, next=more)
 
 
 # --- letters --------------------------------------------------------------------------------------------------
@@ -292,7 +283,7 @@ async def _body(app: VaultApp, request: requests.ReadBody, caller: Caller) -> by
 @handles(requests.ListRevisions)
 async def _revisions(app: VaultApp, request: requests.ListRevisions, caller: Caller) -> list[requests.RevisionView]:
     letter = await app.custody.letter(request.id, caller)
-    return [_view(requests.RevisionView, one) for one in await app.vault.letters.revisions(letter.id)]
+    return await app.vault.letters.revisions(letter.id)
 
 
 @handles(requests.EditLetter)
@@ -353,8 +344,8 @@ async def _groups(app: VaultApp, request: requests.ListGroups, caller: Caller) -
     after = decode_cursor("groups", request.cursor) if request.cursor else ID_MAX
     status = GroupStatus(request.status) if request.status else None
     found = await app.vault.groups.page(status=status, after=after, count_max=request.limit)
-    more = encode_cursor("groups", found[-1][0]) if len(found) == request.limit else ""
-    return requests.GroupsReply(groups=[_view(requests.GroupView, group) for _, group in found], next=more)
+    more = encode_cursor("groups", found[-1].sample) if len(found) == request.limit else ""
+    return requests.GroupsReply(groups=found, next=more)
 
 
 @handles(requests.ChangeGroup)
@@ -366,7 +357,7 @@ async def _change_group(app: VaultApp, request: requests.ChangeGroup, caller: Ca
     group = await app.vault.groups.change(key, status=status, note=note, act=act) if "\x00" not in key else None
     if group is None:
         raise NotFound(f"group does not exist; there is no group '{key[:50]}'")
-    return _view(requests.GroupView, group)
+    return group
 
 
 @handles(requests.PlanRedrive)
@@ -434,17 +425,17 @@ async def _ledger(app: VaultApp, request: requests.ReadLedger, caller: Caller) -
 
 @handles(requests.ReadHead)
 async def _head(app: VaultApp, request: requests.ReadHead, caller: Caller) -> requests.HeadReply:
-    return requests.HeadReply(await app.ledgers.head())
+    return requests.HeadReply(await app.vault.ledger.head())
 
 
 @handles(requests.VerifyLedger)
 async def _verify(app: VaultApp, request: requests.VerifyLedger, caller: Caller) -> requests.Verified:
-    return await app.ledgers.verify(anchor=request.anchor)
+    return await app.vault.ledger.verify(anchor=request.anchor)
 
 
 @handles(requests.ReadBalance)
 async def _balance(app: VaultApp, request: requests.ReadBalance, caller: Caller) -> list[requests.BalanceRow]:
-    return [row for row in await app.ledgers.balance() if caller.may_touch(row.queue)]
+    return [row for row in await app.vault.ledger.balance() if caller.may_touch(row.queue)]
 
 
 @handles(requests.ListTokens)

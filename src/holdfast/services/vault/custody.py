@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import LOCKED_HEADERS, SENSITIVE_HEADERS, Content, JsonValue, Letter, NewLetter, Origin
 from holdfast.core.moments import moment_or_none
-from holdfast.core.plan import PLAN_COUNT_MAX, LeasedLetter, Place, Target
+from holdfast.core.plan import PLAN_COUNT_MAX, Place, Target
 from holdfast.core.requests.declare import Caller
 from holdfast.core.requests.vault import CaptureReport, QueueView
 from holdfast.core.selection import Selection, check_selection
@@ -18,6 +18,7 @@ from holdfast.ports.blobs import Blobs
 from holdfast.ports.broker import Broker, QueueFacts
 from holdfast.ports.clock import Clock
 from holdfast.services.vault.capture import COUNT_MAX, IDLE_S, Capture
+from holdfast.stores.redrives import LeasedLetter
 from holdfast.stores.vault import Vault
 from holdfast.telemetry.events import emit
 
@@ -223,8 +224,7 @@ class Custody:
             raise Conflict(f"letters have changed; {expected} were expected and {len(found)} fit; nothing was done")
         if not found:
             return 0
-        ids = [number for number, _ in found]
-        return await self.vault.letters.move(ids, source=source, target=target, act=act, expected=expected)
+        return await self.vault.letters.move(found, source=source, target=target, act=act, expected=expected)
 
     async def edit(
         self,

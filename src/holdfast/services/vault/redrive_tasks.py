@@ -22,13 +22,14 @@ from holdfast.core.death import RedriveStamp
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.message import Outcome, OutcomeKind, Outgoing
 from holdfast.core.moments import Backoff, moment
-from holdfast.core.plan import LeasedLetter, RedriveState, RedriveTask, Settled
+from holdfast.core.plan import RedriveState, RedriveTask
 from holdfast.core.routes import RouteTable
 from holdfast.errors import BlobMissing, BrokerError, Conflict, HoldfastError, MessageRefused, NotFound, TryAgain
 from holdfast.ports.broker import Broker
 from holdfast.proof import crash_point
 from holdfast.services.vault.custody import Custody
 from holdfast.services.vault.planner import NO_BROKER, Canaries, Pace, unpack
+from holdfast.stores.redrives import LeasedLetter, Settled
 from holdfast.telemetry.events import emit
 
 #: What is read into memory and published together.

@@ -1,4 +1,5 @@
--- The names of tables are PostgreSQL's, where they share a schema with others.
+-- The names of tables are PostgreSQL's, where they share a schema with others. Moments are by the database's own clock,
+-- which is that of all who share it.
 
 -- name: collect_add_stored
 INSERT INTO collect_series (transaction_id, series, stored_count, stored_bytes)
@@ -34,7 +35,8 @@ DELETE FROM collect_series
 WHERE transaction_id = :transaction AND series = :series AND count IS NULL AND stored_count = 0
 
 -- name: collect_extend
-UPDATE collect_transactions SET lease_deadline = :deadline WHERE id = :transaction AND fence = :fence RETURNING id
+UPDATE collect_transactions SET lease_deadline = collect_now_us() + :lease_us
+WHERE id = :transaction AND fence = :fence RETURNING id
 
 -- name: collect_find
 SELECT id, state, producer, notify, series, reason, created_at, updated_at, progress_at, owner, fence, is_clean
@@ -59,17 +61,19 @@ UPDATE collect_transactions SET owner = '', fence = fence + 1, lease_deadline = 
 WHERE id = :transaction AND fence = :fence
 
 -- name: collect_hold
-UPDATE collect_transactions SET progress_at = :now WHERE id = :transaction AND fence = :fence RETURNING id
+UPDATE collect_transactions SET progress_at = collect_now_us()
+WHERE id = :transaction AND fence = :fence RETURNING id
 
 -- name: collect_insert
 INSERT INTO collect_transactions
     (id, state, producer, notify, series, created_at, updated_at, progress_at, owner, lease_deadline, request)
-VALUES (:transaction, :state, :producer, :notify, :series, :now, :now, :now, :owner, :deadline, :request)
+SELECT :transaction, :state, :producer, :notify, :series, now_us, now_us, now_us, :owner, now_us + :lease_us, :request
+FROM (SELECT collect_now_us() AS now_us) AS moment WHERE true
 ON CONFLICT (id) DO NOTHING
 
 -- name: collect_insert_ledger
 INSERT INTO collect_ledger (at, transaction_id, action, reason, detail)
-VALUES (:now, :transaction, :action, :reason, :detail)
+VALUES (collect_now_us(), :transaction, :action, :reason, :detail)
 
 -- name: collect_insert_parts
 INSERT INTO collect_parts (transaction_id, series, ordinal, path, size_bytes, sha256)
@@ -87,7 +91,7 @@ SELECT id, state, producer, notify, series, reason, created_at, updated_at, prog
 FROM collect_transactions WHERE id > :after ORDER BY id LIMIT :count_max
 
 -- name: collect_move
-UPDATE collect_transactions SET state = :target, reason = :reason, updated_at = :now, progress_at = :now
+UPDATE collect_transactions SET state = :target, reason = :reason, updated_at = collect_now_us(), progress_at = collect_now_us()
 WHERE id = :transaction AND fence = :fence AND state = :source
 RETURNING id, state, producer, notify, series, reason, created_at, updated_at, progress_at, owner, fence, is_clean
 
@@ -101,12 +105,13 @@ ON CONFLICT (transaction_id, series) DO UPDATE SET count = excluded.count,
 UPDATE collect_series SET count = NULL, series_count = NULL WHERE transaction_id = :transaction AND series = :series
 
 -- name: collect_seize
-UPDATE collect_transactions SET owner = :owner, fence = fence + 1, lease_deadline = :deadline WHERE id = :transaction
+UPDATE collect_transactions SET owner = :owner, fence = fence + 1, lease_deadline = collect_now_us() + :lease_us
+WHERE id = :transaction
 RETURNING id, state, producer, notify, series, reason, created_at, updated_at, progress_at, owner, fence, is_clean
 
 -- name: collect_select_idle
 SELECT id FROM collect_transactions
-WHERE is_clean IS_FALSE AND progress_at <= :before AND state IN ('forwarding', 'awaiting', 'sending')
+WHERE is_clean IS_FALSE AND progress_at <= collect_now_us() - :for_us AND state IN ('forwarding', 'awaiting', 'sending')
 ORDER BY id LIMIT :count_max
 
 -- name: collect_select_ledger
@@ -131,16 +136,16 @@ WHERE transaction_id = :transaction ORDER BY series
 SELECT path FROM collect_strays WHERE transaction_id = :transaction
 
 -- name: collect_set_clean
-UPDATE collect_transactions SET is_clean = true, owner = '', fence = fence + 1, updated_at = :now, request = :nothing
+UPDATE collect_transactions SET is_clean = true, owner = '', fence = fence + 1, updated_at = collect_now_us(), request = :nothing
 WHERE id = :transaction AND fence = :fence RETURNING id
 
 -- name: collect_take
 -- Rows that another collector is just taking are left to it; which are ours is asked once.
 WITH taken AS MATERIALIZED (
     SELECT id FROM collect_transactions
-    WHERE is_clean IS_FALSE AND owner <> :owner AND lease_deadline < :run_out_before
+    WHERE is_clean IS_FALSE AND owner <> :owner AND (:is_shared = 0 OR lease_deadline < collect_now_us())
     ORDER BY id LIMIT :count_max SKIP_LOCKED
 )
-UPDATE collect_transactions SET owner = :owner, fence = fence + 1, lease_deadline = :deadline
+UPDATE collect_transactions SET owner = :owner, fence = fence + 1, lease_deadline = collect_now_us() + :lease_us
 WHERE id IN (SELECT id FROM taken)
 RETURNING id, state, producer, notify, series, reason, created_at, updated_at, progress_at, owner, fence, is_clean

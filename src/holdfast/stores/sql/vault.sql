@@ -54,20 +54,11 @@ WHERE r.redrive_id = :redrive_id
 -- name: find_counter
 SELECT value FROM counters WHERE name = :name
 
--- name: find_group
-SELECT sample, key, title, count, first_at, last_at, status, note FROM failure_groups WHERE key = :key
-
 -- name: find_plan
 SELECT document FROM plans WHERE hash = :hash
 
--- name: find_redrive_by_operation
-SELECT id FROM redrives WHERE operation = :operation
-
--- name: find_redrive_hold
+-- name: find_redrive
 SELECT state, holder, held_until FROM redrives WHERE id = :redrive
-
--- name: find_redrive_state
-SELECT state FROM redrives WHERE id = :redrive
 
 -- name: find_unacked
 SELECT id FROM letters WHERE queue = :queue AND digest = :digest AND acked = 0 ORDER BY id LIMIT 1
@@ -79,7 +70,7 @@ ON CONFLICT (blob) DO NOTHING
 
 -- name: insert_content
 INSERT INTO contents (letter, properties, blob, headers, shown, error_stack, body)
-VALUES (:id, :properties, :blob, :headers, :shown, :error_stack, :body)
+VALUES (:id, :properties, :blob, :headers, :shown, :death_error_stack, :body)
 
 -- name: insert_failed_import
 INSERT INTO failed_imports (id, queue, reason, at, properties, body)
@@ -95,9 +86,9 @@ VALUES (:number, :at, :actor, :action, :origin, :outcome, :queue, :from_state, :
 INSERT INTO letters (id, queue, origin, state, message_id, type, exchange, routing_key, source_queue, reason,
     death_count, first_died_at, died_at, error_type, error_message, grp, redrive_id, redriven_count, captured_at,
     changed_at, body_bytes, digest, came_from)
-VALUES (:id, :queue, :origin, 'captured', :message_id, :type, :exchange, :routing_key, :source_queue, :reason,
-    :death_count, :first_died_at, :died_at, :error_type, :error_message, :grp, :redrive_id, :redriven_count, :now,
-    :now, :body_bytes, :digest, :came_from)
+VALUES (:id, :queue, :origin, 'captured', :message_id, :type, :exchange, :routing_key, :death_queue, :death_reason,
+    :death_count, :death_first_at_us, :death_last_at_us, :death_error_type, :death_error_message, :group, :redrive_id,
+    :redriven_count, :now, :now, :body_bytes, :digest, :came_from)
 
 -- name: insert_redrive
 INSERT INTO redrives (id, operation, state, name, reason, plan, wish, total, started_at, started_by, why)
@@ -141,39 +132,30 @@ SELECT letter, body, properties, blob FROM contents WHERE letter IN_IDS
 SELECT queue, state, count FROM tallies WHERE state = 'deleted' AND count <> 0
 
 -- name: select_expired
-SELECT id FROM letters WHERE state = :state AND changed_at < :before ORDER BY id LIMIT :count_max
+SELECT id, queue, state FROM letters WHERE state = :state AND changed_at < :before ORDER BY id LIMIT :count_max
 
 -- name: select_failed_imports
-SELECT id, queue, reason, body, properties, at FROM failed_imports
+SELECT id, queue, reason, at, body, properties FROM failed_imports
 WHERE id > :after ORDER BY id LIMIT :count_max
 
 -- name: select_group_counts
 SELECT grp, count(*) FROM letters WHERE id IN_IDS GROUP BY grp
 
--- name: select_groups
-SELECT sample, key, title, count, first_at, last_at, status, note FROM failure_groups
-WHERE sample < :before AND (:status = '' OR status = :status) ORDER BY sample DESC LIMIT :count_max
+-- name: select_group
+SELECT key, title, count, first_at, last_at, sample, status, note FROM failure_groups
 
 -- name: select_held_elsewhere
 SELECT letter FROM redrive_letters WHERE letter IN_IDS AND redrive <> :redrive AND status IN ('leased', 'unknown')
 
--- name: select_last_ledger
-SELECT number, at, actor, action, origin, outcome, queue, from_state, to_state, count, letters, reason, detail, mac
-FROM ledger ORDER BY number DESC LIMIT 1
-
 -- name: select_ledger
 SELECT number, at, actor, action, origin, outcome, queue, from_state, to_state, count, letters, reason, detail, mac
-FROM ledger WHERE number > :after ORDER BY number LIMIT :count_max
-
--- name: select_ledger_of_letter
-SELECT number, at, actor, action, origin, outcome, queue, from_state, to_state, count, letters, reason, detail, mac
-FROM ledger WHERE first_letter > 0 AND first_letter <= :letter AND last_letter >= :letter ORDER BY number LIMIT :count_max
+FROM ledger
 
 -- name: select_letter
-SELECT l.id, l.queue, l.origin, l.state, l.message_id, l.type, l.exchange, l.routing_key, l.source_queue, l.reason,
-    l.death_count, l.first_died_at, l.died_at, l.error_type, l.error_message, l.grp, l.redrive_id, l.redriven_count,
-    l.revision, l.acked, l.captured_at, l.changed_at, l.body_bytes, l.digest, l.came_from,
-    c.headers, c.shown, c.error_stack
+SELECT l.id, l.queue, l.origin, l.state, l.message_id, l.type, l.exchange, l.routing_key, l.grp, l.redrive_id,
+    l.redriven_count, l.revision, l.acked, l.captured_at, l.changed_at, l.body_bytes, l.digest, c.headers, c.shown,
+    l.came_from, l.source_queue, l.reason, l.death_count, l.first_died_at, l.died_at, l.error_type, l.error_message,
+    c.error_stack
 FROM letters l JOIN contents c ON c.letter = l.id
 
 -- name: select_redrive
@@ -181,13 +163,14 @@ SELECT id, name, reason, plan, state, wish, total, operation, started_at, starte
 FROM redrives
 
 -- name: select_resolved_due
-SELECT id FROM letters WHERE state = 'redriven' AND changed_at < :before ORDER BY changed_at LIMIT :count_max
+SELECT id, queue, state FROM letters WHERE state = 'redriven' AND changed_at < :before
+ORDER BY changed_at LIMIT :count_max
 
 -- name: select_revision_number
 SELECT revision, state, queue FROM letters WHERE id = :letter
 
 -- name: select_revisions
-SELECT number, body, headers, dropped, at, actor, note FROM revisions WHERE letter = :letter ORDER BY number
+SELECT number, at, actor, note, body, headers, dropped FROM revisions WHERE letter = :letter ORDER BY number
 
 -- name: select_states
 SELECT id, queue, state FROM letters WHERE id IN_IDS ORDER BY id
