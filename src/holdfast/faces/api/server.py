@@ -231,7 +231,7 @@ async def _serve(
 def _recoveries(settings: Settings, service: QueueService, vault_app: VaultApp) -> RecoverySchedule:
     broker = settings.broker.reveal() if settings.broker else None
     return scheduled_recoveries(
-        settings, queues=lambda: Queues(service), broker=broker, ledger=lambda: nullcontext(vault_app.vault.ledger)
+        settings, queues=lambda: Queues(service), broker=broker, vault=lambda: nullcontext(vault_app.vault)
     )
 
 

@@ -5,8 +5,8 @@ said so, and blobs that no letter has are removed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from holdfast.core.death import REDRIVE_ID
@@ -17,7 +17,7 @@ from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.errors import CannotStart, HoldfastError, Invalid, StorageFailed
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.clock import Clock
-from holdfast.stores.vault import Vault
+from holdfast.stores.vault import OpenVault, Vault
 from holdfast.telemetry.events import emit
 
 FLUSH_S = 1.0
@@ -30,7 +30,6 @@ WAITS = Backoff(first_s=FLUSH_S, delay_s_max=60.0)
 LAST_FLUSH_TIMEOUT_S = 5.0
 ID_CHARACTERS_MAX = 200
 
-OpenVault = Callable[[], AbstractAsyncContextManager[Vault]]
 COUNT_MAX = 1_000
 
 
