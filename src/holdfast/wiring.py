@@ -69,6 +69,7 @@ from holdfast.services.vault.upkeep import Successes, parse_retention
 from holdfast.settings import RecoverSettings, Settings, listed, load_settings, masked
 from holdfast.stores.collect import CollectStore
 from holdfast.stores.files import FileBackup
+from holdfast.stores.files import made_once as made_once  # noqa: PLC0414  for the faces
 from holdfast.stores.journal import FileJournal, JournalPaths, journal_paths
 from holdfast.stores.vault import OpenVault, Vault
 
