@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 ARGS   ?=
 # Most of a test's time is waiting for servers. A file stays with one worker, which has servers of its own.
 # Files go out in the order of tests/conftest.py: the long ones first.
-WORKERS ?= 2
+WORKERS ?= 3
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 FAST := not postgres and not rabbitmq and not s3 and not slow
 

@@ -12,7 +12,6 @@ import os
 import ssl
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -503,17 +502,6 @@ def masked(url: str) -> str:
     if (netloc, query) == (parts.netloc, parts.query):
         return url
     return urlunsplit(parts._replace(netloc=netloc, query=query))
-
-
-def made_once(path: Path, text: str) -> bytes:
-    """The secret in a file that only we read, which is made now, with this text, if it is not there. Raises OSError."""
-    with suppress(FileExistsError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    return path.read_bytes().strip()
 
 
 def listed(text: str | None) -> list[str]:

@@ -10,17 +10,15 @@ import asyncio
 import getpass
 import os
 import re
-import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
     closing,
-    contextmanager,
     nullcontext,
 )
 from pathlib import Path
@@ -31,7 +29,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.death import RedriveStamp
-from holdfast.core.ledger import FIRST, verify
 from holdfast.core.letter import Fingerprinter
 from holdfast.core.moments import SECOND_US, format_duration, moment, parse_duration
 from holdfast.core.plan import Retries
@@ -58,7 +55,6 @@ from holdfast.services.recover.embedded import EmbeddedRecovery
 from holdfast.services.recover.report import Notices
 from holdfast.services.recover.service import (
     OnBegin,
-    OpenLedger,
     RecoverySchedule,
     ScheduledRecovery,
     new_run,
@@ -70,21 +66,20 @@ from holdfast.services.vault.admin import VaultApp
 from holdfast.services.vault.capture import load_fingerprint
 from holdfast.services.vault.custody import Custody
 from holdfast.services.vault.upkeep import Successes, parse_retention
-from holdfast.settings import RecoverSettings, Settings, listed, load_settings, made_once, masked
+from holdfast.settings import RecoverSettings, Settings, listed, load_settings, masked
 from holdfast.stores.collect import CollectStore
 from holdfast.stores.files import FileBackup
+from holdfast.stores.files import made_once as made_once  # noqa: PLC0414  for the faces
 from holdfast.stores.journal import FileJournal, JournalPaths, journal_paths
-from holdfast.stores.ledger import Ledger
-from holdfast.stores.vault import Vault
+from holdfast.stores.vault import OpenVault, Vault
 
 if TYPE_CHECKING:
     from holdfast.core.topology.layouts import TopologyFile
     from holdfast.services.topology import Topologies
 
 #: Where a SQLite storage keeps what the collector knows.
-COLLECT_FOLDER = "collect"
+COLLECT_FILE = "collect/collect.db"
 VAULT_FILE = "vault.db"
-KEY_BYTES = 32
 PUBLISH_WINDOW_BYTES = 8 * 2**20
 #: Schemes that name what another word names too.
 KINDS = {
@@ -221,14 +216,10 @@ async def open_rabbit_broker(
     """
     from holdfast.engines.rabbitmq.broker import RabbitBroker, RabbitOptions
 
-    starts = open_starts(store, clock=clock) if store else None
-    options = RabbitOptions(management=management, topology=topology, starts=starts, insists=True)
-    try:
+    with closing(open_starts(store, clock=clock)) if store else nullcontext() as starts:
+        options = RabbitOptions(management=management, topology=topology, starts=starts, insists=True)
         async with RabbitBroker(url, clock=clock, options=options) as broker:
             yield broker
-    finally:
-        if starts is not None:
-            starts.close()
 
 
 def open_starts(url: str, *, clock: Clock) -> Starts:
@@ -291,16 +282,14 @@ async def open_collector(
 
 def open_collect_store(url: str, *, clock: Clock) -> CollectStore:
     """State and index of collected results: in the folder of a SQLite storage, in PostgreSQL, or in memory."""
-    database = _database(url, f"{COLLECT_FOLDER}/collect.db", clock, kind="collect", serial=False)
-    if database is None:
-        raise BadUrl(f"collector URL is invalid; '{masked(url)}' is not sqlite:///FOLDER, postgresql://… or memory://")
-    return CollectStore(database)
+    wrong = f"collector URL is invalid; '{masked(url)}' is not sqlite:///FOLDER, postgresql://… or memory://"
+    return CollectStore(_database(url, COLLECT_FILE, clock, kind="collect", serial=False, wrong=wrong))
 
 
 def has_collector(url: str) -> bool:
     """Whether a SQLite storage has collected before: then there may be something to resume."""
     place = Location.parse(url)
-    return place.kind == "sqlite" and ((place.folder or Path()) / COLLECT_FOLDER / "collect.db").exists()
+    return place.kind == "sqlite" and ((place.folder or Path()) / COLLECT_FILE).exists()
 
 
 def default_blobs(url: str) -> str | None:
@@ -309,23 +298,19 @@ def default_blobs(url: str) -> str | None:
     return str((place.folder or Path()) / "blobs") if place.kind == "sqlite" else None
 
 
-@asynccontextmanager
-async def open_blobs(url: str) -> AsyncIterator[Blobs]:
+def open_blobs(url: str) -> AbstractAsyncContextManager[Blobs]:
     """A folder (a path, or file:///…), or a bucket: s3://, az://, gs:// with an optional prefix. Raises CannotStart."""
     place = Location.parse(url)
     if place.kind == "bucket":
         from holdfast.engines.objects.blobs import open_object_blobs
 
-        async with open_object_blobs(url) as objects:
-            yield objects
-        return
+        return open_object_blobs(url)
     if place.kind != "folder" or place.folder is None:
         scheme = urlsplit(url).scheme
         raise BadUrl(f"blob URL is invalid; '{scheme}' is not known here, use a folder, s3://, az:// or gs://")
     from holdfast.engines.folder.blobs import open_folder_blobs
 
-    async with open_folder_blobs(place.folder) as folder:
-        yield folder
+    return open_folder_blobs(place.folder)
 
 
 @asynccontextmanager
@@ -336,9 +321,8 @@ async def open_vault_app(
     time_source = clock or SystemClock()
     url = settings.vault.reveal() if settings.vault else settings.storages[0].url
     async with AsyncExitStack() as stack:
-        database, place = _vault_database(url, time_source), Location.parse(url)
-        grouped = load_fingerprint(settings.fingerprint)
-        vault = await stack.enter_async_context(_opened_vault(settings, database, url, time_source))
+        place, grouped = Location.parse(url), load_fingerprint(settings.fingerprint)
+        vault = await stack.enter_async_context(open_vault(settings, url, clock=time_source))
         blobs: Blobs | None = None
         if beside := settings.vault_blobs or (str(place.folder / "vault-blobs") if place.folder else None):
             blobs = await stack.enter_async_context(open_blobs(beside))
@@ -370,50 +354,28 @@ def successes(url: str, *, actor: str, clock: Clock) -> Successes:
 
 
 @asynccontextmanager
-async def open_ledger(settings: Settings, url: str, *, clock: Clock) -> AsyncIterator[Ledger]:
-    """The ledger of the vault at a URL, for a row that goes with no letter. Raises CannotStart."""
-    async with open_vault(settings, url, clock=clock) as vault:
-        yield vault.ledger
-
-
-@asynccontextmanager
 async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIterator[Vault]:
     """The vault at a URL, without brokers. Raises CannotStart."""
-    async with _opened_vault(settings, _vault_database(url, clock), url, clock) as vault:
-        yield vault
-
-
-@asynccontextmanager
-async def _opened_vault(settings: Settings, database: Database, url: str, clock: Clock) -> AsyncIterator[Vault]:
-    """The vault, with the key of its ledger."""
-    key = await _chain_key(settings, url, clock)
-    vault = Vault(database, key=key, clock=clock)
-    await _open(vault)
-    try:
-        await _check_key(vault, key)
-        yield vault
-    finally:
-        await vault.close()
-
-
-async def _open(vault: Vault) -> None:
+    wrong = "vault URL is invalid; use sqlite:///FOLDER, postgresql://… or memory://"
+    vault = Vault(_database(url, VAULT_FILE, clock, kind="vault", serial=True, wrong=wrong), clock=clock)
+    place = Location.parse(url)
     try:
         await vault.open()
     except CannotStart:
         raise
     except HoldfastError as error:
         raise CannotStart(f"vault cannot be opened; {error.message}") from error
+    try:
+        given = settings.ledger_key.reveal() if settings.ledger_key else None
+        file = None if place.kind == "memory" else (place.folder or settings.data_folder) / "ledger-key"
+        await vault.ledger.unlock(given=given, file=file)
+        yield vault
+    finally:
+        await vault.close()
 
 
-def _vault_database(url: str, clock: Clock) -> Database:
-    database = _database(url, VAULT_FILE, clock, kind="vault", serial=True)
-    if database is None:
-        raise BadUrl("vault URL is invalid; use sqlite:///FOLDER, postgresql://… or memory://")
-    return database
-
-
-def _database(url: str, file: str, clock: Clock, *, kind: str, serial: bool) -> Database | None:
-    """`file` is its name in the folder of a SQLite storage. None: the URL names no database."""
+def _database(url: str, file: str, clock: Clock, *, kind: str, serial: bool, wrong: str) -> Database:
+    """`file` is its name in the folder of a SQLite storage. Raises BadUrl, saying what is wrong with the URL."""
     place = Location.parse(url)
     if place.kind == "memory":
         return SqliteDatabase(None, kind=kind, clock=clock)
@@ -423,7 +385,7 @@ def _database(url: str, file: str, clock: Clock, *, kind: str, serial: bool) -> 
         from holdfast.engines.postgres.database import PostgresDatabase
 
         return PostgresDatabase(url, kind=kind, serial=serial)
-    return None
+    raise BadUrl(wrong)
 
 
 @asynccontextmanager
@@ -450,51 +412,6 @@ def _retries(settings: Settings) -> Retries:
     except Invalid as error:
         raise CannotStart(error.message) from error
     return Retries(attempts=settings.retry_attempts, delays_s=tuple(delays))
-
-
-async def _chain_key(settings: Settings, url: str, clock: Clock) -> bytes:
-    """The key of the chain: given, or made once and kept in a file. Raises CannotStart."""
-    if settings.ledger_key is not None:
-        return settings.ledger_key.reveal().encode()
-    place = Location.parse(url)
-    if place.kind == "memory":
-        return secrets.token_bytes(KEY_BYTES)
-    folder = place.folder or settings.data_folder
-    path = folder / "ledger-key"
-    if not await asyncio.to_thread(path.exists) and await _has_rows(url, clock):
-        # A new one would only be in the way of the right one.
-        raise CannotStart(
-            f"key of the ledger is missing; the vault's chain was begun with a key and {path} is not there, bring back "
-            "the file ledger-key or set HOLDFAST_LEDGER_KEY"
-        )
-    try:
-        return await asyncio.to_thread(made_once, path, secrets.token_hex(KEY_BYTES))
-    except OSError as error:
-        raise CannotStart(
-            f"key of the ledger cannot be kept; {path}: {error.strerror}, set HOLDFAST_LEDGER_KEY"
-        ) from error
-
-
-async def _has_rows(url: str, clock: Clock) -> bool:
-    folder = Location.parse(url).folder
-    if folder is not None and not await asyncio.to_thread((folder / VAULT_FILE).exists):
-        return False
-    vault = Vault(_vault_database(url, clock), key=b"", clock=clock)  # it writes nothing
-    await _open(vault)
-    try:
-        return bool(await vault.ledger.rows(after=0, count_max=1))
-    finally:
-        await vault.close()
-
-
-async def _check_key(vault: Vault, key: bytes) -> None:
-    """With another key the chain would break at the next row. The first row tells, whatever happened to the others."""
-    first = await vault.ledger.rows(after=0, count_max=1)
-    if first and verify(key, first, previous=FIRST) is not None and first[0].number == 1:
-        raise CannotStart(
-            "key of the ledger is another one; the vault's chain was begun with another key, or its first row was "
-            "changed, bring back the file ledger-key or set HOLDFAST_LEDGER_KEY"
-        )
 
 
 @asynccontextmanager
@@ -540,7 +457,7 @@ async def run_recovery(
     url: str,
     order: RecoveryOrder,
     *,
-    ledger: OpenLedger,
+    vault: OpenVault,
     hearing: AbstractContextManager[OnBegin],
     journal: AbstractContextManager[FileJournal | None],
     queues: AbstractAsyncContextManager[Queues] | None = None,
@@ -562,34 +479,25 @@ async def run_recovery(
                     return await embedded.run()
             management = settings.management.reveal() if settings.management else None
             async with open_recovery(url, order, clock=clock, management=management) as broker:
-                with journal as kept, open_backup(order.backup_file) as backup:
+                path = order.backup_file
+                with journal as kept, closing(FileBackup(Path(path))) if path else nullcontext() as backup:
                     return await recover(
                         broker, order, clock=clock, journal=kept, backup=backup, notices=notices, on_begin=on_begin
                     )
 
-    return await recorded(order, run, ledger=ledger, clock=clock)
+    return await recorded(order, run, vault=vault, clock=clock)
 
 
-@contextmanager
-def open_backup(path: str) -> Iterator[FileBackup | None]:
-    """A backup to write letters to; None where no path is given. Raises CannotStart."""
-    if not path:
-        yield None
-        return
-    with closing(FileBackup(Path(path))) as backup:
-        yield backup
-
-
-def ledger_of(settings: Settings, *, clock: Clock | None = None) -> OpenLedger:
-    """The ledger of these settings; in the data folder where they name no place of their own."""
+def vault_of(settings: Settings) -> OpenVault:
+    """The vault of these settings; in the data folder where they name no place of their own."""
     url = settings.vault.reveal() if settings.vault else settings.storages[0].url
     if Location.parse(url).kind not in {"sqlite", "postgresql"}:
         url = f"sqlite:///{settings.data_folder}"
-    return lambda: open_ledger(settings, url, clock=clock or SystemClock())
+    return lambda: open_vault(settings, url, clock=SystemClock())
 
 
 def scheduled_recoveries(
-    settings: Settings, *, queues: Callable[[], Queues | None], broker: str | None, ledger: OpenLedger
+    settings: Settings, *, queues: Callable[[], Queues | None], broker: str | None, vault: OpenVault
 ) -> RecoverySchedule:
     """The recoveries of a configuration. `queues` are those of this process, when they are open; `broker` is where a
     queue is that is none of them. Raises CannotStart when a routes file cannot be used."""
@@ -621,7 +529,7 @@ def scheduled_recoveries(
                 settings,
                 url,
                 this,
-                ledger=ledger,
+                vault=vault,
                 hearing=nullcontext(on_begin),
                 journal=journals(settings, url, name, serves=True).kept(this.run) if is_broker else nullcontext(),
                 queues=nullcontext(own) if own else None,
@@ -648,20 +556,10 @@ def journals(
     settings: Settings, url: str, dead_queue: str, *, file: Path | None = None, keeps: bool = True, serves: bool = False
 ) -> JournalPaths:
     """Those of a run that keeps its journal in `file`, at the usual place, or nowhere."""
-    source = journal_source(url, dead_queue)
-    folders = (state_folder(settings), settings.data_folder.absolute())
-    return journal_paths(source, dead_queue, folders, file=file, keeps=keeps, serves=serves)
-
-
-def state_folder(settings: Settings) -> Path:
-    """Where the journals of a user are, whichever folder a run is started in and whatever runs it."""
-    given = os.environ.get("XDG_STATE_HOME", "")
-    if Path(given).is_absolute():
-        return Path(given) / "holdfast"
-    try:
-        return Path.home() / ".local" / "state" / "holdfast"
-    except RuntimeError:  # a user without a home
-        return settings.data_folder.absolute()
+    data_folder = settings.data_folder.absolute()
+    return journal_paths(
+        journal_source(url, dead_queue), dead_queue, data_folder, file=file, keeps=keeps, serves=serves
+    )
 
 
 def journal_source(url: str, dead_queue: str) -> str:

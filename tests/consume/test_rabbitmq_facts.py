@@ -47,13 +47,15 @@ async def broker(request: pytest.FixtureRequest, nodes: dict[str, Node]) -> Asyn
         yield RabbitUnderTest(admin, "per-consumer")
 
 
-def failing(broker: RabbitUnderTest, layout: Layout, *, retry: Retry = QUICKLY) -> tuple[holdfast.App, list[Message]]:
+def failing(
+    broker: RabbitUnderTest, layout: Layout, *, retry: Retry = QUICKLY, cause: Exception | None = None
+) -> tuple[holdfast.App, list[Message]]:
     app, seen = broker.app(), list[Message]()
 
     @app.consumer(QUEUE, retry=retry, layout=layout)
     async def handle(message: Message) -> None:
         seen.append(message)
-        raise ValueError("no")
+        raise ValueError("no") from cause
 
     return app, seen
 
@@ -118,7 +120,7 @@ async def test_copies_are_not_sent_again(broker: RabbitUnderTest) -> None:
 
 async def test_headers_that_leave_no_room_for_the_story_are_parked_without_it(broker: RabbitUnderTest) -> None:
     """A header frame over the frame size would end the connection, again and again."""
-    app, _ = failing(broker, "per-consumer")
+    app, _ = failing(broker, "per-consumer", cause=ValueError("a long story " * 100))
     async with app.running(declare=True):
         await publish(broker, b"x", headers={"large": "x" * (128 * 1024 - 600)})
         (letter,) = await eventually(broker.letters)

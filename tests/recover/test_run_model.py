@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.core.message import Address, Delivery, Message, Outcome, OutcomeKind, Outgoing
-from holdfast.core.recovery import Depth, Preflight, RecoveryOrder, RunLetter, RunLimits, Summary
+from holdfast.core.recovery import Depth, Preflight, RecoveryOrder, RunLetter, RunLimits, StoppedBy, Summary
 from holdfast.core.routes import Route, RouteTable
 from holdfast.errors import BrokerLost
 from holdfast.ports.broker import RecoveryBroker, Told
@@ -298,9 +298,13 @@ def _restore(folder: Path, before: dict[str, bytes | Path]) -> None:
             (folder / name).write_bytes(what)
 
 
-def run_of(queue: WorstQueue, limits: RunLimits, journal: FileJournal | None = None) -> RecoveryRun:
+def run_of(
+    queue: WorstQueue, limits: RunLimits, journal: FileJournal | None = None, preflight: Preflight | None = None
+) -> RecoveryRun:
     order = RecoveryOrder(dead_queue="dlq", run="r", table=RouteTable(), limits=limits)
-    preflight = Preflight(broker="worst", depth=Depth(ready=len(queue.ready)), receivers=lambda to: [to.routing_key])
+    if preflight is None:
+        depth = Depth(ready=len(queue.ready))
+        preflight = Preflight(broker="worst", depth=depth, receivers=lambda to: [to.routing_key])
     broker = RecoveryBroker(drain=queue, publisher=queue, redriver=queue, inspector=queue)
     return RecoveryRun(broker, order, preflight, clock=FrozenClock(), journal=journal)
 
@@ -498,3 +502,48 @@ async def test_a_second_signal_does_not_wait_for_what_the_end_waits_for(silent_a
     summary = await asyncio.wait_for(running, 60.0)
     assert (summary.skipped, summary.remaining, len(queue.ready)) == (3, 3, 3)
     assert queue.abandoned_count == (silent_at == "release")
+
+
+class LateConfirms(WorstQueue):
+    """What is put back is delivered from its new place before its confirm is heard: these are two connections."""
+
+    def __init__(self, letters: list[Held], folder: Path, *, kinds: Sequence[OutcomeKind] = ()) -> None:
+        super().__init__(letters, [], folder)
+        self._kinds = list(kinds)  # of the first put-backs; all others are confirmed
+        self._unheard: list[tuple[Held, Outgoing, Told, Outcome]] = []
+
+    def put_back(self, letter: RunLetter) -> Outgoing:
+        return Outgoing("", "dlq", b"", b"", letter)
+
+    async def publish(self, messages: Sequence[Outgoing], *, timeout_s: float | None = None) -> list[Outcome]:
+        return [self._published(message)[1] for message in messages]
+
+    def send(self, messages: Sequence[Outgoing], told: Told, *, timeout_s: float) -> None:
+        for message in messages:
+            copy, outcome = self._published(message)
+            self._unheard.append((copy, message, told, outcome))
+
+    async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Delivery]:
+        heard = [one for one in self._unheard if one[0] not in self.ready]
+        self._unheard = [one for one in self._unheard if one not in heard]
+        for _, message, told, outcome in heard:
+            told([message], outcome)
+        return await super().take(count_max=count_max, timeout_s=timeout_s)
+
+    def _published(self, message: Outgoing) -> tuple[Held, Outcome]:
+        copy = Held(_raw(message.made_from.delivery)[0].name, has_route=False)
+        kind = self._kinds.pop(0) if self._kinds else OutcomeKind.CONFIRMED
+        if kind is OutcomeKind.CONFIRMED:
+            self.ready.append(copy)
+        return copy, Outcome(kind)
+
+
+@pytest.mark.parametrize("failures", [0, 3])
+async def test_a_letter_that_is_put_back_is_known_before_its_confirm_is_heard(failures: int, tmp_path: Path) -> None:
+    """One more is found than there is, so that all others come twice; those that are not put back come once."""
+    kinds = [OutcomeKind.NACKED] * failures
+    queue = LateConfirms([Held(n, has_route=False) for n in range(10)], tmp_path, kinds=kinds)
+    preflight = Preflight(broker="worst", depth=Depth(ready=11), delivery_limit=5)
+    summary = await run_of(queue, replace(QUICK, window_count_max=100), preflight=preflight).run()
+    assert (summary.stopped_by, summary.skipped, summary.put_back) == (StoppedBy.EMPTY, 10, 20 - failures)
+    assert (summary.remaining, queue.counted()) == (10, Counter(range(10)))

@@ -17,7 +17,7 @@ from holdfast.proof.process import Child, python_argv
 from holdfast.services.recover.limits import LimitedRun
 from holdfast.services.recover.service import OnBegin, RecoverySchedule, ScheduledRecovery
 from holdfast.settings import load_settings
-from holdfast.wiring import SystemClock, open_ledger
+from holdfast.wiring import SystemClock, open_vault
 from tests.faults.serving import TOKEN, Serving, serving
 from tests.recover.dead_letter_queue import DeadLetterQueue, letter
 from tests.recover.test_embedded import filled, items, kill
@@ -40,8 +40,8 @@ async def handle(message: holdfast.Message) -> None: ...
 async def rows(folder: Path) -> list[LedgerRow]:
     """The rows of the ledger in a data folder, whose chain holds."""
     settings = load_settings(environment={}, serving=False)
-    async with open_ledger(settings, f"sqlite:///{folder}", clock=SystemClock()) as ledger:
-        found = await ledger.rows(after=0, count_max=100)
+    async with open_vault(settings, f"sqlite:///{folder}", clock=SystemClock()) as vault:
+        found = await vault.ledger.rows(after=0, count_max=100)
     key = (folder / "ledger-key").read_bytes().strip()
     assert verify(key, found) is None
     return [row for row in found if row.action == "recovery"]

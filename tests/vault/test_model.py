@@ -206,7 +206,10 @@ class VaultMachine(RuleBasedStateMachine):
         due = [n for n in self.model.of_state(state) if self.model.letters[n].changed_us < self.now_us]
         assert count == len(due)
         for number in due:
-            self.model.letters[number].move(S.DELETED, self.now_us)
+            one = self.model.letters[number]
+            if not one.acked:  # nothing is left to know it by, should the broker still have it
+                self.model.copies[one.queue, one.body, one.redrive_id] += 1
+            one.move(S.DELETED, self.now_us)
 
     @rule()
     def resolve_due(self) -> None:

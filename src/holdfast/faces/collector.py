@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
 from typing import Self
 
@@ -29,6 +30,7 @@ from holdfast.wiring import open_collector
 UPLOADS_COUNT_MAX = 256
 
 
+@dataclass(eq=False, repr=False)  # a URL may hold a password
 class Collector:
     """State in `url` (sqlite:///…, postgresql://…, memory://), bytes in `blobs` (a folder, s3://…, az://…, gs://…),
     messages over `broker` (amqp://…) or over the embedded queue of `url`; `queues` is one that is open already.
@@ -38,38 +40,45 @@ class Collector:
     Opening it resumes every transaction that was left unfinished. See docs/collector.md for the durations.
     """
 
-    def __init__(
-        self,
-        url: str = "sqlite:///holdfast-data",
-        *,
-        blobs: str | None = None,
-        broker: str | None = None,
-        queues: Queues | None = None,
-        uploads_max: int = 16,
-        uploads_bytes_max: int = 64 * 2**20,
-        lease_timeout: str | float = "30s",
-        abandon_after: str | float = "24h",
-        gap_after: str | float = "5m",
-        keep_blobs: bool = False,
-        quorum: bool = False,
-        clock: Clock | None = None,
-    ) -> None:
-        if not 1 <= uploads_max <= UPLOADS_COUNT_MAX:
-            raise Invalid(f"uploads_max is invalid; {uploads_max} is not from 1 to {UPLOADS_COUNT_MAX}")
-        abandon_after_us = delay_us(abandon_after, what="abandon_after")
-        limits = CollectLimits(
-            uploads_max=uploads_max,
-            uploads_bytes_max=uploads_bytes_max,
-            lease_us=delay_us(lease_timeout, what="lease_timeout"),
+    url: str = "sqlite:///holdfast-data"
+    _: KW_ONLY
+    blobs: str | None = None
+    broker: str | None = None
+    queues: Queues | None = None
+    uploads_max: int = 16
+    uploads_bytes_max: int = 64 * 2**20
+    lease_timeout: str | float = "30s"
+    abandon_after: str | float = "24h"
+    gap_after: str | float = "5m"
+    keep_blobs: bool = False
+    quorum: bool = False
+    clock: Clock | None = None
+
+    def __post_init__(self) -> None:
+        self._service: CollectService | None = None
+        self._opening: AbstractAsyncContextManager[CollectService] = open_collector(
+            self.url,
+            blobs=self.blobs,
+            broker=self.broker,
+            queues=self.queues,
+            limits=self._limits(),
+            clock=self.clock,
+            quorum=self.quorum,
+        )
+
+    def _limits(self) -> CollectLimits:
+        if not 1 <= self.uploads_max <= UPLOADS_COUNT_MAX:
+            raise Invalid(f"uploads_max is invalid; {self.uploads_max} is not from 1 to {UPLOADS_COUNT_MAX}")
+        abandon_after_us = delay_us(self.abandon_after, what="abandon_after")
+        return CollectLimits(
+            uploads_max=self.uploads_max,
+            uploads_bytes_max=self.uploads_bytes_max,
+            lease_us=delay_us(self.lease_timeout, what="lease_timeout"),
             abandon_after_us=abandon_after_us,
             abandon_check_us=max(1, min(60_000_000, abandon_after_us // 4)),
-            gap_after_us=delay_us(gap_after, what="gap_after"),
-            keep_blobs=keep_blobs,
+            gap_after_us=delay_us(self.gap_after, what="gap_after"),
+            keep_blobs=self.keep_blobs,
         )
-        self._opening: AbstractAsyncContextManager[CollectService] = open_collector(
-            url, blobs=blobs, broker=broker, queues=queues, limits=limits, clock=clock, quorum=quorum
-        )
-        self._service: CollectService | None = None
 
     @property
     def service(self) -> CollectService:

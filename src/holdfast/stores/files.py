@@ -1,4 +1,5 @@
-"""A backup of letters as JSON Lines: byte-exact, on disk before the letter is published, and read again from there."""
+"""Files that only we read. A backup of letters as JSON Lines: byte-exact, on disk before the letter is published, and
+read again from there; and a secret that is made once."""
 
 from __future__ import annotations
 
@@ -159,6 +160,17 @@ class BackupDrain:
             return None
         self._read_count += found is not None
         return found
+
+
+def made_once(path: Path, text: str) -> bytes:
+    """The secret in a file that only we read, which is made now, with this text, if it is not there. Raises OSError."""
+    with suppress(FileExistsError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(path, "x", opener=_private) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    return path.read_bytes().strip()
 
 
 def fsync_folder(path: Path) -> None:

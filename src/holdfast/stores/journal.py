@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVarTuple
 
 import msgspec
 
@@ -36,6 +37,8 @@ CONFIRMED, ACKING, DOUBTED = b"C", b"A", b"D"
 WHAT = "holdfast recovery journal 1"
 ELSEWHERE = ".at-"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+Ts = TypeVarTuple("Ts")
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,21 +71,30 @@ class JournalPaths(msgspec.Struct, frozen=True, kw_only=True):
 def journal_paths(
     source: str,
     dead_queue: str,
-    folders: tuple[Path, Path],
+    data_folder: Path,
     *,
     file: Path | None = None,
     keeps: bool = True,
     serves: bool = False,
 ) -> JournalPaths:
-    """Those of a run that keeps its journal in `file`, at the usual place, or nowhere.
-
-    `folders` are the usual one, and the one of a server that cannot write to it.
-    """
+    """Those of a run that keeps its journal in `file`, at the usual place, or nowhere. A server that cannot write to
+    the usual place keeps it in the data folder."""
     mark = hashlib.sha256(source.encode("utf-8", "surrogateescape")).hexdigest()[:12]
     name = f"{re.sub(r'[^A-Za-z0-9._-]+', '_', dead_queue)[:80]}-{mark}.journal"
-    usual, spare = (folder / "recover" / name for folder in folders)
+    usual, spare = (folder / "recover" / name for folder in (_state_folder() or data_folder, data_folder))
     own = file or (spare if serves and not _is_writable(usual.parent) else usual)
     return JournalPaths(source=source, own=own if keeps else None, usual=usual, others=(spare,))
+
+
+def _state_folder() -> Path | None:
+    """Where the journals of a user are, whichever folder a run is started in and whatever runs it."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    if Path(given).is_absolute():
+        return Path(given) / "holdfast"
+    try:
+        return Path.home() / ".local" / "state" / "holdfast"
+    except RuntimeError:  # a user without a home
+        return None
 
 
 class FileJournal:
@@ -122,10 +134,11 @@ class FileJournal:
         self._is_used = True
         for file in self._files:
             if file.left and (ended := [digest for digest in set(digests) if digest in file.left]):
-                self._append(file, ACKING, [digest for digest in ended for _ in range(file.left.pop(digest))])
+                every = [digest for digest in ended for _ in range(file.left.pop(digest))]
+                self._guarded(file, file.append, ACKING, every)
         if self._own:
             self._open.update(digests)
-            self._append(self._own, CONFIRMED, digests)
+            self._guarded(self._own, self._own.append, CONFIRMED, digests)
 
     def acking(self, digests: Sequence[bytes]) -> None:
         """Their acks are about to be sent: from here on they are not recognised any more, whatever happens."""
@@ -135,9 +148,9 @@ class FileJournal:
         for digest in digests:
             if (count := still.pop(digest, 0)) > 1:
                 still[digest] = count - 1
-        self._append(own, ACKING, digests)
+        self._guarded(own, own.append, ACKING, digests)
         if own.size_bytes > FILE_BYTES_MAX:
-            self._keep_only(own, (own.left + still).elements())
+            self._guarded(own, own.rewrite, (own.left + still).elements())
 
     def recognise(self, digest: bytes) -> bool:
         """Whether a letter that came again was published and never acked; uses the entry up."""
@@ -146,7 +159,7 @@ class FileJournal:
         for file in self._files:
             if digest in file.left:
                 file.use_up(digest)
-                self._append(file, ACKING, [digest])
+                self._guarded(file, file.append, ACKING, [digest])
                 return True
         if digest in self._open:
             self.acking([digest])
@@ -165,12 +178,12 @@ class FileJournal:
         for file in self._files:
             if file is self._own and not file.is_left:
                 if end is RunEnd.LOST:
-                    self._keep_only(file, ())
+                    self._guarded(file, file.rewrite, ())
                 file.close(remove=not is_known)
             elif end is RunEnd.KEPT:
-                self._keep_only(file, ())
+                self._guarded(file, file.rewrite, ())
             elif end in (RunEnd.PARTLY, RunEnd.LOST) and file is self._own:
-                self._keep_only(file, file.left.elements())
+                self._guarded(file, file.rewrite, file.left.elements())
             file.close(remove=end is RunEnd.WHOLE)
         if self._usual:
             forget_elsewhere(self._usual)
@@ -178,7 +191,7 @@ class FileJournal:
     def _has_told(self) -> None:
         """What killed runs had to tell of duplicates is in this run's summary."""
         for file in self._files:
-            if file.doubted_count and file.is_open:
+            if file.doubted_count:
                 file.doubted_count = 0
                 self._guarded(file, file.doubt)
 
@@ -210,20 +223,13 @@ class FileJournal:
         for path in busy:
             self._look_at(path)
         for file in self._files[before:]:
-            self._keep_only(file, ())
+            self._guarded(file, file.rewrite, ())
 
-    def _keep_only(self, file: JournalFile, digests: Iterable[bytes]) -> None:
-        if file.is_open:
-            self._guarded(file, lambda: file.rewrite(digests))
-
-    def _append(self, file: JournalFile, kind: bytes, digests: Sequence[bytes]) -> None:
-        if file.is_open and digests:
-            self._guarded(file, lambda: file.append(kind, digests))
-
-    def _guarded(self, file: JournalFile, action: Callable[[], None]) -> None:
+    def _guarded(self, file: JournalFile, write: Callable[[*Ts], None], *what: *Ts) -> None:
         """A file that cannot be written to would say less than is true: it goes, and the run goes on without."""
         try:
-            action()
+            if file.is_open:
+                write(*what)
         except OSError as error:
             emit("recovery.no_journal", queue=str(file.path), error=error)
             file.close(remove=True)
@@ -263,8 +269,8 @@ class JournalFile:
             del self.left[digest]
 
     def append(self, kind: bytes, digests: Sequence[bytes]) -> None:
-        """Raises OSError."""
-        self._write(kind + kind.join(digests))
+        """One record each. Raises OSError."""
+        self._write(kind + kind.join(digests) if digests else b"")
 
     def doubt(self) -> None:
         """Write how many there are now. Raises OSError."""

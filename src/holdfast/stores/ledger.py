@@ -4,9 +4,12 @@ groups and tokens.
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
@@ -29,15 +32,17 @@ from holdfast.core.letter import NOTE_CHARACTERS_MAX, GroupStatus, clip
 from holdfast.core.moments import microseconds, moment, moment_or_none
 from holdfast.core.requests.declare import Token
 from holdfast.core.requests.vault import BalanceRow, GroupView, Verified
-from holdfast.errors import Invalid
+from holdfast.errors import CannotStart, Invalid
 from holdfast.ports.clock import Clock
 from holdfast.ports.database import Database, Row, Tx
 from holdfast.stores import SQL, record, run
+from holdfast.stores.files import made_once
 
 T = TypeVar("T")
 P = ParamSpec("P")
 LEDGER_IDS_CHARACTERS_MAX = 1_000_000
 PAGE_COUNT = 5_000
+KEY_BYTES = 32
 
 _encode = msgspec.json.Encoder().encode
 _token = msgspec.json.Decoder(Token).decode
@@ -215,6 +220,36 @@ class Ledger(VaultPart):
         """The anchor: noted elsewhere, it makes a tail that was cut off visible."""
         newest = run(tx, "newest_ledger")
         return _head(*newest[0]) if newest else _head(0, FIRST)
+
+    async def unlock(self, *, given: str | None, file: Path | None) -> None:
+        """Find the key of the chain: the given one, or that in a file, made once; without a file, one for now.
+
+        Raises CannotStart when the chain was begun with another one: it would break at the next row. The first row
+        tells, whatever happened to the others.
+        """
+        first = await self.rows(after=0, count_max=1)
+        if given is not None:
+            self.writer.key = given.encode()
+        elif file is None:
+            self.writer.key = secrets.token_bytes(KEY_BYTES)
+        elif first and not await asyncio.to_thread(file.exists):
+            # A new one would only be in the way of the right one.
+            raise CannotStart(
+                f"key of the ledger is missing; the vault's chain was begun with a key and {file} is not there, bring "
+                "back the file ledger-key or set HOLDFAST_LEDGER_KEY"
+            )
+        else:
+            try:
+                self.writer.key = await asyncio.to_thread(made_once, file, secrets.token_hex(KEY_BYTES))
+            except OSError as error:
+                raise CannotStart(
+                    f"key of the ledger cannot be kept; {file}: {error.strerror}, set HOLDFAST_LEDGER_KEY"
+                ) from error
+        if first and verify(self.writer.key, first, previous=FIRST) is not None and first[0].number == 1:
+            raise CannotStart(
+                "key of the ledger is another one; the vault's chain was begun with another key, or its first row was "
+                "changed, bring back the file ledger-key or set HOLDFAST_LEDGER_KEY"
+            )
 
     async def verify(self, *, anchor: str = "") -> Verified:
         """Walk the whole chain. `anchor` is a head that was noted before: it must still be in it.

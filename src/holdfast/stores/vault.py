@@ -8,7 +8,8 @@ repeated; only `Letters.put` then makes a second letter, unless the broker deliv
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 
 from holdfast.ports.clock import Clock
 from holdfast.ports.database import Database
@@ -18,9 +19,9 @@ from holdfast.stores.redrives import RedriveStore
 
 
 class Vault:
-    """All parts of one vault. `key` is the ledger's: whoever has it can forge the chain."""
+    """All parts of one vault. `key` is the ledger's: whoever has it can forge the chain. Without one, look only."""
 
-    def __init__(self, database: Database, *, key: bytes, clock: Clock) -> None:
+    def __init__(self, database: Database, *, key: bytes = b"", clock: Clock) -> None:
         self._database = database
         writer = LedgerWriter(database, key=key, clock=clock)
         self.letters = Letters(writer)
@@ -40,3 +41,6 @@ class Vault:
     async def close(self) -> None:
         """Let go of it."""
         await asyncio.to_thread(self._database.close)
+
+
+OpenVault = Callable[[], AbstractAsyncContextManager[Vault]]

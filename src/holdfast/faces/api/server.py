@@ -33,10 +33,10 @@ from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.services.recover.service import RecoverySchedule
 from holdfast.services.vault.admin import VaultApp
-from holdfast.settings import ListenAddress, Settings, made_once
+from holdfast.settings import ListenAddress, Settings
 from holdfast.telemetry.events import emit, set_up_logging
 from holdfast.telemetry.prometheus import CaptureGauge, QueueGauge, Requests, render, render_vault
-from holdfast.wiring import has_collector, open_app, open_collector, scheduled_recoveries, vault_at_work
+from holdfast.wiring import has_collector, made_once, open_app, open_collector, scheduled_recoveries, vault_at_work
 
 BODY_BYTES_MAX: Mapping[str, int] = {"produce": 5_000_000, "import": 64_000_000, "other": 512_000}
 TOKEN_KEY = "admin_token_sha256"  # noqa: S105 - the name under which the hash is kept
@@ -231,7 +231,7 @@ async def _serve(
 def _recoveries(settings: Settings, service: QueueService, vault_app: VaultApp) -> RecoverySchedule:
     broker = settings.broker.reveal() if settings.broker else None
     return scheduled_recoveries(
-        settings, queues=lambda: Queues(service), broker=broker, ledger=lambda: nullcontext(vault_app.vault.ledger)
+        settings, queues=lambda: Queues(service), broker=broker, vault=lambda: nullcontext(vault_app.vault)
     )
 
 

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import msgspec
 import typer
@@ -22,9 +21,8 @@ from rich.progress import (
 
 from holdfast.core.recovery import Summary
 from holdfast.faces.cli.output import console, one_line, shown
+from holdfast.services.recover.report import Notices
 
-Say = Callable[[str], None]
-OnProgress = Callable[[Summary], None]
 PROGRESS_STEP_S = 1.0
 
 
@@ -78,25 +76,17 @@ def meter(what: str, *, total: int | None, quiet: bool) -> Iterator[Meter]:
         yield _Bar(progress, what, total)
 
 
-class ProgressOutput(NamedTuple):
-    """Where a run says what: `urge` is for what is to be seen at once, on stderr."""
-
-    say: Say
-    on_progress: OnProgress
-    urge: Say
-
-
 @contextmanager
-def bar(as_json: bool, limit: int | None = None) -> Iterator[ProgressOutput]:
+def bar(as_json: bool, limit: int | None = None) -> Iterator[Notices]:
     """What a recovery shows while it runs: the sentences, and on a terminal a bar with rate and time left.
 
     Sentences go to stdout, as JSON lines to stderr; progress to a bar, or to stderr as JSON lines.
     """
     if sys.stderr.isatty() and not as_json:
-        with _terminal(limit) as output:
-            yield output
+        with _terminal(limit) as notices:
+            yield notices
         return
-    yield ProgressOutput(_say_json if as_json else _say_text, _lines(), _say_json)
+    yield Notices(_say_json if as_json else _say_text, _lines(), _say_json)
 
 
 def progress_of(summary: Summary, limit: int | None) -> tuple[int, int | None]:
@@ -115,7 +105,7 @@ def _say_json(sentence: str) -> None:
     typer.echo(msgspec.json.encode({"message": sentence}), err=True)
 
 
-def _lines() -> OnProgress:
+def _lines() -> Callable[[Summary], None]:
     said_s = time.monotonic()
 
     def on_progress(summary: Summary) -> None:
@@ -137,7 +127,7 @@ def _lines() -> OnProgress:
 
 
 @contextmanager
-def _terminal(limit: int | None) -> Iterator[ProgressOutput]:
+def _terminal(limit: int | None) -> Iterator[Notices]:
     progress = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -165,4 +155,4 @@ def _terminal(limit: int | None) -> Iterator[ProgressOutput]:
         progress.console.print(one_line(sentence), markup=False, soft_wrap=True)  # commands in it can be copied
 
     with progress:
-        yield ProgressOutput(say, on_progress, say)
+        yield Notices(say, on_progress, say)

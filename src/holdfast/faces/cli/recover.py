@@ -28,7 +28,7 @@ from msgspec.structs import fields, replace
 
 from holdfast.core.moments import SECOND_US, parse_duration
 from holdfast.core.recovery import RecoveryOrder, RunLimits, Summary, summary_lines
-from holdfast.core.routes import Mode, RouteTable, parse_place
+from holdfast.core.routes import NAME_BYTES_MAX, Mode, RouteTable, parse_place
 from holdfast.core.selection import LetterFilter
 from holdfast.errors import CannotStart, HoldfastError, Invalid, Unauthorized, Unreachable
 from holdfast.faces.cli import app
@@ -46,8 +46,8 @@ BROKER_OPTIONS = (
     "--routes", "--to", "--to-exchange", "--through-wait", "--keep-unroutable", "--strict",
     "--journal", "--no-journal", "--backup", "--from-backup", "--management",
 )  # fmt: skip
-NAME_BYTES_MAX = 255
 RATE_PER_S_MAX = 1e9
+TIMEOUTS = ("total", "idle", "empty", "stall", "hold", "stop")
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: For each goodbye to a broker that may be silent. After that its connection ends without one.
 GOODBYE_S = 0.5
@@ -117,18 +117,19 @@ class RecoverOptions(Struct, frozen=True, kw_only=True):
 
     def limits(self) -> RunLimits:
         """Raises BadUsage."""
-        return RunLimits(
+        limits = RunLimits(
             limit=self.limit,
             window_count_max=1 if self.one_at_a_time else self.window,
             window_bytes_max=self.window_bytes,
             rate_per_s=_rate(self.rate),
-            total_timeout_s=_seconds(self.total_timeout, "--total-timeout"),
-            idle_timeout_s=_seconds(self.idle_timeout, "--idle-timeout"),
-            empty_timeout_s=_seconds(self.empty_timeout, "--empty-timeout"),
-            stall_timeout_s=_seconds(self.stall_timeout, "--stall-timeout"),
-            hold_timeout_s=_seconds(self.hold_timeout, "--hold-timeout"),
-            stop_timeout_s=_seconds(self.stop_timeout, "--stop-timeout"),
         )
+        return replace(limits, **{f"{name}_timeout_s": self._timeout_s(name) for name in TIMEOUTS})
+
+    def _timeout_s(self, name: str) -> float:
+        try:
+            return parse_duration(getattr(self, f"{name}_timeout"), what=f"--{name}-timeout") / SECOND_US
+        except Invalid as error:
+            raise BadUsage(error.message) from error
 
     def order(self) -> RecoveryOrder:
         """What is asked for, as a new run. Raises BadUsage."""
@@ -207,7 +208,7 @@ async def recover_command(context: CommandContext, **given: Any) -> ExitCode:
     options.check()
     if not is_broker:
         options.check_embedded()
-    from holdfast.wiring import journals, ledger_of, origin_of, run_recovery, somebody
+    from holdfast.wiring import journals, origin_of, run_recovery, somebody, vault_of
 
     settings, url, name = context.settings, options.url, options.dead_queue
     if options.management:
@@ -221,14 +222,13 @@ async def recover_command(context: CommandContext, **given: Any) -> ExitCode:
         report = stack.enter_context(closing(ReportFile(options.report))) if options.report else None
         # The journal ends last: until the summary is said, it has what only this run knows.
         journal = stack.enter_context(paths.kept(order.run)) if paths else None
-        with bar(context.as_json, order.limits.limit) as output:
-            notices = Notices(*output)
+        with bar(context.as_json, order.limits.limit) as notices:
             try:
                 summary = await run_recovery(
                     settings,
                     url,
                     order,
-                    ledger=ledger_of(settings),
+                    vault=vault_of(settings),
                     hearing=signals(notices),
                     journal=nullcontext(journal),
                     queues=None if is_broker else replaced(context, url=url).open(),
@@ -312,14 +312,6 @@ def _unreadable(path: Path) -> str:
     """Why a file cannot be read, if so. It is not opened: a pipe could be read only once."""
     code = 0 if os.access(path, os.R_OK) else errno.EACCES if path.exists() else errno.ENOENT
     return os.strerror(errno.EISDIR if path.is_dir() else code) if code or path.is_dir() else ""
-
-
-def _seconds(text: str, option: str) -> float:
-    try:
-        duration_us = parse_duration(text, what=option)
-    except Invalid as error:
-        raise BadUsage(error.message) from error
-    return duration_us / SECOND_US
 
 
 def _rate(text: str | None) -> float:

@@ -217,14 +217,14 @@ async def _consume(
 
 def _recoveries(app: App, settings: Settings) -> RecoverySchedule:
     """What [recover] of holdfast.toml says, on the app's own queues or broker."""
-    from holdfast.wiring import Location, ledger_of, scheduled_recoveries
+    from holdfast.wiring import Location, scheduled_recoveries, vault_of
 
     def queues() -> Queues | None:
         return None if is_broker else app.queues
 
     is_broker = Location.parse(app.url).kind == "amqp"
     broker = settings.broker.reveal() if settings.broker else app.url if is_broker else None
-    return scheduled_recoveries(settings, queues=queues, broker=broker, ledger=ledger_of(settings))
+    return scheduled_recoveries(settings, queues=queues, broker=broker, vault=vault_of(settings))
 
 
 def _run_processes(

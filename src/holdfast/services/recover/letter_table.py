@@ -42,7 +42,7 @@ class LetterTable:
         self.held: dict[RunLetter, None] = {}  #: HELD or RETURNING, and here
         self.doubtful: set[RunLetter] = set()  #: a mark: published by an earlier run, perhaps
         self.away_count = 0  #: letters that are still to come again
-        self.has_put_back = False  #: some went back by a publish
+        self.has_put_back = False  #: some go back by a publish
         self._holds = holds
         self._confirmed: list[RunLetter] = []  # and not written down yet
         self._away: defaultdict[bytes, deque[RunLetter]] = defaultdict(deque)
@@ -131,8 +131,11 @@ class LetterTable:
         return False
 
     def put_back(self, letters: Sequence[RunLetter], *, at_end: bool = False) -> None:
-        """They are published into their own queue; at the end, whoever does that waits for the answers itself."""
+        """They are published into their own queue, and may be delivered from there before their confirms are heard; at
+        the end, whoever does that waits for the answers itself."""
         _move(letters, RETURNING)
+        self.has_put_back = self.has_put_back or bool(letters)
+        self._put_back.update([letter.digest for letter in letters])
         if not at_end:
             self._unanswered(letters)
 
@@ -140,14 +143,13 @@ class LetterTable:
         """That was not confirmed: they stay held, also those that came again meanwhile; the end tries again."""
         for letter in letters:
             self.hold(letter)
+            self._put_back[letter.digest] -= self._put_back[letter.digest] > 0
 
     def was_put_back(self, letters: Sequence[RunLetter]) -> None:
-        """They went to the end of their queue by a publish, and may be delivered from there."""
-        self.has_put_back = True
+        """They went to the end of their queue by a publish."""
         _move(letters, PUT_BACK)
         for letter in letters:
             self.held.pop(letter, None)
-            self._put_back[letter.digest] += 1
 
     # Coming again.
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import datetime
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from msgspec import Struct, json
@@ -26,14 +25,17 @@ from holdfast.services.recover.report import Notices, check, preflight_lines
 from holdfast.services.recover.run import RecoveryRun
 from holdfast.stores.files import BackupDrain, FileBackup
 from holdfast.stores.journal import FileJournal
-from holdfast.stores.ledger import Ledger
+from holdfast.stores.vault import OpenVault
 from holdfast.telemetry.events import emit
 
 ACTION = "recovery"
+#: What the ledger keeps of a summary, as far as it is not 0.
+RECORDED = (
+    "dry_run", "found", "recovered", "failed", "skipped", "filtered", "possible_duplicates", "remaining"
+)  # fmt: skip
 #: Beyond its own stop_timeout: what a run may take to give letters back and to write its row.
 STOP_TIMEOUT_S = 30.0
 NEVER = "neither on_start nor every is set, so it never runs by itself"
-OpenLedger = Callable[[], AbstractAsyncContextManager[Ledger]]
 OnBegin = Callable[[LimitedRun], None]
 
 
@@ -101,22 +103,8 @@ def how_it_ended(summary: Summary, *, has_broker: bool, is_lost: bool) -> RunEnd
     return RunEnd.KEPT if summary.remaining or summary.kept else RunEnd.WHOLE
 
 
-class _Detail(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    run: str
-    began_at: datetime
-    ended_at: datetime
-    dry_run: bool = False
-    found: int = 0
-    recovered: int = 0
-    failed: int = 0
-    skipped: int = 0
-    filtered: int = 0
-    possible_duplicates: int = 0
-    remaining: int | None = 0
-
-
 async def recorded(
-    order: RecoveryOrder, run: Callable[[], Awaitable[Summary]], *, ledger: OpenLedger, clock: Clock
+    order: RecoveryOrder, run: Callable[[], Awaitable[Summary]], *, vault: OpenVault, clock: Clock
 ) -> Summary:
     """Run it and record it, also when it raises. A row that cannot be written does not undo what was recovered: it is
     logged, and the summary says so."""
@@ -133,12 +121,12 @@ async def recorded(
     finally:
         try:
             counts = summary or Summary()
-            same = {name: getattr(counts, name) for name in _Detail.__struct_fields__ if hasattr(counts, name)}
-            same |= {"run": order.run, "began_at": moment(began_us), "ended_at": moment(clock.now_us())}
-            detail = json.encode(_Detail(**same)).decode()
-            act = LedgerAct(actor=order.by, action=ACTION, origin=order.origin, reason=reason, detail=detail)
-            async with ledger() as opened:
-                await opened.append(act, outcome=outcome, queue=order.dead_queue, count=counts.recovered)
+            detail = {"run": order.run, "began_at": moment(began_us), "ended_at": moment(clock.now_us())}
+            detail |= {name: count for name in RECORDED if (count := getattr(counts, name)) != 0}
+            text = json.encode(detail).decode()
+            act = LedgerAct(actor=order.by, action=ACTION, origin=order.origin, reason=reason, detail=text)
+            async with vault() as opened:
+                await opened.ledger.append(act, outcome=outcome, queue=order.dead_queue, count=counts.recovered)
         except HoldfastError as error:
             emit("recovery.unrecorded", queue=order.dead_queue, error=error.message)
             if summary is not None:

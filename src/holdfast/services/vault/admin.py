@@ -20,15 +20,14 @@ from holdfast.core.requests import vault as requests
 from holdfast.core.requests.declare import HANDLERS, Caller, Declared, Request, Role, Stream, handles, view
 from holdfast.core.selection import ID_MAX, Selection, check_selection, decode_cursor, encode_cursor
 from holdfast.core.states import LetterState
-from holdfast.errors import Forbidden, HoldfastError, NotFound
+from holdfast.errors import Forbidden, NotFound
 from holdfast.ports.blobs import Blobs
 from holdfast.services.vault.access import TokenService
 from holdfast.services.vault.custody import Custody, check_all_queues, check_queue
 from holdfast.services.vault.planner import Planner
 from holdfast.services.vault.redrive_tasks import RedriveRunner
-from holdfast.services.vault.upkeep import Retention
+from holdfast.services.vault.upkeep import Retention, keep_up
 from holdfast.stores.vault import Vault
-from holdfast.telemetry.events import emit
 
 HISTORY_COUNT_MAX = 1_000
 EXPORT_PAGE_COUNT = 100
@@ -41,7 +40,6 @@ EVENTS_STEP_S = 1.0
 EVENTS_COUNT_MAX = 3_600
 EVENT_REDRIVES_COUNT_MAX = 20
 ID_DIGITS_MAX = 20
-UPKEEP_S = 30.0
 #: Who does what a server does by itself.
 SERVER = Caller(name="holdfast", role=Role.ADMIN, origin="server")
 
@@ -106,22 +104,13 @@ class VaultApp:
         for queue in captures:
             self.custody.keep_capturing(queue, SERVER)
         await self.redrives.resume_all()
-        upkeep = asyncio.create_task(self._upkeep(resolve_after_s, retention_s), name="upkeep of the vault")
+        work = keep_up(self.retention, self.redrives, self.tokens, resolve_after_s, retention_s)
+        upkeep = asyncio.create_task(work, name="upkeep of the vault")
         try:
             yield
         finally:
             upkeep.cancel()
             await asyncio.wait([upkeep])
-
-    async def _upkeep(self, resolve_after_s: float, retention_s: Mapping[LetterState, float]) -> None:
-        while True:
-            try:
-                await self.redrives.release()
-                await self.retention.run(resolve_after_s=resolve_after_s, retention_s=retention_s)
-                await self.tokens.load()
-            except HoldfastError as error:
-                emit("vault.failed", error=error)
-            await asyncio.sleep(UPKEEP_S)
 
     async def close(self) -> None:
         """End what runs, after the batch that it has in hand."""

@@ -7,9 +7,8 @@ it is there, and a little more.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 from holdfast.core.ledger import LedgerAct, expand, ranges
 from holdfast.core.letter import Letter
 from holdfast.core.message import Address
-from holdfast.core.moments import SECOND_US, format_duration, moment, parse_duration
+from holdfast.core.moments import SECOND_US, format_duration, moment
 from holdfast.core.plan import (
     NAME_CHARACTERS_MAX,
     PLAN_COUNT_MAX,
@@ -27,7 +26,6 @@ from holdfast.core.plan import (
     LeftOut,
     Plan,
     PlanOptions,
-    RedriveState,
     RedriveTask,
     Unrouted,
     check_wish,
@@ -41,12 +39,7 @@ from holdfast.errors import Conflict, Invalid, NotFound
 from holdfast.ports.broker import Broker, Reach
 from holdfast.services.vault.custody import Custody, check_queue, check_target
 
-BATCH_COUNT_MAX = 1_000
 NO_BROKER = "its broker is not configured here"
-#: A limited rate goes out in so many portions a second, not all at once.
-PORTIONS_PER_S = 10
-CANARY_STEP_S = 0.5
-AUTO_S = 90.0
 #: What `auto` adds to the retry ladder of the target.
 MARGIN_S = 30.0
 PAGE_COUNT = 1_000
@@ -114,71 +107,6 @@ def canary_note(wish: PlanOptions, wait: str) -> list[str]:
         return []
     part = f"{canary.stop_above:.0%}"
     return [f"a canary sends {canary.first} first, watches for {wait}, and stops when more than {part} come back"]
-
-
-class Canaries:
-    """Watches what was sent so far."""
-
-    def __init__(self, custody: Custody, redrive: RedriveTask, *, is_closing: Callable[[], bool]) -> None:
-        self._custody = custody
-        self._redrive = redrive
-        self._is_closing = is_closing
-
-    async def watched(self) -> str | None:
-        """Watch for as long as the canary says. "" when more may go, else why not; None when the task is to end."""
-        canary = self._redrive.wish.canary
-        if canary is None:
-            return ""
-        is_old = canary.wait == "auto"  # a task that was begun before `auto` was put into seconds by its plan
-        wait_s = AUTO_S if is_old else parse_duration(canary.wait, what="canary wait") / 1_000_000
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait_s
-        while True:
-            now = await self._custody.vault.redrives.find(self._redrive.id)
-            if now is None or now.state is not RedriveState.RUNNING or self._is_closing():
-                return None
-            if now.redriven and now.came_back / now.redriven > canary.stop_above:
-                return f"{now.came_back} of {now.redriven} letters came back, the canary allows {canary.stop_above:.0%}"
-            if loop.time() >= deadline:
-                return ""
-            await asyncio.sleep(min(CANARY_STEP_S, max(0.01, deadline - loop.time())))
-
-
-class Pace:
-    """How many letters may go next."""
-
-    def __init__(self, redrive: RedriveTask) -> None:
-        self._rate = redrive.wish.max_per_s
-        self._canary = redrive.wish.canary
-        self._allowed = self._canary.first if self._canary else 0
-        self.sent = redrive.redriven + redrive.failed
-        while self._canary and self.sent > self._allowed:  # it goes on after a restart: as wide as it was
-            self.widen()
-
-    @property
-    def is_used_up(self) -> bool:
-        """Whether the canary has to be asked first."""
-        return self._canary is not None and self.sent >= self._allowed
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether the next batch can be leased while this one is on its way."""
-        return self._canary is None and not self._rate
-
-    @property
-    def next_count(self) -> int:
-        """The size of the next batch."""
-        count = min(BATCH_COUNT_MAX, max(1, self._rate // PORTIONS_PER_S)) if self._rate else BATCH_COUNT_MAX
-        return min(count, self._allowed - self.sent) if self._canary else count
-
-    def pause_s(self, count: int, took_s: float) -> float:
-        """How long to rest after a batch that took so long."""
-        return max(0.0, count / self._rate - took_s) if self._rate else 0.0
-
-    def widen(self) -> None:
-        """More may go."""
-        if self._canary:
-            self._allowed = max(self._allowed + 1, round(self._allowed * self._canary.widen))
 
 
 class _Sorted(NamedTuple):

@@ -21,17 +21,22 @@ from msgspec import Struct
 from holdfast.core.death import RedriveStamp
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.message import Outcome, OutcomeKind, Outgoing
-from holdfast.core.moments import Backoff, moment
+from holdfast.core.moments import Backoff, moment, parse_duration
 from holdfast.core.plan import RedriveState, RedriveTask
 from holdfast.core.routes import RouteTable
 from holdfast.errors import BlobMissing, BrokerError, Conflict, HoldfastError, MessageRefused, NotFound, TryAgain
 from holdfast.ports.broker import Broker
 from holdfast.proof import crash_point
 from holdfast.services.vault.custody import Custody
-from holdfast.services.vault.planner import NO_BROKER, Canaries, Pace, unpack
+from holdfast.services.vault.planner import NO_BROKER, unpack
 from holdfast.stores.redrives import LeasedLetter, Settled
 from holdfast.telemetry.events import emit
 
+BATCH_COUNT_MAX = 1_000
+#: A limited rate goes out in so many portions a second, not all at once.
+PORTIONS_PER_S = 10
+CANARY_STEP_S = 0.5
+AUTO_S = 90.0
 #: What is read into memory and published together.
 CHUNK_COUNT_MAX = 500
 CHUNK_BYTES_MAX = 8 * 1024 * 1024
@@ -45,6 +50,71 @@ HOLD_S = 15.0
 BEAT_S = 3.0
 WAIT_FOR_HOLD_S = 1.0
 RELEASE_COUNT_MAX = 2_000
+
+
+class Canaries:
+    """Watches what was sent so far."""
+
+    def __init__(self, custody: Custody, redrive: RedriveTask, *, is_closing: Callable[[], bool]) -> None:
+        self._custody = custody
+        self._redrive = redrive
+        self._is_closing = is_closing
+
+    async def watched(self) -> str | None:
+        """Watch for as long as the canary says. "" when more may go, else why not; None when the task is to end."""
+        canary = self._redrive.wish.canary
+        if canary is None:
+            return ""
+        is_old = canary.wait == "auto"  # a task that was begun before `auto` was put into seconds by its plan
+        wait_s = AUTO_S if is_old else parse_duration(canary.wait, what="canary wait") / 1_000_000
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while True:
+            now = await self._custody.vault.redrives.find(self._redrive.id)
+            if now is None or now.state is not RedriveState.RUNNING or self._is_closing():
+                return None
+            if now.redriven and now.came_back / now.redriven > canary.stop_above:
+                return f"{now.came_back} of {now.redriven} letters came back, the canary allows {canary.stop_above:.0%}"
+            if loop.time() >= deadline:
+                return ""
+            await asyncio.sleep(min(CANARY_STEP_S, max(0.01, deadline - loop.time())))
+
+
+class Pace:
+    """How many letters may go next."""
+
+    def __init__(self, redrive: RedriveTask) -> None:
+        self._rate = redrive.wish.max_per_s
+        self._canary = redrive.wish.canary
+        self._allowed = self._canary.first if self._canary else 0
+        self.sent = redrive.redriven + redrive.failed
+        while self._canary and self.sent > self._allowed:  # it goes on after a restart: as wide as it was
+            self.widen()
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the canary has to be asked first."""
+        return self._canary is not None and self.sent >= self._allowed
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the next batch can be leased while this one is on its way."""
+        return self._canary is None and not self._rate
+
+    @property
+    def next_count(self) -> int:
+        """The size of the next batch."""
+        count = min(BATCH_COUNT_MAX, max(1, self._rate // PORTIONS_PER_S)) if self._rate else BATCH_COUNT_MAX
+        return min(count, self._allowed - self.sent) if self._canary else count
+
+    def pause_s(self, count: int, took_s: float) -> float:
+        """How long to rest after a batch that took so long."""
+        return max(0.0, count / self._rate - took_s) if self._rate else 0.0
+
+    def widen(self) -> None:
+        """More may go."""
+        if self._canary:
+            self._allowed = max(self._allowed + 1, round(self._allowed * self._canary.widen))
 
 
 class _Batch(Struct, frozen=True):

@@ -5,8 +5,8 @@ said so, and blobs that no letter has are removed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from holdfast.core.death import REDRIVE_ID
@@ -17,7 +17,9 @@ from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.errors import CannotStart, HoldfastError, Invalid, StorageFailed
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.clock import Clock
-from holdfast.stores.vault import Vault
+from holdfast.services.vault.access import TokenService
+from holdfast.services.vault.redrive_tasks import RedriveRunner
+from holdfast.stores.vault import OpenVault, Vault
 from holdfast.telemetry.events import emit
 
 FLUSH_S = 1.0
@@ -29,8 +31,7 @@ LOOKS_MAX = 120
 WAITS = Backoff(first_s=FLUSH_S, delay_s_max=60.0)
 LAST_FLUSH_TIMEOUT_S = 5.0
 ID_CHARACTERS_MAX = 200
-
-OpenVault = Callable[[], AbstractAsyncContextManager[Vault]]
+UPKEEP_S = 30.0
 COUNT_MAX = 1_000
 
 
@@ -134,6 +135,24 @@ class Retention:
         if gone:
             await self._vault.unclaimed.forget(gone)
         return len(gone)
+
+
+async def keep_up(
+    retention: Retention,
+    redrives: RedriveRunner,
+    tokens: TokenService,
+    resolve_after_s: float,
+    retention_s: Mapping[LetterState, float],
+) -> None:
+    """Again and again, until it is cancelled; also what cancelled redrives had in hand, and tokens of other servers."""
+    while True:
+        try:
+            await redrives.release()
+            await retention.run(resolve_after_s=resolve_after_s, retention_s=retention_s)
+            await tokens.load()
+        except HoldfastError as error:
+            emit("vault.failed", error=error)
+        await asyncio.sleep(UPKEEP_S)
 
 
 def parse_retention(parts: Sequence[str]) -> dict[LetterState, float]:
