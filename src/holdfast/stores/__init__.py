@@ -42,4 +42,6 @@ def run_many(tx: Tx, name: str, values: Sequence[Values]) -> None:
 def record(kind: type[S], row: Row, **reads: Callable[[Any], Any]) -> S:
     """A row whose columns are the fields of a struct, in their order; `reads` says how some of them are read."""
     values = dict(zip(kind.__struct_fields__, row, strict=True))
-    return kind(**values | {name: read(values[name]) for name, read in reads.items()})
+    for name, read in reads.items():
+        values[name] = read(values[name])
+    return kind(**values)
