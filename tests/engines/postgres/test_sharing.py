@@ -368,6 +368,7 @@ async def test_deadlines_of_any_server_are_hinted(storage: PostgresStorage, othe
     await one(storage.queue_store(scheduled, [0]), Produce(0, [soon], HOUR), Produced)
     letter = ImportedItem(payload=b"x", died_at=moment(committed.now_us), expire_deadline=moment(1))
     await one(storage.queue_store(dead, [0]), Import(0, [letter], HOUR), Imported)
+    await storage.close()  # what it has to tell of new items is told: from now on only deadlines speak
     heard: list[str] = []
     async with watching(other, heard):
         await eventually(lambda: {leased.name, expired.name, scheduled.name, dead.name} <= set(heard))
