@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from pathlib import Path
 
 PACKAGE = "holdfast"
+SOURCE = Path(__file__).parents[2] / "src" / PACKAGE
 
 #: A part is the first name below the package: a folder (core) or a module (wiring). `errors` is open to all.
 #: `""` is the package itself, `holdfast/__init__.py`: the public names.
@@ -32,7 +34,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 }
 
 #: Siblings do not know each other, so that each can be deleted without touching another.
-ENGINES = frozenset({"sqlite", "postgres", "rabbitmq", "folder", "objects"})
+ENGINES = frozenset(found.parent.name for found in SOURCE.glob("engines/*/__init__.py"))
 
 
 def offences(source: str, module: str, *, is_package: bool = False) -> list[str]:

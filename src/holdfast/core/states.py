@@ -106,7 +106,7 @@ TRANSACTION_MOVES: Mapping[tuple[TransactionState, TransactionState], str] = {
 
 
 class RunState(StrEnum):
-    """Where a letter of a recovery run is. The last four are its end."""
+    """Where a letter of a recovery run is. With the last four it is done, unless it comes again or must be put back."""
 
     OUTSIDE = "[*]"
     WAITING = "waiting"  #: it has a route, and waits to be sent

@@ -1,8 +1,9 @@
 """What we need of a broker: messages of its queues and the settling of each, publishes with their outcomes, answers.
 
-Whatever settles a message returns when the broker has it durably. If it fails, the message is still ours, unsettled,
-and settling it may be tried again; it may then exist twice, never not at all. NotOurs alone says that it is the
-broker's again and will be delivered a second time.
+A retry or a park returns when the broker has the message durably; an ack returns when it is on its way, since a lost
+one costs a second delivery at the most. If settling fails, the message is still ours, unsettled, and settling it may be
+tried again; it may then exist twice, never not at all. NotOurs alone says that it is the broker's again and will be
+delivered a second time.
 """
 
 from __future__ import annotations
@@ -166,14 +167,14 @@ class DrainConsumer(Protocol):
 
     @property
     def is_connected(self) -> bool:
-        """Whether nothing is known to be lost."""
+        """Whether the connection is there, as far as anybody knows: consuming was not interrupted, and it is open."""
 
     async def open(self) -> str:
         """Take the lock and consume; again after a loss, one try. Answers the consumer's tag. Raises RecoveryLocked."""
 
     async def allow(self, wanted: int | None, *, held_count: int) -> None:
-        """So many letters are to come beside those that were taken, no more are delivered; None: whatever there is. As
-        many are in hand as fit the window, beside so many that are only held."""
+        """Have `wanted` more letters delivered beside those that were taken, and no others; None: whatever there is. As
+        many are in hand as fit the window, beside `held_count` that are only held."""
 
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Delivery] | None:
         """Wait for letters; none when none came in time, None when no more will ever come. Raises BrokerLost: nothing
@@ -189,8 +190,8 @@ class DrainConsumer(Protocol):
         """No new letters. Answers those that were delivered and not taken, as far as somebody wants to see them."""
 
     async def release_all(self, *, others_count: int) -> int:
-        """Everything that is unsettled goes back, in order, by one frame; only after `stop`. Answers how many. So many
-        others consume as well."""
+        """Everything that is unsettled goes back, in order, by one frame; only after `stop`. Answers how many.
+        `others_count` others consume the queue as well."""
 
     async def abandon(self) -> None:
         """End the connection at once: everything unsettled goes back by itself."""
