@@ -13,7 +13,8 @@ frame, which keeps their order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
@@ -33,7 +34,7 @@ from holdfast.core.recovery import (
 from holdfast.core.routes import Mode
 from holdfast.core.states import RunState
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
-from holdfast.ports.broker import RecoveryBroker
+from holdfast.ports.broker import RecoveryBroker, Told
 from holdfast.ports.clock import Clock
 from holdfast.proof import crash_point
 from holdfast.services.recover.letter_table import LetterTable
@@ -95,6 +96,7 @@ class RecoveryRun(LimitedRun):
         self._warned_count = self._sent_again_count = 0
         self._settle_due = False
         self._has_ended = False  # nothing more comes, ever
+        self._error: Exception | None = None  # a bug that showed itself where nobody hears it
         self._is_counted = False  # the queue counts returns: it is a quorum queue
         # Nothing is asked of a letter but its route.
         self._is_plain = not self._where and not order.dry_run and self._mode is not Mode.EXCHANGE
@@ -161,6 +163,8 @@ class RecoveryRun(LimitedRun):
 
     async def _step(self) -> StoppedBy | None:
         """One batch, or one tick of waiting; the reason when the run is over."""
+        if self._error is not None:
+            raise self._error
         room = self._room_count()
         tick_s = min(TICK_S, self._watch.pace_s()) if self._letters.waiting else TICK_S
         if room <= 0:
@@ -336,7 +340,7 @@ class RecoveryRun(LimitedRun):
             # Now, not at the end: until then a lost connection or a kill would return it once more.
             self._letters.put_back([letter])
             copies = [self._redriver.put_back(letter)]
-            self._publisher.send(copies, self._on_put_back, timeout_s=self._publish_timeout_s())
+            self._publish(copies, self._on_put_back)
 
     def _on_put_back(self, copies: Sequence[Outgoing], outcome: Outcome) -> None:
         known = self._letters.answered([copy.made_from for copy in copies])
@@ -397,7 +401,7 @@ class RecoveryRun(LimitedRun):
                 self._journal.doubt(len(table.doubtful.intersection(letters)))
             crash_point("recover.before_publish")
             table.send(letters)
-            self._publisher.send(list(map(_copy, letters)), self._on_outcome, timeout_s=self._publish_timeout_s())
+            self._publish(list(map(_copy, letters)), self._on_outcome)
             crash_point("recover.after_publish")
         return True
 
@@ -420,9 +424,19 @@ class RecoveryRun(LimitedRun):
             message_id=as_utf8(message.id),
         )
 
-    def _publish_timeout_s(self) -> float:
-        """Longer than the run itself: its own clocks decide when it is over."""
-        return self._watch.left_s() + self._limits.stop_timeout_s + PUBLISH_SPARE_S
+    def _publish(self, copies: Sequence[Outgoing], told: Told) -> None:
+        """For longer than the run itself: its own clocks decide when it is over."""
+        timeout_s = self._watch.left_s() + self._limits.stop_timeout_s + PUBLISH_SPARE_S
+        self._publisher.send(copies, partial(self._heard, told), timeout_s=timeout_s)
+
+    def _heard(self, work: Callable[..., None], *what: object) -> None:
+        """Nobody hears what a callback raises: it is kept, and ends the run at its next step, so that everything that
+        is in hand is given back."""
+        try:
+            work(*what)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised again
+            self._error = self._error or error
+            self._room.set()
 
     # What became of those that were published: what is stored is written down and acked, the others are kept.
 
@@ -440,7 +454,7 @@ class RecoveryRun(LimitedRun):
         table.confirm(known)
         if not self._settle_due:
             self._settle_due = True
-            asyncio.get_running_loop().call_soon(self._settle)
+            asyncio.get_running_loop().call_soon(self._heard, self._settle)
 
     def _not_stored(self, letter: RunLetter, outcome: Outcome) -> None:
         address, kind, why = letter.address or Address(), outcome.kind, why_not(outcome)
