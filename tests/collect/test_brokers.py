@@ -75,7 +75,7 @@ async def test_the_broker_pushes_as_many_as_their_size_allows(
 async def test_quorum_queues_on_a_cluster_whose_leader_is_killed_in_the_middle(
     tmp_path: Path, postgres_url: str, rabbitmq_cluster: RabbitCluster
 ) -> None:
-    count, name = 200, "on-a-cluster"
+    count, name = 200, f"on-a-cluster-{tmp_path.name}"  # the database is the same for every version
     vhost = rabbitmq_cluster.create_vhost("collect-quorum")
     for queue in (PRODUCER, NOTIFY):
         rabbitmq_cluster.declare(vhost, queue, quorum=True)
