@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import pytest
 
 from tests.recover.dead_letter_queue import DeadLetterQueue, letter, summary
+from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq
 
 OWN = {"x-original-exchange": "shop", "x-original-routing-key": "old.key"}
 
 
-@pytest.fixture
-async def alternate_dlq(dlq: DeadLetterQueue) -> DeadLetterQueue:
+@pytest.fixture(params=["argument", "policy"])
+async def alternate_dlq(dlq: DeadLetterQueue, request: pytest.FixtureRequest) -> DeadLetterQueue:
     """An exchange with one binding, and an alternate exchange with a queue for all that no binding takes."""
     await dlq.admin.exchange("unrouted", "fanout")
     await dlq.admin.queue("unrouted")
     await dlq.admin.bind("unrouted", "unrouted", "")
-    await dlq.admin.exchange("shop", "topic", **{"alternate-exchange": "unrouted"})
+    alternate = {"alternate-exchange": "unrouted"}
+    if request.param == "argument":
+        await dlq.admin.exchange("shop", "topic", **alternate)
+    else:
+        await dlq.admin.exchange("shop", "topic")
+        vhost = quote(dlq.admin.vhost, safe="")
+        policy = {"pattern": "^shop$", "definition": alternate, "apply-to": "exchanges"}
+        dlq.admin.node.api("PUT", f"/policies/{vhost}/net", policy)
+        shown = f"/exchanges/{vhost}/shop"
+        await eventually(lambda: dlq.admin.node.api("GET", shown).json().get("policy") == "net", timeout_s=30.0)
     await dlq.admin.bind("collection.scan", "shop", "good.key")
     dlq.routes.write_text("exchange = 'shop'\n[routes]\nCollectionScan = 'good.key'\nOld = 'old.key'\n")
     return dlq

@@ -242,9 +242,9 @@ def _has_room(names: Counter[str], name: str) -> bool:
     return name in names or len(names) < NAMES_COUNT_MAX
 
 
-def may_return(returns: int, delivery_limit: int | None, *, times: int = 1) -> bool:
-    """Whether a letter that came back so often may be given back (so many times) without coming near the limit."""
-    return delivery_limit is None or returns + times <= delivery_limit - RETURNS_SPARE_COUNT
+def may_return(returns: int, delivery_limit: int | None) -> bool:
+    """Whether a letter that came back so often may be given back once more without coming near the limit."""
+    return delivery_limit is None or returns < delivery_limit - RETURNS_SPARE_COUNT
 
 
 def address_text(address: Address | None) -> str:

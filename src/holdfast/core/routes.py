@@ -48,7 +48,6 @@ class Route(Struct, frozen=True, kw_only=True):
     address: Address | None
     why: str
     type: str = ""
-    source_queue: str = ""
     blocked: str = ""  #: why nothing that is sent to the address gets to where it is meant for
 
 
@@ -83,41 +82,34 @@ def find_route(headers: Headers, table: RouteTable, *, dead_queue: str) -> Route
     """Where a letter with these headers goes."""
     kind = headers.get(table.type_header)
     name = kind if isinstance(kind, str) else ""
-    route = _route(headers, name, table, dead_queue)
-    if route.address is not None and _is_queue(route.address, dead_queue):
-        return Route(address=None, why="its route leads back to the dead-letter queue", type=name)
-    return route
+    address, why = _route(headers, name, table, dead_queue)
+    if address == Address(routing_key=dead_queue):
+        address, why = None, "its route leads back to the dead-letter queue"
+    return Route(address=address, why=why, type=name)
 
 
-def _route(headers: Headers, name: str, table: RouteTable, dead_queue: str) -> Route:
-    source = _source_queue(headers, table, dead_queue)
+def _route(headers: Headers, name: str, table: RouteTable, dead_queue: str) -> tuple[Address | None, str]:
     if table.mode is Mode.PLACE:
-        return Route(address=table.place, why="all go to one place", type=name, source_queue=source)
+        return table.place, "all go to one place"
     if table.mode is Mode.SOURCE or table.mode is Mode.WAIT:
+        source = _source_queue(headers, table, dead_queue)
         if not source:
-            return Route(address=None, why="nothing says in which queue it died", type=name)
+            return None, "nothing says in which queue it died"
         if table.mode is Mode.SOURCE:
-            return Route(
-                address=Address(routing_key=source), why="the queue it died in", type=name, source_queue=source
-            )
+            return Address(routing_key=source), "the queue it died in"
         exchange = table.wait_exchange.replace("{queue}", source)
         key = table.wait_key.replace("{queue}", source)
-        place = Address(exchange=exchange, routing_key=key)
-        return Route(address=place, why="the wait queue of the queue it died in", type=name, source_queue=source)
+        return Address(exchange=exchange, routing_key=key), "the wait queue of the queue it died in"
     if table.mode is Mode.ROUTES and table.has_table and table.type_header in headers:
         address = table.routes.get(name)
-        if address is None:
-            shown = name or "(no text)"
-            return Route(address=None, why=f"type '{shown}' is not in the route table", type=name, source_queue=source)
-        return Route(address=address, why="type", type=name, source_queue=source)
+        return address, f"type '{name or '(no text)'}' is not in the route table" if address is None else "type"
     if (address := _original(headers)) is not None:
-        return Route(address=address, why="its original exchange and key", type=name, source_queue=source)
+        return address, "its original exchange and key"
     if (death := _died(headers, table, dead_queue)) is not None and (death.routing_key or death.exchange):
-        address = Address(exchange=death.exchange, routing_key=death.routing_key)
-        return Route(address=address, why="x-death", type=name, source_queue=source)
+        return Address(exchange=death.exchange, routing_key=death.routing_key), "x-death"
     if table.redirect is not None and table.mode is Mode.ROUTES:
-        return Route(address=table.redirect, why="redirect", type=name, source_queue=source)
-    return Route(address=None, why=NOWHERE, type=name)
+        return table.redirect, "redirect"
+    return None, NOWHERE
 
 
 def _original(headers: Headers) -> Address | None:
@@ -141,10 +133,6 @@ def _source_queue(headers: Headers, table: RouteTable, dead_queue: str) -> str:
         return queue
     death = _died(headers, table, dead_queue)
     return death.queue if death else ""
-
-
-def _is_queue(address: Address, queue: str) -> bool:
-    return not address.exchange and address.routing_key == queue
 
 
 # The file.

@@ -27,11 +27,21 @@ from holdfast.core.message import Address, OutcomeKind, Outgoing
 from holdfast.core.plan import Retries
 from holdfast.core.recovery import Depth, Permission, Preflight
 from holdfast.core.routes import Mode, RouteTable
-from holdfast.core.topology.model import DEAD_EXCHANGE, DEAD_KEY, DELIVERY_LIMIT, TTL, Topology, Version, effective
+from holdfast.core.topology.model import (
+    ALTERNATE,
+    DEAD_EXCHANGE,
+    DEAD_KEY,
+    DELIVERY_LIMIT,
+    TTL,
+    Policy,
+    Topology,
+    Version,
+    effective,
+)
 from holdfast.core.topology.routing import Graph
 from holdfast.engines.rabbitmq.connection import ACCESS_REFUSED, NOT_FOUND, Connection
 from holdfast.engines.rabbitmq.drain import is_name, lock_name
-from holdfast.engines.rabbitmq.management import ManagedPermission, ManagedQueue, Management
+from holdfast.engines.rabbitmq.management import ManagedExchange, ManagedPermission, ManagedQueue, Management
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import PORTS, BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
@@ -229,8 +239,24 @@ def _cluster(connection: Connection) -> str:
 
 
 async def _graph(api: Management, vhost: str, queues: Sequence[ManagedQueue] = ()) -> Graph:
-    exchanges, bindings = await api.exchanges(vhost), await api.bindings(vhost)
-    return Graph(Topology(exchanges=tuple(exchanges), queues=tuple(queues), bindings=tuple(bindings)))
+    exchanges, bindings, policies = await api.exchanges(vhost), await api.bindings(vhost), await _policies(api, vhost)
+    effective_exchanges = [_with_policy(exchange, policies.get(exchange.policy or "")) for exchange in exchanges]
+    return Graph(Topology(exchanges=tuple(effective_exchanges), queues=tuple(queues), bindings=tuple(bindings)))
+
+
+def _with_policy(exchange: ManagedExchange, policy: Policy | None) -> ManagedExchange:
+    """With the alternate exchange that its policy sets; one of its own comes first."""
+    if policy is None or ALTERNATE not in policy.definition:
+        return exchange
+    return replace(exchange, arguments={ALTERNATE: policy.definition[ALTERNATE], **exchange.arguments})
+
+
+async def _policies(api: Management, vhost: str) -> dict[str, Policy]:
+    """By name; none where nobody tells us: we make no policies."""
+    try:
+        return {policy.name: policy for policy in await api.policies(vhost)}
+    except HoldfastError:
+        return {}
 
 
 def _facts(info: ManagedQueue) -> QueueFacts:
@@ -476,11 +502,8 @@ async def _priority_above(management: Management, info: ManagedQueue | None) -> 
     """Of a policy that is in force instead of the one that the queue has."""
     if info is None or not info.policy:
         return 0
-    try:
-        policies = await management.policies(info.vhost)
-    except HoldfastError:
-        return PRIORITY_UNSEEN
-    return next((one.priority + 1 for one in policies if one.name == info.policy), PRIORITY_UNSEEN)
+    policy = (await _policies(management, info.vhost)).get(info.policy)
+    return policy.priority + 1 if policy else PRIORITY_UNSEEN
 
 
 async def _permission(management: Management, login: Login) -> ManagedPermission | None:
