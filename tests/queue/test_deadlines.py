@@ -12,7 +12,6 @@ from holdfast import NothingToLease, Queues
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.ports.clock import Timer
 from holdfast.ports.queue_store import Committed, DeathRules, LeasedItems, PartitionState, StorageAbilities
-from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
 from holdfast.services.queue.storage_share import StorageShare
@@ -73,7 +72,7 @@ def faults() -> Faults:
 async def queues(clock: CountingClock, faults: Faults) -> AsyncIterator[Queues]:
     manager = QueueManager({"default": FlakyStorage(SqliteStorage(None, clock=clock), faults)}, clock=clock)
     await manager.open()
-    queues = Queues(QueueService(manager, places=places_by({"default": 1.0})))
+    queues = Queues(QueueService(manager, affinities={"default": 1.0}))
     await queues.queues_create("orders", lease_timeout="1m")
     yield queues
     await manager.close()

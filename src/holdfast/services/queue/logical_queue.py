@@ -45,7 +45,6 @@ from holdfast.services.queue.waiting import (
     CommitBatch,
     Waiting,
     WaitingLease,
-    WaitingOperation,
     WaitingRequests,
     assign_leases,
     place_produce,
@@ -142,7 +141,7 @@ class LogicalQueue:
     ) -> None:
         self.record = record
         self.shares = tuple(shares)
-        self.waiting = WaitingRequests(self.shares)
+        self.waiting = WaitingRequests()
         self.in_flight = 0
         self._clock = clock
         self._activity = activity
@@ -204,16 +203,15 @@ class LogicalQueue:
         if self._nobody_else(weight) and (self._is_sure() or await self._look_round(weight)):
             return await self._operate_alone(operation)
         self._check_open()
-        waiting = WaitingOperation(operation, weight, self._clock.now_us() + timeout_us, settles=settles)
-        self.waiting.add_operation(share, waiting)
+        deadline_us = self._clock.now_us() + timeout_us
+        waiting = self.waiting.add_operation(share, operation, weight, deadline_us, settles=settles)
         return cast(R, await self._served(waiting, share))
 
     def release(self, partition: int, ids: Sequence[str]) -> None:
         """Undo leases of which nobody will ever hear."""
         if self._closed_with is None:
             share, deadline_us = self.share_of(partition), self._clock.now_us() + OPERATION_TIMEOUT_US
-            waiting = WaitingOperation(Release(partition, ids), len(ids), deadline_us, settles=False)
-            self.waiting.add_operation(share, waiting)
+            self.waiting.add_operation(share, Release(partition, ids), len(ids), deadline_us)
             self.wake(share)
 
     async def _served(self, waiting: Waiting, share: StorageShare | None = None) -> object:
@@ -479,12 +477,12 @@ class LogicalQueue:
         """What a result means for everybody but the one who is answered with it."""
         if isinstance(operation, Import | Revive):
             # They came with attempts of their own: what is used up dies now, nobody could lease it.
-            share.look_at_due(operation.partition)
+            share.due_again.add(operation.partition)
         if isinstance(operation, SendBack) and isinstance(result, SentBack) and result.ids:
             self._on_event(self, ItemsSentBack(operation.target, result))
         if isinstance(result, Ended):
             if result.more:
-                share.look_at_due(operation.partition)
+                share.due_again.add(operation.partition)
             if result.dying or result.moved or result.deleted:
                 self._on_event(self, result)
 
@@ -562,7 +560,6 @@ class LogicalQueue:
             else:
                 await self._try_to_load(share)
                 self.shares = (*self.shares, share)
-                self.waiting.add_share(share)
                 self._wakes[share] = asyncio.Event()
                 self._start(share)
                 self.wake(share)

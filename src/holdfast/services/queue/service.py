@@ -3,7 +3,7 @@ the queue. Every face calls `call`; none of them decides anything."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar, cast
 
 from msgspec.structs import replace
@@ -70,11 +70,11 @@ R = TypeVar("R")
 
 
 class QueueService:
-    """The queue service over a manager."""
+    """The queue service over a manager. New partitions go to storages by their affinities."""
 
-    def __init__(self, manager: QueueManager, *, places: changes.Places) -> None:
+    def __init__(self, manager: QueueManager, *, affinities: Mapping[str, float]) -> None:
         self.manager = manager
-        self._places = places
+        self._affinities = affinities
 
     async def call(self, request: QueueRequest[R]) -> R:
         """Carry out a verb. Raises HoldfastError; then nothing of the request is acknowledged."""
@@ -221,7 +221,7 @@ class QueueService:
 
     @handles(CreateQueueRequest)
     async def create(self, request: CreateQueueRequest) -> CodeReply:
-        decide = changes.created(request, self._places)
+        decide = changes.created(request, self._affinities)
         async with self.manager.changing() as catalog:
             record = await catalog.change(request.queue_name, dead_queue=request.dead_queue, decide=decide)
             await self.manager.put(record)
@@ -234,7 +234,7 @@ class QueueService:
     @handles(UpdateQueueRequest)
     async def update(self, request: UpdateQueueRequest) -> CodeReply:
         current = self._queue(request.queue_name).record
-        decide = changes.updated(request, self._places)
+        decide = changes.updated(request, self._affinities)
         dead_queue = request.dead_queue if isinstance(request.dead_queue, str) else current.dead_queue
         async with self.manager.changing() as catalog:
             record = await catalog.change(request.queue_name, dead_queue=dead_queue, decide=decide)
