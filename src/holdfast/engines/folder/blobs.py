@@ -12,8 +12,8 @@ from pathlib import Path
 
 from holdfast.engines.folder.files import (
     BlobFolder,
-    BlobWrite,
     PartialFile,
+    UnnamedFile,
     in_thread,
     is_file,
     put_blobs,
@@ -133,7 +133,7 @@ class FolderBlobs:
         entries = put_blobs(self._root, [(segments, blob.content) for blob, segments in blobs])
         return [self._outcome(blob, entry) for (blob, _), entry in zip(blobs, entries, strict=True)]
 
-    def _outcome(self, blob: BlobContent, entry: BlobWrite) -> Blob | HoldfastError:
+    def _outcome(self, blob: BlobContent, entry: UnnamedFile) -> Blob | HoldfastError:
         try:
             with _translated("putting", blob.path):
                 created = self._ended(blob, entry)
@@ -141,7 +141,7 @@ class FolderBlobs:
             return error
         return Blob(path=blob.path, size_bytes=len(blob.content), sha256=blob.sha256, created=created)
 
-    def _ended(self, blob: BlobContent, entry: BlobWrite) -> bool:
+    def _ended(self, blob: BlobContent, entry: UnnamedFile) -> bool:
         """Whether this put created the blob. Raises OSError, Invalid, BlobExists."""
         if entry.is_done:
             return True

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Concatenate, ParamSpec, TypeVar
@@ -219,40 +218,19 @@ class UploadSlots:
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._freed = asyncio.Event()
+        self._first = asyncio.Lock()  # held by whoever is next
 
     @asynccontextmanager
     async def hold(self, count: int) -> AsyncIterator[None]:
         """Hold so many until the end of the block; at most as many as there are."""
-        if self._waiting or self._free < count:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((count, turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._give(count)  # it was our turn already
-                self._serve()
-                raise
-        else:
+        async with self._first:
+            while self._free < count:
+                self._freed.clear()
+                await self._freed.wait()
             self._free -= count
         try:
             yield
         finally:
-            self._give(count)
-
-    def _give(self, count: int) -> None:
-        self._free += count
-        self._serve()
-
-    def _serve(self) -> None:
-        while self._waiting:
-            count, turn = self._waiting[0]
-            if turn.done():
-                self._waiting.popleft()  # cancelled
-                continue
-            if count > self._free:
-                return
-            self._waiting.popleft()
-            self._free -= count
-            turn.set_result(None)
+            self._free += count
+            self._freed.set()
