@@ -19,7 +19,7 @@ from holdfast.core.collect import Header, Part, Range, SeriesState, Transaction
 from holdfast.core.states import TransactionState
 from holdfast.errors import LeaseLost
 from holdfast.ports.database import Database, Row, Tx
-from holdfast.stores import run, statement
+from holdfast.stores import record, run, statement
 
 T = TypeVar("T")
 
@@ -311,20 +311,11 @@ def _note_strays(tx: Tx, transaction: str, paths: Sequence[str]) -> None:
 
 
 def _transaction(row: Row) -> Transaction:
-    return Transaction(
-        id=row[0],
-        state=TransactionState(row[1]),
-        producer=row[2],
-        notify=row[3],
-        series=None if row[4] is None else _decode_series(row[4]),
-        reason=row[5],
-        created_at_us=row[6],
-        updated_at_us=row[7],
-        progress_at_us=row[8],
-        owner=row[9],
-        fence=row[10],
-        is_clean=bool(row[11]),
-    )
+    return record(Transaction, row, state=TransactionState, series=_read_series, is_clean=bool)
+
+
+def _read_series(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else _decode_series(text)
 
 
 def _part(row: Row) -> Part:

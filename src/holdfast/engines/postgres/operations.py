@@ -109,7 +109,18 @@ async def _produce_keyed(batch: OperationBatch, operation: Produce, partition: P
     left = list(enumerate(operation.items))
     for _ in range(KEY_TRIES_COUNT_MAX):
         items = [item for _, item in left]
-        for position, number, waits in await _insert_keyed(batch, partition, items, operation.expire_timeout_us):
+        # Those that no key kept out: position, from 1, id, and whether it waits for its moment.
+        for position, number, waits in await batch.ask(
+            "produce_keyed_items",
+            partition,
+            batch.work.now_us,
+            operation.expire_timeout_us,
+            *_labels(items),
+            texts_or_null([item.dedupe_key for item in items]),
+            bigints([_us(item.enqueue_at) for item in items]),
+            byteas([item.payload for item in items]),
+            SCHEDULE_US_MIN,
+        ):
             index, item = left[position - 1]
             ids[index] = partition.id_of(number)
             if waits:
@@ -127,23 +138,6 @@ async def _produce_keyed(batch: OperationBatch, operation: Produce, partition: P
         if not left:
             return lambda: Produced([ids[index] for index in range(len(operation.items))])
     raise StorageFailed("storage failed; a dedupe key is taken and freed again and again, try again")
-
-
-async def _insert_keyed(
-    batch: OperationBatch, partition: PostgresPartition, items: Sequence[NewItem], expire_timeout_us: int
-) -> Rows:
-    """Those that no key kept out: position, from 1, id, and whether it waits for its moment."""
-    return await batch.ask(
-        "produce_keyed_items",
-        partition,
-        batch.work.now_us,
-        expire_timeout_us,
-        *_labels(items),
-        texts_or_null([item.dedupe_key for item in items]),
-        bigints([_us(item.enqueue_at) for item in items]),
-        byteas([item.payload for item in items]),
-        SCHEDULE_US_MIN,
-    )
 
 
 def _labels(items: Sequence[NewItem] | Sequence[ImportedItem]) -> list[bytes]:
@@ -450,7 +444,7 @@ async def _die(
         batch.note("deleted", ids, reason)
         return Ended(deleted=[(item_id, reason) for item_id in ids])
     batch.note("dead_lettered", ids, reason, detail=target.queue_name)
-    if target.storage == batch.storage and await _is_there(batch, target):
+    if await _is_there(batch, target):
         story = (batch.queue_name, reason, bigints(numbers), texts(ids), bigints([state[3] for state in states]))
         _move(batch, states, "move_to_dead_queue", target, *story).death_us = batch.now_us
         return Ended(moved=len(ids))
@@ -485,7 +479,7 @@ async def _send_back(batch: OperationBatch, operation: SendBack, partition: Post
         return lambda: SentBack(ids)
     batch.change(partition).queued -= len(states)
     batch.note("redriven", ids, "", detail=target.queue_name)
-    if target.storage == batch.storage and await _is_there(batch, target):
+    if await _is_there(batch, target):
         _move(batch, states, "move_to_source_queue", target, bigints([state[0] for state in states]), texts(ids))
         return lambda: SentBack(ids, moved=True)
     _mark(batch, partition, states, "", target)
@@ -493,7 +487,10 @@ async def _send_back(batch: OperationBatch, operation: SendBack, partition: Post
 
 
 async def _is_there(batch: OperationBatch, target: MoveTarget) -> bool:
-    known = batch.work.targets
+    """Whether the target is in this database, and not gone."""
+    if target.storage != batch.storage.name:
+        return False
+    known = batch.targets
     if target.generation not in known:
         known[target.generation] = bool(await batch.work.ask("hold_target", target.generation))
     return known[target.generation]
@@ -507,9 +504,9 @@ def _move(
     batch.work.put(statement, *place, *values)
     # What was there already under this source id has arrived: only the old row is left of it.
     batch.work.put("delete_items", bigints([state[0] for state in states]))
-    change = batch.work.change(target.generation, target.partition)
+    change = batch.change(batch.storage.partition(target.generation, target.partition))
     change.queue(len(states), expire_at_us=batch.now_us + target.expire_timeout_us)
-    batch.work.available.add(target.queue_name)
+    batch.available.add(target.queue_name)
     return change
 
 

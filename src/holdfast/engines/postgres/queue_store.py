@@ -57,13 +57,7 @@ class PostgresQueueStore:
         storage = self._storage
         try:
             async with transaction(storage.pool, now_us=storage.given_now_us()) as work:
-                batch = OperationBatch(
-                    work,
-                    storage=storage.name,
-                    queue_name=self._record.name,
-                    generation=self._record.generation,
-                    find_partition=storage.partition,
-                )
+                batch = OperationBatch(work, storage, self._record)
                 self._lock_in_order(batch, operations)
                 finishes = [await carry_out(batch, operation) for operation in operations]
                 touched = [batch.partition(number) for number in {operation.partition for operation in operations}]
@@ -71,11 +65,11 @@ class PostgresQueueStore:
         except QueueGone as error:
             raise QueueMissing(self._record.name) from error
         results = [finish() for finish in finishes]
-        for key, change in work.changes.items():
-            storage.partition(*key).apply(change)
+        for partition, change in batch.changes.items():
+            partition.apply(change)
         for partition, answer in zip(touched, moments, strict=False):
             partition.read(work.rows(answer)[0])
-        storage.notify(work.available)
+        storage.notify(batch.available)
         if batch.short:
             results = await self._make_up(batch, operations, results)
         return Committed(results, {partition.number: partition.state() for partition in touched}, batch.now_us)
