@@ -11,7 +11,7 @@ import pytest
 from holdfast import NothingToLease, Queues
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.ports.clock import Timer
-from holdfast.ports.queue_store import Committed, DeathRules, LeasedItems, PartitionState, StorageAbilities
+from holdfast.ports.queue_store import Committed, DeathRules, PartitionState, StorageAbilities
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
 from holdfast.services.queue.storage_share import StorageShare
@@ -123,7 +123,7 @@ async def test_a_lease_that_got_nothing_in_its_own_turn_ends_when_its_time_is_up
     await faults.rest()
 
     async def gives_nothing(self: object, operations: Sequence[object], *, inline: bool = False) -> Committed:
-        return Committed([LeasedItems(())] * len(operations), {}, clock.now_us())
+        return Committed([[]] * len(operations), {}, clock.now_us())
 
     faults.gate = None  # a gate may suspend a commit, and then no client makes its own
     monkeypatch.setattr(FlakyQueueStore, "commit", gives_nothing)

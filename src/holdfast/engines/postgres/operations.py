@@ -42,16 +42,12 @@ from holdfast.ports.queue_store import (
     Due,
     Ended,
     Extend,
-    Extended,
     Forget,
     Import,
-    Imported,
-    LeasedItems,
     LeaseItems,
     MoveTarget,
     Operation,
     Produce,
-    Produced,
     Release,
     Remove,
     Result,
@@ -95,10 +91,10 @@ async def _produce(batch: OperationBatch, operation: Produce, partition: Postgre
         byteas([item.payload for item in items]),
     )
 
-    def finish() -> Produced:
+    def finish() -> list[str]:
         ids = partition.ids_of([number for (number,) in batch.work.rows(answer)])
         batch.change(partition).queue(len(ids), expire_at_us=batch.now_us + operation.expire_timeout_us)
-        return Produced(ids)
+        return ids
 
     return finish
 
@@ -136,7 +132,7 @@ async def _produce_keyed(batch: OperationBatch, operation: Produce, partition: P
             ids |= {index: known[item.dedupe_key] for index, item in left if item.dedupe_key in known}
             left = [(index, item) for index, item in left if index not in ids]
         if not left:
-            return lambda: Produced([ids[index] for index in range(len(operation.items))])
+            return lambda: [ids[index] for index in range(len(operation.items))]
     raise StorageFailed("storage failed; a dedupe key is taken and freed again and again, try again")
 
 
@@ -173,7 +169,7 @@ async def _import(batch: OperationBatch, operation: Import, partition: PostgresP
                 item, partition.id_of(number), created_at_us=created_at, expire_at_us=expire_at, scheduled=waits
             )
         )
-    return lambda: Imported(stored)
+    return lambda: stored
 
 
 async def _insert_story(
@@ -257,7 +253,7 @@ async def _lease(batch: OperationBatch, operation: LeaseItems, partition: Postgr
         -NEVER_US,
     )
 
-    def finish() -> LeasedItems:
+    def finish() -> list[LeasedItem]:
         rows = batch.work.rows(answer)
         until_us = batch.now_us + operation.lease_timeout_us
         change = batch.change(partition)
@@ -267,7 +263,7 @@ async def _lease(batch: OperationBatch, operation: LeaseItems, partition: Postgr
         if len(rows) < operation.count_max:
             batch.short[partition] = batch.short.get(partition, False) or first_id > 0
         deadline, suffix = moment(until_us), partition.suffix
-        return LeasedItems([LeasedItem(f"{row[0]:014x}{suffix}", row[1], deadline, *row[2:]) for row in rows])
+        return [LeasedItem(f"{row[0]:014x}{suffix}", row[1], deadline, *row[2:]) for row in rows]
 
     return finish
 
@@ -330,7 +326,7 @@ async def _extend(batch: OperationBatch, operation: Extend, partition: PostgresP
         until_us = batch.now_us + operation.lease_timeout_us
         change = batch.change(partition)
         change.due_us = earlier(change.due_us, until_us)
-        return Extended([ExtendedItem(text, moment(until_us)) for text in operation.ids])
+        return [ExtendedItem(text, moment(until_us)) for text in operation.ids]
 
     return finish
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
-from holdfast.core.item import Item, QueueRecord, listed_item
+from holdfast.core.item import Item, LeasedItem, QueueRecord, listed_item
 from holdfast.core.moments import NEVER_US, format_duration
 from holdfast.core.requests.queue import PartitionStats
 from holdfast.engines.postgres.connection import QueueGone, bigints
@@ -26,7 +26,6 @@ from holdfast.ports.queue_store import (
     DeathRules,
     DyingItem,
     Extend,
-    LeasedItems,
     LeaseItems,
     LedgerEntry,
     Operation,
@@ -71,7 +70,7 @@ class PostgresQueueStore:
             partition.read(work.rows(answer)[0])
         storage.notify(batch.available)
         if batch.short:
-            results = await self._make_up(batch, operations, results)
+            await self._make_up(batch, operations, results)
         return Committed(results, {partition.number: partition.state() for partition in touched}, batch.now_us)
 
     def _lock_in_order(self, batch: OperationBatch, operations: Sequence[Operation]) -> None:
@@ -86,26 +85,18 @@ class PostgresQueueStore:
                 ids += batch.partition(operation.partition).in_order(texts)
             batch.work.put("lock_leases", bigints(sorted(ids)))
 
-    async def _make_up(
-        self, batch: OperationBatch, operations: Sequence[Operation], results: list[Result]
-    ) -> list[Result]:
+    async def _make_up(self, batch: OperationBatch, operations: Sequence[Operation], results: Sequence[Result]) -> None:
         """Leases found less than they asked for: look at the start too where they did not, and put counts right."""
         with suppress(StorageFailed):  # what was committed stands, and is answered
             for index, operation in enumerate(operations):
-                leased = results[index]
-                if (
-                    isinstance(operation, LeaseItems)
-                    and isinstance(leased, LeasedItems)
-                    and batch.short.get(batch.partition(operation.partition))
-                ):
-                    missing = operation.count_max - len(leased.items)
-                    again = await self.commit([replace(operation, count_max=missing)]) if missing else None
-                    if again is not None and isinstance(again.results[0], LeasedItems):
-                        results[index] = LeasedItems([*leased.items, *again.results[0].items])
+                if isinstance(operation, LeaseItems) and batch.short.get(batch.partition(operation.partition)):
+                    leased = cast(list[LeasedItem], results[index])
+                    if missing := operation.count_max - len(leased):
+                        again = await self.commit([replace(operation, count_max=missing)])
+                        leased += cast(list[LeasedItem], again.results[0])
             for partition in batch.short:
                 if partition.queued:
                     partition.queued = (await self._read("count_ready", partition.number, RECOUNT_MAX))[0][0]
-        return results
 
     def can_commit_inline(self) -> bool:
         return False

@@ -137,7 +137,7 @@ class QueueService:
         checks.ids(request.ids)
         lease_timeout_us = lease_timeout_us or queue.record.lease_timeout_us
         operation = Extend(request.partition, _unique(request.ids), lease_timeout_us)
-        return ExtendReply(list((await _settled(queue, operation, "extended")).items))
+        return ExtendReply(await _settled(queue, operation, "extended"))
 
     # --- one queue --------------------------------------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class QueueService:
                 if not 0 <= getattr(item, what) <= checks.ATTEMPTS_MAX:
                     raise Invalid(f"{what} is invalid; must be between 0 and {checks.ATTEMPTS_MAX}")
         operation = Import(request.partition, request.items, queue.record.expire_timeout_us)
-        return ItemsReply(list((await queue.operate(operation)).items))
+        return ItemsReply(await queue.operate(operation))
 
     @handles(DeleteItemsRequest)
     async def delete_items(self, request: DeleteItemsRequest) -> CodeReply:

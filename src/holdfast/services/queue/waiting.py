@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from holdfast.core.item import NewItem, QueueRecord
 from holdfast.errors import Invalid, TryAgain
-from holdfast.ports.queue_store import Complete, DeathRules, Due, Extend, LeaseItems, Operation, Produce, Produced
+from holdfast.ports.queue_store import Complete, DeathRules, Due, Extend, LeaseItems, Operation, Produce
 from holdfast.services.queue.storage_share import StorageShare
 
 LEASES_WAITING_COUNT_MAX = 1_000
@@ -194,11 +194,11 @@ class CommitBatch(Struct, eq=False):
     singles: dict[int, WaitingOperation] = {}
     better: set[int] = set()  #: partitions of idle shares that are better for somebody who waits
 
-    def answer_produces(self, index: int, produced: Produced) -> None:
+    def answer_produces(self, index: int, produced: Sequence[str]) -> None:
         """Give every producer of one operation the ids of its own items."""
         partition, position = self.operations[index].partition, 0
         for waiting in self.produces[index]:
-            ids = produced.ids[position : position + len(waiting.items)]
+            ids = produced[position : position + len(waiting.items)]
             position += len(waiting.items)
             waiting.answer((ids, partition))
 
