@@ -30,6 +30,8 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from holdfast.errors import Invalid
+from holdfast.ports.blobs import BlobContent, check_path
 from holdfast.proof import crash_point
 
 PARTIAL = (".partial",)
@@ -254,19 +256,20 @@ class UnnamedFile:
     """One blob on its way in a file without a name: it is done, or has its error; or neither, where there are no such
     files. Its name is durable when its directory is synced."""
 
-    def __init__(self, root: BlobFolder, segments: tuple[str, ...], content: bytes) -> None:
-        self.segments = segments
-        self.error: OSError | None = None
+    def __init__(self, root: BlobFolder, blob: BlobContent) -> None:
+        self.segments: tuple[str, ...] = ()
+        self.error: OSError | Invalid | None = None
         self.is_done = False
         self.folder = -1
-        self._content = content
+        self._blob = blob
         self._root = root
         self._own = -1
         self._file = -1
         self._is_going = True
 
     def write(self) -> None:
-        """Make the file and fill it."""
+        """Make the file and fill it. Raises Invalid for a path that is none."""
+        self.segments = check_path(self._blob.path)
         folder = self._root.held(self.segments[:-1])
         if folder is None:
             with self._root.directory(self.segments[:-1], create=True) as found:
@@ -275,7 +278,7 @@ class UnnamedFile:
         with self._where_possible():
             self._file = os.open(".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=folder)
         if self._is_going:
-            _write(self._file, self._content)
+            _write(self._file, self._blob.content)
 
     def sync(self) -> None:
         """Put its bytes on the disk, before its name is: whoever sees the name finds all of them."""
@@ -309,7 +312,7 @@ class UnnamedFile:
         if self.is_going:
             try:
                 step()
-            except OSError as error:
+            except (OSError, Invalid) as error:
                 self.error = error
 
     def close(self) -> None:
@@ -319,9 +322,9 @@ class UnnamedFile:
                 os.close(descriptor)
 
 
-def put_blobs(root: BlobFolder, blobs: Sequence[tuple[tuple[str, ...], bytes]]) -> list[UnnamedFile]:
+def put_blobs(root: BlobFolder, blobs: Sequence[BlobContent]) -> list[UnnamedFile]:
     """Put each under its path, durably. What goes wrong with one is its own."""
-    entries = [UnnamedFile(root, segments, content) for segments, content in blobs]
+    entries = [UnnamedFile(root, blob) for blob in blobs]
     try:
         for entry in entries:
             entry.attempt(entry.write)

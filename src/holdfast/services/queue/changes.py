@@ -72,7 +72,7 @@ def updated(
         current = related.current
         if current is None:
             raise QueueMissing(request.queue_name)
-        record = replace(current, updated_at_us=max(now_us, current.updated_at_us + 1), **_changed(request, current))
+        record = replace(current, updated_at_us=max(now_us, current.updated_at_us + 1), **_changed(request))
         checks.max_attempts(record.max_attempts)
         checks.timeouts(record.lease_timeout_us, record.expire_timeout_us)
         if request.requested_partitions is not UNSET:
@@ -85,17 +85,13 @@ def updated(
     return decide
 
 
-def _changed(request: UpdateQueueRequest, current: QueueRecord) -> dict[str, int | str]:
+def _changed(request: UpdateQueueRequest) -> dict[str, int | str]:
     changes: dict[str, int | str] = {}
-    if request.lease_timeout is not UNSET:
-        changes["lease_timeout_us"] = parse_duration(request.lease_timeout, what="lease timeout")
-    if request.expire_timeout is not UNSET:
-        changes["expire_timeout_us"] = parse_duration(request.expire_timeout, what="expire timeout")
-    if request.dead_retention is not UNSET:
-        changes["dead_retention_us"] = parse_duration(request.dead_retention, what="dead retention")
+    for name in ("lease_timeout", "expire_timeout", "dead_retention"):
+        if (text := getattr(request, name)) is not UNSET:
+            changes[f"{name}_us"] = parse_duration(text, what=name.replace("_", " "))
     for name in ("max_attempts", "dead_queue", "reference"):
-        value = getattr(request, name)
-        if value is not UNSET and value != getattr(current, name):
+        if (value := getattr(request, name)) is not UNSET:
             changes[name] = value
     return changes
 
