@@ -19,7 +19,7 @@ from holdfast.engines.postgres.connection import QueueGone, bigints
 from holdfast.engines.postgres.operations import carry_out, has_keys
 from holdfast.engines.postgres.partition import PostgresPartition
 from holdfast.engines.postgres.transaction import OperationBatch, read, transaction
-from holdfast.errors import Invalid, QueueMissing, StorageFailed
+from holdfast.errors import QueueMissing, StorageFailed
 from holdfast.ports.queue_store import (
     Committed,
     Complete,
@@ -132,11 +132,8 @@ class PostgresQueueStore:
 
     async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
         place = self._partition(partition)
-        first = place.number_of(pivot) if pivot else 0
-        if first < 0:
-            raise Invalid(f"invalid storage id; '{pivot}' is not an id of this partition")
         statement = "list_scheduled" if scheduled else "list_items"
-        rows = await self._read(statement, partition, first, count_max)
+        rows = await self._read(statement, partition, place.first_from(pivot), count_max)
         return [listed_item(place.id_of(row[0]), row[1:]) for row in rows]
 
     async def tally(self, partition: int, *, rules: DeathRules) -> PartitionStats:

@@ -553,7 +553,8 @@ class LogicalQueue:
             if old is not None:
                 # The same storage with more partitions: the share keeps its waiting requests.
                 async with self.freeze():
-                    await old.take_over(share)
+                    await old.store.close()
+                    old.partitions, old.store = share.partitions, share.store
                     await self._try_to_load(old)
             else:
                 await self._try_to_load(share)

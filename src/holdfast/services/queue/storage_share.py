@@ -114,11 +114,6 @@ class StorageShare:
             return error
         return StorageFailed(f"storage failed; {error.message}")
 
-    async def take_over(self, wider: StorageShare) -> None:
-        """The same storage with more partitions; load it then."""
-        await self.store.close()
-        self.partitions, self.store = wider.partitions, wider.store
-
     # --- deadlines --------------------------------------------------------------------------------------------
 
     def due_partitions(self, rules: Callable[[], DeathRules]) -> list[int]:
