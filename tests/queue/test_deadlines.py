@@ -161,7 +161,7 @@ class SlowStore:
 async def test_a_deadline_is_neither_late_nor_early_however_long_the_answer_took(took_s: float, ahead_us: int) -> None:
     clock = FrozenClock()
     began_us = clock.now_us()
-    abilities = StorageAbilities(shared=True, moves_in_one_commit=False, inline=False)
+    abilities = StorageAbilities(shared=True, inline=False)
     store = SlowStore(clock, took_s, ahead_us)
     share = StorageShare(storage="s", partitions=[0], store=store, abilities=abilities, clock=clock)  # type: ignore[arg-type]
     await share.load()

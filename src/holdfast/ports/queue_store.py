@@ -66,7 +66,6 @@ class StorageAbilities(Struct, frozen=True, kw_only=True):
     """What differs between storages, declared."""
 
     shared: bool  # other processes may change the same queues: poll, and expect a queue to be gone
-    moves_in_one_commit: bool  # a death whose target is in the same storage needs no second commit
     inline: bool  # a commit is so short that a lone request is served without a thread
 
 

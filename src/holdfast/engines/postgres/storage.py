@@ -39,7 +39,7 @@ _CATALOG = 0  # the ledger's queue number for rows about queues
 class PostgresStorage:
     """Queues in a database. Without a clock, the database's own decides about every deadline."""
 
-    abilities = StorageAbilities(shared=True, moves_in_one_commit=True, inline=False)
+    abilities = StorageAbilities(shared=True, inline=False)
 
     def __init__(
         self, url: str, *, name: str, clock: Clock | None = None, connections_max: int = CONNECTIONS_COUNT_MAX

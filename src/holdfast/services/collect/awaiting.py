@@ -235,7 +235,6 @@ class NewPart(Struct, frozen=True):
     """A payload that is not in the index yet."""
 
     delivery: Delivery
-    payload: Payload
     part: Part
 
 
@@ -304,25 +303,23 @@ class Payloads:
         if keys:
             known = await work.ask(work.context.store.find_parts, keys)
         digests = await digests_of([delivery.body for delivery in batch])
-        fresh: list[NewPart] = []
+        new: list[NewPart] = []
         for delivery, payload, sha256 in zip(batch, read, digests, strict=True):
             if isinstance(payload, str):
                 self._tasks.create_task(self._park(delivery, payload))
                 continue
             existing = known.get((payload.series, payload.ordinal))
-            if existing is None and not self._is_beyond(payload):
-                fresh.append(NewPart(delivery, payload, self._part(delivery, payload, sha256)))
+            series, ordinal, size_bytes = payload.series, payload.ordinal, len(delivery.body)
+            path = blob_path(work.id, series, ordinal, sha256)
+            part = Part(series=series, ordinal=ordinal, path=path, size_bytes=size_bytes, sha256=sha256)
+            if existing is None and not self._is_beyond(part):
+                new.append(NewPart(delivery, part))
                 continue
             if existing is not None:
-                emit("collect.skipped", ordinal=payload.ordinal, transaction=work.id)
-            self._tasks.create_task(self._judge(delivery, payload, existing, sha256))
-        for start in range(0, len(fresh), self._group_max):
-            self._tasks.create_task(self._store(fresh[start : start + self._group_max]))
-
-    def _part(self, delivery: Delivery, payload: Payload, sha256: str) -> Part:
-        path = blob_path(self._work.id, payload.series, payload.ordinal, sha256)
-        size_bytes = len(delivery.body)
-        return Part(series=payload.series, ordinal=payload.ordinal, path=path, size_bytes=size_bytes, sha256=sha256)
+                emit("collect.skipped", ordinal=ordinal, transaction=work.id)
+            self._tasks.create_task(self._judge(delivery, part, existing))
+        for start in range(0, len(new), self._group_max):
+            self._tasks.create_task(self._store(new[start : start + self._group_max]))
 
     async def _store(self, group: Sequence[NewPart], *, failures: int = 0) -> None:
         """Upload, index and ack; one whose upload fails for now is tried again by itself."""
@@ -341,10 +338,10 @@ class Payloads:
         work.learn(put.stand)
         won = []
         for fresh, winner in zip(stored, winners, strict=True):
-            if winner.path == fresh.part.path and not self._is_beyond(fresh.payload):
+            if winner.path == fresh.part.path and not self._is_beyond(fresh.part):
                 won.append(fresh.delivery)
             else:
-                self._tasks.create_task(self._judge(fresh.delivery, fresh.payload, winner, fresh.part.sha256))
+                self._tasks.create_task(self._judge(fresh.delivery, fresh.part, winner))
         await self._ack(won)
 
     async def _upload(self, group: Sequence[NewPart], failures: int) -> list[NewPart]:
@@ -355,7 +352,7 @@ class Payloads:
         stored = []
         for fresh, outcome in zip(group, await self._work.context.blobs.put_all(wanted), strict=True):
             if not isinstance(outcome, HoldfastError):
-                emit("collect.uploaded", ordinal=fresh.payload.ordinal, path=fresh.part.path)
+                emit("collect.uploaded", ordinal=fresh.part.ordinal, path=fresh.part.path)
                 stored.append(fresh)
             elif isinstance(outcome, FOR_NOW):
                 self._tasks.create_task(self._again(fresh, outcome, failures + 1))
@@ -381,31 +378,29 @@ class Payloads:
             self._let_go(delivery)
         self._on_change()
 
-    def _is_beyond(self, payload: Payload) -> bool:
-        count = self._work.count_of(payload.series)
-        return count is not None and payload.ordinal >= count
+    def _is_beyond(self, part: Part) -> bool:
+        count = self._work.count_of(part.series)
+        return count is not None and part.ordinal >= count
 
     async def _park(self, delivery: Delivery, reason: str) -> None:
         await self._work.park_delivery(self._consumer, delivery, reason)
         self._let_go(delivery)
 
-    async def _judge(self, delivery: Delivery, payload: Payload, existing: Part | None, sha256: str) -> None:
+    async def _judge(self, delivery: Delivery, part: Part, existing: Part | None) -> None:
         """A message whose ordinal is taken or cannot be."""
         work, store = self._work, self._work.context.store
-        if self._is_beyond(payload):
-            count = work.count_of(payload.series)
+        if self._is_beyond(part):
+            count = work.count_of(part.series)
             if existing is not None:
-                excess = existing
-                await work.ask(store.remove, [excess], fence=work.fence)
+                await work.ask(store.remove, [existing], fence=work.fence)
                 self._on_change()
-            reason = f"ordinal is beyond the count; {payload.ordinal} of series '{payload.series}', which has {count}"
+            reason = f"ordinal is beyond the count; {part.ordinal} of series '{part.series}', which has {count}"
             await self._park(delivery, reason)
-        elif existing is not None and existing.sha256 == sha256:
+        elif existing is not None and existing.sha256 == part.sha256:
             await self._ack([delivery])
         else:
-            path = blob_path(work.id, payload.series, payload.ordinal, sha256)
-            await work.ask(store.note_stray, [path], fence=work.fence)
-            reason = f"ordinal came with other bytes; {payload.ordinal} of series '{payload.series}' is stored already"
+            await work.ask(store.note_stray, [part.path], fence=work.fence)
+            reason = f"ordinal came with other bytes; {part.ordinal} of series '{part.series}' is stored already"
             await self._park(delivery, reason)
 
 

@@ -61,7 +61,6 @@ class CollectService:
         self._owner = f"{os.uname().nodename}:{os.getpid()}:{secrets.token_hex(4)}"
         self._working: dict[str, tuple[OwnedTransaction, asyncio.Task[None]]] = {}
         self._news = asyncio.Event()
-        self._stopping = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[CollectService]:
@@ -77,7 +76,6 @@ class CollectService:
         try:
             yield self
         finally:
-            self._stopping = True
             for keeper in keepers:
                 keeper.cancel()
             await asyncio.gather(*keepers, return_exceptions=True)
@@ -429,12 +427,7 @@ async def _gaps(service: CollectService, request: requests.ReadGaps) -> requests
 
 @handles(requests.ReadSeries)
 async def _read(service: CollectService, request: requests.ReadSeries) -> Stream:
-    return _bodies(service, request)
-
-
-async def _bodies(service: CollectService, request: requests.ReadSeries) -> Stream:
-    async for part in service.parts(request.id, request.series):
-        yield part.body
+    return (part.body async for part in service.parts(request.id, request.series))
 
 
 @handles(requests.AbandonResult)

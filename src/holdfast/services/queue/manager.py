@@ -15,7 +15,7 @@ from holdfast.core.item import QueueRecord
 from holdfast.core.requests.queue import LeaseReply
 from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDown, StorageFailed
 from holdfast.ports.clock import Clock
-from holdfast.ports.queue_store import Catalog, DeathRules, Ended, Forget, MoveTarget, SentBack, Storage
+from holdfast.ports.queue_store import Catalog, DeathRules, Ended, Forget, MoveTarget, Storage
 from holdfast.services.queue.logical_queue import (
     InFlight,
     ItemsSentBack,
@@ -297,7 +297,11 @@ class QueueManager:
             case Ended():
                 self._on_ended(record, event)
             case ItemsSentBack(target=target, sent_back=sent_back):
-                self._on_sent_back(record, target, sent_back)
+                emit("item.redriven", queue=record.name, source_queue=target.queue_name, count=len(sent_back.ids))
+                if sent_back.moved:
+                    self._look_again(target.queue_name)
+                else:
+                    self._movers[record.name].wake()
             case QueueChange.DYING:
                 # A commit whose answer was lost may have marked items as dying: carry them.
                 if (mover := self._movers.get(record.name)) is not None:
@@ -321,14 +325,6 @@ class QueueManager:
             self._look_again(record.dead_queue)
         for item, reason in ended.deleted:
             emit(_DELETED_EVENTS.get(reason, "item.rejected"), queue=record.name, item=item)
-
-    def _on_sent_back(self, record: QueueRecord, target: MoveTarget, sent_back: SentBack) -> None:
-        """Carry what is marked, or wake who waits where it is."""
-        emit("item.redriven", queue=record.name, source_queue=target.queue_name, count=len(sent_back.ids))
-        if sent_back.moved:
-            self._look_again(target.queue_name)
-        else:
-            self._movers[record.name].wake()
 
     # --- other servers on a shared storage --------------------------------------------------------------------
 

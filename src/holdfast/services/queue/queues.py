@@ -101,9 +101,22 @@ class Queues:
         )
         return await self._caller.call(request)
 
-    def consume(self, queue_name: str, *, batch: int = 1, extend_for_s: float = 3600.0) -> AsyncIterator[Lease]:
+    async def consume(self, queue_name: str, *, batch: int = 1, extend_for_s: float = 3600.0) -> AsyncIterator[Lease]:
         """Lease after lease, without end. Each is kept alive until it is settled, for at most `extend_for_s`."""
-        return _consume(self, queue_name, batch=batch, extend_for_s=extend_for_s)
+        every_s = await lease_s(self, queue_name) / 3
+        leases = Leaser(self, queue_name)
+        keepers: set[asyncio.Task[None]] = set()
+        try:
+            while (reply := await leases.next(batch)) is not None:
+                lease = Lease(self, queue_name, reply.partition, reply.items)
+                keeper = asyncio.create_task(_keep(lease, every_s, extend_for_s))
+                keepers.add(keeper)
+                keeper.add_done_callback(keepers.discard)
+                yield lease
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
 
     # --- one queue --------------------------------------------------------------------------------------------
 
@@ -364,23 +377,6 @@ async def lease_s(queues: Queues, queue_name: str) -> float:
     """How long a lease of a queue runs unless it is extended. Raises QueueMissing."""
     info = await queues.queues_info(queue_name)
     return parse_duration(info.lease_timeout, what="lease timeout") / SECOND_US
-
-
-async def _consume(queues: Queues, queue_name: str, *, batch: int, extend_for_s: float) -> AsyncIterator[Lease]:
-    every_s = await lease_s(queues, queue_name) / 3
-    leases = Leaser(queues, queue_name)
-    keepers: set[asyncio.Task[None]] = set()
-    try:
-        while (reply := await leases.next(batch)) is not None:
-            lease = Lease(queues, queue_name, reply.partition, reply.items)
-            keeper = asyncio.create_task(_keep(lease, every_s, extend_for_s))
-            keepers.add(keeper)
-            keeper.add_done_callback(keepers.discard)
-            yield lease
-    finally:
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
 
 
 async def _keep(lease: Lease, every_s: float, for_s: float) -> None:

@@ -155,17 +155,12 @@ class QueueService:
         return OK
 
     @handles(requests.PauseRequest)
-    async def pause(self, request: requests.PauseRequest) -> requests.CodeReply:
-        return await self._set_paused(request.queue_name, pause=True)
-
     @handles(requests.ResumeRequest)
-    async def resume(self, request: requests.ResumeRequest) -> requests.CodeReply:
-        return await self._set_paused(request.queue_name, pause=False)
-
-    async def _set_paused(self, name: str, *, pause: bool) -> requests.CodeReply:
+    async def pause(self, request: requests.PauseRequest | requests.ResumeRequest) -> requests.CodeReply:
+        name = request.queue_name
         self._queue(name)
         async with self.manager.changing() as catalog:
-            decide = changes.paused(name, pause=pause)
+            decide = changes.paused(name, pause=isinstance(request, requests.PauseRequest))
             await self.manager.put(await catalog.change(name, dead_queue="", decide=decide))
         return OK
 
@@ -241,14 +236,9 @@ class QueueService:
     # --- storage ----------------------------------------------------------------------------------------------
 
     @handles(requests.ListItemsRequest)
-    async def list_items(self, request: requests.ListItemsRequest) -> requests.ItemsReply:
-        return await self._list(request, scheduled=False)
-
     @handles(requests.ListScheduledRequest)
-    async def list_scheduled(self, request: requests.ListScheduledRequest) -> requests.ItemsReply:
-        return await self._list(request, scheduled=True)
-
-    async def _list(self, request: requests.ListItemsRequest, *, scheduled: bool) -> requests.ItemsReply:
+    async def list_items(self, request: requests.ListItemsRequest) -> requests.ItemsReply:
+        scheduled = isinstance(request, requests.ListScheduledRequest)
         queue = self._queue(request.queue_name)
         share = queue.share_of(request.partition)
         count_max = checks.list_limit(request.limit)
