@@ -14,14 +14,15 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from typing import cast
 
 import psycopg
 import uvloop
 
 from bench.rounds import ROUNDS_MIN, Target, report, run
-from holdfast.core.item import NewItem, PartitionInfo, QueueRecord
+from holdfast.core.item import LeasedItem, NewItem, PartitionInfo, QueueRecord
 from holdfast.engines.postgres.storage import PostgresStorage
-from holdfast.ports.queue_store import Complete, DeathRules, LeasedItems, LeaseItems, Produce, QueueStore
+from holdfast.ports.queue_store import Complete, DeathRules, LeaseItems, Produce, QueueStore
 from tests.support.postgres import running_cluster
 
 BATCH = 100
@@ -48,9 +49,8 @@ BARE_COMPLETE = "DELETE FROM bare WHERE id = ANY (%s)"
 async def cycle(store: QueueStore, *, joined: int = 1) -> int:
     """Three commits; returns how many items went all the way. `joined` consumers are served by the same commits."""
     await store.commit([Produce(0, ITEMS * joined, HOUR_US)])
-    leased = (await store.commit([LeaseItems(0, BATCH * joined, LEASE_US, RULES)])).results[0]
-    assert isinstance(leased, LeasedItems)
-    ids = [item.id for item in leased.items]
+    leased = cast(list[LeasedItem], (await store.commit([LeaseItems(0, BATCH * joined, LEASE_US, RULES)])).results[0])
+    ids = [item.id for item in leased]
     await store.commit([Complete(0, ids[at : at + BATCH]) for at in range(0, len(ids), BATCH)])
     return len(ids)
 

@@ -47,7 +47,6 @@ from holdfast.ports.starts import Starts
 from holdfast.services.collect.service import CollectService
 from holdfast.services.collect.transaction import CollectContext, CollectLimits
 from holdfast.services.queue.broker import QueueBroker
-from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
@@ -163,7 +162,7 @@ async def open_service(
     except BaseException:
         await manager.close()
         raise
-    service = QueueService(manager, places=places_by(affinities or dict.fromkeys(storages, 1.0)))
+    service = QueueService(manager, affinities=affinities or dict.fromkeys(storages, 1.0))
     async with manager.keep_up():
         try:
             yield service

@@ -20,7 +20,6 @@ from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.errors import HoldfastError
 from holdfast.ports.queue_store import QueueStore, Storage
-from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
@@ -168,7 +167,7 @@ class ModelInstallation:
         self._storage = FlakyStorage(self._backend.open(self.clock), self.faults)
         self.manager = QueueManager({"default": self._storage}, clock=self.clock)
         await self.manager.open()
-        self.queues = Queues(QueueService(self.manager, places=places_by({"default": 1.0})))
+        self.queues = Queues(QueueService(self.manager, affinities={"default": 1.0}))
 
     def restart(self) -> None:
         """An orderly stop, and a start."""
@@ -250,7 +249,7 @@ class ModelInstallation:
     @property
     def is_shared(self) -> bool:
         """Whether other servers could use the same storage."""
-        return self.manager.shared
+        return any(storage.abilities.shared for storage in self.manager.storages.values())
 
     def was_loaded(self, queue_name: str) -> bool:
         """Whether its store has been read at all since the start."""

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from holdfast.core.item import NewItem, RetryItem
+from holdfast.core.item import LeasedItem, NewItem, RetryItem
 from holdfast.core.moments import format_duration, microseconds, moment
 from holdfast.core.requests.queue import ImportedItem
 from holdfast.errors import BadIds, HoldfastError, Invalid, NothingToLease, TryAgain
@@ -33,7 +33,6 @@ from holdfast.ports.queue_store import (
     Extend,
     Forget,
     Import,
-    LeasedItems,
     LeaseItems,
     Produce,
     Remove,
@@ -247,7 +246,9 @@ class ServiceMachine(RuleBasedStateMachine):
     def _leased_untold(self, queue: Queue, committed: Committed) -> None:
         """Leases that took effect and of which nobody was told: they run out."""
         for result in committed.results:
-            for item in result.items if isinstance(result, LeasedItems) else ():
+            for item in result if isinstance(result, list) else ():
+                if not isinstance(item, LeasedItem):
+                    continue
                 entry = queue.entries[item.payload]
                 assert entry.place == "queued", "leased twice at once"
                 self.model.lease(queue, entry, until_us=None)

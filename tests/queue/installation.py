@@ -18,13 +18,11 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from holdfast import Client, HoldfastError, Item, Queues
-from holdfast.core.item import PartitionInfo
 from holdfast.core.requests.queue import LeaseReply, PartitionStats
 from holdfast.errors import NothingToLease
 from holdfast.faces.api.authenticator import token_hash
 from holdfast.faces.api.server import make_app
 from holdfast.ports.queue_store import LedgerEntry, Storage
-from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
 from holdfast.testing import FrozenClock
@@ -61,7 +59,7 @@ class Installation:
         await manager.open()
         self._open.push_async_callback(manager.close)
         await self._open.enter_async_context(manager.keep_up())
-        self.service = QueueService(manager, places=self._places)
+        self.service = QueueService(manager, affinities=self.affinities)
         self.queues = await self._open.enter_async_context(self._through_face())
 
     @asynccontextmanager
@@ -85,12 +83,10 @@ class Installation:
         await self.close()
         await self.open()
 
-    def _places(self, partition_count: int) -> list[PartitionInfo]:
-        return places_by(self.affinities)(partition_count)
-
     def place_on(self, *storages: str) -> None:
         """Queues created from now on live in these storages only."""
-        self.affinities = dict.fromkeys(storages, 1.0)
+        self.affinities.clear()
+        self.affinities.update(dict.fromkeys(storages, 1.0))
 
     # --- time -------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ import pytest
 from holdfast import HoldfastError, Queues
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.services.queue import logical_queue
-from holdfast.services.queue.changes import places_by
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
 from holdfast.services.queue.storage_share import StorageShare
@@ -30,7 +29,7 @@ def clock() -> FrozenClock:
 async def queues(clock: FrozenClock) -> AsyncIterator[Queues]:
     manager = QueueManager({"default": FlakyStorage(SqliteStorage(None, clock=clock))}, clock=clock)
     await manager.open()
-    queues = Queues(QueueService(manager, places=places_by({"default": 1.0})))
+    queues = Queues(QueueService(manager, affinities={"default": 1.0}))
     await queues.queues_create("orders")
     await queues.queue_produce("orders", [b"a"])
     yield queues
@@ -64,7 +63,7 @@ async def test_a_bug_in_the_loop_itself_is_500_for_everybody(
 ) -> None:
     manager = QueueManager({"default": SqliteStorage(None, clock=clock)}, clock=clock)
     await manager.open()
-    queues = Queues(QueueService(manager, places=places_by({"default": 1.0})))
+    queues = Queues(QueueService(manager, affinities={"default": 1.0}))
     await queues.queues_create("orders")
     await queues.queues_create("others")
 

@@ -11,8 +11,7 @@ import pytest
 from holdfast import NothingToLease, Queues
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.ports.clock import Timer
-from holdfast.ports.queue_store import Committed, DeathRules, LeasedItems, PartitionState, StorageAbilities
-from holdfast.services.queue.changes import places_by
+from holdfast.ports.queue_store import Committed, DeathRules, PartitionState, StorageAbilities
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
 from holdfast.services.queue.storage_share import StorageShare
@@ -73,7 +72,7 @@ def faults() -> Faults:
 async def queues(clock: CountingClock, faults: Faults) -> AsyncIterator[Queues]:
     manager = QueueManager({"default": FlakyStorage(SqliteStorage(None, clock=clock), faults)}, clock=clock)
     await manager.open()
-    queues = Queues(QueueService(manager, places=places_by({"default": 1.0})))
+    queues = Queues(QueueService(manager, affinities={"default": 1.0}))
     await queues.queues_create("orders", lease_timeout="1m")
     yield queues
     await manager.close()
@@ -124,7 +123,7 @@ async def test_a_lease_that_got_nothing_in_its_own_turn_ends_when_its_time_is_up
     await faults.rest()
 
     async def gives_nothing(self: object, operations: Sequence[object], *, inline: bool = False) -> Committed:
-        return Committed([LeasedItems(())] * len(operations), {}, clock.now_us())
+        return Committed([[]] * len(operations), {}, clock.now_us())
 
     faults.gate = None  # a gate may suspend a commit, and then no client makes its own
     monkeypatch.setattr(FlakyQueueStore, "commit", gives_nothing)
@@ -162,7 +161,7 @@ class SlowStore:
 async def test_a_deadline_is_neither_late_nor_early_however_long_the_answer_took(took_s: float, ahead_us: int) -> None:
     clock = FrozenClock()
     began_us = clock.now_us()
-    abilities = StorageAbilities(shared=True, moves_in_one_commit=False, inline=False)
+    abilities = StorageAbilities(shared=True, inline=False)
     store = SlowStore(clock, took_s, ahead_us)
     share = StorageShare(storage="s", partitions=[0], store=store, abilities=abilities, clock=clock)  # type: ignore[arg-type]
     await share.load()

@@ -62,7 +62,7 @@ def test_the_first_lease_goes_to_the_fullest_partition(sizes: list[int], un_leas
 
 @given(st.integers(0, 300), st.dictionaries(st.text(min_size=1), st.floats(0.1, 10), min_size=1, max_size=6))
 def test_partitions_are_spread_in_proportion_to_affinity(count: int, affinities: dict[str, float]) -> None:
-    places = spread(count, affinities)
+    places = [place.storage for place in spread(count, affinities)]
     assert len(places) == count
     total = sum(affinities.values())
     for name, placed in Counter(places).items():

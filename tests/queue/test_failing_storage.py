@@ -348,7 +348,7 @@ async def test_partitions_are_spread_over_the_storages(spread: Installation) -> 
 
 
 async def test_affinity_says_how_many_partitions_a_storage_gets(spread: Installation) -> None:
-    spread.affinities = {"here": 3.0, "there": 1.0}
+    spread.affinities |= {"here": 3.0, "there": 1.0}
     await spread.queues.queues_create("tilted", requested_partitions=8)
     storages = [place.storage for place in (await spread.queues.queues_info("tilted")).partitions]
     assert (storages.count("here"), storages.count("there")) == (6, 2)

@@ -21,6 +21,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from holdfast.core.moments import format_duration, microseconds, moment, moment_or_none
+from holdfast.errors import Invalid
 
 #: A schedule less than this ahead means now: clocks differ by more.
 SCHEDULE_US_MIN = 100_000
@@ -58,6 +59,13 @@ class PartitionIds:
         if text[_DIGITS:] != self.suffix or _digits(text[:_DIGITS]) is None:
             return -1
         return self.first | int(text[:_DIGITS], 16)
+
+    def first_from(self, pivot: str) -> int:
+        """The number that a listing begins with; raises Invalid for a pivot that is no id of ours."""
+        number = self.number_of(pivot) if pivot else self.first
+        if number < 0:
+            raise Invalid(f"invalid storage id; '{pivot}' is not an id of this partition")
+        return number
 
     def numbers_of(self, ids: Sequence[str]) -> list[int]:
         """The numbers of ids; -1 for each that cannot be one of ours."""

@@ -54,39 +54,33 @@ class Blobs(Protocol):
         refused: then the blob is whole or not there at all, and the same put may be repeated. An error out of
         `content`, or a cancellation, leaves it just so.
         """
-        ...
 
     async def put_all(self, blobs: Sequence[BlobContent]) -> Sequence[Blob | HoldfastError]:
         """Store several, each as `put` does and sharing what they can; for each, in order, what became of it.
 
         One that fails takes no other along. Nothing is raised but a cancellation.
         """
-        ...
 
     def get(self, path: str) -> AsyncGenerator[bytes, None]:
         """The bytes in chunks. Raises BlobMissing before the first one, StorageFailed at any.
 
         Whoever may stop early wraps it in `contextlib.aclosing`.
         """
-        ...
 
     async def stat(self, path: str) -> BlobStat | None:
         """Size of the blob, or None when there is none. Raises StorageFailed."""
-        ...
 
     async def delete(self, path: str) -> bool:
         """Remove the blob for good; false when there was none.
 
         Raises StorageFailed: then it is there or not, and the same call may be repeated.
         """
-        ...
 
     def find(self, prefix: str = "") -> AsyncIterator[BlobStat]:
         """The blobs whose path begins with the text `prefix`, ordered by path. Raises StorageFailed.
 
         Blobs that come or go meanwhile may be listed or not; the others are listed once.
         """
-        ...
 
 
 def check_path(path: str) -> tuple[str, ...]:

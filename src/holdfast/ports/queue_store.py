@@ -66,7 +66,6 @@ class StorageAbilities(Struct, frozen=True, kw_only=True):
     """What differs between storages, declared."""
 
     shared: bool  # other processes may change the same queues: poll, and expect a queue to be gone
-    moves_in_one_commit: bool  # a death whose target is in the same storage needs no second commit
     inline: bool  # a commit is so short that a lone request is served without a thread
 
 
@@ -87,18 +86,6 @@ class IdsRefused(Struct, frozen=True):
 
     missing: Sequence[str]
     unleased: Sequence[str]
-
-
-class Produced(Struct, frozen=True):
-    ids: Sequence[str]
-
-
-class LeasedItems(Struct, frozen=True):
-    items: Sequence[LeasedItem]
-
-
-class Extended(Struct, frozen=True):
-    items: Sequence[ExtendedItem]
 
 
 class Ended(Struct, frozen=True):
@@ -124,10 +111,6 @@ class Ended(Struct, frozen=True):
         )
 
 
-class Imported(Struct, frozen=True):
-    items: Sequence[Item]
-
-
 class Counted(Struct, frozen=True):
     count: int
     more: bool = False
@@ -140,7 +123,10 @@ class SentBack(Struct, frozen=True):
     moved: bool = False
 
 
-Result: TypeAlias = IdsRefused | Produced | LeasedItems | Extended | Ended | Imported | Counted | SentBack
+#: A list is what an operation made: ids of produced items, leased, extended or imported ones.
+Result: TypeAlias = (
+    IdsRefused | Ended | Counted | SentBack | list[str] | list[LeasedItem] | list[ExtendedItem] | list[Item]
+)
 R = TypeVar("R")
 
 
@@ -163,14 +149,14 @@ class IdsOperation(PartitionOperation[R], Generic[R], frozen=True):
 Operation: TypeAlias = PartitionOperation[Any]
 
 
-class Produce(PartitionOperation[Produced], frozen=True):
-    """Append items, or schedule those whose `enqueue_at` is 100 ms ahead or more."""
+class Produce(PartitionOperation[list[str]], frozen=True):
+    """Append items, or schedule those whose `enqueue_at` is 100 ms ahead or more; their ids."""
 
     items: Sequence[NewItem]
     expire_timeout_us: int
 
 
-class LeaseItems(PartitionOperation[LeasedItems], frozen=True):
+class LeaseItems(PartitionOperation[list[LeasedItem]], frozen=True):
     """Hand out up to `count_max` items in FIFO order until now + `lease_timeout_us`; attempts rise by one."""
 
     count_max: int
@@ -193,7 +179,7 @@ class RetryItems(PartitionOperation[Ended | IdsRefused], frozen=True):
     rules: DeathRules
 
 
-class Extend(IdsOperation[Extended | IdsRefused], frozen=True):
+class Extend(IdsOperation[list[ExtendedItem] | IdsRefused], frozen=True):
     """Let leases run until now + `lease_timeout_us`: all or none."""
 
     lease_timeout_us: int
@@ -207,8 +193,8 @@ class Due(PartitionOperation[Ended], frozen=True):
     rules: DeathRules
 
 
-class Import(PartitionOperation[Imported], frozen=True):
-    """Append items with their story; one whose `source_id` is there already is left out."""
+class Import(PartitionOperation[list[Item]], frozen=True):
+    """Append items with their story; one whose `source_id` is there already is left out. Those that were stored."""
 
     items: Sequence[ImportedItem]
     expire_timeout_us: int

@@ -1,4 +1,4 @@
-"""A TCP proxy that misbehaves on purpose: it cuts, half-closes, delays, goes silent and refuses.
+"""A TCP proxy that misbehaves on purpose: it cuts, goes silent and refuses.
 
 It forwards bytes between a free port on loopback and one server, holds at most one chunk per connection and
 direction, and is as faithful as a wire until it is told otherwise. Cutting is a reset (RST), not a polite
@@ -34,7 +34,6 @@ class Proxy:
         self.host = "127.0.0.1"
         self.port = 0
         self.accepted_count = 0
-        self.delay_s: dict[Way, float] = {"up": 0.0, "down": 0.0}
         self._server = (host, port)
         self._open: dict[Way, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
         self._trips: list[Trip] = []
@@ -68,11 +67,6 @@ class Proxy:
         if self._tasks:
             await asyncio.wait(self._tasks)
         return count
-
-    def half_close(self, way: Way) -> None:
-        """On every connection, end one direction: the receiver sees the end, the sender is no longer read."""
-        for link in self._links:
-            link.half_close(way)
 
     def pause(self, *ways: Way) -> None:
         """Go silent: connections stay open and take what the kernel's buffers hold; nothing is forwarded."""
@@ -132,7 +126,7 @@ class Proxy:
             server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             server.setblocking(False)
             # Known from here on, not from when its task begins: `cut` waits for every task and must have cut its link.
-            link = ProxyLink(client, server, gates=self._open, delay_s=self.delay_s, trips=self._trips)
+            link = ProxyLink(client, server, gates=self._open, trips=self._trips)
             self._links.add(link)
             task = asyncio.create_task(self._serve(link), name=f"proxy connection {self.accepted_count}")
             self._tasks.add(task)
@@ -186,7 +180,6 @@ class ProxyLink:
         server: socket.socket,
         *,
         gates: Mapping[Way, asyncio.Event],
-        delay_s: Mapping[Way, float],
         trips: Sequence[Trip],
     ) -> None:
         self._ends: dict[Way, tuple[socket.socket, socket.socket]] = {
@@ -194,18 +187,12 @@ class ProxyLink:
             "down": (server, client),
         }
         self._gates = gates
-        self._delay_s = delay_s
         self._trips = trips
-        self._half_closed: dict[Way, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
         self._cut = asyncio.Event()
 
     def cut(self) -> None:
         """Reset both ends, soon."""
         self._cut.set()
-
-    def half_close(self, way: Way) -> None:
-        """End one direction, soon."""
-        self._half_closed[way].set()
 
     async def run(self, server: tuple[str, int], *, connect_timeout_s: float) -> None:
         """Connect to the server and forward. Never raises for what the ends do to each other."""
@@ -230,17 +217,8 @@ class ProxyLink:
         raise Cut
 
     async def _direction(self, way: Way) -> None:
-        """Pump until the sender ends, or this direction is half-closed; then tell the receiver."""
-        pump = asyncio.create_task(self._pump(way))
-        half_closed = asyncio.create_task(self._half_closed[way].wait())
-        try:
-            await asyncio.wait([pump, half_closed], return_when=asyncio.FIRST_COMPLETED)
-            if pump.done():
-                pump.result()
-        finally:
-            for task in (pump, half_closed):
-                task.cancel()
-            await asyncio.wait([pump, half_closed])
+        """Pump until the sender ends; then tell the receiver."""
+        await self._pump(way)
         with contextlib.suppress(OSError):
             self._ends[way][1].shutdown(socket.SHUT_WR)
 
@@ -249,8 +227,6 @@ class ProxyLink:
         source, target = self._ends[way]
         recent = b""
         while chunk := await loop.sock_recv(source, CHUNK_BYTES):
-            if self._delay_s[way] > 0:
-                await asyncio.sleep(self._delay_s[way])
             await self._gates[way].wait()
             allowed = self._inspect(way, recent, chunk)
             if allowed is not None:

@@ -19,7 +19,7 @@ from holdfast.core.collect import Header, Part, Range, SeriesState, Transaction
 from holdfast.core.states import TransactionState
 from holdfast.errors import LeaseLost
 from holdfast.ports.database import Database, Row, Tx
-from holdfast.stores import run, statement
+from holdfast.stores import record, run, statement
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ _encode = msgspec.json.Encoder().encode
 _decode_series = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
-class LedgerLine(Struct, frozen=True, kw_only=True):
+class LedgerLine(Struct, frozen=True):
     """What was done to a transaction, when and why."""
 
     at_us: int
@@ -60,6 +60,9 @@ class CollectStore:
 
     async def _read(self, name: str, **values: Any) -> list[Row]:
         return await self._database.read(lambda tx: run(tx, name, **values))
+
+    async def _change(self, name: str, **values: Any) -> list[Row]:
+        return await self._database.write(lambda tx: run(tx, name, **values))
 
     async def _write(self, transaction: str, fence: int, work: Callable[[Tx], T]) -> T:
         """One commit of the owner. Whether it still owns is asked first and answered along with the work."""
@@ -129,9 +132,7 @@ class CollectStore:
 
     async def seize(self, transaction: str, *, owner: str, lease_us: int) -> Transaction | None:
         """Own it whoever owns it; the fence rises."""
-        rows = await self._database.write(
-            lambda tx: run(tx, "collect_seize", transaction=transaction, owner=owner, lease_us=lease_us)
-        )
+        rows = await self._change("collect_seize", transaction=transaction, owner=owner, lease_us=lease_us)
         return _transaction(rows[0]) if rows else None
 
     async def extend(self, fences: Mapping[str, int], *, lease_us: int) -> Sequence[str]:
@@ -148,7 +149,7 @@ class CollectStore:
 
     async def give_back(self, transaction: str, *, fence: int) -> None:
         """End the lease, so that another may take it at once. Nothing happens when it is not ours."""
-        await self._database.write(lambda tx: run(tx, "collect_give_back", transaction=transaction, fence=fence))
+        await self._change("collect_give_back", transaction=transaction, fence=fence)
 
     async def move(
         self, transaction: str, *, fence: int, source: TransactionState, target: TransactionState, reason: str = ""
@@ -168,12 +169,8 @@ class CollectStore:
 
     async def set_clean(self, transaction: str, *, fence: int) -> None:
         """Nothing is left to do for it. Raises LeaseLost."""
-
-        def work(tx: Tx) -> None:
-            if not run(tx, "collect_set_clean", transaction=transaction, fence=fence, nothing=b""):
-                raise _lost(transaction)
-
-        await self._database.write(work)
+        if not await self._change("collect_set_clean", transaction=transaction, fence=fence, nothing=b""):
+            raise _lost(transaction)
 
     async def idle(self, *, for_us: int, count_max: int) -> Sequence[str]:
         """Unfinished transactions without progress for so long."""
@@ -181,10 +178,7 @@ class CollectStore:
 
     async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerLine]:
         """The ledger from its beginning, `after` lines left out."""
-        return [
-            LedgerLine(at_us=row[0], transaction=row[1], action=row[2], reason=row[3], detail=row[4])
-            for row in await self._read("collect_select_ledger", after=after, count_max=count_max)
-        ]
+        return [LedgerLine(*row) for row in await self._read("collect_select_ledger", after=after, count_max=count_max)]
 
     # --- index: which ordinals are stored -----------------------------------------------------------------------
 
@@ -317,20 +311,11 @@ def _note_strays(tx: Tx, transaction: str, paths: Sequence[str]) -> None:
 
 
 def _transaction(row: Row) -> Transaction:
-    return Transaction(
-        id=row[0],
-        state=TransactionState(row[1]),
-        producer=row[2],
-        notify=row[3],
-        series=None if row[4] is None else _decode_series(row[4]),
-        reason=row[5],
-        created_at_us=row[6],
-        updated_at_us=row[7],
-        progress_at_us=row[8],
-        owner=row[9],
-        fence=row[10],
-        is_clean=bool(row[11]),
-    )
+    return record(Transaction, row, state=TransactionState, series=_read_series, is_clean=bool)
+
+
+def _read_series(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else _decode_series(text)
 
 
 def _part(row: Row) -> Part:

@@ -11,11 +11,9 @@ from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.errors import QueueMissing
 from holdfast.ports.queue_store import (
     DeathRules,
-    LeasedItems,
     LeaseItems,
     Operation,
     Produce,
-    Produced,
     QueueStore,
     RelatedQueues,
     Result,
@@ -70,14 +68,14 @@ async def one(store: QueueStore, operation: Operation, kind: type[R]) -> R:
 async def produce(store: QueueStore, *payloads: bytes, dedupe_key: str = "") -> list[str]:
     """Store items."""
     items = [NewItem(payload=payload, dedupe_key=dedupe_key) for payload in payloads]
-    return list((await one(store, Produce(0, items, HOUR), Produced)).ids)
+    return list(await one(store, Produce(0, items, HOUR), list))
 
 
 async def lease(
     store: QueueStore, count_max: int = 10, *, timeout_us: int = 30 * SECOND, rules: DeathRules = LIVES
 ) -> list[LeasedItem]:
     """Lease items."""
-    return list((await one(store, LeaseItems(0, count_max, timeout_us, rules), LeasedItems)).items)
+    return list(await one(store, LeaseItems(0, count_max, timeout_us, rules), list))
 
 
 def ids(leased: Sequence[LeasedItem]) -> list[str]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from holdfast.engines.folder.files import (
     BlobFolder,
-    BlobWrite,
     PartialFile,
+    UnnamedFile,
     in_thread,
     is_file,
     put_blobs,
@@ -76,15 +76,7 @@ class FolderBlobs:
         return Blob(path=path, size_bytes=partial.size_bytes, sha256=partial.sha256, created=created)
 
     async def put_all(self, blobs: Sequence[BlobContent]) -> Sequence[Blob | HoldfastError]:
-        checked: list[tuple[BlobContent, tuple[str, ...]]] = []
-        refused: dict[int, HoldfastError] = {}
-        for place, blob in enumerate(blobs):
-            try:
-                checked.append((blob, check_path(blob.path)))
-            except Invalid as error:
-                refused[place] = error
-        done = iter(await in_thread(self._put_all, checked))
-        return [refused[place] if place in refused else next(done) for place in range(len(blobs))]
+        return await in_thread(self._put_all, blobs)
 
     async def get(self, path: str) -> AsyncGenerator[bytes, None]:
         reader = BlobReader(self._root, check_path(path))
@@ -128,12 +120,11 @@ class FolderBlobs:
 
     # What follows blocks, and runs in a thread.
 
-    def _put_all(self, blobs: Sequence[tuple[BlobContent, tuple[str, ...]]]) -> list[Blob | HoldfastError]:
+    def _put_all(self, blobs: Sequence[BlobContent]) -> list[Blob | HoldfastError]:
         """All of them in one go: each change of threads costs as much as a small write."""
-        entries = put_blobs(self._root, [(segments, blob.content) for blob, segments in blobs])
-        return [self._outcome(blob, entry) for (blob, _), entry in zip(blobs, entries, strict=True)]
+        return [self._outcome(blob, entry) for blob, entry in zip(blobs, put_blobs(self._root, blobs), strict=True)]
 
-    def _outcome(self, blob: BlobContent, entry: BlobWrite) -> Blob | HoldfastError:
+    def _outcome(self, blob: BlobContent, entry: UnnamedFile) -> Blob | HoldfastError:
         try:
             with _translated("putting", blob.path):
                 created = self._ended(blob, entry)
@@ -141,7 +132,7 @@ class FolderBlobs:
             return error
         return Blob(path=blob.path, size_bytes=len(blob.content), sha256=blob.sha256, created=created)
 
-    def _ended(self, blob: BlobContent, entry: BlobWrite) -> bool:
+    def _ended(self, blob: BlobContent, entry: UnnamedFile) -> bool:
         """Whether this put created the blob. Raises OSError, Invalid, BlobExists."""
         if entry.is_done:
             return True

@@ -30,6 +30,8 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from holdfast.errors import Invalid
+from holdfast.ports.blobs import BlobContent, check_path
 from holdfast.proof import crash_point
 
 PARTIAL = (".partial",)
@@ -251,81 +253,54 @@ class PartialFile:
 
 
 class UnnamedFile:
-    """Open, write, sync, link or not, and `close` in any case. The name is durable when its directory is synced."""
+    """One blob on its way in a file without a name: it is done, or has its error; or neither, where there are no such
+    files. Its name is durable when its directory is synced."""
 
-    def __init__(self) -> None:
-        self._file = -1
-
-    def open(self, folder: int) -> bool:
-        """Make the file in a directory; false where that cannot be done. Raises OSError."""
-        try:
-            self._file = os.open(".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=folder)
-        except OSError as error:
-            if error.errno in CANNOT:
-                return False
-            raise
-        return True
-
-    def write(self, data: bytes) -> None:
-        """Append. Raises OSError; then the file is only good for closing."""
-        _write(self._file, data)
-
-    def sync(self) -> None:
-        """Put the bytes on the disk. Raises OSError."""
-        crash_point("blobs.after_write")
-        os.fsync(self._file)
-        crash_point("blobs.after_fsync")
-
-    def link(self, name: str, folder: int) -> bool:
-        """Give it its name; false where that cannot be done. Raises FileExistsError when the name is taken."""
-        try:
-            os.link(f"/proc/self/fd/{self._file}", name, dst_dir_fd=folder, follow_symlinks=True)
-        except OSError as error:
-            if error.errno in CANNOT:
-                return False
-            raise
-        crash_point("blobs.after_rename")
-        return True
-
-    def close(self) -> None:
-        """Without a name by now, it is gone. May be called when `open` failed."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-
-class BlobWrite:
-    """One blob on its way: it is done, or has its error; or neither, where there are no files without a name."""
-
-    def __init__(self, root: BlobFolder, segments: tuple[str, ...], content: bytes) -> None:
-        self.segments = segments
-        self.error: OSError | None = None
+    def __init__(self, root: BlobFolder, blob: BlobContent) -> None:
+        self.segments: tuple[str, ...] = ()
+        self.error: OSError | Invalid | None = None
         self.is_done = False
         self.folder = -1
-        self._content = content
+        self._blob = blob
         self._root = root
         self._own = -1
-        self._file = UnnamedFile()
+        self._file = -1
         self._is_going = True
 
     def write(self) -> None:
-        """Make the file and fill it."""
+        """Make the file and fill it. Raises Invalid for a path that is none."""
+        self.segments = check_path(self._blob.path)
         folder = self._root.held(self.segments[:-1])
         if folder is None:
             with self._root.directory(self.segments[:-1], create=True) as found:
                 folder = self._own = os.dup(found)
         self.folder = folder
-        self._is_going = self._file.open(folder)
+        with self._where_possible():
+            self._file = os.open(".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=folder)
         if self._is_going:
-            self._file.write(self._content)
+            _write(self._file, self._blob.content)
 
     def sync(self) -> None:
         """Put its bytes on the disk, before its name is: whoever sees the name finds all of them."""
-        self._file.sync()
+        crash_point("blobs.after_write")
+        os.fsync(self._file)
+        crash_point("blobs.after_fsync")
 
     def link(self) -> None:
-        """Give it its name."""
-        self._is_going = self._file.link(self.segments[-1], self.folder)
+        """Give it its name. Raises FileExistsError when that is taken."""
+        with self._where_possible():
+            os.link(f"/proc/self/fd/{self._file}", self.segments[-1], dst_dir_fd=self.folder, follow_symlinks=True)
+            crash_point("blobs.after_rename")
+
+    @contextmanager
+    def _where_possible(self) -> Iterator[None]:
+        """Where the system cannot do that, this was the last step."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in CANNOT:
+                raise
+            self._is_going = False
 
     @property
     def is_going(self) -> bool:
@@ -337,20 +312,19 @@ class BlobWrite:
         if self.is_going:
             try:
                 step()
-            except OSError as error:
+            except (OSError, Invalid) as error:
                 self.error = error
 
     def close(self) -> None:
         """Let go of everything; without a name by now, it is gone."""
-        self._file.close()
-        if self._own >= 0:
-            os.close(self._own)
-            self._own = -1
+        for descriptor in (self._file, self._own):
+            if descriptor >= 0:
+                os.close(descriptor)
 
 
-def put_blobs(root: BlobFolder, blobs: Sequence[tuple[tuple[str, ...], bytes]]) -> list[BlobWrite]:
+def put_blobs(root: BlobFolder, blobs: Sequence[BlobContent]) -> list[UnnamedFile]:
     """Put each under its path, durably. What goes wrong with one is its own."""
-    entries = [BlobWrite(root, segments, content) for segments, content in blobs]
+    entries = [UnnamedFile(root, blob) for blob in blobs]
     try:
         for entry in entries:
             entry.attempt(entry.write)
@@ -392,7 +366,7 @@ def fsync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _sync_files(written: Sequence[BlobWrite]) -> None:
+def _sync_files(written: Sequence[UnnamedFile]) -> None:
     """All at the same time: where an fsync takes long, several take hardly longer than one."""
     others = [_syncs.submit(entry.attempt, entry.sync) for entry in written[1:]]
     for entry in written[:1]:
@@ -401,8 +375,8 @@ def _sync_files(written: Sequence[BlobWrite]) -> None:
         other.result()
 
 
-def _sync_folders(root: BlobFolder, linked: Sequence[BlobWrite]) -> None:
-    by_folder: dict[tuple[str, ...], list[BlobWrite]] = {}
+def _sync_folders(root: BlobFolder, linked: Sequence[UnnamedFile]) -> None:
+    by_folder: dict[tuple[str, ...], list[UnnamedFile]] = {}
     for entry in linked:
         by_folder.setdefault(entry.segments[:-1], []).append(entry)
     for segments, entries in by_folder.items():

@@ -18,6 +18,12 @@ from urllib.parse import urlsplit
 from holdfast.errors import BlobExists, BlobMissing, CannotStart, HoldfastError, Invalid, StorageFailed
 from holdfast.ports.blobs import Blob, BlobContent, BlobStat, check_path
 
+try:
+    import obstore
+    from obstore.store import from_url
+except ImportError as error:
+    raise CannotStart("blobs cannot be used; install the package 'obstore': pip install 'holdfast[s3]'") from error
+
 #: A stream is gathered before it is put: one PUT either creates the blob or does not, a multipart upload overwrites.
 STREAM_BYTES_MAX = 512 * 2**20
 RETRIES_COUNT_MAX = 3
@@ -29,11 +35,6 @@ CONNECT_TIMEOUT = "5s"
 @asynccontextmanager
 async def open_object_blobs(url: str) -> AsyncIterator[ObjectBlobs]:
     """Open `s3://bucket/prefix`, `az://…` or `gs://…`. Raises CannotStart when it cannot be used."""
-    try:
-        import obstore
-        from obstore.store import from_url
-    except ImportError as error:
-        raise CannotStart("blobs cannot be used; install the package 'obstore': pip install 'holdfast[s3]'") from error
     place = f"{urlsplit(url).scheme}://{urlsplit(url).hostname or ''}{urlsplit(url).path}"
     try:
         store = from_url(
@@ -59,8 +60,6 @@ class ObjectBlobs:
         self._place = place
 
     async def put(self, path: str, content: bytes | AsyncIterable[bytes], *, sha256: str | None = None) -> Blob:
-        import obstore
-
         check_path(path)
         body = content if isinstance(content, bytes) else await _gathered(path, content)
         sha256 = sha256 or hashlib.sha256(body).hexdigest()
@@ -84,8 +83,6 @@ class ObjectBlobs:
         return await asyncio.gather(*map(one, blobs))
 
     async def get(self, path: str) -> AsyncGenerator[bytes, None]:
-        import obstore
-
         check_path(path)
         try:
             with self._translated("reading", path):
@@ -102,8 +99,6 @@ class ObjectBlobs:
             yield bytes(chunk)
 
     async def stat(self, path: str) -> BlobStat | None:
-        import obstore
-
         check_path(path)
         try:
             with self._translated("looking at", path):
@@ -113,8 +108,6 @@ class ObjectBlobs:
         return BlobStat(path=path, size_bytes=known["size"])
 
     async def delete(self, path: str) -> bool:
-        import obstore
-
         if await self.stat(path) is None:
             return False
         try:
@@ -125,8 +118,6 @@ class ObjectBlobs:
         return True
 
     async def find(self, prefix: str = "") -> AsyncIterator[BlobStat]:
-        import obstore
-
         folder = prefix.rpartition("/")[0]
         with self._translated("listing", prefix):
             pages = obstore.list(self._store, folder or None).__aiter__()
@@ -148,8 +139,6 @@ class ObjectBlobs:
 
     @contextmanager
     def _translated(self, doing: str, path: str) -> Iterator[None]:
-        import obstore
-
         try:
             yield
         except FileNotFoundError:

@@ -42,16 +42,12 @@ from holdfast.ports.queue_store import (
     Due,
     Ended,
     Extend,
-    Extended,
     Forget,
     Import,
-    Imported,
-    LeasedItems,
     LeaseItems,
     MoveTarget,
     Operation,
     Produce,
-    Produced,
     Release,
     Remove,
     Result,
@@ -95,10 +91,10 @@ async def _produce(batch: OperationBatch, operation: Produce, partition: Postgre
         byteas([item.payload for item in items]),
     )
 
-    def finish() -> Produced:
+    def finish() -> list[str]:
         ids = partition.ids_of([number for (number,) in batch.work.rows(answer)])
         batch.change(partition).queue(len(ids), expire_at_us=batch.now_us + operation.expire_timeout_us)
-        return Produced(ids)
+        return ids
 
     return finish
 
@@ -109,7 +105,18 @@ async def _produce_keyed(batch: OperationBatch, operation: Produce, partition: P
     left = list(enumerate(operation.items))
     for _ in range(KEY_TRIES_COUNT_MAX):
         items = [item for _, item in left]
-        for position, number, waits in await _insert_keyed(batch, partition, items, operation.expire_timeout_us):
+        # Those that no key kept out: position, from 1, id, and whether it waits for its moment.
+        for position, number, waits in await batch.ask(
+            "produce_keyed_items",
+            partition,
+            batch.work.now_us,
+            operation.expire_timeout_us,
+            *_labels(items),
+            texts_or_null([item.dedupe_key for item in items]),
+            bigints([_us(item.enqueue_at) for item in items]),
+            byteas([item.payload for item in items]),
+            SCHEDULE_US_MIN,
+        ):
             index, item = left[position - 1]
             ids[index] = partition.id_of(number)
             if waits:
@@ -125,25 +132,8 @@ async def _produce_keyed(batch: OperationBatch, operation: Produce, partition: P
             ids |= {index: known[item.dedupe_key] for index, item in left if item.dedupe_key in known}
             left = [(index, item) for index, item in left if index not in ids]
         if not left:
-            return lambda: Produced([ids[index] for index in range(len(operation.items))])
+            return lambda: [ids[index] for index in range(len(operation.items))]
     raise StorageFailed("storage failed; a dedupe key is taken and freed again and again, try again")
-
-
-async def _insert_keyed(
-    batch: OperationBatch, partition: PostgresPartition, items: Sequence[NewItem], expire_timeout_us: int
-) -> Rows:
-    """Those that no key kept out: position, from 1, id, and whether it waits for its moment."""
-    return await batch.ask(
-        "produce_keyed_items",
-        partition,
-        batch.work.now_us,
-        expire_timeout_us,
-        *_labels(items),
-        texts_or_null([item.dedupe_key for item in items]),
-        bigints([_us(item.enqueue_at) for item in items]),
-        byteas([item.payload for item in items]),
-        SCHEDULE_US_MIN,
-    )
 
 
 def _labels(items: Sequence[NewItem] | Sequence[ImportedItem]) -> list[bytes]:
@@ -179,7 +169,7 @@ async def _import(batch: OperationBatch, operation: Import, partition: PostgresP
                 item, partition.id_of(number), created_at_us=created_at, expire_at_us=expire_at, scheduled=waits
             )
         )
-    return lambda: Imported(stored)
+    return lambda: stored
 
 
 async def _insert_story(
@@ -263,7 +253,7 @@ async def _lease(batch: OperationBatch, operation: LeaseItems, partition: Postgr
         -NEVER_US,
     )
 
-    def finish() -> LeasedItems:
+    def finish() -> list[LeasedItem]:
         rows = batch.work.rows(answer)
         until_us = batch.now_us + operation.lease_timeout_us
         change = batch.change(partition)
@@ -273,7 +263,7 @@ async def _lease(batch: OperationBatch, operation: LeaseItems, partition: Postgr
         if len(rows) < operation.count_max:
             batch.short[partition] = batch.short.get(partition, False) or first_id > 0
         deadline, suffix = moment(until_us), partition.suffix
-        return LeasedItems([LeasedItem(f"{row[0]:014x}{suffix}", row[1], deadline, *row[2:]) for row in rows])
+        return [LeasedItem(f"{row[0]:014x}{suffix}", row[1], deadline, *row[2:]) for row in rows]
 
     return finish
 
@@ -336,7 +326,7 @@ async def _extend(batch: OperationBatch, operation: Extend, partition: PostgresP
         until_us = batch.now_us + operation.lease_timeout_us
         change = batch.change(partition)
         change.due_us = earlier(change.due_us, until_us)
-        return Extended([ExtendedItem(text, moment(until_us)) for text in operation.ids])
+        return [ExtendedItem(text, moment(until_us)) for text in operation.ids]
 
     return finish
 
@@ -450,7 +440,7 @@ async def _die(
         batch.note("deleted", ids, reason)
         return Ended(deleted=[(item_id, reason) for item_id in ids])
     batch.note("dead_lettered", ids, reason, detail=target.queue_name)
-    if target.storage == batch.storage and await _is_there(batch, target):
+    if await _is_there(batch, target):
         story = (batch.queue_name, reason, bigints(numbers), texts(ids), bigints([state[3] for state in states]))
         _move(batch, states, "move_to_dead_queue", target, *story).death_us = batch.now_us
         return Ended(moved=len(ids))
@@ -485,7 +475,7 @@ async def _send_back(batch: OperationBatch, operation: SendBack, partition: Post
         return lambda: SentBack(ids)
     batch.change(partition).queued -= len(states)
     batch.note("redriven", ids, "", detail=target.queue_name)
-    if target.storage == batch.storage and await _is_there(batch, target):
+    if await _is_there(batch, target):
         _move(batch, states, "move_to_source_queue", target, bigints([state[0] for state in states]), texts(ids))
         return lambda: SentBack(ids, moved=True)
     _mark(batch, partition, states, "", target)
@@ -493,7 +483,10 @@ async def _send_back(batch: OperationBatch, operation: SendBack, partition: Post
 
 
 async def _is_there(batch: OperationBatch, target: MoveTarget) -> bool:
-    known = batch.work.targets
+    """Whether the target is in this database, and not gone."""
+    if target.storage != batch.storage.name:
+        return False
+    known = batch.targets
     if target.generation not in known:
         known[target.generation] = bool(await batch.work.ask("hold_target", target.generation))
     return known[target.generation]
@@ -507,9 +500,9 @@ def _move(
     batch.work.put(statement, *place, *values)
     # What was there already under this source id has arrived: only the old row is left of it.
     batch.work.put("delete_items", bigints([state[0] for state in states]))
-    change = batch.work.change(target.generation, target.partition)
+    change = batch.change(batch.storage.partition(target.generation, target.partition))
     change.queue(len(states), expire_at_us=batch.now_us + target.expire_timeout_us)
-    batch.work.available.add(target.queue_name)
+    batch.available.add(target.queue_name)
     return change
 
 

@@ -8,25 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
-from holdfast.core.item import Item, QueueRecord, listed_item
+from holdfast.core.item import Item, LeasedItem, QueueRecord, listed_item
 from holdfast.core.moments import NEVER_US, format_duration
 from holdfast.core.requests.queue import PartitionStats
 from holdfast.engines.postgres.connection import QueueGone, bigints
 from holdfast.engines.postgres.operations import carry_out, has_keys
 from holdfast.engines.postgres.partition import PostgresPartition
 from holdfast.engines.postgres.transaction import OperationBatch, read, transaction
-from holdfast.errors import Invalid, QueueMissing, StorageFailed
+from holdfast.errors import QueueMissing, StorageFailed
 from holdfast.ports.queue_store import (
     Committed,
     Complete,
     DeathRules,
     DyingItem,
     Extend,
-    LeasedItems,
     LeaseItems,
     LedgerEntry,
     Operation,
@@ -57,13 +56,7 @@ class PostgresQueueStore:
         storage = self._storage
         try:
             async with transaction(storage.pool, now_us=storage.given_now_us()) as work:
-                batch = OperationBatch(
-                    work,
-                    storage=storage.name,
-                    queue_name=self._record.name,
-                    generation=self._record.generation,
-                    find_partition=storage.partition,
-                )
+                batch = OperationBatch(work, storage, self._record)
                 self._lock_in_order(batch, operations)
                 finishes = [await carry_out(batch, operation) for operation in operations]
                 touched = [batch.partition(number) for number in {operation.partition for operation in operations}]
@@ -71,13 +64,13 @@ class PostgresQueueStore:
         except QueueGone as error:
             raise QueueMissing(self._record.name) from error
         results = [finish() for finish in finishes]
-        for key, change in work.changes.items():
-            storage.partition(*key).apply(change)
+        for partition, change in batch.changes.items():
+            partition.apply(change)
         for partition, answer in zip(touched, moments, strict=False):
             partition.read(work.rows(answer)[0])
-        storage.notify(work.available)
+        storage.notify(batch.available)
         if batch.short:
-            results = await self._make_up(batch, operations, results)
+            await self._make_up(batch, operations, results)
         return Committed(results, {partition.number: partition.state() for partition in touched}, batch.now_us)
 
     def _lock_in_order(self, batch: OperationBatch, operations: Sequence[Operation]) -> None:
@@ -92,26 +85,18 @@ class PostgresQueueStore:
                 ids += batch.partition(operation.partition).in_order(texts)
             batch.work.put("lock_leases", bigints(sorted(ids)))
 
-    async def _make_up(
-        self, batch: OperationBatch, operations: Sequence[Operation], results: list[Result]
-    ) -> list[Result]:
+    async def _make_up(self, batch: OperationBatch, operations: Sequence[Operation], results: Sequence[Result]) -> None:
         """Leases found less than they asked for: look at the start too where they did not, and put counts right."""
         with suppress(StorageFailed):  # what was committed stands, and is answered
             for index, operation in enumerate(operations):
-                leased = results[index]
-                if (
-                    isinstance(operation, LeaseItems)
-                    and isinstance(leased, LeasedItems)
-                    and batch.short.get(batch.partition(operation.partition))
-                ):
-                    missing = operation.count_max - len(leased.items)
-                    again = await self.commit([replace(operation, count_max=missing)]) if missing else None
-                    if again is not None and isinstance(again.results[0], LeasedItems):
-                        results[index] = LeasedItems([*leased.items, *again.results[0].items])
+                if isinstance(operation, LeaseItems) and batch.short.get(batch.partition(operation.partition)):
+                    leased = cast(list[LeasedItem], results[index])
+                    if missing := operation.count_max - len(leased):
+                        again = await self.commit([replace(operation, count_max=missing)])
+                        leased += cast(list[LeasedItem], again.results[0])
             for partition in batch.short:
                 if partition.queued:
                     partition.queued = (await self._read("count_ready", partition.number, RECOUNT_MAX))[0][0]
-        return results
 
     def can_commit_inline(self) -> bool:
         return False
@@ -147,11 +132,8 @@ class PostgresQueueStore:
 
     async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
         place = self._partition(partition)
-        first = place.number_of(pivot) if pivot else 0
-        if first < 0:
-            raise Invalid(f"invalid storage id; '{pivot}' is not an id of this partition")
         statement = "list_scheduled" if scheduled else "list_items"
-        rows = await self._read(statement, partition, first, count_max)
+        rows = await self._read(statement, partition, place.first_from(pivot), count_max)
         return [listed_item(place.id_of(row[0]), row[1:]) for row in rows]
 
     async def tally(self, partition: int, *, rules: DeathRules) -> PartitionStats:

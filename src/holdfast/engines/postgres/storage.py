@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -38,7 +39,7 @@ _CATALOG = 0  # the ledger's queue number for rows about queues
 class PostgresStorage:
     """Queues in a database. Without a clock, the database's own decides about every deadline."""
 
-    abilities = StorageAbilities(shared=True, moves_in_one_commit=True, inline=False)
+    abilities = StorageAbilities(shared=True, inline=False)
 
     def __init__(
         self, url: str, *, name: str, clock: Clock | None = None, connections_max: int = CONNECTIONS_COUNT_MAX
@@ -89,14 +90,29 @@ class PostgresStorage:
     async def watch(self, hint: Callable[[str], None]) -> None:
         for (generation,) in await read(self.pool, "select_dropped"):
             await self._drop(generation)  # a server ended between deleting a queue and removing its items
-        await listen(
-            self._url,
-            self.pool,
-            place=self._place,
-            sender=self._notifier.sender,
-            hint=hint,
-            now_us=self.given_now_us,
-        )
+        try:
+            connection = await connect(self._url)
+            try:
+                await connection.execute("LISTEN holdfast")
+                await self._listen(connection, hint)
+            finally:
+                await connection.close()
+        except (psycopg.Error, OSError) as error:
+            raise failed(error, self._place) from error
+
+    async def _listen(self, connection: psycopg.AsyncConnection[tuple[Any, ...]], hint: Callable[[str], None]) -> None:
+        """Hand on what others tell, and queues with deadlines that have passed. Ends only by an error."""
+        clock = asyncio.get_running_loop().time
+        polled_s = 0.0
+        while True:
+            async for notice in connection.notifies(timeout=POLL_S, stop_after=1):
+                author, _, name = notice.payload.partition(" ")
+                if author != self._notifier.sender:
+                    hint(name)
+            if clock() - polled_s >= POLL_S:
+                polled_s = clock()
+                for (name,) in await read(self.pool, "select_overdue", self.given_now_us()):
+                    hint(name)
 
     # --- called by stores and catalog ------------------------------------------------------------------------
 
@@ -218,32 +234,3 @@ class ChangeNotifier:
             await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT_S)
             self._task.cancel()
             await asyncio.wait([self._task])
-
-
-async def listen(
-    url: str, pool: Pool, *, place: str, sender: str, hint: Callable[[str], None], now_us: Callable[[], int | None]
-) -> None:
-    """Call `hint` for what others tell, and for queues with deadlines that have passed. Ends only by an error."""
-    try:
-        connection = await connect(url)
-        try:
-            await connection.execute("LISTEN holdfast")
-            clock = asyncio.get_running_loop().time
-            polled_s = 0.0
-            while True:
-                async for notice in connection.notifies(timeout=POLL_S, stop_after=1):
-                    author, _, name = notice.payload.partition(" ")
-                    if author != sender:
-                        hint(name)
-                if clock() - polled_s >= POLL_S:
-                    polled_s = clock()
-                    await _hint_overdue(pool, hint, now_us())
-        finally:
-            await connection.close()
-    except (psycopg.Error, OSError) as error:
-        raise failed(error, place) from error
-
-
-async def _hint_overdue(pool: Pool, hint: Callable[[str], None], now_us: int | None) -> None:
-    for (name,) in await read(pool, "select_overdue", now_us):
-        hint(name)

@@ -1,22 +1,26 @@
 """One transaction: statements are queued, sent in as few round trips as their answers allow, and committed.
 
-What a transaction changes in the counts of partitions is collected beside it and takes effect after the commit. An
-`OperationBatch` is one commit of one queue: what every operation needs to know and to hand on.
+An `OperationBatch` is one commit of one queue: what every operation needs to know and to hand on. What it changes in
+the counts of partitions is collected beside it and takes effect after the commit.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from psycopg.pq.abc import PGresult
 
+from holdfast.core.item import QueueRecord
 from holdfast.engines.postgres.connection import PipelineConnection, Pool, QueueGone, Rows, Value, texts
 from holdfast.engines.postgres.partition import CountChange, PostgresPartition
 from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.ports.queue_store import IdsRefused, Result
 from holdfast.proof import crash_point
+
+if TYPE_CHECKING:
+    from holdfast.engines.postgres.storage import PostgresStorage
 
 #: Called after the commit: an operation's result, from the answers to its statements.
 Finish: TypeAlias = Callable[[], Result]
@@ -32,14 +36,7 @@ class PipelineTransaction:
         self._results: list[PGresult] = []
         self._queued = 0
         self.now_us = now_us
-        self.changes: dict[tuple[int, int], CountChange] = {}
-        self.available: set[str] = set()  # queues in which it makes items available
-        self.targets: dict[int, bool] = {}  # dead queues that were looked for: whether they are there
         self.put("begin")
-
-    def change(self, generation: int, partition: int) -> CountChange:
-        """What it changes in a partition."""
-        return self.changes.setdefault((generation, partition), CountChange())
 
     def put(self, statement: str, *values: Value) -> int:
         """Queue a statement; `rows` gives its answer after the next flush or the commit."""
@@ -105,20 +102,14 @@ async def read(pool: Pool, statement: str, *values: Value) -> Rows:
 class OperationBatch:
     """One commit of one queue."""
 
-    def __init__(
-        self,
-        work: PipelineTransaction,
-        *,
-        storage: str,
-        queue_name: str,
-        generation: int,
-        find_partition: Callable[[int, int], PostgresPartition],
-    ) -> None:
+    def __init__(self, work: PipelineTransaction, storage: PostgresStorage, record: QueueRecord) -> None:
         self.work = work
         self.storage = storage
-        self.queue_name = queue_name
-        self.generation = generation
-        self._find_partition = find_partition
+        self.queue_name = record.name
+        self.generation = generation = record.generation
+        self.changes: dict[PostgresPartition, CountChange] = {}
+        self.available: set[str] = set()  # queues in which it makes items available
+        self.targets: dict[int, bool] = {}  # dead queues that were looked for: whether they are there
         self.looked = False  # deadlines were looked at: read the next ones
         #: Partitions in which a lease found less than it asked for: whether it began behind the start.
         self.short: dict[PostgresPartition, bool] = {}
@@ -134,11 +125,11 @@ class OperationBatch:
 
     def partition(self, number: int) -> PostgresPartition:
         """A partition of this queue."""
-        return self._find_partition(self.generation, number)
+        return self.storage.partition(self.generation, number)
 
     def change(self, partition: PostgresPartition) -> CountChange:
-        """What the batch changes in a partition of this queue."""
-        return self.work.change(self.generation, partition.number)
+        """What the batch changes in a partition, of this queue or of another."""
+        return self.changes.setdefault(partition, CountChange())
 
     def put(self, statement: str, partition: PostgresPartition, *values: Value) -> int:
         """Queue a statement about a partition of this queue."""
@@ -159,7 +150,7 @@ class OperationBatch:
 
     def made_available(self) -> None:
         """Items of this queue can be leased now: other servers shall hear of it."""
-        self.work.available.add(self.queue_name)
+        self.available.add(self.queue_name)
 
 
 def refusal(

@@ -45,17 +45,13 @@ from holdfast.ports.queue_store import (
     DyingItem,
     Ended,
     Extend,
-    Extended,
     Forget,
     IdsRefused,
     Import,
-    Imported,
-    LeasedItems,
     LeaseItems,
     MoveTarget,
     Operation,
     Produce,
-    Produced,
     Release,
     Remove,
     Result,
@@ -107,12 +103,12 @@ class Operations:
 
     # --- produce, import, arrive ------------------------------------------------------------------------------
 
-    def _produce(self, operation: Produce, partition: SqlitePartition) -> Produced:
+    def _produce(self, operation: Produce, partition: SqlitePartition) -> list[str]:
         expire_at = self._now_us + operation.expire_timeout_us
         ids: list[str] = []
         plain: list[NewItem] = []
         if not any([item.dedupe_key or item.enqueue_at for item in operation.items]):  # noqa: C419 - a list is quicker
-            return Produced(self._append(partition, operation.items, expire_at))
+            return self._append(partition, operation.items, expire_at)
         for item in operation.items:
             if not item.dedupe_key and item.enqueue_at is None:
                 plain.append(item)
@@ -121,7 +117,7 @@ class Operations:
             ids += self._append(partition, plain, expire_at)
             plain = []
             ids.append(self._produce_one(item, partition, expire_at))
-        return Produced(ids + self._append(partition, plain, expire_at))
+        return ids + self._append(partition, plain, expire_at)
 
     def _append(self, partition: SqlitePartition, items: Sequence[NewItem], expire_at: int) -> list[str]:
         if not items:
@@ -176,15 +172,13 @@ class Operations:
             self._moments.expiry_us = min(self._moments.expiry_us, state[1])
             partition.queued += 1
 
-    def _import(self, operation: Import, partition: SqlitePartition) -> Imported:
+    def _import(self, operation: Import, partition: SqlitePartition) -> list[Item]:
         # One by one: an item of this request may be the one that a later item repeats.
-        return Imported(
-            [
-                self._import_one(item, partition, operation.expire_timeout_us)
-                for item in operation.items
-                if self._known(item.dedupe_key) is None and not self._is_source_here(item.source_id)
-            ]
-        )
+        return [
+            self._import_one(item, partition, operation.expire_timeout_us)
+            for item in operation.items
+            if self._known(item.dedupe_key) is None and not self._is_source_here(item.source_id)
+        ]
 
     def _is_source_here(self, source_id: str) -> bool:
         return bool(source_id) and self._db.execute(SQL["find_source_id"], (source_id,)).fetchone() is not None
@@ -233,7 +227,7 @@ class Operations:
 
     # --- lease and settle -------------------------------------------------------------------------------------
 
-    def _lease(self, operation: LeaseItems, partition: SqlitePartition) -> LeasedItems:
+    def _lease(self, operation: LeaseItems, partition: SqlitePartition) -> list[LeasedItem]:
         rules = operation.rules
         now_us, until_us = self._now_us, self._now_us + operation.lease_timeout_us
         floor = -1 if rules.immortal else now_us
@@ -241,7 +235,7 @@ class Operations:
         span = (partition.first, partition.last, floor, ceiling, operation.count_max)
         rows: list[Any] = self._db.execute(SQL["select_ready"], span).fetchall()
         if not rows:
-            return LeasedItems(())
+            return []
         first, last = rows[0][0], rows[-1][0]
         self._db.execute(SQL["lease_ready"], (first, last, floor, ceiling, now_us, until_us))
         self._db.execute(SQL["delete_leased_from_ready"], (first, last, floor, ceiling))
@@ -249,14 +243,10 @@ class Operations:
         partition.queued -= len(rows)
         partition.leased += len(rows)
         deadline, suffix = moment(until_us), partition.suffix
-        return LeasedItems(
-            [
-                LeasedItem(
-                    f"{row_id & SEQUENCE_MAX:014x}{suffix}", attempts, deadline, payload, encoding, kind, reference
-                )
-                for row_id, attempts, payload, encoding, kind, reference in rows
-            ]
-        )
+        return [
+            LeasedItem(f"{row_id & SEQUENCE_MAX:014x}{suffix}", attempts, deadline, payload, encoding, kind, reference)
+            for row_id, attempts, payload, encoding, kind, reference in rows
+        ]
 
     def _release(self, operation: Release, partition: SqlitePartition) -> Counted:
         rows = [row for row in map(partition.number_of, operation.ids) if self._lease_of(row) is not None]
@@ -311,7 +301,7 @@ class Operations:
         until_us = self._now_us + operation.lease_timeout_us
         self._db.executemany(SQL["extend_lease"], [(row, until_us) for row in rows])
         self._moments.due_us = min(self._moments.due_us, until_us)
-        return Extended([ExtendedItem(text, moment(until_us)) for text in operation.ids])
+        return [ExtendedItem(text, moment(until_us)) for text in operation.ids]
 
     def _retry(self, operation: RetryItems, partition: SqlitePartition) -> Result:
         rules = operation.rules

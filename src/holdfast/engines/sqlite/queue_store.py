@@ -28,7 +28,7 @@ from holdfast.engines.sqlite.connection import (
 )
 from holdfast.engines.sqlite.operations import Operations
 from holdfast.engines.sqlite.partition import Moments, SqlitePartition, read_partitions
-from holdfast.errors import Invalid, StorageFailed
+from holdfast.errors import StorageFailed
 from holdfast.ports.queue_store import Committed, DeathRules, DyingItem, LedgerEntry, Operation
 from holdfast.proof import crash_point
 
@@ -186,9 +186,7 @@ class SqliteQueueStore:
 
     async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
         place = self._place(partition)
-        first = place.number_of(pivot) if pivot else place.first
-        if first < 0:
-            raise Invalid(f"invalid storage id; '{pivot}' is not an id of this partition")
+        first = place.first_from(pivot)
         statement = "list_scheduled" if scheduled else "list_items"
         rows = await self._read(lambda db: fetch_all(db, statement, (first, place.last, count_max)))
         return [listed_item(place.id_of(row[0]), row[1:]) for row in rows]

@@ -228,7 +228,7 @@ def _related(db: apsw.Connection, name: str, dead_queue: str) -> RelatedQueues:
 class SqliteStorage:
     """Queues in a folder that belongs to this process alone; in memory without one."""
 
-    abilities = StorageAbilities(shared=False, moves_in_one_commit=False, inline=True)
+    abilities = StorageAbilities(shared=False, inline=True)
 
     def __init__(self, folder: Path | None, *, clock: Clock, open_files_max: int = OPEN_FILES_COUNT_MAX) -> None:
         self.clock = clock

@@ -16,16 +16,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
 
 from holdfast.core.collect import (
-    DEAD_QUEUE,
-    Header,
     Part,
     Payload,
-    SeriesState,
     blob_path,
     digest,
     header_contradiction,
@@ -58,39 +56,30 @@ FIRST_COUNT_MAX = 4
 GROUPS_COUNT = 4
 
 
-class Headers:
-    """Takes the header messages of a transaction until it is stopped."""
+async def take_headers(work: OwnedTransaction, consumer: Consumer, *, on_change: Callable[[], None]) -> None:
+    """Take the header messages of a transaction until the consumer is stopped."""
+    while batch := await consumer.take(BATCH_COUNT_MAX):
+        for delivery in batch:
+            if wrong := await keep_header(work, consumer, delivery):
+                await work.park_delivery(consumer, delivery, wrong)
+            else:
+                on_change()
 
-    def __init__(self, work: OwnedTransaction, consumer: Consumer, *, on_change: Callable[[], None]) -> None:
-        self._work = work
-        self._consumer = consumer
-        self._on_change = on_change
 
-    async def run(self) -> None:
-        """Work until the consumer is stopped."""
-        while batch := await self._consumer.take(BATCH_COUNT_MAX):
-            for delivery in batch:
-                await self._one(delivery)
-
-    async def _one(self, delivery: Delivery) -> None:
-        work = self._work
-        header = read_header(self._consumer.message(delivery), work.id)
-        if isinstance(header, str):
-            await work.park_delivery(self._consumer, delivery, header)
-            return
-        stand = await work.ask(work.context.store.stand)
-        if wrong := header_contradiction(header, work.transaction.series, stand):
-            await work.park_delivery(self._consumer, delivery, wrong)
-            return
-        crash_point("collect.before_header")
-        work.learn(await work.retrier.until_done(lambda: self._put(header)))
-        crash_point("collect.after_header")
-        await park_excess(work, header.series, header.count)
-        await ack(work, self._consumer, delivery)
-        self._on_change()
-
-    async def _put(self, header: Header) -> Mapping[str, SeriesState]:
-        return await self._work.context.store.put_header(self._work.id, header, fence=self._work.fence)
+async def keep_header(work: OwnedTransaction, consumer: Consumer, delivery: Delivery) -> str:
+    """Keep what a header says, then ack it; why it cannot be true, or the empty text."""
+    store = work.context.store
+    header = read_header(consumer.message(delivery), work.id)
+    if isinstance(header, str):
+        return header
+    if wrong := header_contradiction(header, work.transaction.series, await work.ask(store.stand)):
+        return wrong
+    crash_point("collect.before_header")
+    work.learn(await work.ask(store.put_header, header, fence=work.fence))
+    crash_point("collect.after_header")
+    await park_excess(work, header.series, header.count)
+    await ack(work, consumer, delivery)
+    return ""
 
 
 async def park_excess(work: OwnedTransaction, series: str, first: int, *, reason: str = "") -> None:
@@ -109,14 +98,14 @@ async def park_excess(work: OwnedTransaction, series: str, first: int, *, reason
 
 async def park_part(work: OwnedTransaction, part: Part, reason: str) -> None:
     """Send a stored part to the dead queue as the message that it was."""
-    body = await work.retrier.until_done(lambda: read_part(work.context.blobs, part))
+    body = await work.until_done(lambda: read_part(work.context.blobs, part))
     attributes = {
         "transaction-id": work.id,
         "series": part.series,
         "ordinal": part.ordinal,
         "source-queue": work.payload_queue,
     }
-    await work.retrier.until_done(lambda: work.park(body, attributes=attributes, reason=reason))
+    await work.park(body, attributes=attributes, reason=reason)
 
 
 async def await_results(work: OwnedTransaction) -> None:
@@ -133,11 +122,10 @@ async def await_results(work: OwnedTransaction) -> None:
         payloads_in = await stack.enter_async_context(
             context.broker.consumer(work.subscription(work.payload_queue, count_max=held_max(work)))
         )
-        headers = Headers(work, headers_in, on_change=changed.set)
         payloads = Payloads(work, payloads_in, on_change=changed.set)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(headers.run())
+                tasks.create_task(take_headers(work, headers_in, on_change=changed.set))
                 tasks.create_task(payloads.run())
                 watch = tasks.create_task(watch_gaps(work))
                 while True:
@@ -212,7 +200,7 @@ async def park_header(work: OwnedTransaction, series: str, count: int) -> None:
         "source-queue": work.header_queue,
     }
     reason = f"series is outside the known set; '{series}'"
-    await work.retrier.until_done(lambda: work.park(b"", attributes=attributes, reason=reason))
+    await work.park(b"", attributes=attributes, reason=reason)
     await work.ask(work.context.store.remove_header, series, fence=work.fence)
 
 
@@ -231,22 +219,13 @@ async def request_missing(work: OwnedTransaction) -> int:
     context = work.context
     missing = {
         gap.series: gap.missing
-        for gap in await work.retrier.until_done(lambda: gaps_of(context.store, work.transaction))
+        for gap in await work.until_done(lambda: gaps_of(context.store, work.transaction))
         if gap.missing or gap.is_open
     }
     body = msgspec.json.encode({"transaction-id": work.id, "missing": missing})
-    attributes = {
-        "transaction-id": work.id,
-        "kind": "missing",
-        "header-queue": work.header_queue,
-        "payload-queue": work.payload_queue,
-        "dead-queue": DEAD_QUEUE,
-    }
     # An id of its own: by the transaction's the producer would take it for a repeated request.
     message_id = f"{work.id}-missing-{time.time_ns()}"
-    await work.retrier.until_done(
-        lambda: work.send(work.transaction.producer, body, message_id=message_id, attributes=attributes)
-    )
+    await work.ask_producer("missing", body, message_id=message_id)
     count = sum(len(found) for found in missing.values())
     emit("collect.missing", transaction=work.id, count=count)
     return count
@@ -256,7 +235,6 @@ class NewPart(Struct, frozen=True):
     """A payload that is not in the index yet."""
 
     delivery: Delivery
-    payload: Payload
     part: Part
 
 
@@ -325,25 +303,23 @@ class Payloads:
         if keys:
             known = await work.ask(work.context.store.find_parts, keys)
         digests = await digests_of([delivery.body for delivery in batch])
-        fresh: list[NewPart] = []
+        new: list[NewPart] = []
         for delivery, payload, sha256 in zip(batch, read, digests, strict=True):
             if isinstance(payload, str):
                 self._tasks.create_task(self._park(delivery, payload))
                 continue
             existing = known.get((payload.series, payload.ordinal))
-            if existing is None and not self._is_beyond(payload):
-                fresh.append(NewPart(delivery, payload, self._part(delivery, payload, sha256)))
+            series, ordinal, size_bytes = payload.series, payload.ordinal, len(delivery.body)
+            path = blob_path(work.id, series, ordinal, sha256)
+            part = Part(series=series, ordinal=ordinal, path=path, size_bytes=size_bytes, sha256=sha256)
+            if existing is None and not self._is_beyond(part):
+                new.append(NewPart(delivery, part))
                 continue
             if existing is not None:
-                emit("collect.skipped", ordinal=payload.ordinal, transaction=work.id)
-            self._tasks.create_task(self._judge(delivery, payload, existing, sha256))
-        for start in range(0, len(fresh), self._group_max):
-            self._tasks.create_task(self._store(fresh[start : start + self._group_max]))
-
-    def _part(self, delivery: Delivery, payload: Payload, sha256: str) -> Part:
-        path = blob_path(self._work.id, payload.series, payload.ordinal, sha256)
-        size_bytes = len(delivery.body)
-        return Part(series=payload.series, ordinal=payload.ordinal, path=path, size_bytes=size_bytes, sha256=sha256)
+                emit("collect.skipped", ordinal=ordinal, transaction=work.id)
+            self._tasks.create_task(self._judge(delivery, part, existing))
+        for start in range(0, len(new), self._group_max):
+            self._tasks.create_task(self._store(new[start : start + self._group_max]))
 
     async def _store(self, group: Sequence[NewPart], *, failures: int = 0) -> None:
         """Upload, index and ack; one whose upload fails for now is tried again by itself."""
@@ -357,15 +333,15 @@ class Payloads:
             # Still counted as uploads: what a kill makes us upload again is what is not in the index yet.
             crash_point("collect.before_index")
             parts = [fresh.part for fresh in stored]
-            winners, put = await work.retrier.until_done(lambda: self._writer.put_all(parts))
+            winners, put = await work.until_done(lambda: self._writer.put_all(parts))
             crash_point("collect.after_index")
         work.learn(put.stand)
         won = []
         for fresh, winner in zip(stored, winners, strict=True):
-            if winner.path == fresh.part.path and not self._is_beyond(fresh.payload):
+            if winner.path == fresh.part.path and not self._is_beyond(fresh.part):
                 won.append(fresh.delivery)
             else:
-                self._tasks.create_task(self._judge(fresh.delivery, fresh.payload, winner, fresh.part.sha256))
+                self._tasks.create_task(self._judge(fresh.delivery, fresh.part, winner))
         await self._ack(won)
 
     async def _upload(self, group: Sequence[NewPart], failures: int) -> list[NewPart]:
@@ -376,7 +352,7 @@ class Payloads:
         stored = []
         for fresh, outcome in zip(group, await self._work.context.blobs.put_all(wanted), strict=True):
             if not isinstance(outcome, HoldfastError):
-                emit("collect.uploaded", ordinal=fresh.payload.ordinal, path=fresh.part.path)
+                emit("collect.uploaded", ordinal=fresh.part.ordinal, path=fresh.part.path)
                 stored.append(fresh)
             elif isinstance(outcome, FOR_NOW):
                 self._tasks.create_task(self._again(fresh, outcome, failures + 1))
@@ -385,7 +361,7 @@ class Payloads:
         return stored
 
     async def _again(self, fresh: NewPart, error: HoldfastError, failures: int) -> None:
-        await self._work.retrier.wait(error, failures)
+        await self._work.wait(error, failures)
         await self._store([fresh], failures=failures)
 
     async def _ack(self, stored: Sequence[Delivery]) -> None:
@@ -402,32 +378,34 @@ class Payloads:
             self._let_go(delivery)
         self._on_change()
 
-    def _is_beyond(self, payload: Payload) -> bool:
-        count = self._work.count_of(payload.series)
-        return count is not None and payload.ordinal >= count
+    def _is_beyond(self, part: Part) -> bool:
+        count = self._work.count_of(part.series)
+        return count is not None and part.ordinal >= count
 
     async def _park(self, delivery: Delivery, reason: str) -> None:
         await self._work.park_delivery(self._consumer, delivery, reason)
         self._let_go(delivery)
 
-    async def _judge(self, delivery: Delivery, payload: Payload, existing: Part | None, sha256: str) -> None:
+    async def _judge(self, delivery: Delivery, part: Part, existing: Part | None) -> None:
         """A message whose ordinal is taken or cannot be."""
         work, store = self._work, self._work.context.store
-        if self._is_beyond(payload):
-            count = work.count_of(payload.series)
+        if self._is_beyond(part):
+            count = work.count_of(part.series)
             if existing is not None:
-                excess = existing
-                await work.ask(store.remove, [excess], fence=work.fence)
+                await work.ask(store.remove, [existing], fence=work.fence)
                 self._on_change()
-            reason = f"ordinal is beyond the count; {payload.ordinal} of series '{payload.series}', which has {count}"
+            reason = f"ordinal is beyond the count; {part.ordinal} of series '{part.series}', which has {count}"
             await self._park(delivery, reason)
-        elif existing is not None and existing.sha256 == sha256:
+        elif existing is not None and existing.sha256 == part.sha256:
             await self._ack([delivery])
         else:
-            path = blob_path(work.id, payload.series, payload.ordinal, sha256)
-            await work.ask(store.note_stray, [path], fence=work.fence)
-            reason = f"ordinal came with other bytes; {payload.ordinal} of series '{payload.series}' is stored already"
+            await work.ask(store.note_stray, [part.path], fence=work.fence)
+            reason = f"ordinal came with other bytes; {part.ordinal} of series '{part.series}' is stored already"
             await self._park(delivery, reason)
+
+
+#: For each part the one that counts for its ordinal, and how everything stands.
+_Put: TypeAlias = tuple[Sequence[Part], PartsStored]
 
 
 class IndexWriter:
@@ -437,50 +415,41 @@ class IndexWriter:
         self._index = index
         self._transaction = transaction
         self._fence = fence
-        self._waiting: deque[_Group] = deque()
+        self._waiting: deque[tuple[Sequence[Part], asyncio.Future[_Put]]] = deque()
         self._busy = asyncio.Lock()
 
-    async def put_all(self, parts: Sequence[Part]) -> tuple[Sequence[Part], PartsStored]:
-        """For each the part that counts for its ordinal, and how everything stands. Raises LeaseLost, StorageFailed."""
-        group = _Group(parts)
-        self._waiting.append(group)
+    async def put_all(self, parts: Sequence[Part]) -> _Put:
+        """Put parts, together with those of others who wait. Raises LeaseLost, StorageFailed."""
+        done: asyncio.Future[_Put] = asyncio.get_running_loop().create_future()
+        self._waiting.append((parts, done))
         async with self._busy:
-            while not group.future.done():
+            while not done.done():
                 await self._commit()
-        return group.future.result()
+        return done.result()
 
     async def _commit(self) -> None:
         groups = [self._waiting.popleft()]
-        count = len(groups[0].parts)
-        while self._waiting and count + len(self._waiting[0].parts) <= COMMIT_COUNT_MAX:
+        batch = [*groups[0][0]]
+        while self._waiting and len(batch) + len(self._waiting[0][0]) <= COMMIT_COUNT_MAX:
             groups.append(self._waiting.popleft())
-            count += len(groups[-1].parts)
-        batch = [part for group in groups for part in group.parts]
+            batch += groups[-1][0]
         try:
             put = await self._index.put_parts(self._transaction, batch, fence=self._fence)
         except HoldfastError as error:
-            for group in groups:
-                if not group.future.done():
-                    group.future.set_exception(error)
-                    group.future.exception()  # seen: whoever waits for it raises it, unless he was cancelled
+            for _, done in groups:
+                if not done.done():
+                    done.set_exception(error)
+                    done.exception()  # seen: whoever waits for it raises it, unless he was cancelled
             return
         except BaseException:
-            for group in groups:
-                group.future.cancel()
+            for _, done in groups:
+                done.cancel()
             raise
         winners = iter(put.winners)
-        for group in groups:
-            own = [next(winners) for _ in group.parts]
-            if not group.future.done():
-                group.future.set_result((own, put))
-
-
-class _Group:
-    """Parts of one caller, until they are committed."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.parts = parts
-        self.future: asyncio.Future[tuple[Sequence[Part], PartsStored]] = asyncio.get_running_loop().create_future()
+        for parts, done in groups:
+            own = [next(winners) for _ in parts]
+            if not done.done():
+                done.set_result((own, put))
 
 
 async def ack(work: OwnedTransaction, consumer: Consumer, delivery: Delivery) -> None:

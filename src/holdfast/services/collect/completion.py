@@ -125,15 +125,13 @@ async def manifest_lines(work: OwnedTransaction) -> AsyncIterator[bytes]:
 
 async def send_completion(work: OwnedTransaction) -> None:
     """Write the manifest and publish the notice."""
-    manifest = await work.retrier.until_done(lambda: put_manifest(work))
+    manifest = await work.until_done(lambda: put_manifest(work))
     if not work.transaction.notify:
         return
-    body = await work.retrier.until_done(lambda: notice(work, manifest))
+    body = await work.until_done(lambda: notice(work, manifest))
     attributes = {"transaction-id": work.id, "kind": "completed"}
     crash_point("collect.before_notice")
-    await work.retrier.until_done(
-        lambda: work.send(work.transaction.notify, body, message_id=work.id, attributes=attributes)
-    )
+    await work.send(work.transaction.notify, body, message_id=work.id, attributes=attributes)
     crash_point("collect.after_notice")
 
 
@@ -197,7 +195,7 @@ async def delete_queue(work: OwnedTransaction, queue: str) -> None:
         except QueueMissing:
             return
         crash_point("collect.before_queue_delete")
-        if await work.retrier.until_done(lambda: work.context.broker.delete_empty(queue)):
+        if await work.until_done(lambda: work.context.broker.delete_empty(queue)):
             crash_point("collect.after_queue_delete")
             return
         await asyncio.sleep(min(1.0, work.context.limits.backoff.delay_s(failures, spread=1.0)))
@@ -256,7 +254,7 @@ async def remove_strays(work: OwnedTransaction) -> None:
         key = (series, int(name.partition("-")[0]))
         known = (await work.ask(store.find_parts, [key])).get(key)
         if known is None or known.path != path:
-            await work.retrier.until_done(partial(work.context.blobs.delete, path))
+            await work.until_done(partial(work.context.blobs.delete, path))
 
 
 async def remove_blobs(work: OwnedTransaction) -> None:
@@ -264,4 +262,4 @@ async def remove_blobs(work: OwnedTransaction) -> None:
     blobs = work.context.blobs
     found = [stat.path async for stat in blobs.find(f"{work.id}/")]
     for path in found:
-        await work.retrier.until_done(partial(blobs.delete, path))
+        await work.until_done(partial(blobs.delete, path))

@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager
 from typing import TypeVar, cast
 
 from holdfast.core.collect import (
-    DEAD_QUEUE,
     REQUEST_BYTES_MAX,
     SERIES_COUNT_MAX,
     SeriesState,
@@ -62,7 +61,6 @@ class CollectService:
         self._owner = f"{os.uname().nodename}:{os.getpid()}:{secrets.token_hex(4)}"
         self._working: dict[str, tuple[OwnedTransaction, asyncio.Task[None]]] = {}
         self._news = asyncio.Event()
-        self._stopping = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[CollectService]:
@@ -78,7 +76,6 @@ class CollectService:
         try:
             yield self
         finally:
-            self._stopping = True
             for keeper in keepers:
                 keeper.cancel()
             await asyncio.gather(*keepers, return_exceptions=True)
@@ -233,7 +230,7 @@ class CollectService:
 
     async def _run(self, work: OwnedTransaction) -> None:
         try:
-            await TransactionRunner(work).run()
+            await run(work)
         finally:
             if (known := self._working.get(work.id)) is not None and known[0] is work:
                 del self._working[work.id]
@@ -310,106 +307,91 @@ class CollectService:
             return
 
 
-class TransactionRunner:
-    """Runs the states of a transaction that is ours."""
-
-    def __init__(self, work: OwnedTransaction) -> None:
-        self.work = work
-
-    async def run(self) -> None:
-        """To the end, through every failure that is for now. Returns early when the transaction is not ours."""
-        failures = 0
-        while True:
-            before = self.work.transaction.state
-            try:
-                if await self._step():
-                    return
-                failures = 0
-            except LeaseLost as error:
-                if not await self._is_ours_still():
-                    emit("collect.lost", transaction=self.work.id, error=error.message)
-                    return
-            except MessageRefused as error:
-                await self._fail(error)
-            except (*FOR_NOW, QueueMissing, ConsumerLost) as error:
-                failures += 1
-                await self.work.retrier.wait(error, failures)
-                if isinstance(error, QueueMissing) and before is TransactionState.AWAITING:
-                    await self._declare()
-            except Exception as error:  # noqa: BLE001 - told with its traceback, and tried again
-                # A bug must neither end the collector nor spin; the transaction stays where it is.
-                failures += 1
-                emit("collect.bug", transaction=self.work.id, error=repr(error), traceback=error)
-                await asyncio.sleep(self.work.context.limits.backoff_s_max)
-
-    async def _is_ours_still(self) -> bool:
-        """A move whose answer was lost may have happened: then the state is another, and the fence is ours."""
-        work = self.work
-        found = await work.ask(work.context.store.find)
-        if found is None or found.fence != work.fence or found.is_clean:
-            return False
-        work.transaction = found
-        return True
-
-    async def _step(self) -> bool:
-        match self.work.transaction.state:
-            case TransactionState.FORWARDING:
-                await self._forward()
-                crash_point("collect.before_persist_awaiting")
-                await self._move(TransactionState.AWAITING)
-                crash_point("collect.after_persist_awaiting")
-            case TransactionState.AWAITING:
-                await self._declare()
-                await await_results(self.work)
-                crash_point("collect.before_persist_sending")
-                await self._move(TransactionState.SENDING)
-                crash_point("collect.after_persist_sending")
-            case TransactionState.SENDING:
-                await send_completion(self.work)
-                crash_point("collect.before_complete")
-                await self._move(TransactionState.COMPLETED)
-                crash_point("collect.after_complete")
-            case _:
-                await clear(self.work)
-                return True
-        return False
-
-    async def _declare(self) -> None:
-        await self.work.retrier.until_done(self.work.declare)
-
-    async def _forward(self) -> None:
-        """The request, with the transaction's id as message id: the producer knows a repetition by it."""
-        work = self.work
-        await self._declare()
-        body = await work.ask(work.context.store.request)
-        attributes = {
-            "transaction-id": work.id,
-            "kind": "request",
-            "header-queue": work.header_queue,
-            "payload-queue": work.payload_queue,
-            "dead-queue": DEAD_QUEUE,
-        }
-        crash_point("collect.before_forward")
-        await work.retrier.until_done(
-            lambda: work.send(work.transaction.producer, body, message_id=work.id, attributes=attributes)
-        )
-        crash_point("collect.after_forward")
-
-    async def _move(self, target: TransactionState, reason: str = "") -> None:
-        work = self.work
-        source = work.transaction.state
-        check_move(source, target)
-        work.transaction = await work.ask(
-            work.context.store.move, fence=work.fence, source=source, target=target, reason=reason
-        )
-        emit("collect.moved", transaction=work.id, state=target.value, reason=reason or source.value)
-        work.on_move()
-
-    async def _fail(self, error: HoldfastError) -> None:
+async def run(work: OwnedTransaction) -> None:
+    """Run the states of a transaction to the end, through every failure that is for now. Returns early when it is not
+    ours."""
+    failures = 0
+    while True:
+        before = work.transaction.state
         try:
-            await self._move(TransactionState.FAILED, error.message[:REASON_CHARACTERS_MAX])
-        except LeaseLost:
-            return  # the next step finds out whose it is
+            if await _step(work):
+                return
+            failures = 0
+        except LeaseLost as error:
+            if not await _is_ours_still(work):
+                emit("collect.lost", transaction=work.id, error=error.message)
+                return
+        except MessageRefused as error:
+            await _fail(work, error)
+        except (*FOR_NOW, QueueMissing, ConsumerLost) as error:
+            failures += 1
+            await work.wait(error, failures)
+            if isinstance(error, QueueMissing) and before is TransactionState.AWAITING:
+                await work.declare()
+        except Exception as error:  # noqa: BLE001 - told with its traceback, and tried again
+            # A bug must neither end the collector nor spin; the transaction stays where it is.
+            failures += 1
+            emit("collect.bug", transaction=work.id, error=repr(error), traceback=error)
+            await asyncio.sleep(work.context.limits.backoff_s_max)
+
+
+async def _is_ours_still(work: OwnedTransaction) -> bool:
+    """A move whose answer was lost may have happened: then the state is another, and the fence is ours."""
+    found = await work.ask(work.context.store.find)
+    if found is None or found.fence != work.fence or found.is_clean:
+        return False
+    work.transaction = found
+    return True
+
+
+async def _step(work: OwnedTransaction) -> bool:
+    match work.transaction.state:
+        case TransactionState.FORWARDING:
+            await _forward(work)
+            crash_point("collect.before_persist_awaiting")
+            await _move(work, TransactionState.AWAITING)
+            crash_point("collect.after_persist_awaiting")
+        case TransactionState.AWAITING:
+            await work.declare()
+            await await_results(work)
+            crash_point("collect.before_persist_sending")
+            await _move(work, TransactionState.SENDING)
+            crash_point("collect.after_persist_sending")
+        case TransactionState.SENDING:
+            await send_completion(work)
+            crash_point("collect.before_complete")
+            await _move(work, TransactionState.COMPLETED)
+            crash_point("collect.after_complete")
+        case _:
+            await clear(work)
+            return True
+    return False
+
+
+async def _forward(work: OwnedTransaction) -> None:
+    """The request, with the transaction's id as message id: the producer knows a repetition by it."""
+    await work.declare()
+    body = await work.ask(work.context.store.request)
+    crash_point("collect.before_forward")
+    await work.ask_producer("request", body, message_id=work.id)
+    crash_point("collect.after_forward")
+
+
+async def _move(work: OwnedTransaction, target: TransactionState, reason: str = "") -> None:
+    source = work.transaction.state
+    check_move(source, target)
+    work.transaction = await work.ask(
+        work.context.store.move, fence=work.fence, source=source, target=target, reason=reason
+    )
+    emit("collect.moved", transaction=work.id, state=target.value, reason=reason or source.value)
+    work.on_move()
+
+
+async def _fail(work: OwnedTransaction, error: HoldfastError) -> None:
+    try:
+        await _move(work, TransactionState.FAILED, error.message[:REASON_CHARACTERS_MAX])
+    except LeaseLost:
+        return  # the next step finds out whose it is
 
 
 @handles(requests.StartResultRequest)
@@ -445,12 +427,7 @@ async def _gaps(service: CollectService, request: requests.ReadGaps) -> requests
 
 @handles(requests.ReadSeries)
 async def _read(service: CollectService, request: requests.ReadSeries) -> Stream:
-    return _bodies(service, request)
-
-
-async def _bodies(service: CollectService, request: requests.ReadSeries) -> Stream:
-    async for part in service.parts(request.id, request.series):
-        yield part.body
+    return (part.body async for part in service.parts(request.id, request.series))
 
 
 @handles(requests.AbandonResult)

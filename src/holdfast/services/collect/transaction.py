@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
 
 from msgspec import Struct
@@ -70,37 +70,6 @@ class CollectLimits(Struct, frozen=True, kw_only=True):
                 raise Invalid(f"{name} is invalid; it must be more than nothing")
 
 
-class Retrier:
-    """The waits of one transaction."""
-
-    def __init__(self, transaction: str, limits: CollectLimits) -> None:
-        self._transaction = transaction
-        self._backoff = limits.backoff
-
-    async def until_done(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Repeat while it fails for now; everything else is raised."""
-        failures = 0
-        while True:
-            try:
-                return await work()
-            except FOR_NOW as error:
-                failures += 1
-                await self.wait(error, failures)
-
-    async def wait(self, error: Exception, failures: int) -> None:
-        """Say what is wrong and wait, the longer the more often it was."""
-        emit("collect.waits", transaction=self._transaction, error=str(error))
-        await asyncio.sleep(self._backoff.delay_s(failures, spread=1.0))
-
-    async def settle(self, work: Callable[[], Awaitable[None]]) -> bool:
-        """Settle a message; false when it is the broker's again and comes a second time."""
-        try:
-            await self.until_done(work)
-        except NotOurs:
-            return False
-        return True
-
-
 class CollectContext:
     """The collector's means; `uploads` is shared by all its transactions."""
 
@@ -124,13 +93,27 @@ class OwnedTransaction:
         self.id = transaction.id
         self.fence = transaction.fence
         self.header_queue, self.payload_queue = queue_names(transaction.id)
-        self.retrier = Retrier(transaction.id, context.limits)
         self.stand: Mapping[str, SeriesState] = {}
         self.progress_s = time.monotonic()
 
+    async def until_done(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Repeat while it fails for now; everything else is raised."""
+        failures = 0
+        while True:
+            try:
+                return await work()
+            except FOR_NOW as error:
+                failures += 1
+                await self.wait(error, failures)
+
+    async def wait(self, error: Exception, failures: int) -> None:
+        """Say what is wrong and wait, the longer the more often it was."""
+        emit("collect.waits", transaction=self.id, error=str(error))
+        await asyncio.sleep(self.context.limits.backoff.delay_s(failures, spread=1.0))
+
     async def ask(self, call: Callable[Concatenate[str, P], Awaitable[T]], *given: P.args, **named: P.kwargs) -> T:
         """Call a method of the store about this transaction, again while it fails for now."""
-        return await self.retrier.until_done(lambda: call(self.id, *given, **named))
+        return await self.until_done(lambda: call(self.id, *given, **named))
 
     def subscription(self, queue: str, *, count_max: int) -> Subscription:
         """To one of its queues: so many messages may be ours at a time, and fewer when they are large."""
@@ -145,13 +128,25 @@ class OwnedTransaction:
     async def declare(self) -> None:
         """Make its queues and the dead queue; what is there stays as it is."""
         for queue in (self.header_queue, self.payload_queue):
-            await self.context.broker.declare(self.subscription(queue, count_max=1))
+            subscription = self.subscription(queue, count_max=1)
+            await self.until_done(partial(self.context.broker.declare, subscription))
 
     async def send(self, address: str, body: bytes, *, message_id: str, attributes: Mapping[str, object]) -> None:
-        """Returns when it is stored there. Raises MessageRefused for good, BrokerError for now."""
+        """Returns when it is stored there. Raises MessageRefused."""
         broker = self.context.broker
-        message = Message(body=body, id=message_id, headers=attributes)
-        await publish(broker, broker.write(message, address_of(address, broker)))
+        outgoing = broker.write(Message(body=body, id=message_id, headers=attributes), address_of(address, broker))
+        await self.until_done(lambda: publish(broker, outgoing))
+
+    async def ask_producer(self, kind: str, body: bytes, *, message_id: str) -> None:
+        """Send the producer a request that says where its answers are to go."""
+        attributes = {
+            "transaction-id": self.id,
+            "kind": kind,
+            "header-queue": self.header_queue,
+            "payload-queue": self.payload_queue,
+            "dead-queue": DEAD_QUEUE,
+        }
+        await self.send(self.transaction.producer, body, message_id=message_id, attributes=attributes)
 
     async def park(self, body: bytes, *, attributes: Mapping[str, object], reason: str) -> None:
         """Put a message that was taken in before into the dead queue. Raises as `send`, and QueueMissing."""
@@ -160,21 +155,23 @@ class OwnedTransaction:
         death = DeathStory(queue=queue, reason=REASON, error_type=ERROR_TYPE, error_message=reason)
         message = Message(body=body, headers=attributes)
         outgoing = broker.write(message, Address(routing_key=DEAD_QUEUE), death=death, by=COLLECTOR)
-        await publish(broker, outgoing)
+        await self.until_done(lambda: publish(broker, outgoing))
         self.parked(reason)
 
     async def ack(self, consumer: Consumer, delivery: Delivery) -> None:
-        """It is stored, or needed no more: the message may go."""
+        """It is stored, or needed no more: the message may go. One that is not ours any more comes a second time."""
 
         async def once() -> None:
             check_settled(await consumer.ack([delivery]))
 
-        await self.retrier.settle(once)
+        with suppress(NotOurs):
+            await self.until_done(once)
 
     async def park_delivery(self, consumer: Consumer, delivery: Delivery, reason: str) -> None:
         """Put the offending message into the dead queue, with the reason."""
         failure = Failure(type=ERROR_TYPE, message=reason)
-        await self.retrier.settle(lambda: consumer.park(delivery, Park(reason=REASON, failure=failure)))
+        with suppress(NotOurs):  # it comes a second time
+            await self.until_done(lambda: consumer.park(delivery, Park(reason=REASON, failure=failure)))
         self.parked(reason)
 
     def learn(self, stand: Mapping[str, SeriesState]) -> None:
@@ -219,40 +216,19 @@ class UploadSlots:
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._freed = asyncio.Event()
+        self._first = asyncio.Lock()  # held by whoever is next
 
     @asynccontextmanager
     async def hold(self, count: int) -> AsyncIterator[None]:
         """Hold so many until the end of the block; at most as many as there are."""
-        if self._waiting or self._free < count:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((count, turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._give(count)  # it was our turn already
-                self._serve()
-                raise
-        else:
+        async with self._first:
+            while self._free < count:
+                self._freed.clear()
+                await self._freed.wait()
             self._free -= count
         try:
             yield
         finally:
-            self._give(count)
-
-    def _give(self, count: int) -> None:
-        self._free += count
-        self._serve()
-
-    def _serve(self) -> None:
-        while self._waiting:
-            count, turn = self._waiting[0]
-            if turn.done():
-                self._waiting.popleft()  # cancelled
-                continue
-            if count > self._free:
-                return
-            self._waiting.popleft()
-            self._free -= count
-            turn.set_result(None)
+            self._free += count
+            self._freed.set()

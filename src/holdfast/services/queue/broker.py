@@ -161,13 +161,7 @@ class QueueBroker:
     def letter(self, delivery: Delivery, queue: str) -> NewLetter:
         item = delivery.own
         if isinstance(item, LeasedItem):  # its story could not be had
-            item = Item(
-                id=item.id,
-                payload=item.payload,
-                kind=item.kind,
-                encoding=item.encoding,
-                reference=item.reference,
-            )
+            item = msgspec.convert(item, Item, from_attributes=True)
         return _letter(queue, item, redelivered=delivery.redelivered, grouped=self._grouped)
 
     def write(self, message: Message, to: Address, *, death: DeathStory | None = None, by: str = "") -> Outgoing:
@@ -491,8 +485,8 @@ def _letter(queue: str, item: Item, *, redelivered: bool, grouped: Fingerprinter
         error_message=clip(error_message, ERROR_CHARACTERS_MAX),
     )
     group = grouped(item.kind, death)
-    story = {"kind": item.kind, "encoding": item.encoding, "reference": item.reference, "id": item.id}
-    properties = msgspec.json.encode(story)
+    shown = {"kind": item.kind, "encoding": item.encoding, "reference": item.reference}
+    properties = msgspec.json.encode({**shown, "id": item.id})
     made = hashlib.blake2b(properties, digest_size=16)
     made.update(item.payload)
     return NewLetter(
@@ -505,7 +499,7 @@ def _letter(queue: str, item: Item, *, redelivered: bool, grouped: Fingerprinter
         message_id=item.id,
         type=item.kind,
         routing_key=queue,
-        shown={"kind": item.kind, "encoding": item.encoding, "reference": item.reference},
+        shown=shown,
         redelivered=redelivered,
         redrive_id=clip(item.former_key, NAME_CHARACTERS_MAX),  # the key that `rewrite` gave it
         group=group.key,

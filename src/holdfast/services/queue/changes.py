@@ -14,33 +14,24 @@ from holdfast.core.requests.queue import CreateQueueRequest, UpdateQueueRequest
 from holdfast.errors import Invalid, QueueMissing
 from holdfast.ports.queue_store import RelatedQueues
 
-Places = Callable[[int], list[PartitionInfo]]
 
-
-def places_by(affinities: Mapping[str, float]) -> Places:
-    """Where a queue's partitions go, by the affinities of the storages."""
-
-    def places(partition_count: int) -> list[PartitionInfo]:
-        return [PartitionInfo(partition, name) for partition, name in enumerate(spread(partition_count, affinities))]
-
-    return places
-
-
-def spread(partition_count: int, affinities: Mapping[str, float]) -> list[str]:
-    """A storage for each partition, in proportion to the storages' affinities and interleaved."""
+def spread(partition_count: int, affinities: Mapping[str, float]) -> list[PartitionInfo]:
+    """Where a queue's partitions go: in proportion to the storages' affinities and interleaved."""
     total = sum(affinities.values())
     debt = dict.fromkeys(affinities, 0.0)
     places = []
-    for _ in range(partition_count):
+    for partition in range(partition_count):
         for name, affinity in affinities.items():
             debt[name] += affinity / total
         chosen = max(debt, key=lambda name: debt[name])
         debt[chosen] -= 1.0
-        places.append(chosen)
+        places.append(PartitionInfo(partition, chosen))
     return places
 
 
-def created(request: CreateQueueRequest, places: Places) -> Callable[[RelatedQueues, int], QueueRecord]:
+def created(
+    request: CreateQueueRequest, affinities: Mapping[str, float]
+) -> Callable[[RelatedQueues, int], QueueRecord]:
     """Checks a new queue's settings now, and the queues related to it under the lock."""
     checks.queue_name(request.queue_name)
     _check_texts(request.dead_queue, request.reference)
@@ -57,7 +48,7 @@ def created(request: CreateQueueRequest, places: Places) -> Callable[[RelatedQue
         reference=request.reference,
         dead_retention_us=parse_duration(request.dead_retention, what="dead retention"),
         paused=request.paused,
-        partitions=tuple(places(checks.partitions(request.requested_partitions))),
+        partitions=tuple(spread(checks.partitions(request.requested_partitions), affinities)),
     )
 
     def decide(related: RelatedQueues, now_us: int) -> QueueRecord:
@@ -69,7 +60,9 @@ def created(request: CreateQueueRequest, places: Places) -> Callable[[RelatedQue
     return decide
 
 
-def updated(request: UpdateQueueRequest, places: Places) -> Callable[[RelatedQueues, int], QueueRecord]:
+def updated(
+    request: UpdateQueueRequest, affinities: Mapping[str, float]
+) -> Callable[[RelatedQueues, int], QueueRecord]:
     """What is left out stays as it is; `""` and `0` are said explicitly."""
     checks.queue_name(request.queue_name)
     dead_queue = "" if request.dead_queue is UNSET else request.dead_queue
@@ -79,12 +72,12 @@ def updated(request: UpdateQueueRequest, places: Places) -> Callable[[RelatedQue
         current = related.current
         if current is None:
             raise QueueMissing(request.queue_name)
-        record = replace(current, updated_at_us=max(now_us, current.updated_at_us + 1), **_changed(request, current))
+        record = replace(current, updated_at_us=max(now_us, current.updated_at_us + 1), **_changed(request))
         checks.max_attempts(record.max_attempts)
         checks.timeouts(record.lease_timeout_us, record.expire_timeout_us)
         if request.requested_partitions is not UNSET:
             count = checks.partitions(request.requested_partitions, now=len(current.partitions))
-            added = places(count)[len(current.partitions) :]
+            added = spread(count, affinities)[len(current.partitions) :]
             record = replace(record, partitions=current.partitions + tuple(added))
         check_dead_queue(record, related)
         return record
@@ -92,17 +85,13 @@ def updated(request: UpdateQueueRequest, places: Places) -> Callable[[RelatedQue
     return decide
 
 
-def _changed(request: UpdateQueueRequest, current: QueueRecord) -> dict[str, int | str]:
+def _changed(request: UpdateQueueRequest) -> dict[str, int | str]:
     changes: dict[str, int | str] = {}
-    if request.lease_timeout is not UNSET:
-        changes["lease_timeout_us"] = parse_duration(request.lease_timeout, what="lease timeout")
-    if request.expire_timeout is not UNSET:
-        changes["expire_timeout_us"] = parse_duration(request.expire_timeout, what="expire timeout")
-    if request.dead_retention is not UNSET:
-        changes["dead_retention_us"] = parse_duration(request.dead_retention, what="dead retention")
+    for name in ("lease_timeout", "expire_timeout", "dead_retention"):
+        if (text := getattr(request, name)) is not UNSET:
+            changes[f"{name}_us"] = parse_duration(text, what=name.replace("_", " "))
     for name in ("max_attempts", "dead_queue", "reference"):
-        value = getattr(request, name)
-        if value is not UNSET and value != getattr(current, name):
+        if (value := getattr(request, name)) is not UNSET:
             changes[name] = value
     return changes
 

@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar, cast
 
 from msgspec import Struct
 
-from holdfast.core.item import NewItem, PlacedItem, QueueRecord, partition_of
+from holdfast.core.item import LeasedItem, NewItem, PlacedItem, QueueRecord, partition_of
 from holdfast.core.moments import NEVER_US
 from holdfast.core.requests.queue import LeaseReply
 from holdfast.errors import HoldfastError, InternalError, Invalid, NothingToLease, QueueMissing, ShuttingDown, TryAgain
@@ -25,13 +25,11 @@ from holdfast.ports.queue_store import (
     DeathRules,
     Ended,
     Import,
-    LeasedItems,
     LeaseItems,
     MoveTarget,
     Operation,
     PartitionOperation,
     Produce,
-    Produced,
     Release,
     Result,
     Revive,
@@ -45,7 +43,6 @@ from holdfast.services.queue.waiting import (
     CommitBatch,
     Waiting,
     WaitingLease,
-    WaitingOperation,
     WaitingRequests,
     assign_leases,
     place_produce,
@@ -142,7 +139,7 @@ class LogicalQueue:
     ) -> None:
         self.record = record
         self.shares = tuple(shares)
-        self.waiting = WaitingRequests(self.shares)
+        self.waiting = WaitingRequests()
         self.in_flight = 0
         self._clock = clock
         self._activity = activity
@@ -204,16 +201,15 @@ class LogicalQueue:
         if self._nobody_else(weight) and (self._is_sure() or await self._look_round(weight)):
             return await self._operate_alone(operation)
         self._check_open()
-        waiting = WaitingOperation(operation, weight, self._clock.now_us() + timeout_us, settles=settles)
-        self.waiting.add_operation(share, waiting)
+        deadline_us = self._clock.now_us() + timeout_us
+        waiting = self.waiting.add_operation(share, operation, weight, deadline_us, settles=settles)
         return cast(R, await self._served(waiting, share))
 
     def release(self, partition: int, ids: Sequence[str]) -> None:
         """Undo leases of which nobody will ever hear."""
         if self._closed_with is None:
             share, deadline_us = self.share_of(partition), self._clock.now_us() + OPERATION_TIMEOUT_US
-            waiting = WaitingOperation(Release(partition, ids), len(ids), deadline_us, settles=False)
-            self.waiting.add_operation(share, waiting)
+            self.waiting.add_operation(share, Release(partition, ids), len(ids), deadline_us)
             self.wake(share)
 
     async def _served(self, waiting: Waiting, share: StorageShare | None = None) -> object:
@@ -282,7 +278,7 @@ class LogicalQueue:
         (share,) = self.shares
         partition = share.partitions[0] if len(share.partitions) == 1 else place_produce(share.un_leased())
         produced = await self._operate_alone(Produce(partition, items, self.record.expire_timeout_us))
-        return _placed(produced.ids, items, partition)
+        return _placed(produced, items, partition)
 
     async def _lease_alone(self, batch_size: int) -> LeaseReply | None:
         """Lease items at once; none when it has to wait."""
@@ -296,10 +292,10 @@ class LogicalQueue:
             leased = await self._operate_alone(lease)
         except TryAgain:
             return None  # it waits on, until the storage is back or its time is up
-        if not leased.items:
+        if not leased:
             share.gave_nothing(partition)
             return None
-        return LeaseReply(self.record.name, partition, list(leased.items))
+        return LeaseReply(self.record.name, partition, leased)
 
     async def _operate_alone(self, operation: PartitionOperation[R]) -> R:
         """One commit for the only client: no task, no event, no thread between it and its commit, and nothing that
@@ -468,9 +464,9 @@ class LogicalQueue:
     def _answer(self, share: StorageShare, batch: CommitBatch, results: Sequence[Result]) -> None:
         for index, result in enumerate(results):
             if index in batch.produces:
-                batch.answer_produces(index, cast(Produced, result))
+                batch.answer_produces(index, cast(list[str], result))
             elif (leases := batch.leases.get(index)) is not None:
-                self._answer_leases(share, leases, batch.operations[index].partition, cast(LeasedItems, result))
+                self._answer_leases(share, leases, batch.operations[index].partition, cast(list[LeasedItem], result))
             elif (single := batch.singles.get(index)) is not None:
                 single.answer(result)
             self._learn(share, batch.operations[index], result)
@@ -479,22 +475,22 @@ class LogicalQueue:
         """What a result means for everybody but the one who is answered with it."""
         if isinstance(operation, Import | Revive):
             # They came with attempts of their own: what is used up dies now, nobody could lease it.
-            share.look_at_due(operation.partition)
+            share.due_again.add(operation.partition)
         if isinstance(operation, SendBack) and isinstance(result, SentBack) and result.ids:
             self._on_event(self, ItemsSentBack(operation.target, result))
         if isinstance(result, Ended):
             if result.more:
-                share.look_at_due(operation.partition)
+                share.due_again.add(operation.partition)
             if result.dying or result.moved or result.deleted:
                 self._on_event(self, result)
 
     def _answer_leases(
-        self, share: StorageShare, leases: list[WaitingLease], partition: int, leased: LeasedItems
+        self, share: StorageShare, leases: list[WaitingLease], partition: int, leased: list[LeasedItem]
     ) -> None:
-        if not leased.items:
+        if not leased:
             share.gave_nothing(partition)
         waiting = [lease for lease in leases if not lease.future.done()]
-        shares = share_out(leased.items, [lease.batch_size for lease in waiting])
+        shares = share_out(leased, [lease.batch_size for lease in waiting])
         given = 0
         for lease, items in zip(waiting, shares, strict=True):
             lease.taken = False
@@ -502,10 +498,10 @@ class LogicalQueue:
                 given += len(items)
                 self.waiting.remove_lease(lease)
                 lease.answer(LeaseReply(self.record.name, partition, items))
-        if given < len(leased.items):
+        if given < len(leased):
             # Somebody went away while the commit ran. Nobody knows of these leases: undo them.
             kept = {item.id for items in shares for item in items}
-            self.release(partition, [item.id for item in leased.items if item.id not in kept])
+            self.release(partition, [item.id for item in leased if item.id not in kept])
         elif share.abilities.shared and given:
             share.hint((partition,))  # there may be more
 
@@ -557,12 +553,12 @@ class LogicalQueue:
             if old is not None:
                 # The same storage with more partitions: the share keeps its waiting requests.
                 async with self.freeze():
-                    await old.take_over(share)
+                    await old.store.close()
+                    old.partitions, old.store = share.partitions, share.store
                     await self._try_to_load(old)
             else:
                 await self._try_to_load(share)
                 self.shares = (*self.shares, share)
-                self.waiting.add_share(share)
                 self._wakes[share] = asyncio.Event()
                 self._start(share)
                 self.wake(share)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from holdfast.core.item import QueueRecord
 from holdfast.core.requests.queue import LeaseReply
 from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDown, StorageFailed
 from holdfast.ports.clock import Clock
-from holdfast.ports.queue_store import Catalog, DeathRules, Ended, Forget, MoveTarget, SentBack, Storage
+from holdfast.ports.queue_store import Catalog, DeathRules, Ended, Forget, MoveTarget, Storage
 from holdfast.services.queue.logical_queue import (
     InFlight,
     ItemsSentBack,
@@ -78,10 +78,6 @@ class QueueManager:
         start = bisect_left(self._names, pivot)
         stop = None if count_max is None else start + count_max
         return [self._queues[name].record for name in self._names[start:stop]]
-
-    def source_queues(self, name: str) -> list[str]:
-        """The queues whose dead queue this one is."""
-        return self._source_queues.get(name, [])
 
     # --- start and stop ---------------------------------------------------------------------------------------
 
@@ -191,18 +187,12 @@ class QueueManager:
             if target is None or queue is None:
                 continue
             idle = all(share.healthy and not any(s.dying for s in share.states.values()) for share in queue.shares)
-            if idle:
+            for share in [share for share in target.shares if idle and share.healthy]:
                 # What cannot be forgotten now is forgotten at the next start; the others do not wait for it.
                 with suppress(HoldfastError):
-                    await self._forget_arrivals(target, source)
-
-    async def _forget_arrivals(self, target: LogicalQueue, source_queue: str) -> None:
-        for share in target.shares:
-            if share.healthy:
-                source_ids = await share.store.arrivals(source_queue=source_queue, count_max=ARRIVALS_COUNT_MAX)
-                if source_ids:
-                    forget = Forget(share.partitions[0], source_ids)
-                    await target.operate(forget)
+                    source_ids = await share.store.arrivals(source_queue=source, count_max=ARRIVALS_COUNT_MAX)
+                    if source_ids:
+                        await target.operate(Forget(share.partitions[0], source_ids))
 
     # --- changes ----------------------------------------------------------------------------------------------
 
@@ -307,7 +297,11 @@ class QueueManager:
             case Ended():
                 self._on_ended(record, event)
             case ItemsSentBack(target=target, sent_back=sent_back):
-                self._on_sent_back(record, target, sent_back)
+                emit("item.redriven", queue=record.name, source_queue=target.queue_name, count=len(sent_back.ids))
+                if sent_back.moved:
+                    self._look_again(target.queue_name)
+                else:
+                    self._movers[record.name].wake()
             case QueueChange.DYING:
                 # A commit whose answer was lost may have marked items as dying: carry them.
                 if (mover := self._movers.get(record.name)) is not None:
@@ -332,20 +326,7 @@ class QueueManager:
         for item, reason in ended.deleted:
             emit(_DELETED_EVENTS.get(reason, "item.rejected"), queue=record.name, item=item)
 
-    def _on_sent_back(self, record: QueueRecord, target: MoveTarget, sent_back: SentBack) -> None:
-        """Carry what is marked, or wake who waits where it is."""
-        emit("item.redriven", queue=record.name, source_queue=target.queue_name, count=len(sent_back.ids))
-        if sent_back.moved:
-            self._look_again(target.queue_name)
-        else:
-            self._movers[record.name].wake()
-
     # --- other servers on a shared storage --------------------------------------------------------------------
-
-    @property
-    def shared(self) -> bool:
-        """Other servers use a storage of ours."""
-        return any(storage.abilities.shared for storage in self.storages.values())
 
     @asynccontextmanager
     async def keep_up(self) -> AsyncIterator[None]:
@@ -411,10 +392,7 @@ class QueueManager:
                 record = records.get(queue.record.name)
                 if record is None or record.generation != queue.record.generation:
                     await self.drop(queue)
-            for record in self._changed(records.values()):
-                await self.put(record)
-
-    def _changed(self, records: Iterable[QueueRecord]) -> list[QueueRecord]:
-        return [
-            record for record in records if (queue := self._queues.get(record.name)) is None or queue.record != record
-        ]
+            known = {queue.record.name: queue.record for queue in self._queues.values()}
+            for name, record in records.items():
+                if known.get(name) != record:
+                    await self.put(record)

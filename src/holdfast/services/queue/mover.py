@@ -15,12 +15,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from holdfast.core.moments import SECOND_US, Backoff
+from holdfast.core.moments import NEVER_US, SECOND_US, Backoff
 from holdfast.errors import HoldfastError, QueueMissing, ShuttingDown
-from holdfast.ports.clock import Clock, Timer
+from holdfast.ports.clock import Clock
 from holdfast.ports.queue_store import Arrive, DyingItem, Forget, MoveTarget, QueueStore, Remove, Revive
 from holdfast.proof import crash_point
-from holdfast.services.queue.logical_queue import LogicalQueue
+from holdfast.services.queue.logical_queue import EarliestTimer, LogicalQueue
 from holdfast.telemetry.events import emit
 
 CARRIED_COUNT_MAX = 500
@@ -35,7 +35,7 @@ class Mover:
         self.clock = clock
         self._find = find
         self._task: asyncio.Task[None] | None = None
-        self._timer: Timer | None = None
+        self._timer = EarliestTimer(clock, self.wake)  # set while backing off
         self._failures = 0
         self._failing = ""  # the queue that could not take its items
         self._again = False
@@ -43,7 +43,7 @@ class Mover:
 
     def wake(self) -> None:
         """There may be dying items."""
-        if self._closed or self._timer is not None:
+        if self._closed or self._timer.at_us < NEVER_US:
             return  # while backing off, the timer wakes it
         if self._task is not None and not self._task.done():
             self._again = True
@@ -119,11 +119,7 @@ class Mover:
             error=error.message,
         )
         delay_s = BACKOFF.delay_s(self._failures - 1, spread=1.0)
-        self._timer = self.clock.call_later(int(delay_s * SECOND_US), self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self.wake()
+        self._timer.call_at(self.clock.now_us() + int(delay_s * SECOND_US))
 
     async def finish(self) -> None:
         """Wait until what is marked has been carried, or has to wait for its target."""
@@ -133,9 +129,7 @@ class Mover:
     async def close(self) -> None:
         """Stop after the commit that runs; what is marked is carried after the next start."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         if self._task is not None:
             await asyncio.wait([self._task])
 

@@ -19,34 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.core.item import Item, LeasedItem, NewItem, QueueInfo, RetryItem
 from holdfast.core.moments import SECOND_US, Backoff, parse_duration
-from holdfast.core.requests.queue import (
-    ClearRequest,
-    CompleteRequest,
-    CreateQueueRequest,
-    DeleteItemsRequest,
-    DeleteQueueRequest,
-    ExtendReply,
-    ExtendRequest,
-    ImportedItem,
-    ImportItemsRequest,
-    InfoRequest,
-    LeaseReply,
-    LeaseRequest,
-    ListItemsRequest,
-    ListRequest,
-    ListScheduledRequest,
-    PauseRequest,
-    ProduceReply,
-    ProduceRequest,
-    QueueRequest,
-    RedriveItemsRequest,
-    ReloadRequest,
-    ResumeRequest,
-    RetryRequest,
-    StatsReply,
-    StatsRequest,
-    UpdateQueueRequest,
-)
+from holdfast.core.requests import queue as requests
 from holdfast.errors import BadIds, HoldfastError, NothingToLease, ShuttingDown, TryAgain, Unreachable
 from holdfast.telemetry.events import emit
 
@@ -60,7 +33,7 @@ R = TypeVar("R")
 class VerbCaller(Protocol):
     """Carries out a verb, here or far away."""
 
-    async def call(self, request: QueueRequest[R]) -> R:
+    async def call(self, request: requests.QueueRequest[R]) -> R:
         """Raises HoldfastError with the texts of the contract."""
 
 
@@ -80,9 +53,9 @@ class Queues:
 
     async def queue_produce(
         self, queue_name: str, items: Sequence[NewItem | bytes | str], *, request_timeout: str = REQUEST_TIMEOUT
-    ) -> ProduceReply:
+    ) -> requests.ProduceReply:
         """Store items; when this returns they are committed."""
-        request = ProduceRequest(
+        request = requests.ProduceRequest(
             queue_name=queue_name, request_timeout=request_timeout, items=[_new_item(item) for item in items]
         )
         return await self._caller.call(request)
@@ -94,12 +67,12 @@ class Queues:
         batch_size: int = 1,
         request_timeout: str = REQUEST_TIMEOUT,
         client_id: str | None = None,
-    ) -> LeaseReply:
+    ) -> requests.LeaseReply:
         """Wait for items; raises NothingToLease when the time is up."""
         if client_id is None:
             self._leases += 1
             client_id = f"{self._client_id}-{self._leases}"
-        request = LeaseRequest(
+        request = requests.LeaseRequest(
             queue_name=queue_name, client_id=client_id, batch_size=batch_size, request_timeout=request_timeout
         )
         return await self._caller.call(request)
@@ -108,7 +81,7 @@ class Queues:
         self, queue_name: str, ids: Sequence[str], *, partition: int = 0, request_timeout: str = REQUEST_TIMEOUT
     ) -> None:
         """Finish leased items: all, or none with BadIds that names each bad id."""
-        request = CompleteRequest(
+        request = requests.CompleteRequest(
             queue_name=queue_name, partition=partition, request_timeout=request_timeout, ids=list(ids)
         )
         await self._caller.call(request)
@@ -116,54 +89,71 @@ class Queues:
     async def queue_retry(self, queue_name: str, items: Sequence[RetryItem | str], *, partition: int = 0) -> None:
         """Give leased items back: at once, at `retry_at`, or to the dead queue."""
         retried = [RetryItem(id=item) if isinstance(item, str) else item for item in items]
-        request = RetryRequest(queue_name=queue_name, partition=partition, items=retried)
+        request = requests.RetryRequest(queue_name=queue_name, partition=partition, items=retried)
         await self._caller.call(request)
 
     async def queue_extend(
         self, queue_name: str, ids: Sequence[str], *, partition: int = 0, lease_timeout: str = ""
-    ) -> ExtendReply:
+    ) -> requests.ExtendReply:
         """Let leases run for another `lease_timeout` from now, or for the queue's own."""
-        request = ExtendRequest(queue_name=queue_name, partition=partition, ids=list(ids), lease_timeout=lease_timeout)
+        request = requests.ExtendRequest(
+            queue_name=queue_name, partition=partition, ids=list(ids), lease_timeout=lease_timeout
+        )
         return await self._caller.call(request)
 
-    def consume(self, queue_name: str, *, batch: int = 1, extend_for_s: float = 3600.0) -> AsyncIterator[Lease]:
+    async def consume(self, queue_name: str, *, batch: int = 1, extend_for_s: float = 3600.0) -> AsyncIterator[Lease]:
         """Lease after lease, without end. Each is kept alive until it is settled, for at most `extend_for_s`."""
-        return _consume(self, queue_name, batch=batch, extend_for_s=extend_for_s)
+        every_s = await lease_s(self, queue_name) / 3
+        leases = Leaser(self, queue_name)
+        keepers: set[asyncio.Task[None]] = set()
+        try:
+            while (reply := await leases.next(batch)) is not None:
+                lease = Lease(self, queue_name, reply.partition, reply.items)
+                keeper = asyncio.create_task(_keep(lease, every_s, extend_for_s))
+                keepers.add(keeper)
+                keeper.add_done_callback(keepers.discard)
+                yield lease
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
 
     # --- one queue --------------------------------------------------------------------------------------------
 
-    async def queue_stats(self, queue_name: str) -> StatsReply:
+    async def queue_stats(self, queue_name: str) -> requests.StatsReply:
         """What waits, is leased, scheduled, dying and overdue, by partition."""
-        return await self._caller.call(StatsRequest(queue_name=queue_name))
+        return await self._caller.call(requests.StatsRequest(queue_name=queue_name))
 
     async def queue_clear(
         self, queue_name: str, *, queue: bool = False, scheduled: bool = False, destructive: bool = False
     ) -> None:
         """Delete queued items, scheduled ones, and with `destructive` leased ones too."""
-        request = ClearRequest(queue_name=queue_name, queue=queue, scheduled=scheduled, destructive=destructive)
+        request = requests.ClearRequest(
+            queue_name=queue_name, queue=queue, scheduled=scheduled, destructive=destructive
+        )
         await self._caller.call(request)
 
     async def queue_pause(self, queue_name: str) -> None:
         """Take items in and give none out, across restarts."""
-        await self._caller.call(PauseRequest(queue_name=queue_name))
+        await self._caller.call(requests.PauseRequest(queue_name=queue_name))
 
     async def queue_resume(self, queue_name: str) -> None:
         """Give items out again."""
-        await self._caller.call(ResumeRequest(queue_name=queue_name))
+        await self._caller.call(requests.ResumeRequest(queue_name=queue_name))
 
     async def queue_redrive(
         self, queue_name: str, ids: Sequence[str], *, source_queue: str, partition: int = 0
     ) -> list[str]:
         """Move items back to the queue that they died in; returns those that go. Left alone is what is leased, is not
         there, or died elsewhere. Raises QueueMissing when a queue is gone."""
-        request = RedriveItemsRequest(
+        request = requests.RedriveItemsRequest(
             queue_name=queue_name, partition=partition, source_queue=source_queue, ids=list(ids)
         )
         return (await self._caller.call(request)).ids
 
     async def queue_reload(self, queue_name: str) -> None:
         """Read the queue's state from its store again."""
-        await self._caller.call(ReloadRequest(queue_name=queue_name))
+        await self._caller.call(requests.ReloadRequest(queue_name=queue_name))
 
     # --- queues -----------------------------------------------------------------------------------------------
 
@@ -180,7 +170,7 @@ class Queues:
         dead_retention: str = "",
     ) -> None:
         """Make a queue."""
-        request = CreateQueueRequest(
+        request = requests.CreateQueueRequest(
             queue_name=queue_name,
             lease_timeout=lease_timeout,
             expire_timeout=expire_timeout,
@@ -205,7 +195,7 @@ class Queues:
         dead_retention: str | UnsetType = UNSET,
     ) -> None:
         """Change a queue; what is left out stays as it is."""
-        request = UpdateQueueRequest(
+        request = requests.UpdateQueueRequest(
             queue_name=queue_name,
             lease_timeout=lease_timeout,
             expire_timeout=expire_timeout,
@@ -219,15 +209,15 @@ class Queues:
 
     async def queues_list(self, *, pivot: str = "", limit: int = 0) -> list[QueueInfo]:
         """Queues by name, from the pivot on."""
-        return (await self._caller.call(ListRequest(pivot=pivot, limit=limit))).items
+        return (await self._caller.call(requests.ListRequest(pivot=pivot, limit=limit))).items
 
     async def queues_info(self, queue_name: str) -> QueueInfo:
         """One queue."""
-        return await self._caller.call(InfoRequest(queue_name=queue_name))
+        return await self._caller.call(requests.InfoRequest(queue_name=queue_name))
 
     async def queues_delete(self, queue_name: str, *, force: bool = False) -> None:
         """Delete a queue; with items in it only by force."""
-        await self._caller.call(DeleteQueueRequest(queue_name=queue_name, force=force))
+        await self._caller.call(requests.DeleteQueueRequest(queue_name=queue_name, force=force))
 
     # --- storage ----------------------------------------------------------------------------------------------
 
@@ -235,26 +225,26 @@ class Queues:
         self, queue_name: str, *, partition: int = 0, pivot: str = "", limit: int = 0
     ) -> list[Item]:
         """Queued and leased items by id, from the pivot on."""
-        request = ListItemsRequest(queue_name=queue_name, partition=partition, pivot=pivot, limit=limit)
+        request = requests.ListItemsRequest(queue_name=queue_name, partition=partition, pivot=pivot, limit=limit)
         return (await self._caller.call(request)).items
 
     async def storage_scheduled_list(
         self, queue_name: str, *, partition: int = 0, pivot: str = "", limit: int = 0
     ) -> list[Item]:
         """Scheduled items by id, from the pivot on."""
-        request = ListScheduledRequest(queue_name=queue_name, partition=partition, pivot=pivot, limit=limit)
+        request = requests.ListScheduledRequest(queue_name=queue_name, partition=partition, pivot=pivot, limit=limit)
         return (await self._caller.call(request)).items
 
     async def storage_items_import(
-        self, queue_name: str, items: Sequence[ImportedItem], *, partition: int = 0
+        self, queue_name: str, items: Sequence[requests.ImportedItem], *, partition: int = 0
     ) -> list[Item]:
         """Store items with their story; returns those that were stored, with their new ids."""
-        request = ImportItemsRequest(queue_name=queue_name, partition=partition, items=list(items))
+        request = requests.ImportItemsRequest(queue_name=queue_name, partition=partition, items=list(items))
         return (await self._caller.call(request)).items
 
     async def storage_items_delete(self, queue_name: str, ids: Sequence[str], *, partition: int = 0) -> None:
         """Delete items by id, leased ones too; unknown ids are skipped."""
-        request = DeleteItemsRequest(queue_name=queue_name, partition=partition, ids=list(ids))
+        request = requests.DeleteItemsRequest(queue_name=queue_name, partition=partition, ids=list(ids))
         await self._caller.call(request)
 
 
@@ -275,7 +265,7 @@ class Lease(AbstractAsyncContextManager["Lease"]):
 
     async def complete(self, items: Sequence[LeasedItem] | None = None) -> list[str]:
         """Finish items, or all that are open. Ids whose lease was lost are left out, and returned."""
-        ids = self._ids(items)
+        ids = list(self._open) if items is None else [item.id for item in items]
         lost: list[str] = []
         while ids:
             try:
@@ -300,9 +290,6 @@ class Lease(AbstractAsyncContextManager["Lease"]):
             await self._queues.queue_retry(self.queue_name, retried, partition=self.partition)
             for item in retried:
                 self._open.pop(item.id, None)
-
-    def _ids(self, items: Sequence[LeasedItem] | None) -> list[str]:
-        return list(self._open) if items is None else [item.id for item in items]
 
     async def extend(self) -> None:
         """Let the open items run longer; those whose lease was lost are dropped from it."""
@@ -336,7 +323,7 @@ class Leaser:
         self._stopped = stopped
         self._failures = 0
 
-    async def next(self, count_max: int, *, timeout_s: float | None = None) -> LeaseReply | None:
+    async def next(self, count_max: int, *, timeout_s: float | None = None) -> requests.LeaseReply | None:
         """The next lease, or none when stopped first, or when nothing came in time. Raises QueueMissing when the queue
         is gone, ShuttingDown when the service ends in this process; with a time limit whatever fails."""
         while self._stopped is None or not self._stopped.is_set():
@@ -362,7 +349,7 @@ class Leaser:
     def _worked(self) -> None:
         self.trouble, self._failures = "", 0
 
-    async def _lease(self, count_max: int, timeout_s: float | None) -> LeaseReply | None:
+    async def _lease(self, count_max: int, timeout_s: float | None) -> requests.LeaseReply | None:
         """Lease, or none when stopped first. A lease that is called off is undone by the queue."""
         limit = REQUEST_TIMEOUT if timeout_s is None else f"{max(REQUEST_MS_MIN, round(timeout_s * 1000))}ms"
         leasing = self._queues.queue_lease(self._queue_name, batch_size=count_max, request_timeout=limit)
@@ -390,23 +377,6 @@ async def lease_s(queues: Queues, queue_name: str) -> float:
     """How long a lease of a queue runs unless it is extended. Raises QueueMissing."""
     info = await queues.queues_info(queue_name)
     return parse_duration(info.lease_timeout, what="lease timeout") / SECOND_US
-
-
-async def _consume(queues: Queues, queue_name: str, *, batch: int, extend_for_s: float) -> AsyncIterator[Lease]:
-    every_s = await lease_s(queues, queue_name) / 3
-    leases = Leaser(queues, queue_name)
-    keepers: set[asyncio.Task[None]] = set()
-    try:
-        while (reply := await leases.next(batch)) is not None:
-            lease = Lease(queues, queue_name, reply.partition, reply.items)
-            keeper = asyncio.create_task(_keep(lease, every_s, extend_for_s))
-            keepers.add(keeper)
-            keeper.add_done_callback(keepers.discard)
-            yield lease
-    finally:
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
 
 
 async def _keep(lease: Lease, every_s: float, for_s: float) -> None:

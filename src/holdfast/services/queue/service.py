@@ -3,7 +3,7 @@ the queue. Every face calls `call`; none of them decides anything."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar, cast
 
 from msgspec.structs import replace
@@ -11,40 +11,8 @@ from msgspec.structs import replace
 from holdfast.core import checks
 from holdfast.core.item import NewItem, QueueInfo
 from holdfast.core.moments import parse_duration
+from holdfast.core.requests import queue as requests
 from holdfast.core.requests.declare import HANDLERS, handles
-from holdfast.core.requests.queue import (
-    ClearRequest,
-    CodeReply,
-    CompleteRequest,
-    CreateQueueRequest,
-    DeleteItemsRequest,
-    DeleteQueueRequest,
-    ExtendReply,
-    ExtendRequest,
-    ImportItemsRequest,
-    InfoRequest,
-    ItemsReply,
-    LeaseReply,
-    LeaseRequest,
-    ListItemsRequest,
-    ListRequest,
-    ListScheduledRequest,
-    LogicalQueueStats,
-    PartitionStats,
-    PauseRequest,
-    ProduceReply,
-    ProduceRequest,
-    QueueRequest,
-    QueuesReply,
-    RedriveItemsReply,
-    RedriveItemsRequest,
-    ReloadRequest,
-    ResumeRequest,
-    RetryRequest,
-    StatsReply,
-    StatsRequest,
-    UpdateQueueRequest,
-)
 from holdfast.errors import BadIds, Invalid, ShuttingDown, StorageFailed
 from holdfast.ports.queue_store import (
     Clear,
@@ -63,20 +31,20 @@ from holdfast.services.queue.manager import QueueManager
 from holdfast.telemetry.events import emit
 
 CLEAR_COUNT_MAX = 10_000
-OK = CodeReply(200)
+OK = requests.CodeReply(200)
 SPREAD = "queue is spread over several storages; dedupe_key and source_id are unique within each of them alone"
 
 R = TypeVar("R")
 
 
 class QueueService:
-    """The queue service over a manager."""
+    """The queue service over a manager. New partitions go to storages by their affinities."""
 
-    def __init__(self, manager: QueueManager, *, places: changes.Places) -> None:
+    def __init__(self, manager: QueueManager, *, affinities: Mapping[str, float]) -> None:
         self.manager = manager
-        self._places = places
+        self._affinities = affinities
 
-    async def call(self, request: QueueRequest[R]) -> R:
+    async def call(self, request: requests.QueueRequest[R]) -> R:
         """Carry out a verb. Raises HoldfastError; then nothing of the request is acknowledged."""
         if self.manager.closing:
             raise ShuttingDown
@@ -93,24 +61,24 @@ class QueueService:
 
     # --- items ------------------------------------------------------------------------------------------------
 
-    @handles(ProduceRequest)
-    async def produce(self, request: ProduceRequest) -> ProduceReply:
+    @handles(requests.ProduceRequest)
+    async def produce(self, request: requests.ProduceRequest) -> requests.ProduceReply:
         queue = self._queue(request.queue_name)
         timeout_us = checks.request_timeout(request.request_timeout)
         checks.items(request.items)
         items, byte_count = _checked(request.items)
-        return ProduceReply(await queue.produce(items, byte_count=byte_count, timeout_us=timeout_us))
+        return requests.ProduceReply(await queue.produce(items, byte_count=byte_count, timeout_us=timeout_us))
 
-    @handles(LeaseRequest)
-    async def lease(self, request: LeaseRequest) -> LeaseReply:
+    @handles(requests.LeaseRequest)
+    async def lease(self, request: requests.LeaseRequest) -> requests.LeaseReply:
         queue = self._queue(request.queue_name)
         timeout_us = checks.request_timeout(request.request_timeout)
         checks.client_id(request.client_id)
         checks.batch_size(request.batch_size)
         return await queue.lease(request.client_id, request.batch_size, timeout_us=timeout_us)
 
-    @handles(CompleteRequest)
-    async def complete(self, request: CompleteRequest) -> CodeReply:
+    @handles(requests.CompleteRequest)
+    async def complete(self, request: requests.CompleteRequest) -> requests.CodeReply:
         queue = self._queue(request.queue_name)
         timeout_us = checks.request_timeout(request.request_timeout)
         queue.share_of(request.partition)
@@ -118,8 +86,8 @@ class QueueService:
         await _settled(queue, Complete(request.partition, _unique(request.ids)), "completed", timeout_us)
         return OK
 
-    @handles(RetryRequest)
-    async def retry(self, request: RetryRequest) -> CodeReply:
+    @handles(requests.RetryRequest)
+    async def retry(self, request: requests.RetryRequest) -> requests.CodeReply:
         queue = self._queue(request.queue_name)
         queue.share_of(request.partition)
         checks.items(request.items, most="max_retry_batch_size")
@@ -129,20 +97,20 @@ class QueueService:
         await _settled(queue, RetryItems(request.partition, items, queue.rules()), "retried")
         return OK
 
-    @handles(ExtendRequest)
-    async def extend(self, request: ExtendRequest) -> ExtendReply:
+    @handles(requests.ExtendRequest)
+    async def extend(self, request: requests.ExtendRequest) -> requests.ExtendReply:
         queue = self._queue(request.queue_name)
         lease_timeout_us = parse_duration(request.lease_timeout, what="lease timeout")
         queue.share_of(request.partition)
         checks.ids(request.ids)
         lease_timeout_us = lease_timeout_us or queue.record.lease_timeout_us
         operation = Extend(request.partition, _unique(request.ids), lease_timeout_us)
-        return ExtendReply(list((await _settled(queue, operation, "extended")).items))
+        return requests.ExtendReply(await _settled(queue, operation, "extended"))
 
     # --- one queue --------------------------------------------------------------------------------------------
 
-    @handles(StatsRequest)
-    async def stats(self, request: StatsRequest) -> StatsReply:
+    @handles(requests.StatsRequest)
+    async def stats(self, request: requests.StatsRequest) -> requests.StatsReply:
         queue = self._queue(request.queue_name)
         rules = queue.rules()
         partitions = []
@@ -152,18 +120,18 @@ class QueueService:
                     tally = await share.store.tally(partition, rules=rules)
                     partitions.append(replace(tally, failures=share.failures))
                 except StorageFailed:
-                    partitions.append(PartitionStats(partition=partition, failures=max(1, share.failures)))
-        logical = LogicalQueueStats(
+                    partitions.append(requests.PartitionStats(partition=partition, failures=max(1, share.failures)))
+        logical = requests.LogicalQueueStats(
             produce_waiting=len(queue.waiting.produces),
             lease_waiting=len(queue.waiting.leases),
             complete_waiting=queue.waiting.settling_count(),
             in_flight=queue.in_flight,
             partitions=sorted(partitions, key=lambda stats: stats.partition),
         )
-        return StatsReply(queue_name=request.queue_name, logical_queues=[logical])
+        return requests.StatsReply(queue_name=request.queue_name, logical_queues=[logical])
 
-    @handles(ClearRequest)
-    async def clear(self, request: ClearRequest) -> CodeReply:
+    @handles(requests.ClearRequest)
+    async def clear(self, request: requests.ClearRequest) -> requests.CodeReply:
         queue = self._queue(request.queue_name)
         if not (request.queue or request.scheduled):
             raise Invalid("invalid clear request; one of 'queue', 'scheduled' must be true")
@@ -186,23 +154,18 @@ class QueueService:
             emit("queue.cleared", queue=request.queue_name, count=total)
         return OK
 
-    @handles(PauseRequest)
-    async def pause(self, request: PauseRequest) -> CodeReply:
-        return await self._set_paused(request.queue_name, pause=True)
-
-    @handles(ResumeRequest)
-    async def resume(self, request: ResumeRequest) -> CodeReply:
-        return await self._set_paused(request.queue_name, pause=False)
-
-    async def _set_paused(self, name: str, *, pause: bool) -> CodeReply:
+    @handles(requests.PauseRequest)
+    @handles(requests.ResumeRequest)
+    async def pause(self, request: requests.PauseRequest | requests.ResumeRequest) -> requests.CodeReply:
+        name = request.queue_name
         self._queue(name)
         async with self.manager.changing() as catalog:
-            decide = changes.paused(name, pause=pause)
+            decide = changes.paused(name, pause=isinstance(request, requests.PauseRequest))
             await self.manager.put(await catalog.change(name, dead_queue="", decide=decide))
         return OK
 
-    @handles(RedriveItemsRequest)
-    async def redrive(self, request: RedriveItemsRequest) -> RedriveItemsReply:
+    @handles(requests.RedriveItemsRequest)
+    async def redrive(self, request: requests.RedriveItemsRequest) -> requests.RedriveItemsReply:
         queue = self._queue(request.queue_name)
         queue.share_of(request.partition)
         checks.ids(request.ids)
@@ -210,31 +173,31 @@ class QueueService:
             raise Invalid(f"source queue is invalid; '{request.queue_name}' cannot be redriven into itself")
         target = self.manager.source_target(request.source_queue)
         redriven = await queue.operate(SendBack(request.partition, _unique(request.ids), target))
-        return RedriveItemsReply(list(redriven.ids))
+        return requests.RedriveItemsReply(list(redriven.ids))
 
-    @handles(ReloadRequest)
-    async def reload(self, request: ReloadRequest) -> CodeReply:
+    @handles(requests.ReloadRequest)
+    async def reload(self, request: requests.ReloadRequest) -> requests.CodeReply:
         await self._queue(request.queue_name).reload()
         return OK
 
     # --- queues -----------------------------------------------------------------------------------------------
 
-    @handles(CreateQueueRequest)
-    async def create(self, request: CreateQueueRequest) -> CodeReply:
-        decide = changes.created(request, self._places)
+    @handles(requests.CreateQueueRequest)
+    async def create(self, request: requests.CreateQueueRequest) -> requests.CodeReply:
+        decide = changes.created(request, self._affinities)
         async with self.manager.changing() as catalog:
             record = await catalog.change(request.queue_name, dead_queue=request.dead_queue, decide=decide)
             await self.manager.put(record)
         emit("queue.created", queue=request.queue_name)
         if len({place.storage for place in record.partitions}) > 1:
             emit("queue.spread", queue=request.queue_name)
-            return CodeReply(200, SPREAD)
+            return requests.CodeReply(200, SPREAD)
         return OK
 
-    @handles(UpdateQueueRequest)
-    async def update(self, request: UpdateQueueRequest) -> CodeReply:
+    @handles(requests.UpdateQueueRequest)
+    async def update(self, request: requests.UpdateQueueRequest) -> requests.CodeReply:
         current = self._queue(request.queue_name).record
-        decide = changes.updated(request, self._places)
+        decide = changes.updated(request, self._affinities)
         dead_queue = request.dead_queue if isinstance(request.dead_queue, str) else current.dead_queue
         async with self.manager.changing() as catalog:
             record = await catalog.change(request.queue_name, dead_queue=dead_queue, decide=decide)
@@ -242,18 +205,18 @@ class QueueService:
         emit("queue.updated", queue=request.queue_name)
         return OK
 
-    @handles(ListRequest)
-    async def list(self, request: ListRequest) -> QueuesReply:
+    @handles(requests.ListRequest)
+    async def list(self, request: requests.ListRequest) -> requests.QueuesReply:
         count_max = checks.list_limit(request.limit)
         records = self.manager.records(pivot=request.pivot, count_max=count_max)
-        return QueuesReply([record.info() for record in records])
+        return requests.QueuesReply([record.info() for record in records])
 
-    @handles(InfoRequest)
-    async def info(self, request: InfoRequest) -> QueueInfo:
+    @handles(requests.InfoRequest)
+    async def info(self, request: requests.InfoRequest) -> QueueInfo:
         return self._queue(request.queue_name).record.info()
 
-    @handles(DeleteQueueRequest)
-    async def delete(self, request: DeleteQueueRequest) -> CodeReply:
+    @handles(requests.DeleteQueueRequest)
+    async def delete(self, request: requests.DeleteQueueRequest) -> requests.CodeReply:
         name = request.queue_name
         queue = self._queue(name)
         async with self.manager.changing() as catalog, queue.freeze():
@@ -272,25 +235,20 @@ class QueueService:
 
     # --- storage ----------------------------------------------------------------------------------------------
 
-    @handles(ListItemsRequest)
-    async def list_items(self, request: ListItemsRequest) -> ItemsReply:
-        return await self._list(request, scheduled=False)
-
-    @handles(ListScheduledRequest)
-    async def list_scheduled(self, request: ListScheduledRequest) -> ItemsReply:
-        return await self._list(request, scheduled=True)
-
-    async def _list(self, request: ListItemsRequest, *, scheduled: bool) -> ItemsReply:
+    @handles(requests.ListItemsRequest)
+    @handles(requests.ListScheduledRequest)
+    async def list_items(self, request: requests.ListItemsRequest) -> requests.ItemsReply:
+        scheduled = isinstance(request, requests.ListScheduledRequest)
         queue = self._queue(request.queue_name)
         share = queue.share_of(request.partition)
         count_max = checks.list_limit(request.limit)
         items = await share.store.list_items(
             request.partition, pivot=request.pivot, count_max=count_max, scheduled=scheduled
         )
-        return ItemsReply(list(items))
+        return requests.ItemsReply(list(items))
 
-    @handles(ImportItemsRequest)
-    async def import_items(self, request: ImportItemsRequest) -> ItemsReply:
+    @handles(requests.ImportItemsRequest)
+    async def import_items(self, request: requests.ImportItemsRequest) -> requests.ItemsReply:
         queue = self._queue(request.queue_name)
         queue.share_of(request.partition)
         checks.items(request.items, most="max_import_batch_size")
@@ -309,10 +267,10 @@ class QueueService:
                 if not 0 <= getattr(item, what) <= checks.ATTEMPTS_MAX:
                     raise Invalid(f"{what} is invalid; must be between 0 and {checks.ATTEMPTS_MAX}")
         operation = Import(request.partition, request.items, queue.record.expire_timeout_us)
-        return ItemsReply(list((await queue.operate(operation)).items))
+        return requests.ItemsReply(await queue.operate(operation))
 
-    @handles(DeleteItemsRequest)
-    async def delete_items(self, request: DeleteItemsRequest) -> CodeReply:
+    @handles(requests.DeleteItemsRequest)
+    async def delete_items(self, request: requests.DeleteItemsRequest) -> requests.CodeReply:
         queue = self._queue(request.queue_name)
         queue.share_of(request.partition)
         checks.ids(request.ids)

@@ -35,7 +35,8 @@ class StorageShare:
         self.busy = False  # a commit or a load runs
         self.failures = 0
         self.retry_at_us = 0
-        self.due_again: set[int] = set()  # partitions whose deadlines are looked at with the next commit, come what may
+        #: Partitions whose deadlines are looked at with the next commit: more may be due there than they say.
+        self.due_again: set[int] = set()
         #: Nothing is due before this moment of ours, by whatever rules; NEVER_US when there is no deadline.
         self.soonest_us = NEVER_US
         self._hinted = set(partitions)  # on a shared storage: where others may have added items since our last look
@@ -113,11 +114,6 @@ class StorageShare:
             return error
         return StorageFailed(f"storage failed; {error.message}")
 
-    async def take_over(self, wider: StorageShare) -> None:
-        """The same storage with more partitions; load it then."""
-        await self.store.close()
-        self.partitions, self.store = wider.partitions, wider.store
-
     # --- deadlines --------------------------------------------------------------------------------------------
 
     def due_partitions(self, rules: Callable[[], DeathRules]) -> list[int]:
@@ -139,10 +135,6 @@ class StorageShare:
         """Look at deadlines and items anew: something changed of which nobody was told."""
         self.hint(self.partitions)
         self.due_again.update(self.partitions)
-
-    def look_at_due(self, partition: int) -> None:
-        """More may be due there than its deadlines say."""
-        self.due_again.add(partition)
 
     def carries_out_due(self, partition: int) -> None:
         """The next commit carries out what is due there, and may bring items that can be leased."""

@@ -9,14 +9,16 @@ is up to `logical_queue.py`.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
 
+from msgspec import Struct, field
+
 from holdfast.core.item import NewItem, QueueRecord
 from holdfast.errors import Invalid, TryAgain
-from holdfast.ports.queue_store import Complete, DeathRules, Due, Extend, LeaseItems, Operation, Produce, Produced
+from holdfast.ports.queue_store import Complete, DeathRules, Due, Extend, LeaseItems, Operation, Produce
 from holdfast.services.queue.storage_share import StorageShare
 
 LEASES_WAITING_COUNT_MAX = 1_000
@@ -30,23 +32,17 @@ COMMIT_OPERATIONS_COUNT_MAX = 2_000
 T = TypeVar("T")
 
 
-class Waiting:
+class Waiting(Struct, eq=False):
     """A request that waits. `taken` while its commit runs: from then on only the commit answers it."""
 
-    __slots__ = ("deadline_us", "future", "taken", "weight")
+    deadline_us: int
+    taken: bool = False
+    future: asyncio.Future[object] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    def __init__(self, deadline_us: int, weight: int) -> None:
-        self.deadline_us = deadline_us
-        self.weight = weight  # about how many items it touches
-        self.taken = False
-        self.future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-
-    def answer(self, result: object) -> bool:
-        """Answer it; false when nobody waits for the answer any more."""
-        if self.future.done():
-            return False
-        self.future.set_result(result)
-        return True
+    def answer(self, result: object) -> None:
+        """Answer it, if somebody still waits for the answer."""
+        if not self.future.done():
+            self.future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
         """Answer it with an error."""
@@ -54,51 +50,36 @@ class Waiting:
             self.future.set_exception(error)
 
 
-class WaitingProduce(Waiting):
+class WaitingProduce(Waiting, eq=False, kw_only=True):
     """Items that want a partition."""
 
-    __slots__ = ("byte_count", "items")
-
-    def __init__(self, items: Sequence[NewItem], byte_count: int, deadline_us: int) -> None:
-        super().__init__(deadline_us, len(items))
-        self.items = items
-        self.byte_count = byte_count
+    items: Sequence[NewItem]
+    byte_count: int
 
 
-class WaitingLease(Waiting):
+class WaitingLease(Waiting, eq=False, kw_only=True):
     """A client that wants items."""
 
-    __slots__ = ("batch_size", "client_id")
-
-    def __init__(self, client_id: str, batch_size: int, deadline_us: int) -> None:
-        super().__init__(deadline_us, batch_size)
-        self.client_id = client_id
-        self.batch_size = batch_size
+    client_id: str
+    batch_size: int
 
 
-class WaitingOperation(Waiting):
+class WaitingOperation(Waiting, eq=False, kw_only=True):
     """An operation that belongs to one partition; `settles` when it is a client's complete, retry or extend."""
 
-    __slots__ = ("operation", "settles")
-
-    def __init__(self, operation: Operation, weight: int, deadline_us: int, *, settles: bool) -> None:
-        super().__init__(deadline_us, weight)
-        self.operation = operation
-        self.settles = settles
+    operation: Operation
+    weight: int  #: about how many items it touches
+    settles: bool
 
 
 class WaitingRequests:
     """Requests of one queue that wait for their turn."""
 
-    def __init__(self, shares: Iterable[StorageShare]) -> None:
+    def __init__(self) -> None:
         self.produces: deque[WaitingProduce] = deque()
         self.leases: dict[str, WaitingLease] = {}
-        self.operations: dict[StorageShare, list[WaitingOperation]] = {share: [] for share in shares}
+        self.operations: defaultdict[StorageShare, list[WaitingOperation]] = defaultdict(list)
         self._produce_bytes = 0
-
-    def add_share(self, share: StorageShare) -> None:
-        """The queue has partitions in one more storage."""
-        self.operations[share] = []
 
     # --- coming -----------------------------------------------------------------------------------------------
 
@@ -109,7 +90,7 @@ class WaitingRequests:
             or self._produce_bytes + byte_count > PRODUCES_WAITING_BYTES_MAX
         ):
             raise TryAgain("queue is overloaded; try again later")
-        waiting = WaitingProduce(items, byte_count, deadline_us)
+        waiting = WaitingProduce(deadline_us, items=items, byte_count=byte_count)
         self.produces.append(waiting)
         self._produce_bytes += byte_count
         return waiting
@@ -120,12 +101,16 @@ class WaitingRequests:
             raise Invalid("duplicate client id; a client cannot make multiple leased requests to the same queue")
         if len(self.leases) >= LEASES_WAITING_COUNT_MAX:
             raise TryAgain("queue is overloaded; try again later")
-        waiting = self.leases[client_id] = WaitingLease(client_id, batch_size, deadline_us)
+        waiting = self.leases[client_id] = WaitingLease(deadline_us, client_id=client_id, batch_size=batch_size)
         return waiting
 
-    def add_operation(self, share: StorageShare, waiting: WaitingOperation) -> None:
+    def add_operation(
+        self, share: StorageShare, operation: Operation, weight: int, deadline_us: int, *, settles: bool = False
+    ) -> WaitingOperation:
         """An operation on one partition of a share."""
+        waiting = WaitingOperation(deadline_us, operation=operation, weight=weight, settles=settles)
         self.operations[share].append(waiting)
+        return waiting
 
     # --- looking ----------------------------------------------------------------------------------------------
 
@@ -135,7 +120,7 @@ class WaitingRequests:
 
     def weight(self, share: StorageShare) -> int:
         """About how many items those touch."""
-        return sum([one.weight for one in self.produces]) + sum([one.weight for one in self.operations[share]])
+        return sum([len(one.items) for one in self.produces]) + sum([one.weight for one in self.operations[share]])
 
     def is_any(self, share: StorageShare) -> bool:
         """Whether anybody waits whom the share might serve."""
@@ -199,24 +184,21 @@ class WaitingRequests:
 # --- the next commit -------------------------------------------------------------------------------------------------
 
 
-class CommitBatch:
+class CommitBatch(Struct, eq=False):
     """One commit's worth: operations for the store and, beside each, whom its result answers."""
 
-    __slots__ = ("better", "leases", "operations", "produces", "singles", "weight")
+    operations: list[Operation] = []
+    weight: int = 0  #: about how many items it touches
+    produces: dict[int, list[WaitingProduce]] = {}  #: index of the operation → requests, in order
+    leases: dict[int, list[WaitingLease]] = {}
+    singles: dict[int, WaitingOperation] = {}
+    better: set[int] = set()  #: partitions of idle shares that are better for somebody who waits
 
-    def __init__(self) -> None:
-        self.operations: list[Operation] = []
-        self.weight = 0  # about how many items it touches
-        self.produces: dict[int, list[WaitingProduce]] = {}  # index of the operation → requests, in order
-        self.leases: dict[int, list[WaitingLease]] = {}
-        self.singles: dict[int, WaitingOperation] = {}
-        self.better: set[int] = set()  # partitions of idle shares that are better for somebody who waits
-
-    def answer_produces(self, index: int, produced: Produced) -> None:
+    def answer_produces(self, index: int, produced: Sequence[str]) -> None:
         """Give every producer of one operation the ids of its own items."""
         partition, position = self.operations[index].partition, 0
         for waiting in self.produces[index]:
-            ids = produced.ids[position : position + len(waiting.items)]
+            ids = produced[position : position + len(waiting.items)]
             position += len(waiting.items)
             waiting.answer((ids, partition))
 
