@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.amqp import Admin
 from tests.support.folders import memory_place
-from tests.support.postgres import Cluster, running_cluster
+from tests.support.postgres import Cluster
+from tests.support.rabbitmq import Node, versions, vhost_name
 from tests.support.rabbitmq_cluster import RabbitCluster, cluster_versions, running_rabbitmq_cluster
-from tests.support.rabbitmq_fixtures import admin, every_admin, every_node, node, nodes
 from tests.support.servers import skip_left_out
-
-__all__ = ["admin", "every_admin", "every_node", "node", "nodes"]
 
 # `make test` tries the same examples each time, so that a red run speaks of the change; `make soak` looks for new ones.
 # No example fails by the clock: this machine may be busy with others.
@@ -70,8 +70,8 @@ def _rank(item: pytest.Item) -> int:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Cluster]:
-    """The PostgreSQL of this run. A test that stops or kills one makes its own: `running_cluster()`."""
-    with running_cluster(memory=memory_place()) as cluster:
+    """The PostgreSQL of this run. A test that stops or kills one makes its own: `Cluster()`."""
+    with Cluster(memory=memory_place()) as cluster:
         yield cluster
 
 
@@ -95,3 +95,42 @@ def rabbitmq_cluster(_rabbitmq_cluster: RabbitCluster) -> RabbitCluster:
     """Three RabbitMQ nodes, all of them there. A test may kill and pause them: the next one finds them whole again."""
     _rabbitmq_cluster.heal()
     return _rabbitmq_cluster
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[dict[str, Node]]:
+    """A RabbitMQ of each version, started when it is first asked for."""
+
+    class Nodes(dict[str, Node]):
+        def __missing__(self, version: str) -> Node:
+            self[version] = node = stack.enter_context(Node(version, memory=memory_place()))
+            return node
+
+    with ExitStack() as stack:
+        yield Nodes()
+
+
+@pytest.fixture
+def node(nodes: dict[str, Node]) -> Node:
+    """Debian's RabbitMQ. A test that kills or blocks one makes its own: `with Node()`."""
+    return nodes["3.10"]
+
+
+@pytest.fixture(params=versions())
+def every_node(request: pytest.FixtureRequest, nodes: dict[str, Node]) -> Node:
+    """Each version in turn, where it is there."""
+    return nodes[request.param]
+
+
+@pytest.fixture
+async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Admin]:
+    """A virtual host of one's own, on Debian's RabbitMQ."""
+    async with Admin.open(node, vhost_name(request.node.name)) as admin:
+        yield admin
+
+
+@pytest.fixture
+async def every_admin(request: pytest.FixtureRequest, every_node: Node) -> AsyncIterator[Admin]:
+    """A virtual host of one's own, on each version in turn."""
+    async with Admin.open(every_node, vhost_name(request.node.name)) as admin:
+        yield admin

@@ -19,8 +19,8 @@ from tests.collect.worker import SHAPE, TRANSACTION
 from tests.support.amqp import Admin, RabbitPublisher
 from tests.support.eventually import eventually
 from tests.support.forking import forked_process
-from tests.support.postgres import running_cluster
-from tests.support.rabbitmq import running_node
+from tests.support.postgres import Cluster
+from tests.support.rabbitmq import Node
 
 pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq, pytest.mark.s3]
 
@@ -76,7 +76,7 @@ async def test_broker_database_and_blob_store_break_in_the_middle_and_nothing_is
 ) -> None:
     """What comes while one of them is away waits for it, and says so."""
     count = 300
-    with running_node() as node, running_cluster() as cluster:
+    with Node() as node, Cluster() as cluster:
         url = cluster.create_database("collect")
         async with Admin.open(node, "faults", keep=True) as admin:
             for queue in (PRODUCER, NOTIFY):

@@ -20,7 +20,7 @@ from holdfast.proof.proxy import Proxy
 from tests.recover.dead_letter_queue import TARGETS, DeadLetterQueue, header, letter, peak_mb, summary
 from tests.support.amqp import Admin, message_id_of
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import Node, running_node
+from tests.support.rabbitmq import Node
 
 LETTERS = 4_000
 KILLS_A_ROUND = 10
@@ -59,7 +59,7 @@ async def kills(kind: str, *, count: int, seed: int) -> Tally:
     """SIGKILL of the recovery at random moments."""
     chance = random.Random(seed)
     tally = Tally()
-    with running_node() as node:
+    with Node() as node:
         while tally.kills < count:
             async with _dlq(node, kind, f"kills-{tally.kills}") as dlq:
                 await dlq.fill(_letters(LETTERS))
@@ -82,7 +82,7 @@ async def broker_kills(kind: str, *, count: int, seed: int) -> Tally:
     """`kill -9` of the broker in the middle of a run, which goes on when it is back."""
     chance = random.Random(seed)
     tally = Tally()
-    with running_node() as node:
+    with Node() as node:
         while tally.kills < count:
             vhost = f"broker-{tally.kills}"
             with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +108,7 @@ async def cuts(*, count: int, seed: int) -> Tally:
     """Connections cut on 4.0, a quorum queue with its default delivery limit; runs end rather than lose a letter."""
     chance = random.Random(seed)
     tally = Tally()
-    with running_node("4.0") as node:
+    with Node("4.0") as node:
         async with _dlq(node, "quorum", "cuts") as dlq, Proxy("127.0.0.1", node.port) as proxy:
             await dlq.fill(_letters(3 * LETTERS))
             possible = 0
@@ -133,7 +133,7 @@ async def seed_shape(*, count: int = 119_762) -> Tally:
     tally = Tally()
     refused, unknown = 1_000, 262
     good = count - refused - unknown
-    with running_node() as node:
+    with Node() as node:
         async with _dlq(node, "classic", "story") as dlq:
             await dlq.fill([letter(10**6, kind="Refused", key="refusing.queue")], counted=False)
             kinds = ["CollectionScan"] * good + ["Refused"] * refused + ["Strange"] * unknown
@@ -157,7 +157,7 @@ async def seed_shape(*, count: int = 119_762) -> Tally:
 async def large(*, count: int = 1_000, size_bytes: int = 4 * 2**20) -> Tally:
     """Large letters in little memory."""
     tally = Tally()
-    with running_node() as node:
+    with Node() as node:
         async with _dlq(node, "classic", "large") as dlq:
             for start in range(0, count, 20):
                 await dlq.fill(

@@ -36,8 +36,8 @@ from tests.model.test_service import MemoryMachine, PostgresMachine, SqliteMachi
 from tests.recover import soak as recover
 from tests.recover import soak_embedded
 from tests.support.amqp import Admin
-from tests.support.postgres import running_cluster
-from tests.support.rabbitmq import running_node
+from tests.support.postgres import Cluster
+from tests.support.rabbitmq import Node
 from tests.support.rabbitmq_cluster import running_rabbitmq_cluster
 from tests.vault import soak as custody
 from tests.vault.test_model import MemoryVault, PostgresVault, SqliteVault
@@ -110,7 +110,7 @@ class Soak:
         self._kills(name, f"sqlite:///{folder}/data", folder)
 
     def _postgres_kills(self, name: str) -> None:
-        cluster = self._stack.enter_context(running_cluster())
+        cluster = self._stack.enter_context(Cluster())
         self._kills(name, cluster.create_database("soak"), self._folder())
 
     def _rabbitmq_cluster(self, name: str) -> None:
@@ -137,8 +137,8 @@ class Soak:
         self._collect(name, embedded_kills(kills=kills, seed=self._options.seed))
 
     def _collect_shared(self, name: str) -> None:
-        cluster = self._stack.enter_context(running_cluster())
-        node = self._stack.enter_context(running_node())
+        cluster = self._stack.enter_context(Cluster())
+        node = self._stack.enter_context(Node())
         bucket = self._stack.enter_context(running_bucket())
         kills = max(COLLECT_KILLS_MIN, self._options.kills)
 
@@ -172,7 +172,7 @@ class Soak:
         print(json.dumps({"scenario": name, **numbers, **tally.more, "took_s": took_s}), flush=True)
 
     def _database(self, name: str) -> str:
-        return self._stack.enter_context(running_cluster()).create_database(name)
+        return self._stack.enter_context(Cluster()).create_database(name)
 
     def _custody(self, name: str, vault: str) -> None:
         began = time.monotonic()
@@ -183,7 +183,7 @@ class Soak:
         self.ok = self.ok and not found["lost"] and found["balanced"] and found["chain"] == "holds"
 
     def _postgres_machine(self, name: str) -> None:
-        cluster = self._stack.enter_context(running_cluster())
+        cluster = self._stack.enter_context(Cluster())
         PostgresBackend.url = cluster.create_database("model")
         # Each look at the store is a dozen round trips: a tenth of the examples takes as long.
         self._run_machine(name, PostgresMachine, examples=max(1, self._options.examples // 10))
