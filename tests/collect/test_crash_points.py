@@ -14,7 +14,6 @@ from tests.support.forking import forked_process
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 POINTS = [
     "collect.before_create",
     "collect.after_create",
@@ -60,7 +59,7 @@ def passes_of(point: str) -> int:
 async def test_a_killed_collector_goes_on_where_it_was(point: str, tmp_path: Path) -> None:
     argv = python_argv("tests.collect.worker", str(tmp_path))
     crash = {"HOLDFAST_CRASH_AT": f"{point}:{passes_of(point)}"}
-    async with forked_process(argv, env=crash, cwd=ROOT) as child:
+    async with forked_process(argv, env=crash) as child:
         assert await child.wait(timeout_s=60) == -9, child.stderr.tail
     await play(tmp_path)
     await check_folder(tmp_path, kills=1)

@@ -9,7 +9,7 @@ import pytest
 from holdfast.proof.process import python_argv
 from tests.collect.shared import BUCKET, Bucket, Place, check_place, producing, rows_of
 from tests.collect.shared_worker import play
-from tests.collect.test_crash_points import POINTS, ROOT, passes_of
+from tests.collect.test_crash_points import POINTS, passes_of
 from tests.collect.worker import SHAPE
 from tests.support.amqp import Admin
 from tests.support.forking import forked_process
@@ -27,7 +27,7 @@ async def test_a_killed_collector_is_taken_over(
     argv = python_argv("tests.collect.shared_worker")
     async with producing(admin):
         crash = {"HOLDFAST_CRASH_AT": f"{point}:{passes_of(point)}"}
-        async with forked_process(argv, env={**env, **crash}, cwd=ROOT) as child:
+        async with forked_process(argv, env={**env, **crash}) as child:
             assert await child.wait(timeout_s=60) == -9, child.stderr.tail
         await play(env)
     await check_place(place, admin, transaction=transaction)

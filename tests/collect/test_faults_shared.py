@@ -14,7 +14,6 @@ from holdfast.core.states import TransactionState
 from holdfast.proof.process import python_argv
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
 from tests.collect.shared import BUCKET, Bucket, Place, check_place, from_producer, rows_of
-from tests.collect.test_crash_points import ROOT
 from tests.collect.worker import SHAPE, TRANSACTION
 from tests.support.amqp import Admin, RabbitPublisher
 from tests.support.eventually import eventually
@@ -57,12 +56,12 @@ async def test_an_owner_that_falls_asleep_is_taken_over_and_changes_nothing_when
     argv = python_argv("tests.collect.shared_worker")
     for queue in (PRODUCER, NOTIFY):
         await admin.queue(queue)
-    async with RabbitPublisher(admin.address()) as publisher, forked_process(argv, env=env, cwd=ROOT) as sleeper:
+    async with RabbitPublisher(admin.address()) as publisher, forked_process(argv, env=env) as sleeper:
         await admin.drain(PRODUCER, 1)
         await publish(publisher, TRANSACTION, {"rows": range(12)})
         await eventually(lambda: rows_of(postgres_url, TRANSACTION) == 12)
         sleeper.stop()
-        async with forked_process(argv, env=env, cwd=ROOT) as other:
+        async with forked_process(argv, env=env) as other:
             await publish(publisher, TRANSACTION, {"rows": range(12, 30), "lines": range(7)}, rows=30, lines=7, none=0)
             assert await other.wait(timeout_s=60) == 0, other.stderr.tail
         sleeper.resume()

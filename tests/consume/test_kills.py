@@ -13,7 +13,6 @@ from tests.consume.killed_app import make_app
 from tests.support.eventually import eventually
 from tests.support.forking import forked_process
 
-ROOT = Path(__file__).parents[2]
 POINTS = [
     "consume.before_handler",
     "consume.after_handler",
@@ -44,7 +43,7 @@ async def test_a_kill_of_the_consumer_loses_nothing(point: str, tmp_path: Path) 
         await queues.queues_create(QUEUE, lease_timeout="400ms", dead_queue=f"{QUEUE}.dlq")
         await queues.queue_produce(QUEUE, BODIES)
     env = {"TEST_URL": url, "TEST_DONE": str(done), "HOLDFAST_CRASH_AT": f"{point}:3"}
-    async with forked_process(argv(), env=env, cwd=ROOT) as child:
+    async with forked_process(argv(), env=env) as child:
         assert await child.wait() == -9, child.stderr.tail
     async with make_app(url, done).running() as app:
 

@@ -16,7 +16,6 @@ from holdfast.proof.process import python_argv
 from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.consume.brokers import QUEUE, RabbitUnderTest
 from tests.consume.starting_app import make_app
-from tests.consume.test_kills import ROOT
 from tests.support.amqp import headers_of
 from tests.support.eventually import eventually
 from tests.support.forking import forked_process
@@ -45,7 +44,7 @@ async def killed(broker: RabbitUnderTest, done: Path, store: Path) -> None:
     """Run the app in a process until its message ends it, and wait until the broker has all messages again."""
     held = await broker.admin.count(QUEUE)
     env = {"TEST_URL": broker.url, "TEST_DONE": str(done), "TEST_STORE": str(store)}
-    async with forked_process(ARGV, env=env, cwd=ROOT) as child:
+    async with forked_process(ARGV, env=env) as child:
         assert await child.wait() == -9, child.stderr.tail
 
     async def are_back() -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import sys
-from pathlib import Path
 
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.plan import PlanOptions, RedriveState
@@ -19,14 +18,13 @@ from holdfast.wiring import open_vault_app
 from tests.support.forking import forked_process
 from tests.vault.brokers import ADMIN, DLQ
 
-ROOT = Path(__file__).parents[2]
 ACT = LedgerAct(actor="worker", action="redrives.start")
 
 
 async def work(kind: str, environment: dict[str, str], crash_at: str = "", *, kill_after_s: float = 0.0) -> int:
     """Run one to its end, which is its own or a SIGKILL: at a crash point, or so long after it has begun to work."""
     env = {**environment, "HOLDFAST_CRASH_AT": crash_at}
-    async with forked_process(python_argv("tests.vault.worker", kind), env=env, cwd=ROOT) as child:
+    async with forked_process(python_argv("tests.vault.worker", kind), env=env) as child:
         if kill_after_s:
             await child.wait_line("at work")
             try:
