@@ -155,6 +155,16 @@ async def forked_process(
         await child.close()
 
 
+async def ended_or_killed(child: Child, life_s: float) -> int:
+    """How it ended: by itself, or by SIGKILL after so long."""
+    from holdfast.proof.process import ChildFailed
+
+    try:
+        return await child.wait(timeout_s=life_s)
+    except ChildFailed:
+        return await child.kill()
+
+
 def serve(control: socket.socket) -> int:
     """Fork for each request; returns in the parent at the end, and in each process with its exit code."""
     from holdfast.faces.cli import TREE, load

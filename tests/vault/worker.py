@@ -11,11 +11,11 @@ from holdfast.core.ledger import LedgerAct
 from holdfast.core.plan import PlanOptions, RedriveState
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
-from holdfast.proof.process import ChildFailed, python_argv
+from holdfast.proof.process import python_argv
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Settings, load_settings
 from holdfast.wiring import open_vault_app
-from tests.support.forking import forked_process
+from tests.support.forking import ended_or_killed, forked_process
 from tests.vault.brokers import ADMIN, DLQ
 
 ACT = LedgerAct(actor="worker", action="redrives.start")
@@ -27,12 +27,7 @@ async def work(kind: str, environment: dict[str, str], crash_at: str = "", *, ki
     async with forked_process(python_argv("tests.vault.worker", kind), env=env) as child:
         if kill_after_s:
             await child.wait_line("at work")
-            try:
-                code = await child.wait(timeout_s=kill_after_s)
-            except ChildFailed:
-                code = await child.kill()
-        else:
-            code = await child.wait()
+        code = await ended_or_killed(child, kill_after_s) if kill_after_s else await child.wait()
         assert code in (0, -9), child.stderr.tail
         return code
 
