@@ -117,8 +117,9 @@ class Load:
         try:
             if chance > 0.6 and name == WORK:
                 dead = chance > 0.75
+                # Somebody else may have it before we hear that it was taken back.
+                self._held.pop((name, item.payload), None)
                 await client.queue_retry(name, [RetryItem(id=item.id, dead=dead)], partition=partition)
-                del self._held[name, item.payload]
                 return
             await client.queue_complete(name, [item.id], partition=partition, request_timeout="20s")
         except BadIds:
