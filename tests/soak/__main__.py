@@ -30,7 +30,7 @@ from tests.collect.large import CEILING_MIB, peak_mib
 from tests.collect.shared import running_bucket
 from tests.faults.consuming import random_faults
 from tests.faults.kills import random_kills
-from tests.model.installation import PostgresBackend
+from tests.model.installation import Backend
 from tests.model.profile import settings_for
 from tests.model.test_moves import MemoryMoves, SqliteMoves
 from tests.model.test_service import MemoryMachine, PostgresMachine, SqliteMachine
@@ -166,7 +166,7 @@ class Soak:
         self.ok = self.ok and not found["lost"] and found["balanced"] and found["chain"] == "holds"
 
     def _postgres_machine(self) -> None:
-        PostgresBackend.url = self._database("model")
+        Backend.url = self._database("model")
         # Each look at the store is a dozen round trips: a tenth of the examples takes as long.
         self._machine(PostgresMachine, 10)
 
