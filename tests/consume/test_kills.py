@@ -8,7 +8,7 @@ import pytest
 
 import holdfast
 from holdfast.proof.process import python_argv
-from tests.consume.brokers import QUEUE, count_of, items_of
+from tests.consume.brokers import QUEUE, count_of
 from tests.consume.killed_app import make_app
 from tests.support.eventually import eventually
 from tests.support.forking import forked_process
@@ -51,7 +51,7 @@ async def test_a_kill_of_the_consumer_loses_nothing(point: str, tmp_path: Path) 
             return await count_of(app.queues, QUEUE) == 0
 
         await eventually(is_settled)
-        parked = [item.payload for item in await items_of(app.queues, f"{QUEUE}.dlq")]
+        parked = [item.payload for item in await app.queues.storage_items_list(f"{QUEUE}.dlq")]
     assert sorted(parked) == sorted(set(BODIES) - WORKING)
     assert set(done_in(done)) == WORKING
     assert len(done_in(done)) <= len(WORKING) + 2, "one process of two handlers ended: two at the most ran twice"

@@ -17,6 +17,7 @@ import holdfast
 from holdfast.core.item import LeasedItem, NewItem, RetryItem
 from holdfast.errors import BadIds, HoldfastError, NothingToLease, QueueMissing, Unreachable
 from holdfast.proof.conservation import Conservation, ConservationReport
+from tests.consume.brokers import count_of
 from tests.support.eventually import eventually
 
 WORK, DEAD = "work", "dead"
@@ -174,13 +175,7 @@ class Load:
                         pass
                 except NothingToLease:
                     pass
-            return not any([await left(client, name) for name in (WORK, DEAD)])
+            return not any([await count_of(client, name) for name in (WORK, DEAD)])
 
         await eventually(is_empty, timeout_s=DRAIN_TIMEOUT_S)
         return self.books.report()
-
-
-async def left(client: holdfast.Queues, name: str) -> int:
-    """How many items a queue still has, in sight or on their way."""
-    (logical,) = (await client.queue_stats(name)).logical_queues
-    return sum(part.total + part.scheduled + part.dying for part in logical.partitions)

@@ -100,7 +100,7 @@ def face(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def make_installation(make_storage: MakeStorage, face: str) -> AsyncIterator[Callable[..., object]]:
-    """Makes houses, and closes them at the end."""
+    """Makes installations, and closes them at the end."""
     async with AsyncExitStack() as stack:
 
         async def make(*storages: str) -> Installation:

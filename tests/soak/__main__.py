@@ -65,7 +65,7 @@ RECOVERIES: dict[str, tuple[Callable[[int, int], Coroutine[Any, Any, recover.Tal
     "recover-broker-classic": (lambda count, seed: recover.broker_kills("classic", count=count, seed=seed), 20),
     "recover-broker-quorum": (lambda count, seed: recover.broker_kills("quorum", count=count, seed=seed), 20),
     "recover-cuts": (lambda count, seed: recover.cuts(count=count, seed=seed), 30),
-    "recover-cluster": (lambda count, seed: recover.cluster(running_rabbitmq_cluster), 1),
+    "recover-cluster": (lambda count, seed: recover.cluster(), 1),
     "recover-embedded": (lambda count, seed: soak_embedded.kills(count=count, seed=seed), 100),
     "recover-story": (lambda count, seed: recover.seed_shape(), 0),
     "recover-large": (lambda count, seed: recover.large(), 0),
