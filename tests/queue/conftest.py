@@ -17,11 +17,8 @@ from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.testing import FrozenClock
 from tests.queue.installation import Installation, MakeStorage
-from tests.support.folders import tmp_path
 from tests.support.lasting_memory import LastingMemory
 from tests.support.postgres import Cluster
-
-__all__ = ["tmp_path"]
 
 STORES = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 FACES = ["in process", "http"]

@@ -168,9 +168,9 @@ def header(delivery: Delivery | Outgoing, name: str) -> object:
     return headers_of(delivery).get(name)
 
 
-def ended_by_kill(process: subprocess.Popen[bytes], timeout_s: float = 60.0) -> bool:
+def ended_by_kill(process: subprocess.Popen[bytes]) -> bool:
     """Whether it was ended by SIGKILL."""
-    return process.wait(timeout_s) == -signal.SIGKILL
+    return process.wait(60.0) == -signal.SIGKILL
 
 
 async def peak_mb(process: subprocess.Popen[bytes]) -> float:

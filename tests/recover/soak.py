@@ -124,16 +124,15 @@ async def cuts(*, count: int, seed: int) -> Tally:
     return tally
 
 
-async def seed_shape(*, count: int = 119_762) -> Tally:
+async def seed_shape() -> Tally:
     """The queue of the story: most are good, a thousand are refused, some are unknown."""
     tally = Tally()
-    refused, unknown = 1_000, 262
-    good = count - refused - unknown
+    good, refused, unknown = 118_500, 1_000, 262
     with Node() as node:
         async with _dlq(node, "classic", "story") as dlq:
             await dlq.fill([letter(10**6, kind="Refused", key="refusing.queue")], counted=False)
             kinds = ["CollectionScan"] * good + ["Refused"] * refused + ["Strange"] * unknown
-            random.Random(count).shuffle(kinds)
+            random.Random(len(kinds)).shuffle(kinds)
             await dlq.fill(letter(number, kind=kind) for number, kind in enumerate(kinds))
             told = await _ended(dlq.start(), 3, timeout_s=LONG_TIMEOUT_S)
             assert (told["recovered"], told["failed"], told["skipped"]) == (good, refused, unknown), told
@@ -147,9 +146,9 @@ async def seed_shape(*, count: int = 119_762) -> Tally:
     return tally
 
 
-async def large(*, count: int = 1_000, size_bytes: int = 4 * 2**20) -> Tally:
+async def large() -> Tally:
     """Large letters in little memory."""
-    tally = Tally()
+    tally, count, size_bytes = Tally(), 1_000, 4 * 2**20
     with Node() as node:
         async with _dlq(node, "classic", "large") as dlq:
             for start in range(0, count, 20):

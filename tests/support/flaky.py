@@ -21,6 +21,7 @@ When = Literal["before", "after"]
 CATALOG = " catalog"  # the catalog as a fault names it; no queue name has a blank
 
 CALLS_COUNT_MAX = 1_000
+QUIET_ROUNDS = 25
 
 
 @dataclass
@@ -84,10 +85,10 @@ class Faults:
         finally:
             self.running_count -= 1
 
-    async def rest(self, *, rounds: int = 25) -> None:
-        """Wait until no call runs and none begins for so many rounds of the event loop."""
+    async def rest(self) -> None:
+        """Wait until no call runs and none begins for some rounds of the event loop."""
         quiet, first = 0, self.calls_count
-        while quiet < rounds:
+        while quiet < QUIET_ROUNDS:
             before = self.calls_count
             assert before - first < CALLS_COUNT_MAX, "the store is called without end"
             await asyncio.sleep(0)

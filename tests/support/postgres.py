@@ -58,9 +58,9 @@ class Cluster(Server):
         """The address over TCP. `port` is for a proxy in front of it."""
         return f"postgresql://holdfast@127.0.0.1:{port or self.port}/{database}"
 
-    def socket_url(self, database: str = "postgres") -> str:
+    def socket_url(self) -> str:
         """The address over the Unix socket."""
-        return f"postgresql://holdfast@/{database}?host={self.folder}&port={self.port}"
+        return f"postgresql://holdfast@/postgres?host={self.folder}&port={self.port}"
 
     def connect(self, database: str = "postgres") -> psycopg.Connection[tuple[object, ...]]:
         """A blocking connection in autocommit, for looking at things from outside."""

@@ -81,7 +81,7 @@ class Node(Server):
             self._epmd_port = epmd_of._epmd_port
         self._epmd: subprocess.Popen[bytes] | None = None
         # One for all its calls: to read whom to trust takes 30 ms, and nobody speaks TLS here.
-        self._http = httpx2.Client(base_url=f"{self.management_url}/api", timeout=30.0, verify=False, trust_env=False)
+        self._http = httpx2.Client(base_url=f"{self.management_url}/api", timeout=60.0, verify=False, trust_env=False)
 
     def __str__(self) -> str:
         return f"RabbitMQ {self.version}"
@@ -98,10 +98,9 @@ class Node(Server):
         """The address. `port` is for a proxy in front of it, `more` for the query."""
         return f"amqp://{user}@127.0.0.1:{port or self.port}/{quote(vhost, safe='')}{more}"
 
-    def tls_url(self, vhost: str = "/", *, user: str = "guest:guest", more: str = "") -> str:
+    def tls_url(self, *, user: str = "guest:guest", more: str = "") -> str:
         """The address over TLS; the certificate is for `localhost`, and its authority is the node's own."""
-        query = f"?cacertfile={self.certificates.ca}{more}"
-        return f"amqps://{user}@localhost:{self.tls_port}/{quote(vhost, safe='')}{query}"
+        return f"amqps://{user}@localhost:{self.tls_port}/%2F?cacertfile={self.certificates.ca}{more}"
 
     @property
     def management_url(self) -> str:

@@ -15,13 +15,10 @@ import psycopg
 import pytest
 
 from tests.support.command import Ended, Inside
-from tests.support.folders import tmp_path
 from tests.support.postgres import Cluster
 from tests.support.rabbitmq import Node
 from tests.upgrade import story
 from tests.upgrade.broker import Broker
-
-__all__ = ["tmp_path"]
 
 #: So long after they were made they are opened: every short lease has run out.
 LATER_S = 600

@@ -56,19 +56,10 @@ def short(text: str) -> bytes:
     return bytes((len(raw),)) + raw
 
 
-def deliver(
-    channel: int,
-    tag: int,
-    properties: bytes,
-    body: bytes,
-    *,
-    part_bytes: int = 100,
-    exchange: str = "x",
-    key: str = "k",
-) -> list[bytes]:
+def deliver(channel: int, tag: int, properties: bytes, body: bytes) -> list[bytes]:
     """The frames of a delivery."""
-    method = b"\0\x3c\0\x3c" + short("ctag") + struct.pack(">QB", tag, 0) + short(exchange) + short(key)
-    return [frame(1, channel, method), *content(channel, properties, body, part_bytes=part_bytes)]
+    method = b"\0\x3c\0\x3c" + short("ctag") + struct.pack(">QB", tag, 0) + short("x") + short("k")
+    return [frame(1, channel, method), *content(channel, properties, body)]
 
 
 def returned(channel: int, properties: bytes, body: bytes, *, exchange: str = "x", key: str = "k") -> list[bytes]:
