@@ -14,8 +14,7 @@ import holdfast
 from holdfast.core.item import NewItem
 from holdfast.errors import Invalid, TryAgain
 from holdfast.proof.proxy import Proxy
-from tests.faults.kills import is_reached
-from tests.faults.load import DEAD, WORK, Load, create_queues
+from tests.faults.load import DEAD, WORK, Load, create_queues, is_reached
 from tests.faults.serving import serving
 from tests.support.eventually import eventually
 from tests.support.postgres import Cluster

@@ -29,7 +29,7 @@ from tests.collect import kills as collect
 from tests.collect.large import CEILING_MIB, peak_mib
 from tests.collect.shared import running_bucket
 from tests.faults.consuming import random_faults
-from tests.faults.kills import random_kills
+from tests.faults.load import random_kills
 from tests.model.installation import Backend
 from tests.model.profile import settings_for
 from tests.model.test_moves import MemoryMoves, SqliteMoves
