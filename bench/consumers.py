@@ -24,7 +24,7 @@ from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.wiring import SystemClock, open_rabbit_broker
-from tests.support.rabbitmq import running_node
+from tests.support.rabbitmq import Node
 
 VHOST = "bench"
 TIMEOUT_S = 600.0
@@ -88,7 +88,7 @@ class Bench:
 
 def main(*, rounds: int, quick: bool) -> bool:
     """Returns whether every must is met."""
-    with running_node() as node:
+    with Node() as node:
         node.create_vhost(VHOST)
         bench = Bench(node.url(VHOST), 5_000 if quick else 20_000)
         names = ("holdfast", "faststream", "dramatiq")

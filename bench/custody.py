@@ -32,7 +32,7 @@ from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.settings import Secret, Settings, StorageSettings
 from holdfast.wiring import open_vault_app
-from tests.support.rabbitmq import running_node
+from tests.support.rabbitmq import Node
 
 ADMIN = Caller(name="bench", role=Role.ADMIN, origin="bench")
 MUST, AIM = 0.5, 0.6
@@ -130,7 +130,7 @@ def measure(bench: Custodies, kind: str, *, rounds: int, count: int) -> bool:
 def main(*, rounds: int, quick: bool, profile: str = "") -> bool:
     """Classic and quorum queues; returns whether every must is met."""
     count = 20_000 if quick else 100_000
-    with running_node() as node:
+    with Node() as node:
         node.create_vhost(VHOST)
         bench = Custodies(node, profile=profile)
         met = [measure(bench, kind, rounds=rounds, count=count) for kind in ("classic", "quorum")]

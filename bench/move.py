@@ -29,7 +29,7 @@ from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire import session as methods
-from tests.support.rabbitmq import Node, running_node
+from tests.support.rabbitmq import Node
 
 VHOST = "bench"
 MOVE_TIMEOUT_S = 600.0
@@ -230,7 +230,7 @@ def costs(bench: Bench) -> bool:
 def main(*, rounds: int, quick: bool) -> bool:
     """Classic and quorum queues; returns whether every must is met."""
     count = 24_000 if quick else 120_000
-    with running_node(plugins=("rabbitmq_shovel",)) as node:
+    with Node(plugins=("rabbitmq_shovel",)) as node:
         node.create_vhost(VHOST)
         bench = Bench(node)
         met = [measure(bench, kind, rounds=rounds, count=count) for kind in ("classic", "quorum")]

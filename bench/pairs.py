@@ -25,8 +25,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bench.served import EXCHANGE, Broker, Server, Side, http_rate, recovered, write_letters
-from tests.support.postgres import Cluster, running_cluster
-from tests.support.rabbitmq import Node, running_node
+from tests.support.postgres import Cluster
+from tests.support.rabbitmq import Node
 
 VHOST = "pairs"
 SMALL = 500
@@ -71,7 +71,7 @@ class Bench:
     def node(self) -> Node:
         """RabbitMQ."""
         if self._node is None:
-            self._node = self._stack.enter_context(running_node())
+            self._node = self._stack.enter_context(Node())
             self._node.create_vhost(VHOST)
         return self._node
 
@@ -92,7 +92,7 @@ class Bench:
     def cluster(self) -> Cluster:
         """PostgreSQL."""
         if self._cluster is None:
-            self._cluster = self._stack.enter_context(running_cluster())
+            self._cluster = self._stack.enter_context(Cluster())
         return self._cluster
 
     def pair(self, kind: str, count: int) -> list[str]:

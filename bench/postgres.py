@@ -23,7 +23,7 @@ from bench.rounds import ROUNDS_MIN, Target, report, run
 from holdfast.core.item import LeasedItem, NewItem, PartitionInfo, QueueRecord
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.ports.queue_store import Complete, DeathRules, LeaseItems, Produce, QueueStore
-from tests.support.postgres import running_cluster
+from tests.support.postgres import Cluster
 
 BATCH = 100
 CONSUMERS = 8
@@ -98,7 +98,7 @@ async def open_queue(storage: PostgresStorage) -> QueueStore:
 def main(*, rounds: int, quick: bool) -> bool:
     """Every kind in turn; returns whether every must is met."""
     seconds = 1.0 if quick else 3.0
-    with running_cluster() as cluster, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with Cluster() as cluster, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         url = cluster.create_database("bench")
         storage = PostgresStorage(url, name="bench")
         store = runner.run(open_queue(storage))

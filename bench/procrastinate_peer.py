@@ -9,7 +9,7 @@ import procrastinate
 
 from bench.cycle import in_folder, whole
 from bench.rounds import Target, report, run
-from tests.support.postgres import running_cluster
+from tests.support.postgres import Cluster
 
 
 async def _nothing(payload: str) -> None:
@@ -36,7 +36,7 @@ async def _schema(url: str) -> None:
 def main(*, rounds: int, quick: bool) -> bool:
     """Returns whether the must is met."""
     count = 200 if quick else 600
-    with running_cluster() as cluster:
+    with Cluster() as cluster:
         url = cluster.create_database("procrastinate")
         asyncio.run(_schema(url))
         rates = run(

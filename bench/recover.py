@@ -22,7 +22,7 @@ from bench.movers import EXCHANGE
 from bench.rounds import Target, report, run
 from holdfast.engines.rabbitmq.connection import Connection, Listener
 from holdfast.engines.rabbitmq.url import BrokerUrl
-from tests.support.rabbitmq import running_node
+from tests.support.rabbitmq import Node
 
 HOLDFAST = Path(sys.executable).with_name("holdfast")
 TIMEOUT_S = 900.0
@@ -141,7 +141,7 @@ def flat(*, rounds: int, sizes: tuple[int, ...]) -> bool:
     On a broker of its own: with more than 5 GB of letters it writes all of them to its disk, the small queues' too.
     The first size is shown, but not judged: it fits into one window, and is over before there is a rate to speak of.
     """
-    with running_node(plugins=("rabbitmq_shovel",)) as node:
+    with Node(plugins=("rabbitmq_shovel",)) as node:
         node.create_vhost(VHOST)
         bench = Recoveries(node)
         variants: dict[str, Callable[[], float]] = {}
@@ -185,7 +185,7 @@ def main(*, rounds: int, quick: bool) -> bool:
     """Classic and quorum queues, then flatness; returns whether every must is met."""
     count = 24_000 if quick else 120_000
     began_s = time.monotonic()
-    with running_node(plugins=("rabbitmq_shovel",)) as node:
+    with Node(plugins=("rabbitmq_shovel",)) as node:
         node.create_vhost(VHOST)
         bench = Recoveries(node)
         met = [measure(bench, kind, rounds=rounds, count=count) for kind in ("classic", "quorum")]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.amqp import Admin
 from tests.support.folders import memory_place
-from tests.support.postgres import Cluster, running_cluster
+from tests.support.postgres import Cluster
+from tests.support.rabbitmq import Node, versions, vhost_name
 from tests.support.rabbitmq_cluster import RabbitCluster, cluster_versions, running_rabbitmq_cluster
-from tests.support.rabbitmq_fixtures import admin, every_admin, every_node, node, nodes
 from tests.support.servers import skip_left_out
-
-__all__ = ["admin", "every_admin", "every_node", "node", "nodes"]
 
 # `make test` tries the same examples each time, so that a red run speaks of the change; `make soak` looks for new ones.
 # No example fails by the clock: this machine may be busy with others.
@@ -42,6 +43,10 @@ LONGEST_FIRST = (
     "queue",
 )
 
+#: Whose folders are in memory.
+IN_MEMORY = tuple(
+    f"tests/{name}/" for name in ("collect", "consume", "faces/api", "queue", "recover", "upgrade", "vault")
+)
 
 #: Of `-m`, as `make test-fast` gives it: a file that is nothing but this need not even be read.
 LEFT_OUT = re.compile(r"not \w+( and not \w+)*")
@@ -68,10 +73,20 @@ def _rank(item: pytest.Item) -> int:
     return next(ranks, len(LONGEST_FIRST))
 
 
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """In place of pytest's own: an empty folder for its owner alone, in memory where that proves as much."""
+    if not request.node.nodeid.startswith(tuple(f"tests/{name}/" for name in IN_MEMORY)):
+        yield tmp_path_factory.mktemp(re.sub(r"\W", "_", request.node.name)[:30])
+        return
+    with TemporaryDirectory(prefix="holdfast-", dir=memory_place(), ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Cluster]:
-    """The PostgreSQL of this run. A test that stops or kills one makes its own: `running_cluster()`."""
-    with running_cluster(memory=memory_place()) as cluster:
+    """The PostgreSQL of this run. A test that stops or kills one makes its own: `Cluster()`."""
+    with Cluster(memory=memory_place()) as cluster:
         yield cluster
 
 
@@ -95,3 +110,42 @@ def rabbitmq_cluster(_rabbitmq_cluster: RabbitCluster) -> RabbitCluster:
     """Three RabbitMQ nodes, all of them there. A test may kill and pause them: the next one finds them whole again."""
     _rabbitmq_cluster.heal()
     return _rabbitmq_cluster
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[dict[str, Node]]:
+    """A RabbitMQ of each version, started when it is first asked for."""
+
+    class Nodes(dict[str, Node]):
+        def __missing__(self, version: str) -> Node:
+            self[version] = node = stack.enter_context(Node(version, memory=memory_place()))
+            return node
+
+    with ExitStack() as stack:
+        yield Nodes()
+
+
+@pytest.fixture
+def node(nodes: dict[str, Node]) -> Node:
+    """Debian's RabbitMQ. A test that kills or blocks one makes its own: `with Node()`."""
+    return nodes["3.10"]
+
+
+@pytest.fixture(params=versions())
+def every_node(request: pytest.FixtureRequest, nodes: dict[str, Node]) -> Node:
+    """Each version in turn, where it is there."""
+    return nodes[request.param]
+
+
+@pytest.fixture
+async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Admin]:
+    """A virtual host of one's own, on Debian's RabbitMQ."""
+    async with Admin.open(node, vhost_name(request.node.name)) as admin:
+        yield admin
+
+
+@pytest.fixture
+async def every_admin(request: pytest.FixtureRequest, every_node: Node) -> AsyncIterator[Admin]:
+    """A virtual host of one's own, on each version in turn."""
+    async with Admin.open(every_node, vhost_name(request.node.name)) as admin:
+        yield admin

@@ -7,9 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.collect.shared import Bucket, running_bucket
-from tests.support.folders import tmp_path
-
-__all__ = ["tmp_path"]
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 
 import holdfast
-from holdfast.proof.process import Child, python_argv
+from holdfast.proof.process import child_process, python_argv
 from tests.collect.producing import NOTIFY, PRODUCER, header, make_queues, payload, produce, take_request
 from tests.support.eventually import eventually
+from tests.support.forking import ROOT
 
 PART_BYTES = 2**20
 BUDGET_BYTES = 8 * PART_BYTES
@@ -58,13 +59,10 @@ async def collect(folder: Path, count: int) -> None:
 async def peak_mib(folder: Path, count: int) -> dict[str, float]:
     """Collect so many parts of 1 MiB in a child; what it says of itself."""
     argv = python_argv("tests.collect.large", str(folder), str(count))
-    child = await Child.start(argv, env={"HOLDFAST_CRASH_AT": ""}, cwd=Path(__file__).parents[2])
-    try:
+    async with child_process(argv, env={"HOLDFAST_CRASH_AT": ""}, cwd=ROOT) as child:
         assert await child.wait(timeout_s=900) == 0, child.stderr.tail
-        told: dict[str, float] = json.loads((folder / "peak").read_text())
+        told: dict[str, float] = json.loads(child.stdout.lines[-1])
         return told
-    finally:
-        await child.close()
 
 
 def own_peak_mib() -> float:
@@ -74,7 +72,6 @@ def own_peak_mib() -> float:
 
 
 if __name__ == "__main__":
-    place, began = Path(sys.argv[1]), time.monotonic()
-    asyncio.run(collect(place, int(sys.argv[2])))
-    told = {"peak_mib": round(own_peak_mib(), 1), "took_s": round(time.monotonic() - began, 1)}
-    (place / "peak").write_text(json.dumps(told))
+    began = time.monotonic()
+    asyncio.run(collect(Path(sys.argv[1]), int(sys.argv[2])))
+    print(json.dumps({"peak_mib": round(own_peak_mib(), 1), "took_s": round(time.monotonic() - began, 1)}))  # noqa: T201

@@ -14,12 +14,12 @@ from holdfast.core.item import NewItem
 PRODUCER = "producer"
 NOTIFY = "notify"
 BATCH_COUNT_MAX = 20
+PART_BYTES = 100
 
 
-def body_of(series: str, ordinal: int, size_bytes: int = 100) -> bytes:
+def body_of(series: str, ordinal: int) -> bytes:
     """The bytes of an ordinal: binary, and different for each."""
-    seed = f"{series}/{ordinal}/".encode()
-    return (seed + bytes(range(256)) * (size_bytes // 256 + 1))[:size_bytes]
+    return (f"{series}/{ordinal}/".encode() + bytes(range(256)))[:PART_BYTES]
 
 
 def reference(**attributes: Any) -> str:

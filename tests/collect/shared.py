@@ -1,23 +1,28 @@
-"""PostgreSQL + RabbitMQ + S3 for the collector's tests: a place, a producer, and what must be true in the end."""
+"""For collectors on PostgreSQL, RabbitMQ and S3: a bucket, a producer; and what must be true of a result in the end,
+there and on an embedded queue, whatever was killed on the way."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import apsw
 import httpx2
 import msgspec
 import psycopg
-from msgspec import Struct
 
+import holdfast
 from holdfast.core.message import Outgoing
 from holdfast.core.states import TransactionState
 from holdfast.wiring import SystemClock, open_blobs, open_collect_store
-from tests.collect.producing import NOTIFY, PRODUCER, body_of
-from tests.collect.worker import SHAPE, TRANSACTION
+from tests.collect.producing import NOTIFY, PRODUCER, body_of, notices, parked
+from tests.collect.worker import SHAPE, TOTAL, TRANSACTION, UPLOADS_MAX, Place
 from tests.support import amqp
 from tests.support.amqp import Admin, RabbitConsumer, RabbitPublisher, message_id_of
 from tests.support.ports import free_port
@@ -30,24 +35,8 @@ class Bucket:
 
     def __init__(self) -> None:
         self.port = free_port()
+        self.address = f"http://127.0.0.1:{self.port}"
         self.start()
-        self.make()
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": self.address,
-            "AWS_ALLOW_HTTP": "true",
-        }
-
-    def make(self) -> None:
         assert httpx2.put(f"{self.address}/{BUCKET}", trust_env=False).status_code == 200
 
     def stop(self) -> None:
@@ -60,34 +49,25 @@ class Bucket:
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
         self._server.start()
 
-    def close(self) -> None:
-        self._server.stop()
-
 
 @contextmanager
 def running_bucket() -> Iterator[Bucket]:
     """A bucket; its address is in the environment until the end of the block."""
     bucket = Bucket()
-    before = {name: os.environ.get(name) for name in bucket.env}
-    os.environ.update(bucket.env)
-    try:
-        yield bucket
-    finally:
-        bucket.close()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+    login = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+    with patch.dict(os.environ, login, AWS_ENDPOINT_URL=bucket.address, AWS_ALLOW_HTTP="true"):
+        try:
+            yield bucket
+        finally:
+            bucket.stop()
 
 
-class Place(Struct, frozen=True):
-    """Where one transaction happens."""
-
-    url: str
-    broker: str
-    blobs: str
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {"TEST_URL": self.url, "TEST_BROKER": self.broker, "TEST_BLOBS": self.blobs}
+def shared_place(
+    url: str, admin: Admin, folder: Path | str, transaction: str = TRANSACTION, *, blobs: str = "", more: str = ""
+) -> Place:
+    """On this database and broker; `more` is for the broker's address."""
+    broker = admin.node.url(admin.vhost, more=more)
+    return Place(url, blobs or f"s3://{BUCKET}/{transaction}", str(folder), broker, transaction)
 
 
 def from_producer(queue: str, body: bytes, headers: Mapping[str, Any]) -> Outgoing:
@@ -95,32 +75,32 @@ def from_producer(queue: str, body: bytes, headers: Mapping[str, Any]) -> Outgoi
     return amqp.outgoing(queue, body, message_id=None, headers=dict(headers), content_type="x/y")
 
 
-async def answer_on(publisher: RabbitPublisher, transaction: str, shape: Mapping[str, int]) -> None:
-    """The whole result over RabbitMQ: payloads first, then headers, each confirmed."""
-    messages = [
-        from_producer(
+async def publish(publisher: RabbitPublisher, transaction: str, payloads: Mapping[str, range], **counts: int) -> None:
+    """Payloads, then headers of the series that are named."""
+    wanted: list[tuple[str, bytes, dict[str, object]]] = [
+        (
             f"transaction-{transaction}-payload",
             body_of(name, number),
             {"transaction-id": transaction, "series": name, "ordinal": number},
         )
-        for name, count in shape.items()
-        for number in range(count)
+        for name, numbers in payloads.items()
+        for number in numbers
     ]
-    messages += [
-        from_producer(
-            f"transaction-{transaction}-header",
-            b"",
-            {"transaction-id": transaction, "series": name, "count": count, "series-count": len(shape)},
-        )
-        for name, count in shape.items()
+    told = {"transaction-id": transaction, "series-count": len(counts)}
+    wanted += [
+        (f"transaction-{transaction}-header", b"", {**told, "series": name, "count": count})
+        for name, count in counts.items()
     ]
-    outcomes = await publisher.publish(messages, timeout_s=60)
-    assert all(outcome.stored for outcome in outcomes)
+    # As a producer has to: what the broker has not confirmed, while it changes its leader, is sent again.
+    async with asyncio.timeout(60):
+        while wanted:
+            outcomes = await publisher.publish([from_producer(*each) for each in wanted], timeout_s=60)
+            wanted = [each for each, outcome in zip(wanted, outcomes, strict=True) if not outcome.stored]
 
 
 @asynccontextmanager
-async def producing(admin: Admin) -> AsyncIterator[set[str]]:
-    """A producer that answers each request once, however often it comes; yields the ids that it has seen."""
+async def producing(admin: Admin) -> AsyncIterator[None]:
+    """A producer that answers each request once, however often it comes."""
     await admin.queue(PRODUCER)
     await admin.queue(NOTIFY)
     seen: set[str] = set()
@@ -135,48 +115,76 @@ async def producing(admin: Admin) -> AsyncIterator[set[str]]:
                 transaction = message_id_of(delivery)
                 if transaction not in seen:
                     seen.add(transaction)
-                    await answer_on(out, transaction, SHAPE)
+                    await publish(out, transaction, {name: range(count) for name, count in SHAPE.items()}, **SHAPE)
                 consumer.ack([delivery])
 
     task = asyncio.create_task(work())
     try:
-        yield seen
+        yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def check_place(place: Place, admin: Admin, *, transaction: str = TRANSACTION) -> None:
-    """Every blob right, one row per ordinal, its queues gone, at least one notice and all equal."""
-    total = sum(SHAPE.values())
+async def check_embedded(place: Place, *, kills: int) -> int:
+    """Of an embedded queue: its queues are gone, nothing is parked, and all the rest; returns the re-uploads."""
+    async with holdfast.open(place.url) as queues:
+        bodies = await notices(queues)
+        assert await parked(queues) == []
+        names = {queue.queue_name for queue in await queues.queues_list()}
+        assert names == {"collector.dlq", "producer", "notify"}
+    files = [file for file in Path(place.blobs, place.transaction).rglob("*") if file.is_file()]
+    assert len(files) == TOTAL + 1, "nothing beside the parts and the manifest"
+    await _check(place, bodies)
+    return check_uploads(place, kills)
+
+
+async def check_shared(place: Place, admin: Admin) -> None:
+    """Of a place on RabbitMQ: nothing is parked, and all the rest. Notices of others are taken away too."""
+    bodies = [delivery.body for delivery in await admin.drain(NOTIFY, await admin.count(NOTIFY))]
+    assert await admin.count("collector.dlq") == 0
+    await _check(place, [body for body in bodies if msgspec.json.decode(body)["transaction-id"] == place.transaction])
+
+
+def check_uploads(place: Place, kills: int) -> int:
+    """No more re-uploads than were under way at a kill; how many there were."""
+    assert 0 <= place.again <= UPLOADS_MAX * kills, f"{place.again} re-uploads after {kills} kills"
+    return place.again
+
+
+async def _check(place: Place, bodies: Sequence[bytes]) -> None:
+    """Every blob right, one row per ordinal, at least one notice and all equal."""
+    assert len(bodies) >= 1
+    assert len(set(bodies)) == 1, "notices differ"
+    notice = msgspec.json.decode(bodies[0])
+    assert notice["parts_count"] == TOTAL == len(notice["parts"])
+    assert rows_of(place.url, place.transaction) == TOTAL, "one row per ordinal"
     store = open_collect_store(place.url, clock=SystemClock())
     await store.open()
     try:
-        found = await store.find(transaction)
+        found = await store.find(place.transaction)
         assert found is not None
         assert (found.state, found.is_clean) == (TransactionState.COMPLETED, True), found
         async with open_blobs(place.blobs) as blobs:
+            manifest = b"".join([chunk async for chunk in blobs.get(notice["manifest"]["path"])])
+            assert hashlib.sha256(manifest).hexdigest() == notice["manifest"]["sha256"]
             for name, count in SHAPE.items():
-                parts = await store.parts(transaction, name, first=0, count_max=1000)
+                parts = await store.parts(place.transaction, name, first=0, count_max=1000)
                 assert [part.ordinal for part in parts] == list(range(count))
                 for part in parts:
                     got = b"".join([chunk async for chunk in blobs.get(part.path)])
                     assert got == body_of(name, part.ordinal)
-            paths = [stat.path async for stat in blobs.find(f"{transaction}/")]
-            assert len(paths) == total + 1, "nothing beside the parts and the manifest"
+            paths = [stat.path async for stat in blobs.find(f"{place.transaction}/")]
+            assert len(paths) == TOTAL + 1, "nothing beside the parts and the manifest"
     finally:
         await store.close()
-    count = await admin.count(NOTIFY)
-    assert count >= 1
-    bodies = {delivery.body for delivery in await admin.drain(NOTIFY, count)}
-    mine = {body for body in bodies if msgspec.json.decode(body)["transaction-id"] == transaction}
-    assert len(mine) == 1, "notices differ"
-    assert msgspec.json.decode(mine.pop())["parts_count"] == total
-    assert await admin.count("collector.dlq") == 0
 
 
 def rows_of(url: str, transaction: str) -> int:
     """How many rows the index has."""
+    if url.startswith("sqlite:///"):
+        file = apsw.Connection(url.removeprefix("sqlite:///") + "/collect/collect.db")
+        return int(file.execute("SELECT count(*) FROM parts WHERE transaction_id = ?", (transaction,)).get)
     with psycopg.connect(url) as connection:
         row = connection.execute(
             "SELECT count(*) FROM holdfast.collect_parts WHERE transaction_id = %s", (transaction,)

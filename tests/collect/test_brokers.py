@@ -13,8 +13,7 @@ from holdfast.engines.rabbitmq.broker import RabbitBroker
 from holdfast.ports.broker import Subscription
 from holdfast.wiring import SystemClock
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
-from tests.collect.shared import Place, check_place, from_producer, producing
-from tests.collect.test_faults_shared import publish
+from tests.collect.shared import check_shared, from_producer, producing, publish, shared_place
 from tests.collect.worker import SHAPE
 from tests.support.amqp import Admin, BrokerUrl, RabbitPublisher
 from tests.support.eventually import eventually
@@ -26,17 +25,16 @@ PART_BYTES = 256 * 1024
 
 
 async def test_a_result_on_every_broker(tmp_path: Path, postgres_url: str, every_admin: Admin) -> None:
-    broker = every_admin.node.url(every_admin.vhost)
-    place = Place(postgres_url, broker, str(tmp_path / "blobs"))
     transaction = f"every-{every_admin.vhost}"
+    place = shared_place(postgres_url, every_admin, tmp_path, transaction, blobs=str(tmp_path / "blobs"))
     async with (
         producing(every_admin),
-        holdfast.Collector(postgres_url, blobs=place.blobs, broker=broker) as collector,
+        holdfast.Collector(postgres_url, blobs=place.blobs, broker=place.broker) as collector,
     ):
         await collector.start(b"all", producer=PRODUCER, notify=NOTIFY, transaction_id=transaction, series=list(SHAPE))
         ended = await collector.service.wait_clean(transaction, timeout_s=60)
         assert ended.state is TransactionState.COMPLETED
-    await check_place(place, every_admin, transaction=transaction)
+    await check_shared(place, every_admin)
 
 
 @pytest.mark.parametrize(("size_bytes", "held_max"), [(PART_BYTES, 5), (100, 33)], ids=["large", "small"])

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.proof import crash_points
-from holdfast.proof.process import python_argv
-from tests.collect.invariants import check_folder
-from tests.collect.worker import play
+from tests.collect.shared import check_embedded
+from tests.collect.worker import Place, play
 from tests.support.forking import forked_process
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 POINTS = [
     "collect.before_create",
     "collect.after_create",
@@ -58,9 +56,9 @@ def passes_of(point: str) -> int:
 
 @pytest.mark.parametrize("point", POINTS)
 async def test_a_killed_collector_goes_on_where_it_was(point: str, tmp_path: Path) -> None:
-    argv = python_argv("tests.collect.worker", str(tmp_path))
+    place = Place.embedded(tmp_path)
     crash = {"HOLDFAST_CRASH_AT": f"{point}:{passes_of(point)}"}
-    async with forked_process(argv, env=crash, cwd=ROOT) as child:
+    async with forked_process(place.argv, env=crash) as child:
         assert await child.wait(timeout_s=60) == -9, child.stderr.tail
-    await play(tmp_path)
-    await check_folder(tmp_path, kills=1)
+    await play(place)
+    await check_embedded(place, kills=1)

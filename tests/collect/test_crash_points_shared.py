@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.proof.process import python_argv
-from tests.collect.shared import BUCKET, Bucket, Place, check_place, producing, rows_of
-from tests.collect.shared_worker import play
-from tests.collect.test_crash_points import POINTS, ROOT, passes_of
-from tests.collect.worker import SHAPE
+from tests.collect.shared import Bucket, check_shared, check_uploads, producing, shared_place
+from tests.collect.test_crash_points import POINTS, passes_of
+from tests.collect.worker import play
 from tests.support.amqp import Admin
 from tests.support.forking import forked_process
 
@@ -21,17 +19,11 @@ pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq, pytest.mark.s3]
 async def test_a_killed_collector_is_taken_over(
     point: str, tmp_path: Path, postgres_url: str, admin: Admin, bucket: Bucket
 ) -> None:
-    transaction = point.replace(".", "-")
-    place = Place(postgres_url, admin.node.url(admin.vhost), f"s3://{BUCKET}/{transaction}")
-    env = {**place.env, **bucket.env, "TEST_FOLDER": str(tmp_path), "TEST_TRANSACTION": transaction}
-    argv = python_argv("tests.collect.shared_worker")
+    place = shared_place(postgres_url, admin, tmp_path, point.replace(".", "-"))
     async with producing(admin):
         crash = {"HOLDFAST_CRASH_AT": f"{point}:{passes_of(point)}"}
-        async with forked_process(argv, env={**env, **crash}, cwd=ROOT) as child:
+        async with forked_process(place.argv, env=crash) as child:
             assert await child.wait(timeout_s=60) == -9, child.stderr.tail
-        await play(env)
-    await check_place(place, admin, transaction=transaction)
-    total = sum(SHAPE.values())
-    assert rows_of(postgres_url, transaction) == total
-    uploads = [line for line in (tmp_path / "uploads").read_text().splitlines() if "manifest-" not in line]
-    assert len(uploads) - total <= 4, "re-uploads"
+        await play(place)
+    await check_shared(place, admin)
+    check_uploads(place, kills=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -11,64 +10,36 @@ import pytest
 
 import holdfast
 from holdfast.core.states import TransactionState
-from holdfast.proof.process import python_argv
 from tests.collect.producing import NOTIFY, PRODUCER, body_of
-from tests.collect.shared import BUCKET, Bucket, Place, check_place, from_producer, rows_of
-from tests.collect.test_crash_points import ROOT
-from tests.collect.worker import SHAPE, TRANSACTION
+from tests.collect.shared import BUCKET, Bucket, check_shared, publish, rows_of, shared_place
+from tests.collect.worker import TRANSACTION
 from tests.support.amqp import Admin, RabbitPublisher
 from tests.support.eventually import eventually
 from tests.support.forking import forked_process
-from tests.support.postgres import running_cluster
-from tests.support.rabbitmq import running_node
+from tests.support.postgres import Cluster
+from tests.support.rabbitmq import Node
 
 pytestmark = [pytest.mark.postgres, pytest.mark.rabbitmq, pytest.mark.s3]
-
-
-async def publish(publisher: RabbitPublisher, transaction: str, payloads: Mapping[str, range], **counts: int) -> None:
-    """Payloads, then headers of the series that are named."""
-    wanted: list[tuple[str, bytes, dict[str, object]]] = [
-        (
-            f"transaction-{transaction}-payload",
-            body_of(name, number),
-            {"transaction-id": transaction, "series": name, "ordinal": number},
-        )
-        for name, numbers in payloads.items()
-        for number in numbers
-    ]
-    wanted += [
-        (f"transaction-{transaction}-header", b"", {"transaction-id": transaction, "series": name, "count": count})
-        for name, count in counts.items()
-    ]
-    # As a producer has to: what the broker has not confirmed, while it changes its leader, is sent again.
-    async with asyncio.timeout(60):
-        while wanted:
-            outcomes = await publisher.publish([from_producer(*each) for each in wanted], timeout_s=60)
-            wanted = [each for each, outcome in zip(wanted, outcomes, strict=True) if not outcome.stored]
 
 
 async def test_an_owner_that_falls_asleep_is_taken_over_and_changes_nothing_when_it_wakes(
     tmp_path: Path, postgres_url: str, admin: Admin, bucket: Bucket
 ) -> None:
     # A sleeper keeps its connections: what the broker gave it comes back when its heartbeats are missed.
-    broker = admin.node.url(admin.vhost, more="?heartbeat=1")
-    place = Place(postgres_url, broker, f"s3://{BUCKET}/asleep")
-    env = {**place.env, **bucket.env, "TEST_FOLDER": str(tmp_path)}
-    argv = python_argv("tests.collect.shared_worker")
+    place = shared_place(postgres_url, admin, tmp_path, blobs=f"s3://{BUCKET}/asleep", more="?heartbeat=1")
     for queue in (PRODUCER, NOTIFY):
         await admin.queue(queue)
-    async with RabbitPublisher(admin.address()) as publisher, forked_process(argv, env=env, cwd=ROOT) as sleeper:
+    async with RabbitPublisher(admin.address()) as publisher, forked_process(place.argv) as sleeper:
         await admin.drain(PRODUCER, 1)
         await publish(publisher, TRANSACTION, {"rows": range(12)})
         await eventually(lambda: rows_of(postgres_url, TRANSACTION) == 12)
         sleeper.stop()
-        async with forked_process(argv, env=env, cwd=ROOT) as other:
+        async with forked_process(place.argv) as other:
             await publish(publisher, TRANSACTION, {"rows": range(12, 30), "lines": range(7)}, rows=30, lines=7, none=0)
             assert await other.wait(timeout_s=60) == 0, other.stderr.tail
         sleeper.resume()
         assert await sleeper.wait(timeout_s=60) == 0, sleeper.stderr.tail
-    await check_place(place, admin)
-    assert rows_of(postgres_url, TRANSACTION) == sum(SHAPE.values())
+    await check_shared(place, admin)
 
 
 async def test_broker_database_and_blob_store_break_in_the_middle_and_nothing_is_lost(
@@ -76,7 +47,7 @@ async def test_broker_database_and_blob_store_break_in_the_middle_and_nothing_is
 ) -> None:
     """What comes while one of them is away waits for it, and says so."""
     count = 300
-    with running_node() as node, running_cluster() as cluster:
+    with Node() as node, Cluster() as cluster:
         url = cluster.create_database("collect")
         async with Admin.open(node, "faults", keep=True) as admin:
             for queue in (PRODUCER, NOTIFY):

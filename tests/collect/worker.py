@@ -1,7 +1,7 @@
-"""The collector as a process of its own: requester, producer and receiver in one, so that a kill ends all of it.
+"""The collector as a process of its own, which ends when nothing is left to do.
 
-It starts the transaction, answers the request itself if it comes, collects, and ends when nothing is left to do.
-Started again with the same folder it goes on where it was. Every upload is noted in a file.
+On an embedded queue it is requester, producer and receiver in one, so that a kill ends all of it: it answers the
+request itself if it comes. Started again at the same place it goes on where it was. Every upload is noted in a file.
 """
 
 from __future__ import annotations
@@ -15,32 +15,66 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
+
 import holdfast
+from holdfast.proof.process import python_argv
 from tests.collect.producing import NOTIFY, PRODUCER, answer, make_queues
 
 TRANSACTION = "t-1"
 SHAPE = {"rows": 30, "lines": 7, "none": 0}
+TOTAL = sum(SHAPE.values())
+UPLOADS_MAX = 4
 LEASE_TIMEOUT = "500ms"
 
 
-async def play(folder: Path) -> None:
+class Place(msgspec.Struct, frozen=True):
+    """Where one transaction happens. Without a broker it is an embedded queue, with its blobs beside it."""
+
+    url: str
+    blobs: str
+    folder: str
+    broker: str = ""
+    transaction: str = TRANSACTION
+
+    @classmethod
+    def embedded(cls, folder: Path | str) -> Place:
+        """All of it in a folder."""
+        return cls(f"sqlite:///{folder}/data", f"{folder}/data/blobs", str(folder))
+
+    @property
+    def argv(self) -> list[str]:
+        """Of a process that collects here."""
+        return python_argv("tests.collect.worker", msgspec.json.encode(self).decode())
+
+    @property
+    def again(self) -> int:
+        """How many parts were uploaded more than once, or too often."""
+        uploads = (Path(self.folder) / "uploads").read_text().splitlines()
+        return len([line for line in uploads if "manifest-" not in line]) - TOTAL
+
+
+async def play(place: Place) -> None:
     """One life of the process."""
-    url = f"sqlite:///{folder}/data"
-    with noting_uploads(folder):
-        await play_on(url, folder)
-
-
-async def play_on(url: str, folder: Path) -> None:
-    async with holdfast.open(url) as queues:
-        await make_queues(queues)
-        async with holdfast.Collector(url, queues=queues, uploads_max=4, lease_timeout=LEASE_TIMEOUT) as collector:
-            answering = asyncio.create_task(produce_once(queues, folder))
-            await collector.start(
-                b"all of it", producer=PRODUCER, notify=NOTIFY, transaction_id=TRANSACTION, series=list(SHAPE)
-            )
-            await collector.service.wait_clean(TRANSACTION, timeout_s=60)
+    with noting_uploads(Path(place.folder)):
+        if place.broker:
+            await collect(place, broker=place.broker)
+            return
+        async with holdfast.open(place.url) as queues:
+            await make_queues(queues)
+            answering = asyncio.create_task(produce_once(queues, Path(place.folder)))
+            await collect(place, queues=queues)
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
+
+
+async def collect(place: Place, **how: Any) -> None:
+    made = holdfast.Collector(place.url, blobs=place.blobs, uploads_max=UPLOADS_MAX, lease_timeout=LEASE_TIMEOUT, **how)
+    async with made as collector:
+        await collector.start(
+            b"all of it", producer=PRODUCER, notify=NOTIFY, transaction_id=place.transaction, series=list(SHAPE)
+        )
+        await collector.service.wait_clean(place.transaction, timeout_s=60)
 
 
 async def produce_once(queues: holdfast.Queues, folder: Path) -> None:
@@ -80,4 +114,4 @@ def noting_uploads(folder: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    asyncio.run(play(Path(sys.argv[1])))
+    asyncio.run(play(msgspec.json.decode(sys.argv[1], type=Place)))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import holdfast
-from holdfast.core.item import Item, NewItem
+from holdfast.core.item import NewItem
 from holdfast.core.message import Delivery
 from holdfast.engines.rabbitmq.broker import RabbitSubscription
 from holdfast.ports.broker import Layout
@@ -21,24 +20,6 @@ class Letter(NamedTuple):
     body: bytes
     reason: str
     error: str
-
-
-class BrokerUnderTest(Protocol):
-    """A broker for one test."""
-
-    layout: Layout
-
-    def app(self, *, stop_timeout: str = "10s") -> holdfast.App:
-        """An app on this broker."""
-
-    async def send(self, *bodies: bytes, queue: str = QUEUE) -> None:
-        """Put messages into a queue that has been declared."""
-
-    async def parked(self, queue: str = QUEUE) -> list[Letter]:
-        """What is in the queue's dead queue."""
-
-    async def left(self, queue: str = QUEUE) -> int:
-        """How many messages the queue has, ours and waiting ones included."""
 
 
 class EmbeddedUnderTest:
@@ -60,12 +41,17 @@ class EmbeddedUnderTest:
         return self._app.queues
 
     async def send(self, *bodies: bytes, queue: str = QUEUE) -> None:
+        """Put messages into a queue that has been declared."""
         await self.queues.queue_produce(queue, [NewItem(payload=body, reference="ref", kind="kind") for body in bodies])
 
     async def parked(self, queue: str = QUEUE) -> list[Letter]:
-        return [letter_of(item) for item in await items_of(self.queues, f"{queue}.dlq")]
+        """What is in the queue's dead queue."""
+        dead = await self.queues.storage_items_list(f"{queue}.dlq")
+        reasons = [item.death_reason.partition("; ") for item in dead]
+        return [Letter(item.payload, why[0], why[2]) for item, why in zip(dead, reasons, strict=True)]
 
     async def left(self, queue: str = QUEUE) -> int:
+        """How many messages the queue has, ours and waiting ones included."""
         return await count_of(self.queues, queue)
 
 
@@ -90,7 +76,11 @@ class RabbitUnderTest:
         return await self.admin.look(f"{queue}.dlq")
 
     async def parked(self, queue: str = QUEUE) -> list[Letter]:
-        return [_letter(delivery) for delivery in await self.letters(queue)]
+        told = [(delivery.body, headers_of(delivery)) for delivery in await self.letters(queue)]
+        return [
+            Letter(body, str(found["x-parked-reason"]), f"{found['x-error-type']}: {found['x-error-message']}")
+            for body, found in told
+        ]
 
     async def left(self, queue: str = QUEUE) -> int:
         # A message on its way from the broker to us is in no count: nothing is believed before it was seen thrice.
@@ -108,24 +98,10 @@ class RabbitUnderTest:
         return ready + held
 
 
-def _letter(delivery: Delivery) -> Letter:
-    headers = headers_of(delivery)
-    error = f"{headers['x-error-type']}: {headers['x-error-message']}"
-    return Letter(delivery.body, str(headers["x-parked-reason"]), error)
-
-
-async def items_of(queues: holdfast.Queues, queue: str) -> Sequence[Item]:
-    """What is in a queue now."""
-    return await queues.storage_items_list(queue)
+BrokerUnderTest = EmbeddedUnderTest | RabbitUnderTest
 
 
 async def count_of(queues: holdfast.Queues, queue: str) -> int:
     """How many items a queue has, in sight or on their way."""
     (logical,) = (await queues.queue_stats(queue)).logical_queues
     return sum(part.total + part.scheduled + part.dying for part in logical.partitions)
-
-
-def letter_of(item: Item) -> Letter:
-    """A dead item, read as a letter."""
-    reason, _, error = item.death_reason.partition("; ")
-    return Letter(item.payload, reason, error)

@@ -11,10 +11,7 @@ from holdfast.engines.rabbitmq import topology
 from holdfast.ports.broker import Layout
 from tests.consume.brokers import BrokerUnderTest, EmbeddedUnderTest, RabbitUnderTest
 from tests.support.amqp import Admin
-from tests.support.folders import tmp_path
 from tests.support.rabbitmq import Node, versions, vhost_name
-
-__all__ = ["tmp_path"]
 
 #: Which layout the suite runs over on which version: each of both at least once.
 LAYOUTS: dict[str, Layout] = {"3.10": "per-consumer", "4.0": "quorum", "4.3": "quorum"}

@@ -1,8 +1,9 @@
-"""The app of the kill tests, for a process of its own or for this one. How a body begins says what its handler does."""
+"""The apps of the kill tests, for a process of their own or for this one. A body says what its handler does."""
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import holdfast
@@ -20,14 +21,34 @@ def make_app(url: str, done: str | Path, layout: Layout = "per-consumer") -> hol
             raise holdfast.Permanent("bad")
         if message.body.startswith(b"fail") or (message.body.startswith(b"again") and message.attempt == 1):
             raise ValueError("not yet")
-        # One write a line: what the process did is there, whatever ends it.
-        file = os.open(done, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(file, message.body + b"\n")
-        os.close(file)
+        note(done, message.body)
 
     return app
 
 
-if "TEST_URL" in os.environ:
+def make_starting_app(url: str, done: str | Path, store: Path | str, *, management: str | None = None) -> holdfast.App:
+    """With a store of starts. One at a time, four held: what is begun is known, and what is merely held too. `kill`
+    takes its process with it."""
+    app = holdfast.App(url, management=management, store=f"sqlite:///{store}")
+
+    @app.consumer(QUEUE, retry=holdfast.Retry(attempts=2, delay="100ms"), concurrency=1, prefetch=4)
+    async def handle(message: holdfast.Message) -> None:
+        note(done, b"%s %d" % (message.body, message.attempt))
+        if message.body.startswith(b"kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return app
+
+
+def note(done: str | Path, line: bytes) -> None:
+    """One write a line: what the process did is there, whatever ends it."""
+    file = os.open(done, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, line + b"\n")
+    os.close(file)
+
+
+if "TEST_STORE" in os.environ:
+    app = make_starting_app(os.environ["TEST_URL"], os.environ["TEST_DONE"], os.environ["TEST_STORE"])
+elif "TEST_URL" in os.environ:
     layout: Layout = "quorum" if os.environ.get("TEST_LAYOUT") == "quorum" else "per-consumer"
     app = make_app(os.environ["TEST_URL"], os.environ["TEST_DONE"], layout)

@@ -10,7 +10,7 @@ import holdfast
 from holdfast import App, Message, Retry
 from holdfast.errors import CannotStart, QueueMissing, StorageFailed
 from holdfast.services.queue.queues import Queues
-from tests.consume.brokers import count_of, items_of
+from tests.consume.brokers import count_of
 from tests.support.eventually import eventually
 
 
@@ -56,14 +56,16 @@ async def test_a_message_that_ended_its_process_too_often_is_parked_before_it_ru
             assert reply.items[0].attempts == attempt
 
             async def ran_out() -> bool:
-                return not any(item.is_leased for item in await items_of(queues, "work"))
+                return not any(item.is_leased for item in await queues.storage_items_list("work"))
 
             await eventually(ran_out)
         again = holdfast.services.consume.worker.Worker(worker.plan, app._broker, stop_timeout_s=1)  # type: ignore[attr-defined]
         running = asyncio.create_task(again.run())
 
         async def is_parked() -> bool:
-            return [item.death_reason.partition(";")[0] for item in await items_of(queues, "work.dlq")] == ["poison"]
+            return [item.death_reason.partition(";")[0] for item in await queues.storage_items_list("work.dlq")] == [
+                "poison"
+            ]
 
         await eventually(is_parked)
         again.stop()
@@ -81,7 +83,7 @@ async def test_without_a_dead_queue_a_parking_waits_and_says_so() -> None:
         await app.queues.queues_update("work", dead_queue="work.dlq")
 
         async def is_parked() -> bool:
-            return len(await items_of(app.queues, "work.dlq")) == 1
+            return len(await app.queues.storage_items_list("work.dlq")) == 1
 
         await eventually(is_parked)
         assert app.health[0].is_well
@@ -95,7 +97,7 @@ async def test_at_a_stop_what_cannot_be_parked_goes_back() -> None:
         await eventually(lambda: app.health[0].trouble)
         app._workers[0].stop()
         await eventually(lambda: app.health[0].state == "stopped")
-        (item,) = await items_of(app.queues, "work")
+        (item,) = await app.queues.storage_items_list("work")
         assert not item.is_leased
 
 
@@ -136,11 +138,11 @@ async def test_a_lease_is_kept_alive_while_its_handler_runs() -> None:
 
     async def watch(queues: Queues) -> None:
         await queues.queue_produce("work", [b"x"])
-        (first,) = await eventually(lambda: items_of(queues, "work"))
+        (first,) = await eventually(lambda: queues.storage_items_list("work"))
         seen = {first.lease_deadline}
 
         async def extended_twice() -> bool:
-            (item,) = await items_of(queues, "work")
+            (item,) = await queues.storage_items_list("work")
             seen.add(item.lease_deadline)
             return len(seen - {None}) >= 3
 

@@ -8,12 +8,11 @@ import pytest
 
 import holdfast
 from holdfast.proof.process import python_argv
-from tests.consume.brokers import QUEUE, count_of, items_of
+from tests.consume.brokers import QUEUE, count_of
 from tests.consume.killed_app import make_app
 from tests.support.eventually import eventually
 from tests.support.forking import forked_process
 
-ROOT = Path(__file__).parents[2]
 POINTS = [
     "consume.before_handler",
     "consume.after_handler",
@@ -44,7 +43,7 @@ async def test_a_kill_of_the_consumer_loses_nothing(point: str, tmp_path: Path) 
         await queues.queues_create(QUEUE, lease_timeout="400ms", dead_queue=f"{QUEUE}.dlq")
         await queues.queue_produce(QUEUE, BODIES)
     env = {"TEST_URL": url, "TEST_DONE": str(done), "HOLDFAST_CRASH_AT": f"{point}:3"}
-    async with forked_process(argv(), env=env, cwd=ROOT) as child:
+    async with forked_process(argv(), env=env) as child:
         assert await child.wait() == -9, child.stderr.tail
     async with make_app(url, done).running() as app:
 
@@ -52,7 +51,7 @@ async def test_a_kill_of_the_consumer_loses_nothing(point: str, tmp_path: Path) 
             return await count_of(app.queues, QUEUE) == 0
 
         await eventually(is_settled)
-        parked = [item.payload for item in await items_of(app.queues, f"{QUEUE}.dlq")]
+        parked = [item.payload for item in await app.queues.storage_items_list(f"{QUEUE}.dlq")]
     assert sorted(parked) == sorted(set(BODIES) - WORKING)
     assert set(done_in(done)) == WORKING
     assert len(done_in(done)) <= len(WORKING) + 2, "one process of two handlers ended: two at the most ran twice"

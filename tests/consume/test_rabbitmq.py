@@ -14,7 +14,7 @@ from holdfast.errors import CannotStart, Invalid
 from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.consume.brokers import QUEUE, RabbitUnderTest
 from tests.consume.killed_app import make_app
-from tests.consume.test_kills import BODIES, POINTS, ROOT, WORKING, argv, done_in
+from tests.consume.test_kills import BODIES, POINTS, WORKING, argv, done_in
 from tests.support.amqp import RabbitConsumer, decoded, headers_of, properties, raw_header, table
 from tests.support.eventually import eventually
 from tests.support.forking import forked_process
@@ -233,7 +233,7 @@ async def test_a_kill_between_publish_and_ack_loses_nothing(
     await declare(rabbit, app)
     await rabbit.send(*BODIES)
     env = {"TEST_URL": rabbit.url, "TEST_DONE": str(done), "HOLDFAST_CRASH_AT": f"{point}:2"}
-    async with forked_process(argv(), env=env, cwd=ROOT) as child:
+    async with forked_process(argv(), env=env) as child:
         assert await child.wait() == -9, child.stderr.tail
     async with app.running():
 

@@ -17,7 +17,7 @@ from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.consume.brokers import QUEUE, RabbitUnderTest
 from tests.support.amqp import Admin, decoded, headers_of, outgoing, table
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import Node, running_node, versions, vhost_name
+from tests.support.rabbitmq import Node, versions, vhost_name
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -152,7 +152,7 @@ async def test_a_quorum_queue_that_was_just_declared_outlives_a_kill_of_its_brok
 ) -> None:
     """A single node forgets one that is younger than a second, with everything that it confirmed."""
     monkeypatch.setattr(topology, "GROWN_S", GROWN_S)
-    with running_node("3.10") as node:
+    with Node("3.10") as node:
         async with Admin.open(node, "v", keep=True) as admin:
             broker = RabbitUnderTest(admin, "quorum")
             app, _ = failing(broker, "quorum", retry=Retry(delay="10m"))

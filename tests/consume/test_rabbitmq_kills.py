@@ -13,7 +13,7 @@ from holdfast.proof.proxy import Proxy
 from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.consume.brokers import RabbitUnderTest
 from tests.consume.killed_app import make_app
-from tests.consume.test_kills import BODIES, ROOT, WORKING, argv, done_in
+from tests.consume.test_kills import BODIES, WORKING, argv, done_in
 from tests.engines.rabbitmq.test_cuts import seen
 from tests.support.amqp import Admin
 from tests.support.eventually import eventually
@@ -54,7 +54,7 @@ async def test_a_kill_loses_nothing_on_other_layouts_and_versions(
         await declare(broker, app)
         await broker.send(*BODIES)
         env = {"TEST_URL": broker.url, "TEST_DONE": str(done), "TEST_LAYOUT": layout, "HOLDFAST_CRASH_AT": f"{point}:2"}
-        async with forked_process(argv(), env=env, cwd=ROOT) as child:
+        async with forked_process(argv(), env=env) as child:
             assert await child.wait() == -9, child.stderr.tail
         async with app.running():
             await settled(broker, done)

@@ -12,17 +12,15 @@ import pytest
 import holdfast
 from holdfast import Message, Retry
 from holdfast.errors import CannotStart
-from holdfast.proof.process import python_argv
 from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.consume.brokers import QUEUE, RabbitUnderTest
-from tests.consume.starting_app import make_app
-from tests.consume.test_kills import ROOT
+from tests.consume.killed_app import make_starting_app as make_app
+from tests.consume.test_kills import argv
 from tests.support.amqp import headers_of
 from tests.support.eventually import eventually
 from tests.support.forking import forked_process
 
 pytestmark = pytest.mark.rabbitmq
-ARGV = python_argv("holdfast", "run", "tests.consume.starting_app:app")
 
 
 async def declare(broker: RabbitUnderTest, app: holdfast.App) -> None:
@@ -45,7 +43,7 @@ async def killed(broker: RabbitUnderTest, done: Path, store: Path) -> None:
     """Run the app in a process until its message ends it, and wait until the broker has all messages again."""
     held = await broker.admin.count(QUEUE)
     env = {"TEST_URL": broker.url, "TEST_DONE": str(done), "TEST_STORE": str(store)}
-    async with forked_process(ARGV, env=env, cwd=ROOT) as child:
+    async with forked_process(argv(), env=env) as child:
         assert await child.wait() == -9, child.stderr.tail
 
     async def are_back() -> bool:

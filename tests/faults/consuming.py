@@ -14,7 +14,6 @@ from functools import partial
 
 import holdfast
 from holdfast.core.message import OutcomeKind
-from holdfast.ports.broker import Layout
 from holdfast.proof.conservation import Conservation, ConservationReport
 from tests.support.amqp import BrokerUrl, RabbitConsumer, RabbitPublisher, message_id_of, outgoing
 from tests.support.eventually import eventually
@@ -31,16 +30,16 @@ PAUSED_S_MAX = 5.0
 class Consuming:
     """`async with consuming(url) as load:`, then break things, then `await load.drained()`."""
 
-    def __init__(self, url: str, *, layout: Layout, management: str | None) -> None:
+    def __init__(self, url: str) -> None:
         self.books = Conservation()
         self.confirmed: set[str] = set()
         self.found: set[str] = set()
         self.unknown_count = 0
-        self.app = holdfast.App(url, management=management, stop_timeout="20s")
+        self.app = holdfast.App(url, stop_timeout="20s")
         self._address = BrokerUrl.parse(url)
         self._stopping = asyncio.Event()
 
-        @self.app.consumer(QUEUE, retry=holdfast.Retry(attempts=4, delay="200ms"), layout=layout, concurrency=8)
+        @self.app.consumer(QUEUE, retry=holdfast.Retry(attempts=4, delay="200ms"), layout="quorum", concurrency=8)
         async def handle(message: holdfast.Message) -> None:
             number = int(message.id)
             if number % 5 == 0:
@@ -108,9 +107,9 @@ def _is_reached(load: Consuming, wanted: int) -> bool:
 
 
 @asynccontextmanager
-async def consuming(url: str, *, layout: Layout = "quorum", management: str | None = None) -> AsyncIterator[Consuming]:
+async def consuming(url: str) -> AsyncIterator[Consuming]:
     """The load at work. Whatever ends one part of it ends the block."""
-    load = Consuming(url, layout=layout, management=management)
+    load = Consuming(url)
     async with load.app.running(declare=True), asyncio.TaskGroup() as group:
         parts = [group.create_task(load.produce()), group.create_task(load.collect())]
         yield load

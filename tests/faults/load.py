@@ -12,11 +12,14 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 
 import holdfast
 from holdfast.core.item import LeasedItem, NewItem, RetryItem
 from holdfast.errors import BadIds, HoldfastError, NothingToLease, QueueMissing, Unreachable
 from holdfast.proof.conservation import Conservation, ConservationReport
+from tests.consume.brokers import count_of
+from tests.faults.serving import serving
 from tests.support.eventually import eventually
 
 WORK, DEAD = "work", "dead"
@@ -25,6 +28,7 @@ MAX_ATTEMPTS = 2
 PAUSE_S = 0.01  # between two tries of a server that is down
 TIDY_COUNT = 10
 DRAIN_TIMEOUT_S = 60.0
+ANSWERS_COUNT_MAX = 60  # between two kills
 NOTHING_SENT = "nothing was sent"  # the client's own words for a connection that was refused
 
 
@@ -117,8 +121,9 @@ class Load:
         try:
             if chance > 0.6 and name == WORK:
                 dead = chance > 0.75
+                # Somebody else may have it before we hear that it was taken back.
+                self._held.pop((name, item.payload), None)
                 await client.queue_retry(name, [RetryItem(id=item.id, dead=dead)], partition=partition)
-                del self._held[name, item.payload]
                 return
             await client.queue_complete(name, [item.id], partition=partition, request_timeout="20s")
         except BadIds:
@@ -173,13 +178,36 @@ class Load:
                         pass
                 except NothingToLease:
                     pass
-            return not any([await left(client, name) for name in (WORK, DEAD)])
+            return not any([await count_of(client, name) for name in (WORK, DEAD)])
 
         await eventually(is_empty, timeout_s=DRAIN_TIMEOUT_S)
         return self.books.report()
 
 
-async def left(client: holdfast.Queues, name: str) -> int:
-    """How many items a queue still has, in sight or on their way."""
-    (logical,) = (await client.queue_stats(name)).logical_queues
-    return sum(part.total + part.scheduled + part.dying for part in logical.partitions)
+async def random_kills(url: str, folder: Path, *, kills: int, seed: int, partitions: int = 1) -> ConservationReport:
+    """The short form is a test, the long one `make soak`: kill the real server so many times, each after a random
+    number of answers; then drain and count."""
+    chance = random.Random(seed)
+    async with holdfast.open(url) as queues:
+        await create_queues(queues, partitions=partitions)
+    async with serving(url, folder) as server, server.client() as client:
+        load = Load([client], seed=seed)
+        child = await server.start()
+        working = asyncio.create_task(load.run())
+        try:
+            for _ in range(kills):
+                wanted = load.answered_count + chance.randint(0, ANSWERS_COUNT_MAX)
+                await eventually(partial(is_reached, load, working, wanted))
+                if working.done():
+                    break  # a promise was broken; the task says which
+                assert await child.kill() == -9
+                child = await server.start()
+        finally:
+            load.stop()
+            await working
+        return await load.drain(client)
+
+
+def is_reached(load: Load, working: asyncio.Task[None], wanted: int) -> bool:
+    """So many answers came, or the load has ended because a promise was broken."""
+    return load.answered_count >= wanted or working.done()

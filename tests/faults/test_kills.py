@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.kills import random_kills
+from tests.faults.load import random_kills
 
 pytestmark = pytest.mark.slow
 

@@ -14,11 +14,10 @@ import holdfast
 from holdfast.core.item import NewItem
 from holdfast.errors import Invalid, TryAgain
 from holdfast.proof.proxy import Proxy
-from tests.faults.kills import is_reached
-from tests.faults.load import DEAD, WORK, Load, create_queues
+from tests.faults.load import DEAD, WORK, Load, create_queues, is_reached
 from tests.faults.serving import serving
 from tests.support.eventually import eventually
-from tests.support.postgres import Cluster, running_cluster
+from tests.support.postgres import Cluster
 
 pytestmark = pytest.mark.postgres
 ANSWERS = 60
@@ -27,7 +26,7 @@ DELETED = "select sum(count) from holdfast.ledger where action = 'queue_deleted'
 
 @pytest.fixture
 def own_cluster() -> Iterator[Cluster]:
-    with running_cluster() as cluster:
+    with Cluster() as cluster:
         yield cluster
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar, cast
 
 import psycopg
 
@@ -24,12 +24,14 @@ from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.testing import FrozenClock
-from tests.support.flaky import Faults, FlakyQueueStore, FlakyStorage
+from tests.support.flaky import Faults, FlakyQueueStore, flaky
+from tests.support.folders import memory_place
 from tests.support.lasting_memory import LastingMemory
 
 T = TypeVar("T")
 HEAL_STEP_S = 0.25
 HEAL_STEPS_COUNT_MAX = 400
+ASYNCHRONOUS = "do $$begin execute format('alter database %I set synchronous_commit = off', current_database()); end$$"
 
 
 class ModelClock(FrozenClock):
@@ -50,93 +52,49 @@ class ModelClock(FrozenClock):
         self._calls.clear()
 
 
-class Backend(Protocol):
-    """Where the items are: opened again after a stop or a crash."""
+class Backend:
+    """Where the items are, by the kind of store: opened again after a stop or a crash, it has what was there.
+
+    In memory where the machine has such a place, and never killed: the model asks for logic, not for the disk.
+    """
+
+    #: A PostgreSQL database of the test's own, named by whoever runs the machine; emptied for each example.
+    url = ""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._folder = TemporaryDirectory(prefix="holdfast-model-", dir=memory_place())
+        self._number = 0
+        self._memory: LastingMemory | None = None
+        if kind == "postgres":
+            assert self.url, "no database was named"
+            with psycopg.connect(self.url, autocommit=True) as connection:
+                connection.execute("set client_min_messages = warning")
+                connection.execute("drop schema if exists holdfast cascade")
+                connection.execute(ASYNCHRONOUS)
 
     def open(self, clock: FrozenClock) -> Storage:
         """A storage on what is there."""
+        match self._kind:
+            case "postgres":
+                return PostgresStorage(self.url, name="default", clock=clock)
+            case "sqlite":
+                return SqliteStorage(Path(self._folder.name, str(self._number)), clock=clock)
+        self._memory = self._memory or LastingMemory(clock)
+        return self._memory
 
     def crash(self) -> None:
-        """From now on `open` finds what a killed process would have left."""
+        """From now on `open` finds what a killed process would have left. Of a database and of memory that is all:
+        nothing is in flight between two commits."""
+        old, self._number = Path(self._folder.name, str(self._number)), self._number + 1
+        if self._kind == "sqlite":
+            shutil.copytree(old, Path(self._folder.name, str(self._number)))
 
     def close(self) -> None:
         """Remove everything."""
-
-
-class MemoryBackend:
-    """The memory of a storage outlives the service over it."""
-
-    def __init__(self) -> None:
-        self._storage: LastingMemory | None = None
-
-    def open(self, clock: FrozenClock) -> Storage:
-        if self._storage is None:
-            self._storage = LastingMemory(clock)
-        return self._storage
-
-    def crash(self) -> None:
-        """Nothing is in flight between two commits."""
-
-    def close(self) -> None:
-        if self._storage is not None:
-            asyncio.run(self._storage.forget())
-        self._storage = None
-
-
-class SqliteBackend:
-    """A folder, in memory where the machine has such a place: the model asks for logic, not for the disk."""
-
-    def __init__(self) -> None:
-        shm = Path("/dev/shm")
-        self._root = Path(tempfile.mkdtemp(prefix="holdfast-model-", dir=shm if shm.is_dir() else None))
-        self._number = 0
-
-    @property
-    def folder(self) -> Path:
-        return self._root / str(self._number)
-
-    def open(self, clock: FrozenClock) -> Storage:
-        return SqliteStorage(self.folder, clock=clock)
-
-    def crash(self) -> None:
-        old = self.folder
-        self._number += 1
-        shutil.copytree(old, self.folder)
-
-    def close(self) -> None:
-        shutil.rmtree(self._root)
-
-
-class PostgresBackend:
-    """A database of the test's own, named by whoever runs the machine; emptied for each example."""
-
-    url = ""
-
-    def __init__(self) -> None:
-        assert self.url, "no database was named"
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute("set client_min_messages = warning")
-            connection.execute("drop schema if exists holdfast cascade")
-            # The database is never killed here: the model asks for logic, not for the disk.
-            connection.execute(
-                "do $$begin execute format('alter database %I set synchronous_commit = off', current_database()); end$$"
-            )
-
-    def open(self, clock: FrozenClock) -> Storage:
-        return PostgresStorage(self.url, name="default", clock=clock)
-
-    def crash(self) -> None:
-        """The database lives on; what was not committed is rolled back when the connections are gone."""
-
-    def close(self) -> None:
-        """The next example empties it."""
-
-
-BACKENDS: dict[str, Callable[[], Backend]] = {
-    "memory": MemoryBackend,
-    "sqlite": SqliteBackend,
-    "postgres": PostgresBackend,
-}
+        self._folder.cleanup()
+        if self._memory is not None:
+            asyncio.run(self._memory.forget())
 
 
 class ModelInstallation:
@@ -146,8 +104,8 @@ class ModelInstallation:
         self.faults = Faults()
         self.clock = ModelClock(self.faults)
         self._loop = asyncio.new_event_loop()
-        self._backend: Backend = BACKENDS[kind]()
-        self._storage: FlakyStorage | None = None
+        self._backend = Backend(kind)
+        self._storage: Storage | None = None
         self.manager: QueueManager
         self.queues: Queues
         self.run(self._open())
@@ -164,7 +122,7 @@ class ModelInstallation:
         return self._loop.run_until_complete(whole())
 
     async def _open(self) -> None:
-        self._storage = FlakyStorage(self._backend.open(self.clock), self.faults)
+        self._storage = flaky(self._backend.open(self.clock), self.faults)
         self.manager = QueueManager({"default": self._storage}, clock=self.clock)
         await self.manager.open()
         self.queues = Queues(QueueService(self.manager, affinities={"default": 1.0}))
@@ -207,28 +165,18 @@ class ModelInstallation:
         """Time passes, and what is due happens."""
         self.run(self.clock.advance(seconds))
 
-    def attempt(self, call: Awaitable[T]) -> T | HoldfastError:
-        """The answer of a verb, or its error. Time stands still: a verb that needs time for its answer is a bug."""
-
-        async def answered() -> T | HoldfastError:
-            try:
-                async with asyncio.timeout(30):
-                    return await call
-            except HoldfastError as error:
-                return error
-
-        return self.run(answered())
-
-    def wait_for(self, call: Coroutine[Any, Any, T], *, seconds: float) -> T | HoldfastError:
-        """Like `attempt`, for a long poll: when it is not answered at once, time passes until it must be."""
+    def attempt(self, call: Coroutine[Any, Any, T], *, within_s: float = 0.0) -> T | HoldfastError:
+        """The answer of a verb, or its error. Time stands still: a verb that needs time for its answer is a bug. But of
+        a long poll that is not answered at once: then time passes until it must be."""
 
         async def answered() -> T | HoldfastError:
             task = asyncio.ensure_future(call)
-            await asyncio.sleep(0)
-            await self.faults.rest()
-            if not task.done():
-                await self.clock.advance(seconds)
+            if within_s:
+                await asyncio.sleep(0)
                 await self.faults.rest()
+                if not task.done():
+                    await self.clock.advance(within_s)
+                    await self.faults.rest()
             try:
                 async with asyncio.timeout(30):
                     return await task
@@ -244,7 +192,8 @@ class ModelInstallation:
         queue = self.manager.find(queue_name)
         assert queue is not None
         (share,) = queue.shares
-        return cast(FlakyQueueStore, share.store).real
+        real: QueueStore = cast(FlakyQueueStore, share.store).real
+        return real
 
     @property
     def is_shared(self) -> bool:

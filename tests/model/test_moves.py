@@ -121,8 +121,8 @@ class MoveMachine(RuleBasedStateMachine):
             items.append(NewItem(payload=b"%d" % self._count))
         if isinstance(self.real.attempt(self.real.queues.queue_produce("work", items)), HoldfastError):
             return  # a fault that was meant for the mover
-        reply: Any = self.real.wait_for(
-            self.real.queues.queue_lease("work", batch_size=count, request_timeout="10ms"), seconds=0.01
+        reply: Any = self.real.attempt(
+            self.real.queues.queue_lease("work", batch_size=count, request_timeout="10ms"), within_s=0.01
         )
         if isinstance(reply, HoldfastError):
             return
@@ -148,8 +148,8 @@ class MoveMachine(RuleBasedStateMachine):
     @rule(how=st.sampled_from(["complete", "complete", "delete", "retry", "clear"]))
     @precondition(lambda self: self.real.is_healthy("dead") and self.real.was_loaded("work"))
     def somebody_works_on_a_copy(self, how: str) -> None:
-        reply: Any = self.real.wait_for(
-            self.real.queues.queue_lease("dead", batch_size=2, request_timeout="10ms"), seconds=0.01
+        reply: Any = self.real.attempt(
+            self.real.queues.queue_lease("dead", batch_size=2, request_timeout="10ms"), within_s=0.01
         )
         if isinstance(reply, HoldfastError):
             assert isinstance(reply, NothingToLease)

@@ -39,7 +39,7 @@ from holdfast.ports.queue_store import (
     RetryItems,
 )
 from tests.model.audit import audit, catch_up, look
-from tests.model.installation import ModelInstallation, PostgresBackend
+from tests.model.installation import Backend, ModelInstallation
 from tests.model.profile import settings_for
 from tests.model.queue_model import SECOND_US, Entry, Queue, QueueModel
 
@@ -226,7 +226,7 @@ class ServiceMachine(RuleBasedStateMachine):
         call = self.real.queues.queue_lease(
             name, batch_size=size, request_timeout=format_duration(round(wait_s * SECOND_US))
         )
-        answer = self.real.wait_for(call, seconds=wait_s)
+        answer = self.real.attempt(call, within_s=wait_s)
         smooth = healthy and armed == len(faults.armed) and name not in faults.down
         if self.now_us > began_us:
             self.real.run(catch_up(self.real, self.model))  # it waited: time may have brought items
@@ -585,14 +585,14 @@ def test_the_sqlite_store_is_as_the_model_says() -> None:
 
 
 def test_the_postgres_store_is_as_the_model_says(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PostgresBackend, "url", postgres_url)
+    monkeypatch.setattr(Backend, "url", postgres_url)
     run_state_machine_as_test(PostgresMachine, settings=settings_for(examples=5, steps=25))
 
 
 def test_a_death_in_postgres_whose_answer_was_lost_can_be_leased_at_once(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PostgresBackend, "url", postgres_url)
+    monkeypatch.setattr(Backend, "url", postgres_url)
     machine = PostgresMachine()
     try:
         machine.begin(partitions=1, max_attempts=0)

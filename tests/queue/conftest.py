@@ -17,11 +17,8 @@ from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.testing import FrozenClock
 from tests.queue.installation import Installation, MakeStorage
-from tests.support.folders import tmp_path
 from tests.support.lasting_memory import LastingMemory
 from tests.support.postgres import Cluster
-
-__all__ = ["tmp_path"]
 
 STORES = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 FACES = ["in process", "http"]
@@ -57,40 +54,33 @@ class Databases:
     def __init__(self, fixture: Callable[[str], Any], module: str) -> None:
         self._fixture = fixture
         self._module = module
-        self._urls: dict[str, str] = {}
-        self._connections: dict[str, psycopg.Connection[tuple[str]]] = {}
+        self._connections: dict[str, psycopg.Connection[tuple[Any, ...]]] = {}
 
     def url(self, storage: str) -> str:
         """The address of the database of this storage."""
-        if storage not in self._urls:
-            cluster: Cluster = self._fixture("postgres")
-            name = f"{self._module}_{storage}"
-            self._urls[storage] = cluster.create_database(name)
-            with cluster.connect() as connection:
-                # Nobody kills this server: what a commit means is at stake here, not the disk.
-                connection.execute(
-                    sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(name))
-                )
-        return self._urls[storage]
+        cluster: Cluster = self._fixture("postgres")
+        name = f"{self._module}_{storage}"
+        if name not in self._connections:
+            cluster.create_database(name)
+            self._connections[name] = connection = cluster.connect(name)
+            # Nobody kills this server: what a commit means is at stake here, not the disk.
+            connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(name)))
+            # The ledger refuses to be emptied, as it should; nobody asks it here.
+            connection.execute("SET session_replication_role = replica")
+        return cluster.url(name)
 
     def empty(self) -> None:
         """Delete everything but the schema."""
-        for url in self._urls.values():
-            if url not in self._connections:
-                self._connections[url] = psycopg.connect(url, autocommit=True)
-                # The ledger refuses to be emptied, as it should; nobody asks it here.
-                self._connections[url].execute("SET session_replication_role = replica")
-            connection = self._connections[url]
+        for connection in self._connections.values():
             with connection.transaction():
                 for (table,) in connection.execute(TABLES).fetchall():
                     connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier("holdfast", table)))
 
     def close(self) -> None:
         """Drop them."""
-        for connection in self._connections.values():
+        for name, connection in self._connections.items():
             connection.close()
-        for url in self._urls.values():
-            self._fixture("postgres").drop_database(url.rpartition("/")[2])
+            self._fixture("postgres").drop_database(name)
 
 
 @pytest.fixture(params=FACES)
@@ -100,7 +90,7 @@ def face(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def make_installation(make_storage: MakeStorage, face: str) -> AsyncIterator[Callable[..., object]]:
-    """Makes houses, and closes them at the end."""
+    """Makes installations, and closes them at the end."""
     async with AsyncExitStack() as stack:
 
         async def make(*storages: str) -> Installation:

@@ -27,7 +27,7 @@ from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
 from holdfast.testing import FrozenClock
 from tests.support.eventually import eventually
-from tests.support.flaky import Faults, FlakyStorage
+from tests.support.flaky import Faults, flaky
 
 T = TypeVar("T")
 MakeStorage = Callable[[str, FrozenClock], Storage]  # by the storage's name; the same name is the same data
@@ -52,9 +52,7 @@ class Installation:
 
     async def open(self) -> None:
         """Open the storages and the face."""
-        engines = {
-            name: FlakyStorage(self._make_storage(name, self.clock), self.faults, name=name) for name in self._storages
-        }
+        engines = {name: flaky(self._make_storage(name, self.clock), self.faults, name=name) for name in self._storages}
         manager = QueueManager(engines, clock=self.clock)
         await manager.open()
         self._open.push_async_callback(manager.close)

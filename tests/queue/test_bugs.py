@@ -17,7 +17,7 @@ from holdfast.services.queue.service import QueueService
 from holdfast.services.queue.storage_share import StorageShare
 from holdfast.services.queue.waiting import CommitBatch, WaitingRequests, take
 from holdfast.testing import FrozenClock
-from tests.support.flaky import FlakyStorage
+from tests.support.flaky import flaky
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def clock() -> FrozenClock:
 
 @pytest.fixture
 async def queues(clock: FrozenClock) -> AsyncIterator[Queues]:
-    manager = QueueManager({"default": FlakyStorage(SqliteStorage(None, clock=clock))}, clock=clock)
+    manager = QueueManager({"default": flaky(SqliteStorage(None, clock=clock))}, clock=clock)
     await manager.open()
     queues = Queues(QueueService(manager, affinities={"default": 1.0}))
     await queues.queues_create("orders")

@@ -17,7 +17,7 @@ from holdfast.services.queue.service import QueueService
 from holdfast.services.queue.storage_share import StorageShare
 from holdfast.testing import FrozenClock
 from tests.support.eventually import eventually
-from tests.support.flaky import Faults, FlakyQueueStore, FlakyStorage
+from tests.support.flaky import Faults, FlakyQueueStore, flaky
 
 MINUTE_US = 60_000_000
 TURNS_COUNT = 200
@@ -70,7 +70,7 @@ def faults() -> Faults:
 
 @pytest.fixture
 async def queues(clock: CountingClock, faults: Faults) -> AsyncIterator[Queues]:
-    manager = QueueManager({"default": FlakyStorage(SqliteStorage(None, clock=clock), faults)}, clock=clock)
+    manager = QueueManager({"default": flaky(SqliteStorage(None, clock=clock), faults)}, clock=clock)
     await manager.open()
     queues = Queues(QueueService(manager, affinities={"default": 1.0}))
     await queues.queues_create("orders", lease_timeout="1m")

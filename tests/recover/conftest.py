@@ -8,9 +8,6 @@ import pytest
 
 from tests.recover.dead_letter_queue import DeadLetterQueue
 from tests.support.amqp import Admin
-from tests.support.folders import tmp_path
-
-__all__ = ["tmp_path"]
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import hashlib
 import json
 import signal
 import subprocess
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +15,10 @@ from typing import Any
 
 from holdfast.core.message import Delivery, Outgoing
 from holdfast.proof.conservation import Conservation, ConservationReport
-from tests.support.amqp import Admin, decoded, headers_of, outgoing, properties, table
+from tests.support.amqp import Admin, headers_of, outgoing, properties, table
 from tests.support.command import Command, Ended, Forked
 
 EXCHANGE = "imageviewer"
-KEYS = {"CollectionScan": "collection.scan", "CacheGeneration": "cache.generation"}
 ROUTES = """exchange = "imageviewer"
 type_header = "MessageType"
 
@@ -31,28 +29,13 @@ Refused = "refusing.queue"
 LibraryScan = { exchange = "", key = "library_scan_queue" }
 """
 TARGETS = ("collection.scan", "cache.generation", "refusing.queue", "library_scan_queue")
-CHANGED = (
-    "x-redriven-at",
-    "x-redriven-by",
-    "x-redriven-from",
-    "x-redriven-count",
-    "x-redrive-id",
-    "x-redrive-run",
-    "x-original-exchange",
-    "x-original-routing-key",
-    "x-original-queue",
-    "x-kept-death",
-    "x-delivery-count",
-    "x-acquired-count",
-    "x-death",
-    "x-first-death-queue",
-    "x-first-death-reason",
-    "x-first-death-exchange",
-    "x-last-death-queue",
-    "x-last-death-reason",
-    "x-last-death-exchange",
+CHANGED = {
+    *(f"x-redriven-{what}" for what in ("at", "by", "from", "count")),
+    *(f"x-original-{what}" for what in ("exchange", "routing-key", "queue")),
+    *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("queue", "reason", "exchange")),
+    *("x-redrive-id", "x-redrive-run", "x-kept-death", "x-delivery-count", "x-acquired-count", "x-death"),
     "x-retry-count",
-)
+}
 
 
 def letter(
@@ -161,17 +144,17 @@ class DeadLetterQueue:
     def command(self) -> Command:
         return Forked(self.folder, "memory://")
 
-    def arguments(self, *more: str | Path) -> list[str]:
-        return ["recover", self.url, self.name, "--json", *map(str, more)]
+    def arguments(self, *more: str | Path, url: str = "") -> list[str]:
+        return ["recover", url or self.url, self.name, "--json", *map(str, more)]
 
     async def recover(self, *more: str | Path, routes: bool = True, **variables: str) -> Ended:
         """Run `holdfast recover` to its end, in a process of its own."""
         given = ("--routes", self.routes) if routes else ()
         return await asyncio.to_thread(lambda: self.command()(*self.arguments(*given, *more), stdin=b"", **variables))
 
-    def start(self, *more: str | Path, **variables: str) -> subprocess.Popen[bytes]:
-        """Start it."""
-        return self.command().start(*self.arguments("--routes", self.routes, *more), **variables)
+    def start(self, *more: str | Path, url: str = "", **variables: str) -> subprocess.Popen[bytes]:
+        """Start it; `url` is another way to the same broker."""
+        return self.command().start(*self.arguments("--routes", self.routes, *more, url=url), **variables)
 
 
 def summary(ended: Ended) -> dict[str, Any]:
@@ -185,9 +168,9 @@ def header(delivery: Delivery | Outgoing, name: str) -> object:
     return headers_of(delivery).get(name)
 
 
-def ended_by_kill(process: subprocess.Popen[bytes], timeout_s: float = 60.0) -> bool:
+def ended_by_kill(process: subprocess.Popen[bytes]) -> bool:
     """Whether it was ended by SIGKILL."""
-    return process.wait(timeout_s) == -signal.SIGKILL
+    return process.wait(60.0) == -signal.SIGKILL
 
 
 async def peak_mb(process: subprocess.Popen[bytes]) -> float:
@@ -199,8 +182,3 @@ async def peak_mb(process: subprocess.Popen[bytes]) -> float:
             peak_kb = int(status.read_text().split("VmHWM:")[1].split()[0])
         await asyncio.sleep(0.02)
     return round(peak_kb / 1024, 1)
-
-
-def ids(deliveries: Iterable[Delivery]) -> Counter[str]:
-    """Message ids, counted."""
-    return Counter(str(decoded(one).get("message_id")) for one in deliveries)

@@ -8,7 +8,7 @@ import json
 import random
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,8 @@ from holdfast.proof.proxy import Proxy
 from tests.recover.dead_letter_queue import TARGETS, DeadLetterQueue, header, letter, peak_mb, summary
 from tests.support.amqp import Admin, message_id_of
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import Node, running_node
+from tests.support.rabbitmq import Node
+from tests.support.rabbitmq_cluster import running_rabbitmq_cluster
 
 LETTERS = 4_000
 KILLS_A_ROUND = 10
@@ -59,7 +60,7 @@ async def kills(kind: str, *, count: int, seed: int) -> Tally:
     """SIGKILL of the recovery at random moments."""
     chance = random.Random(seed)
     tally = Tally()
-    with running_node() as node:
+    with Node() as node:
         while tally.kills < count:
             async with _dlq(node, kind, f"kills-{tally.kills}") as dlq:
                 await dlq.fill(_letters(LETTERS))
@@ -82,7 +83,7 @@ async def broker_kills(kind: str, *, count: int, seed: int) -> Tally:
     """`kill -9` of the broker in the middle of a run, which goes on when it is back."""
     chance = random.Random(seed)
     tally = Tally()
-    with running_node() as node:
+    with Node() as node:
         while tally.kills < count:
             vhost = f"broker-{tally.kills}"
             with tempfile.TemporaryDirectory() as folder:
@@ -95,9 +96,7 @@ async def broker_kills(kind: str, *, count: int, seed: int) -> Tally:
                     node.kill()
                     tally.kills += 1
                 await asyncio.to_thread(node.start)
-                out, err = await asyncio.to_thread(process.communicate, timeout=180)
-                assert process.returncode in (0, 3), err
-                possible = json.loads(out.splitlines()[-1])["possible_duplicates"]
+                possible = (await _ended(process, 0, 3))["possible_duplicates"]
                 async with Admin.open(node, vhost) as admin:
                     dlq.admin = admin
                     await _finish(dlq, tally, possible)
@@ -108,41 +107,34 @@ async def cuts(*, count: int, seed: int) -> Tally:
     """Connections cut on 4.0, a quorum queue with its default delivery limit; runs end rather than lose a letter."""
     chance = random.Random(seed)
     tally = Tally()
-    with running_node("4.0") as node:
+    with Node("4.0") as node:
         async with _dlq(node, "quorum", "cuts") as dlq, Proxy("127.0.0.1", node.port) as proxy:
             await dlq.fill(_letters(3 * LETTERS))
             possible = 0
             url = node.url(dlq.admin.vhost, port=proxy.port)
-            given = ["recover", url, dlq.name, "--json", "--routes", str(dlq.routes), "--rate", "400/s"]
             while tally.kills < count:
-                process = dlq.command().start(*given, "--window", "200")
+                process = dlq.start("--rate", "400/s", "--window", "200", url=url)
                 await _arrived(dlq.admin, await dlq.admin.count("collection.scan") + 1)
                 while process.poll() is None and tally.kills < count:
                     await asyncio.sleep(0.5 + chance.random())
                     tally.kills += 1 if await proxy.cut() else 0
                 process.terminate()
-                out, err = await asyncio.to_thread(process.communicate, timeout=120)
-                assert process.returncode in (0, 3), err
-                possible += json.loads(out.splitlines()[-1])["possible_duplicates"]
+                possible += (await _ended(process, 0, 3))["possible_duplicates"]
             await _finish(dlq, tally, possible)
     return tally
 
 
-async def seed_shape(*, count: int = 119_762) -> Tally:
+async def seed_shape() -> Tally:
     """The queue of the story: most are good, a thousand are refused, some are unknown."""
     tally = Tally()
-    refused, unknown = 1_000, 262
-    good = count - refused - unknown
-    with running_node() as node:
+    good, refused, unknown = 118_500, 1_000, 262
+    with Node() as node:
         async with _dlq(node, "classic", "story") as dlq:
             await dlq.fill([letter(10**6, kind="Refused", key="refusing.queue")], counted=False)
             kinds = ["CollectionScan"] * good + ["Refused"] * refused + ["Strange"] * unknown
-            random.Random(count).shuffle(kinds)
+            random.Random(len(kinds)).shuffle(kinds)
             await dlq.fill(letter(number, kind=kind) for number, kind in enumerate(kinds))
-            process = dlq.start()
-            out, err = await asyncio.to_thread(process.communicate, timeout=LONG_TIMEOUT_S)
-            assert process.returncode == 3, err
-            told = json.loads(out.splitlines()[-1])
+            told = await _ended(dlq.start(), 3, timeout_s=LONG_TIMEOUT_S)
             assert (told["recovered"], told["failed"], told["skipped"]) == (good, refused, unknown), told
             assert told["remaining"] == refused + unknown, told
             await dlq.admin.drain("refusing.queue", 1)
@@ -154,10 +146,10 @@ async def seed_shape(*, count: int = 119_762) -> Tally:
     return tally
 
 
-async def large(*, count: int = 1_000, size_bytes: int = 4 * 2**20) -> Tally:
+async def large() -> Tally:
     """Large letters in little memory."""
-    tally = Tally()
-    with running_node() as node:
+    tally, count, size_bytes = Tally(), 1_000, 4 * 2**20
+    with Node() as node:
         async with _dlq(node, "classic", "large") as dlq:
             for start in range(0, count, 20):
                 await dlq.fill(
@@ -168,9 +160,7 @@ async def large(*, count: int = 1_000, size_bytes: int = 4 * 2**20) -> Tally:
                 )
             process = dlq.start()
             peaking = asyncio.create_task(peak_mb(process))
-            out, err = await asyncio.to_thread(process.communicate, timeout=LONG_TIMEOUT_S)
-            assert process.returncode == 0, err
-            told = json.loads(out.splitlines()[-1])
+            told = await _ended(process, 0, timeout_s=LONG_TIMEOUT_S)
             peak = await peaking
             assert told["recovered"] == count, told
             await _count_by_hand(dlq, count)
@@ -179,13 +169,12 @@ async def large(*, count: int = 1_000, size_bytes: int = 4 * 2**20) -> Tally:
     return tally
 
 
-async def cluster(make: Callable[[], contextlib.AbstractContextManager[Any]]) -> Tally:
+async def cluster() -> Tally:
     """Three nodes; the one that leads the dead-letter queue is killed in the middle."""
     tally = Tally()
-    with make() as nodes, tempfile.TemporaryDirectory() as folder:
-        vhost = nodes.create_vhost("recovery")
-        other = nodes.nodes[0]
-        async with Admin.open(other, "recovery", keep=True) as admin:
+    with running_rabbitmq_cluster() as nodes, tempfile.TemporaryDirectory() as folder:
+        nodes.create_vhost("recovery")
+        async with Admin.open(nodes.nodes[0], "recovery", keep=True) as admin:
             dlq = await DeadLetterQueue(admin, Path(folder), kind="quorum").make()
             for target in ("collection.scan", "cache.generation", "library_scan_queue"):
                 await admin.delete(target)
@@ -197,22 +186,25 @@ async def cluster(make: Callable[[], contextlib.AbstractContextManager[Any]]) ->
             survivor = nodes.others(leader)[0]
             # Not by the node that dies: RabbitMQ 3.10 would go on counting letters to a connection that died with it.
             url = nodes.url("recovery", first=nodes.nodes.index(survivor))
-            process = dlq.command().start(
-                "recover", url, dlq.name, "--json", "--routes", str(dlq.routes), "--rate", "1500/s"
-            )
+            process = dlq.start("--rate", "1500/s", url=url)
             await _arrived(admin, UNDER_WAY // 2)
             leader.kill()
             tally.kills = 1
-        out, err = await asyncio.to_thread(process.communicate, timeout=180)
-        assert process.returncode in (0, 3), err
-        possible = json.loads(out.splitlines()[-1])["possible_duplicates"]
+        possible = (await _ended(process, 0, 3))["possible_duplicates"]
         nodes.heal()
         async with Admin.open(survivor, "recovery", keep=True) as admin:
             dlq.admin = admin
-            await _all_there(dlq, LETTERS)
+            await _arrived(admin, LETTERS, dlq.name, *TARGETS)
             await _finish(dlq, tally, possible)
-        assert vhost
     return tally
+
+
+async def _ended(process: subprocess.Popen[bytes], *codes: int, timeout_s: float = 180.0) -> dict[str, Any]:
+    """What a run told at its end, which must be one of these."""
+    out, err = await asyncio.to_thread(process.communicate, timeout=timeout_s)
+    assert process.returncode in codes, err
+    told: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return told
 
 
 async def _begun(admin: Admin, process: subprocess.Popen[bytes]) -> None:
@@ -225,22 +217,14 @@ async def _begun(admin: Admin, process: subprocess.Popen[bytes]) -> None:
     await eventually(has_begun)
 
 
-async def _arrived(admin: Admin, count: int) -> None:
-    """A run that has only begun to connect would be told that there is no broker, and rightly end."""
+async def _arrived(admin: Admin, count: int, *places: str) -> None:
+    """So many are there. A run that has only begun to connect would be told that there is no broker, and rightly end; a
+    quorum queue says 0 while it has no leader, and what is asked too early would look lost."""
 
-    async def is_under_way() -> bool:
-        return await admin.count("collection.scan") >= count
+    async def are_there() -> bool:
+        return sum([await admin.count(place) for place in places or ("collection.scan",)]) >= count
 
-    await eventually(is_under_way)
-
-
-async def _all_there(dlq: DeadLetterQueue, count: int) -> None:
-    """A quorum queue says 0 while it has no leader: what is asked too early would look lost."""
-
-    async def are_counted() -> bool:
-        return sum([await dlq.admin.count(place) for place in (dlq.name, *TARGETS)]) >= count
-
-    await eventually(are_counted, timeout_s=90.0)
+    await eventually(are_there, timeout_s=90.0)
 
 
 async def _finish(dlq: DeadLetterQueue, tally: Tally, possible: int = 0) -> None:

@@ -17,7 +17,7 @@ from holdfast.proof.proxy import Proxy
 from tests.recover.dead_letter_queue import EXCHANGE, DeadLetterQueue, letter, summary
 from tests.support.amqp import Admin
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import Node, running_node
+from tests.support.rabbitmq import Node
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -29,7 +29,7 @@ QUORUM_AGE_S = 2.5  # a quorum queue that is younger is forgotten by a single no
 @pytest.fixture(scope="module")
 def private_node() -> Iterator[Node]:
     """A node that these tests kill and alarm."""
-    with running_node() as node:
+    with Node() as node:
         yield node
 
 

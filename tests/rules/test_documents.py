@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast.core.requests.queue import VERBS
 from holdfast.core.states import ITEM_MOVES, LETTER_MOVES, RECOVERY_MOVES, ItemState, RunState, mermaid
-from tests.rules.tree import AT_REST, DOCUMENTS, SOURCE, drawn
+from tests.rules.tree import DOCUMENTS, SOURCE, drawn
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +71,7 @@ def test_every_link_between_documents_leads_somewhere() -> None:
 
 
 def test_the_tree_and_the_layers_are_drawn_from_the_code() -> None:
-    for document in DOCUMENTS if AT_REST else DOCUMENTS[1:]:
+    for document in DOCUMENTS:
         assert document.read_text() == drawn(document.read_text()), "python -m tests.rules.tree draws them anew"
 
 
@@ -79,4 +79,4 @@ def test_the_ways_of_a_message_go_through_modules_that_there_are() -> None:
     (six,) = [text.split("\n## ")[0] for text in (ROOT / "CONTRIBUTING.md").read_text().split("## Six ways")[1:]]
     named = re.findall(r'\["([a-z_/]+)"\]', six)
     assert six.count("```mermaid") == 6
-    assert not AT_REST or [name for name in named if not (SOURCE / f"{name}.py").exists()] == []
+    assert [name for name in named if not (SOURCE / f"{name}.py").exists()] == []

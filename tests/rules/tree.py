@@ -15,8 +15,6 @@ from tests.rules.layers import MAY_IMPORT
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(holdfast.__file__).parent
 WIDTH = 118
-#: Whether the modules have come to rest: from then on the tree and the ways of CONTRIBUTING.md are checked too.
-AT_REST = True
 
 #: What a package is for. A package that is not here has no place yet.
 DUTIES = {
@@ -26,8 +24,6 @@ DUTIES = {
     "core/topology": "what stands in a virtual host, layouts, differences, hazards",
     "ports": "what services need of engines",
     "stores": "what we keep, written once over a database or files",
-    "stores/sql": "",
-    "engines": "the outside: one folder for each thing that we do not own",
     "engines/rabbitmq": "AMQP, confirms, consumers, the management API",
     "engines/rabbitmq/wire": "AMQP 0-9-1 without I/O",
     "engines/sqlite": "queues and databases in files of this machine, or in memory",
@@ -42,7 +38,6 @@ DUTIES = {
     "services": "what Holdfast does, whoever asks and whatever stores it",
     "faces": "the ways in: Python, HTTP, shell. They decide nothing",
     "faces/api": "HTTP",
-    "faces/api/admin": "the endpoints of the vault",
     "faces/cli": "the `holdfast` command",
     "telemetry": "events, counts, Prometheus",
     "proof": "what proves that nothing is lost: crash points, proxy, kills, counts",

@@ -14,30 +14,31 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hypothesis import seed as seeded
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test
-from msgspec import to_builtins
 
-from tests.collect.kills import Tally, embedded_kills, shared_kills
+from holdfast.proof.conservation import ConservationReport
+from tests.collect import kills as collect
 from tests.collect.large import CEILING_MIB, peak_mib
 from tests.collect.shared import running_bucket
 from tests.faults.consuming import random_faults
-from tests.faults.kills import random_kills
-from tests.model.installation import PostgresBackend
+from tests.faults.load import random_kills
+from tests.model.installation import Backend
 from tests.model.profile import settings_for
 from tests.model.test_moves import MemoryMoves, SqliteMoves
 from tests.model.test_service import MemoryMachine, PostgresMachine, SqliteMachine
 from tests.recover import soak as recover
 from tests.recover import soak_embedded
 from tests.support.amqp import Admin
-from tests.support.postgres import running_cluster
-from tests.support.rabbitmq import running_node
+from tests.support.postgres import Cluster
+from tests.support.rabbitmq import Node
 from tests.support.rabbitmq_cluster import running_rabbitmq_cluster
 from tests.vault import soak as custody
 from tests.vault.test_model import MemoryVault, PostgresVault, SqliteVault
@@ -64,7 +65,7 @@ RECOVERIES: dict[str, tuple[Callable[[int, int], Coroutine[Any, Any, recover.Tal
     "recover-broker-classic": (lambda count, seed: recover.broker_kills("classic", count=count, seed=seed), 20),
     "recover-broker-quorum": (lambda count, seed: recover.broker_kills("quorum", count=count, seed=seed), 20),
     "recover-cuts": (lambda count, seed: recover.cuts(count=count, seed=seed), 30),
-    "recover-cluster": (lambda count, seed: recover.cluster(running_rabbitmq_cluster), 1),
+    "recover-cluster": (lambda count, seed: recover.cluster(), 1),
     "recover-embedded": (lambda count, seed: soak_embedded.kills(count=count, seed=seed), 100),
     "recover-story": (lambda count, seed: recover.seed_shape(), 0),
     "recover-large": (lambda count, seed: recover.large(), 0),
@@ -75,141 +76,110 @@ class Soak:
     """One run; `ok` as long as nothing went wrong."""
 
     def __init__(self, options: argparse.Namespace, stack: ExitStack) -> None:
-        self._options = options
+        self._kills_count, self._examples, self._seed = options.kills, options.examples, options.seed
         self._stack = stack
+        self._name, self._began_s = "", 0.0
         self.ok = True
-        self.scenarios: dict[str, Callable[[str], None]] = {
-            "sqlite-kills": self._sqlite_kills,
-            "postgres-kills": self._postgres_kills,
+        self.scenarios: dict[str, Callable[[], None]] = {
+            "sqlite-kills": lambda: self._kills(f"sqlite:///{self._folder()}/data"),
+            "postgres-kills": lambda: self._kills(self._database("soak")),
             "rabbitmq-cluster": self._rabbitmq_cluster,
-            **dict.fromkeys(MACHINES, self._machine),
+            **{name: partial(self._machine, machine) for name, machine in MACHINES.items()},
             "postgres-model": self._postgres_machine,
-            **dict.fromkeys(RECOVERIES, self._recover),
-            "custody-sqlite": lambda name: self._custody(name, ""),
-            "custody-postgres": lambda name: self._custody(name, self._database("custody")),
+            **{name: partial(self._recover, *scenario) for name, scenario in RECOVERIES.items()},
+            "custody-sqlite": lambda: self._custody(""),
+            "custody-postgres": lambda: self._custody(self._database("custody")),
             "custody-postgres-model": self._postgres_vault,
-            "collect-embedded": self._collect_embedded,
+            "collect-embedded": lambda: self._collect(collect.random_kills),
             "collect-shared": self._collect_shared,
             "collect-large": self._collect_large,
         }
 
     def run(self, name: str) -> None:
         """One scenario. Whatever goes wrong is told, and the others are run all the same."""
+        self._name, self._began_s = name, time.monotonic()
         try:
-            self.scenarios[name](name)
+            self.scenarios[name]()
         except Exception:  # noqa: BLE001 - the whole traceback is told, and the end is not 0
             self.ok = False
             traceback.print_exc()
             print(json.dumps({"scenario": name, "failed": True}), flush=True)
 
+    def _tell(self, numbers: Mapping[str, Any]) -> None:
+        """The line of the scenario."""
+        took_s = round(time.monotonic() - self._began_s, 1)
+        print(json.dumps({"scenario": self._name, **numbers} | {"took_s": numbers.get("took_s", took_s)}), flush=True)
+
     def _folder(self) -> Path:
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-soak-")))
 
-    def _sqlite_kills(self, name: str) -> None:
-        folder = self._folder()
-        self._kills(name, f"sqlite:///{folder}/data", folder)
+    def _database(self, name: str) -> str:
+        return self._stack.enter_context(Cluster()).create_database(name)
 
-    def _postgres_kills(self, name: str) -> None:
-        cluster = self._stack.enter_context(running_cluster())
-        self._kills(name, cluster.create_database("soak"), self._folder())
+    def _tell_report(self, report: ConservationReport, **numbers: int) -> None:
+        self._tell(json.loads(report.line(self._name, **numbers, seed=self._seed)))
 
-    def _rabbitmq_cluster(self, name: str) -> None:
+    def _rabbitmq_cluster(self) -> None:
         """Each fault costs a node's restart: a tenth of the kills takes as long."""
-        began, faults = time.monotonic(), max(1, self._options.kills // 10)
+        faults = max(1, self._kills_count // 10)
         cluster = self._stack.enter_context(running_rabbitmq_cluster())
-        report = asyncio.run(random_faults(cluster, faults=faults, seed=self._options.seed))
-        took_s = round(time.monotonic() - began, 1)
-        print(report.line(name, kills=faults, seed=self._options.seed, took_s=took_s), flush=True)
+        report = asyncio.run(random_faults(cluster, faults=faults, seed=self._seed))
+        self._tell_report(report, kills=faults)
         report.check(duplicates_max=None)
 
-    def _kills(self, name: str, url: str, folder: Path) -> None:
-        began = time.monotonic()
-        kills = self._options.kills
-        report = asyncio.run(random_kills(url, folder, kills=kills, seed=self._options.seed, partitions=2))
-        took_s = round(time.monotonic() - began, 1)
-        print(
-            report.line(name, kills=kills, items=report.put_count, seed=self._options.seed, took_s=took_s), flush=True
-        )
+    def _kills(self, url: str) -> None:
+        kills = self._kills_count
+        report = asyncio.run(random_kills(url, self._folder(), kills=kills, seed=self._seed, partitions=2))
+        self._tell_report(report, kills=kills, items=report.put_count)
         report.check()
 
-    def _collect_embedded(self, name: str) -> None:
-        kills = max(COLLECT_KILLS_MIN, self._options.kills)
-        self._collect(name, embedded_kills(kills=kills, seed=self._options.seed))
+    def _collect(self, scenario: Callable[[int, int], Coroutine[Any, Any, Mapping[str, int]]]) -> None:
+        tally = asyncio.run(scenario(max(COLLECT_KILLS_MIN, self._kills_count), self._seed))
+        self._tell({**tally, "seed": self._seed})
 
-    def _collect_shared(self, name: str) -> None:
-        cluster = self._stack.enter_context(running_cluster())
-        node = self._stack.enter_context(running_node())
-        bucket = self._stack.enter_context(running_bucket())
-        kills = max(COLLECT_KILLS_MIN, self._options.kills)
+    def _collect_shared(self) -> None:
+        node, url = self._stack.enter_context(Node()), self._database("collect")
+        self._stack.enter_context(running_bucket())
 
-        async def run() -> Tally:
+        async def run(kills: int, seed: int) -> Mapping[str, int]:
             async with Admin.open(node, "soak") as admin:
-                url = cluster.create_database("collect")
-                return await shared_kills(url, admin, bucket, kills=kills, seed=self._options.seed)
+                return await collect.random_kills(kills, seed, url=url, admin=admin)
 
-        self._collect(name, run())
+        self._collect(run)
 
-    def _collect_large(self, name: str) -> None:
+    def _collect_large(self) -> None:
         """2 GiB in parts of 1 MiB: the memory stays what it is for 100 of them."""
         told = asyncio.run(peak_mib(self._folder(), LARGE_COUNT))
         self.ok = self.ok and told["peak_mib"] < CEILING_MIB
-        print(json.dumps({"scenario": name, "parts": LARGE_COUNT, **told, "ceiling_mib": CEILING_MIB}), flush=True)
+        self._tell({"parts": LARGE_COUNT, **told, "ceiling_mib": CEILING_MIB})
 
-    def _collect(self, name: str, running: Coroutine[Any, Any, Tally]) -> None:
-        began = time.monotonic()
-        tally = asyncio.run(running)
-        took_s = round(time.monotonic() - began, 1)
-        line = {"scenario": name, **to_builtins(tally), "seed": self._options.seed, "took_s": took_s}
-        print(json.dumps(line), flush=True)
+    def _recover(self, scenario: Callable[[int, int], Coroutine[Any, Any, recover.Tally]], least: int) -> None:
+        kills = least if self._kills_count == KILLS_DEFAULT else self._kills_count
+        numbers = vars(asyncio.run(scenario(kills, self._seed)))
+        more = numbers.pop("more")
+        self._tell({**numbers, **more})
 
-    def _recover(self, name: str) -> None:
-        began = time.monotonic()
-        scenario, least = RECOVERIES[name]
-        given = self._options.kills
-        tally = asyncio.run(scenario(least if given == KILLS_DEFAULT else given, self._options.seed))
-        numbers = {key: value for key, value in vars(tally).items() if key != "more"}
-        took_s = round(time.monotonic() - began, 1)
-        print(json.dumps({"scenario": name, **numbers, **tally.more, "took_s": took_s}), flush=True)
-
-    def _database(self, name: str) -> str:
-        return self._stack.enter_context(running_cluster()).create_database(name)
-
-    def _custody(self, name: str, vault: str) -> None:
-        began = time.monotonic()
-        kills = CUSTODY_KILLS if self._options.kills == KILLS_DEFAULT else self._options.kills
-        found = asyncio.run(custody.random_kills(kills=kills, seed=self._options.seed, vault=vault))
-        took_s = round(time.monotonic() - began, 1)
-        print(json.dumps({"scenario": name, **found, "seed": self._options.seed, "took_s": took_s}), flush=True)
+    def _custody(self, vault: str) -> None:
+        kills = CUSTODY_KILLS if self._kills_count == KILLS_DEFAULT else self._kills_count
+        found = asyncio.run(custody.random_kills(kills=kills, seed=self._seed, vault=vault))
+        self._tell({**found, "seed": self._seed})
         self.ok = self.ok and not found["lost"] and found["balanced"] and found["chain"] == "holds"
 
-    def _postgres_machine(self, name: str) -> None:
-        cluster = self._stack.enter_context(running_cluster())
-        PostgresBackend.url = cluster.create_database("model")
+    def _postgres_machine(self) -> None:
+        Backend.url = self._database("model")
         # Each look at the store is a dozen round trips: a tenth of the examples takes as long.
-        self._run_machine(name, PostgresMachine, examples=max(1, self._options.examples // 10))
+        self._machine(PostgresMachine, 10)
 
-    def _postgres_vault(self, name: str) -> None:
+    def _postgres_vault(self) -> None:
         PostgresVault.url = self._database("vault")
-        self._run_machine(name, PostgresVault, examples=max(1, self._options.examples // 10))
+        self._machine(PostgresVault, 10)
 
-    def _machine(self, name: str) -> None:
-        self._run_machine(name, MACHINES[name], examples=self._options.examples)
-
-    def _run_machine(self, name: str, machine: type[RuleBasedStateMachine], *, examples: int) -> None:
-        began = time.monotonic()
+    def _machine(self, machine: type[RuleBasedStateMachine], share: int = 1) -> None:
+        examples = max(1, self._examples // share)
         profile = settings(settings_for(examples=examples, steps=60), database=None)
         test = get_state_machine_test(machine, settings=profile)
-        seeded(self._options.seed)(test)()
-        numbers = {
-            "scenario": name,
-            "kills": 0,
-            "examples": examples,
-            "lost": 0,
-            "duplicates": 0,
-            "seed": self._options.seed,
-            "took_s": round(time.monotonic() - began, 1),
-        }
-        print(json.dumps(numbers), flush=True)
+        seeded(self._seed)(test)()
+        self._tell({"kills": 0, "examples": examples, "lost": 0, "duplicates": 0, "seed": self._seed})
 
 
 def main() -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
+
+from tests.support.servers import run_tool
 
 DAYS = "2"
 
@@ -48,6 +49,4 @@ class Certificates:
         )
 
     def _openssl(self, *arguments: str) -> None:
-        done = subprocess.run(["openssl", *arguments], cwd=self.folder, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(f"openssl {arguments[0]} failed\n{done.stderr}")
+        run_tool(["openssl", *arguments], cwd=self.folder)

@@ -10,13 +10,12 @@ import subprocess
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from holdfast.faces.cli import main
-from tests.support.forking import Parent
+from tests.support.forking import parent
 
 PROGRAM = Path(sys.executable).with_name("holdfast")
 TIMEOUT_S = 60.0
@@ -101,25 +100,14 @@ class Command:
 
 
 class Forked(Command):
-    """The same in a process that was forked from one which has read the program: only the start of Python is left out.
-
-    Variables of one's own may be read at the start: then it is not left out.
-    """
+    """The same in a process forked from one which has read the program: only the start of Python is left out."""
 
     def run(self, *arguments: str, stdin: bytes, **variables: str) -> Ended:
-        if variables:
-            return super().run(*arguments, stdin=stdin, **variables)
-        environment = self.environment()
+        argv, environment = [str(PROGRAM), *arguments], self.environment(**variables)
         code, stdout, stderr = parent().run(
-            [str(PROGRAM), *arguments], stdin=stdin, folder=self.folder, environment=environment, timeout_s=TIMEOUT_S
+            argv, stdin=stdin, folder=self.folder, environment=environment, timeout_s=TIMEOUT_S
         )
         return Ended(code, stdout, stderr.decode())
-
-
-@cache
-def parent() -> Parent:
-    """One for the run."""
-    return Parent(Command(Path(), "memory://").environment())
 
 
 class Inside(Command):

@@ -1,6 +1,6 @@
 """Any storage, with a switch: fail before a commit, or after it took effect and the answer was lost.
 
-`FlakyStorage(storage)` behaves as the storage does until `faults` says otherwise. Whatever it reports as failed is
+`flaky(storage)` behaves as the storage does until `faults` says otherwise. Whatever it reports as failed is
 StorageFailed, as from a disk. It also counts the calls, so that a test can wait until a store is at rest.
 """
 
@@ -9,28 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from functools import partial
+from typing import Any, Literal, TypeVar, cast
 
-from holdfast.core.item import Item, QueueRecord
-from holdfast.core.requests.queue import PartitionStats
+from holdfast.core.item import QueueRecord
 from holdfast.errors import StorageFailed
-from holdfast.ports.queue_store import (
-    Catalog,
-    Committed,
-    DeathRules,
-    DyingItem,
-    LedgerEntry,
-    Operation,
-    QueueStore,
-    RelatedQueues,
-    Storage,
-)
+from holdfast.ports.queue_store import Committed, DyingItem, Operation, QueueStore, Storage
 
 T = TypeVar("T")
 When = Literal["before", "after"]
 CATALOG = " catalog"  # the catalog as a fault names it; no queue name has a blank
 
 CALLS_COUNT_MAX = 1_000
+QUIET_ROUNDS = 25
 
 
 @dataclass
@@ -94,10 +85,10 @@ class Faults:
         finally:
             self.running_count -= 1
 
-    async def rest(self, *, rounds: int = 25) -> None:
-        """Wait until no call runs and none begins for so many rounds of the event loop."""
+    async def rest(self) -> None:
+        """Wait until no call runs and none begins for some rounds of the event loop."""
         quiet, first = 0, self.calls_count
-        while quiet < rounds:
+        while quiet < QUIET_ROUNDS:
             before = self.calls_count
             assert before - first < CALLS_COUNT_MAX, "the store is called without end"
             await asyncio.sleep(0)
@@ -107,103 +98,66 @@ class Faults:
             quiet = quiet + 1 if before == self.calls_count and not self.running_count else 0
 
 
-class FlakyQueueStore:
-    """Shelves whose commits and loads can fail."""
+class Around:
+    """All that it has around it, but for what a subclass does otherwise."""
 
-    def __init__(self, real: QueueStore, queue_name: str, faults: Faults, storage: str = "") -> None:
+    def __init__(self, real: Any, faults: Faults) -> None:
         self.real = real
+        self.faults = faults
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+class FlakyQueueStore(Around):
+    """A queue's store whose commits and reads can fail."""
+
+    def __init__(self, real: QueueStore, faults: Faults, queue_name: str, storage: str) -> None:
+        super().__init__(real, faults)
         self._name = queue_name
-        self._faults = faults
         self._storage = storage
 
-    async def _around(self, operations: Sequence[object], call: Callable[[], Awaitable[T]]) -> T:
-        return await self._faults.around(self._name, operations, call, storage=self._storage)
-
     async def commit(self, operations: Sequence[Operation], *, inline: bool = False) -> Committed:
-        return await self._around(operations, lambda: self.real.commit(operations, inline=inline))
+        call = partial(self.real.commit, operations, inline=inline)
+        return await self.faults.around(self._name, operations, call, storage=self._storage)
 
     def can_commit_inline(self) -> bool:
-        return self._faults.gate is None and self.real.can_commit_inline()
+        return self.faults.gate is None and self.real.can_commit_inline()
 
     async def load(self) -> Committed:
-        return await self._around(("load",), self.real.load)
+        return await self.faults.around(self._name, ("load",), self.real.load, storage=self._storage)
 
-    async def dying_items(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
-        return await self._faults.around(
-            self._name, ("read",), lambda: self.real.dying_items(partition, count_max=count_max)
-        )
+    async def dying_items(self, *partition: int, **how: int) -> Sequence[DyingItem]:
+        return await self.faults.around(self._name, ("read",), partial(self.real.dying_items, *partition, **how))
 
-    async def arrivals(self, *, source_queue: str, count_max: int) -> Sequence[str]:
-        return await self._faults.around(
-            self._name, ("read",), lambda: self.real.arrivals(source_queue=source_queue, count_max=count_max)
-        )
-
-    async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
-        return await self.real.list_items(partition, pivot=pivot, count_max=count_max, scheduled=scheduled)
-
-    async def tally(self, partition: int, *, rules: DeathRules) -> PartitionStats:
-        return await self.real.tally(partition, rules=rules)
-
-    async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
-        return await self.real.ledger(after=after, count_max=count_max)
-
-    async def close(self) -> None:
-        await self.real.close()
+    async def arrivals(self, **how: Any) -> Sequence[str]:
+        return await self.faults.around(self._name, ("read",), partial(self.real.arrivals, **how))
 
 
-class FlakyCatalog:
+class FlakyCatalog(Around):
     """A catalog whose changes can fail."""
 
-    def __init__(self, real: Catalog, faults: Faults) -> None:
-        self._real = real
-        self._faults = faults
+    async def change(self, name: str, **how: Any) -> QueueRecord:
+        return await self.faults.around(CATALOG, (name,), partial(self.real.change, name, **how))
 
-    async def queues(self) -> Sequence[QueueRecord]:
-        return await self._real.queues()
-
-    async def version(self) -> int:
-        return await self._real.version()
-
-    async def change(
-        self, name: str, *, dead_queue: str, decide: Callable[[RelatedQueues, int], QueueRecord]
-    ) -> QueueRecord:
-        return await self._faults.around(
-            CATALOG, (name,), lambda: self._real.change(name, dead_queue=dead_queue, decide=decide)
-        )
-
-    async def delete(self, name: str, *, decide: Callable[[RelatedQueues], QueueRecord], count: int) -> QueueRecord:
-        return await self._faults.around(CATALOG, (name,), lambda: self._real.delete(name, decide=decide, count=count))
-
-    async def keep(self, key: str, value: str) -> str:
-        return await self._real.keep(key, value)
-
-    async def ledger(self, *, after: int, count_max: int) -> Sequence[LedgerEntry]:
-        return await self._real.ledger(after=after, count_max=count_max)
+    async def delete(self, name: str, **how: Any) -> QueueRecord:
+        return await self.faults.around(CATALOG, (name,), partial(self.real.delete, name, **how))
 
 
-class FlakyStorage:
+class _FlakyStorage(Around):
     """Any storage, with the switch."""
 
-    def __init__(self, real: Storage, faults: Faults | None = None, *, name: str = "") -> None:
-        self.real = real
+    def __init__(self, real: Storage, faults: Faults, name: str) -> None:
+        super().__init__(real, faults)
         self._name = name
-        self.faults = faults or Faults()
-        self.abilities = real.abilities
-
-    async def open(self) -> None:
-        await self.real.open()
-
-    async def close(self) -> None:
-        await self.real.close()
 
     def catalog(self) -> FlakyCatalog:
         return FlakyCatalog(self.real.catalog(), self.faults)
 
     def queue_store(self, record: QueueRecord, partitions: Sequence[int]) -> FlakyQueueStore:
-        return FlakyQueueStore(self.real.queue_store(record, partitions), record.name, self.faults, self._name)
+        return FlakyQueueStore(self.real.queue_store(record, partitions), self.faults, record.name, self._name)
 
-    async def drop(self, record: QueueRecord) -> None:
-        await self.real.drop(record)
 
-    async def watch(self, hint: Callable[[str], None]) -> None:
-        await self.real.watch(hint)
+def flaky(storage: Storage, faults: Faults | None = None, *, name: str = "") -> Storage:
+    """The storage, with the switch."""
+    return cast(Storage, _FlakyStorage(storage, faults or Faults(), name))

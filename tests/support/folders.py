@@ -4,12 +4,7 @@ a disk and here alike, so that waiting for a disk would prove nothing more. `tes
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
-
-import pytest
 
 MEMORY = Path("/dev/shm")
 FREE_BYTES_MIN = 512 * 2**20  # containers often have 64 MiB
@@ -18,17 +13,3 @@ FREE_BYTES_MIN = 512 * 2**20  # containers often have 64 MiB
 def memory_place() -> Path | None:
     """Where such folders can be; None: where all temporary files are, because there is no room."""
     return MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= FREE_BYTES_MIN else None
-
-
-@contextmanager
-def memory_folder() -> Iterator[Path]:
-    """An empty one, for its owner alone; gone at the end."""
-    with TemporaryDirectory(prefix="holdfast-", dir=memory_place(), ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """In place of pytest's own, for a `conftest` that imports it."""
-    with memory_folder() as folder:
-        yield folder

@@ -2,9 +2,6 @@
 
 Reading it takes longer than most commands do. What a fork gives is a process like any other: its own signals, files,
 folder, environment and end. Run as a module this is the parent of those; it ends when whoever started it does.
-
-`forked_process` is for a program that has to read itself, because it is told at its start where to crash: it finds
-read what is not its own, which takes four fifths of the time.
 """
 
 from __future__ import annotations
@@ -22,10 +19,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from functools import cache
+from contextlib import asynccontextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -34,14 +32,15 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 REQUEST_BYTES_MAX = 256 * 2**10
-#: What the program reads when it is needed first: a third of a second.
-READ_LATER = ("holdfast.wiring", "holdfast.engines.sqlite.database", "pydantic.main")
-READ_BY_SERVERS = (
+#: What the program reads when it is needed first: a third of a second, and more for a server.
+READ_LATER = (
+    "holdfast.wiring",
+    "holdfast.engines.sqlite.database",
+    "pydantic.main",
     "holdfast.faces.api.server",
     "holdfast.engines.objects.blobs",
     "uvicorn.protocols.http.httptools_impl",
 )
-OWN = frozenset({"__main__", "holdfast", "tests"})
 START_TIMEOUT_S = 60.0
 FILES_COUNT = 4  # stdin, stdout, stderr, and where to say the process id and, at the end, the exit code
 
@@ -49,17 +48,16 @@ FILES_COUNT = 4  # stdin, stdout, stderr, and where to say the process id and, a
 class Parent:
     """Makes processes. Any thread may ask, and they run side by side."""
 
-    def __init__(self, environment: Mapping[str, str], *, reads_program: bool = True) -> None:
-        """`environment`: what the program sees while it is read. Or each process reads it for itself."""
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.forking", str(theirs.fileno()), str(int(reads_program))],
+                [sys.executable, "-m", "tests.support.forking", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd=ROOT,
-                env=dict(environment),
+                env={name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")},
                 pass_fds=[theirs.fileno()],
             )
         atexit.register(self.close)
@@ -104,10 +102,9 @@ class Parent:
 
 
 @cache
-def _reading_parent() -> Parent:
-    """One for the run, whose processes read the program."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-    return Parent(clean, reads_program=False)
+def parent() -> Parent:
+    """One for the run."""
+    return Parent()
 
 
 class _Forked:
@@ -128,31 +125,27 @@ class _Forked:
         return await asyncio.shield(self._end)
 
 
-async def start_forked(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path) -> Child:
+async def start_forked(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> Child:
     """As `Child.start` does, of what `python_argv` gives."""
     from holdfast.proof.process import Child
 
     (read_out, out), (read_err, err) = os.pipe(), os.pipe()
     files = (os.open(os.devnull, os.O_RDONLY), out, err)
-    mine = _reading_parent().ask(argv, files=files, folder=cwd, environment={**os.environ, **(env or {})})
+    mine = parent().ask(argv, files=files, folder=cwd, environment={**os.environ, **(env or {})})
     for file in files:
         os.close(file)
     said, writer = await asyncio.open_connection(sock=mine)
     async with asyncio.timeout(START_TIMEOUT_S):
         process = _Forked(int(await said.readline()), said, writer)
-    await _connect(process.stdout, read_out)
-    await _connect(process.stderr, read_err)
+    for stream, pipe in ((process.stdout, read_out), (process.stderr, read_err)):
+        protocol = partial(asyncio.StreamReaderProtocol, stream)
+        await asyncio.get_running_loop().connect_read_pipe(protocol, os.fdopen(pipe, "rb", 0))
     return Child(cast(Process, process), argv)
-
-
-async def _connect(stream: asyncio.StreamReader, pipe: int) -> None:
-    protocol = asyncio.StreamReaderProtocol(stream)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(pipe, "rb", 0))
 
 
 @asynccontextmanager
 async def forked_process(
-    argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path
+    argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path = ROOT
 ) -> AsyncIterator[Child]:
     """As `child_process` is, of what `python_argv` gives."""
     child = await start_forked(argv, env=env, cwd=cwd)
@@ -162,40 +155,25 @@ async def forked_process(
         await child.close()
 
 
-def _read_program() -> None:
+async def ended_or_killed(child: Child, life_s: float) -> int:
+    """How it ended: by itself, or by SIGKILL after so long."""
+    from holdfast.proof.process import ChildFailed
+
+    try:
+        return await child.wait(timeout_s=life_s)
+    except ChildFailed:
+        return await child.kill()
+
+
+def serve(control: socket.socket) -> int:
+    """Fork for each request; returns in the parent at the end, and in each process with its exit code."""
     from holdfast.faces.cli import TREE, load
 
+    del sys.path[0]  # where this module was found; an installed program has no such place
     for name in READ_LATER:
         importlib.import_module(name)
     for name in TREE:
         load(name)
-
-
-def _read_what_it_stands_on() -> None:
-    """All that the program reads and that is not its own: a process that reads everything finds out what that is."""
-    names_in, names_out = os.pipe()
-    if not os.fork():
-        _read_program()
-        for name in READ_BY_SERVERS:
-            importlib.import_module(name)
-        with open(names_out, "w", encoding="utf-8") as file:
-            file.write("\n".join(name for name in sys.modules if name.partition(".")[0] not in OWN))
-        os._exit(0)
-    os.close(names_out)
-    with open(names_in, encoding="utf-8") as file:
-        for name in file.read().split():
-            with suppress(ImportError):
-                importlib.import_module(name)
-    os.wait()
-
-
-def serve(control: socket.socket, *, reads_program: bool) -> int:
-    """Fork for each request; returns in the parent at the end, and in each process with its exit code."""
-    del sys.path[0]  # where this module was found; an installed program has no such place
-    if reads_program:
-        _read_program()
-    else:
-        _read_what_it_stands_on()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that wait for a command are not waited for
     while True:
@@ -225,9 +203,18 @@ def serve(control: socket.socket, *, reads_program: bool) -> int:
 
 def _run(argv: list[str]) -> int:
     """The `holdfast` command, or `python -m module`."""
-    if argv[1:2] != ["-m"]:
-        from holdfast.faces.cli import main
+    from holdfast import proof
+    from holdfast.faces.cli import main
 
+    # What Python and the program read of their environment at their start.
+    if os.environ.get("PYTHONWARNINGS") == "error":
+        warnings.simplefilter("error")
+    if setting := os.environ.get(proof.VARIABLE):
+        trap = proof.Trap.parse(setting)
+        for names in map(vars, sys.modules.values()):
+            if "crash_point" in names:
+                names["crash_point"] = trap
+    if argv[1:2] != ["-m"]:
         sys.argv[:] = argv
         return main()
     sys.argv[:] = argv[2:]
@@ -245,5 +232,5 @@ def _tell_end(pid: int, answer: int) -> None:
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as asked:
-        ended = serve(asked, reads_program=sys.argv[2] == "1")
+        ended = serve(asked)
     sys.exit(ended)

@@ -8,16 +8,13 @@ are in memory: they are never started again, and each virtual host would wait fo
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
 from urllib.parse import quote
@@ -27,12 +24,9 @@ import pytest
 
 from tests.support.certificates import Certificates
 from tests.support.ports import free_ports
-from tests.support.servers import Guard
+from tests.support.servers import END_TIMEOUT_S, Server, fail_without, is_alive, run_tool
 
 INSTALL = "sudo apt-get install rabbitmq-server openssl"
-READY_TIMEOUT_S = 90.0
-END_TIMEOUT_S = 60.0
-STEP_S = 0.05
 BINARIES = os.environ.get("HOLDFAST_TEST_RABBITMQ_BIN", "/usr/lib/rabbitmq/bin")
 VERSIONS = {"3.10": None, "4.0": "trixie", "4.3": "sid"}
 #: Versions that must be there, comma-separated. Those of EVERYDAY run anyway where they are there, others only then.
@@ -60,23 +54,23 @@ ENTER = 'mount -t proc proc "$0/proc" && mount --bind /dev/shm "$0/dev/shm" && e
 ADVANCED = "[{rabbit, [{channel_tick_interval, 500}, {dead_letter_worker_publisher_confirm_timeout, 1000}]}].\n"
 
 
-class Node:
-    """One broker with its data. `stop`, `kill`, `pause` and `start` again are for fault tests; `close` is final."""
+class Node(Server):
+    """One broker with its data. On the disk, unless it is told where in memory."""
 
     def __init__(
         self,
-        version: str,
+        version: str = "3.10",
         *,
         plugins: tuple[str, ...] = (),
         epmd_of: Node | None = None,
         memory: Path | None = None,
     ) -> None:
-        """`epmd_of`: another node of the same cluster, whose name service this one uses. `memory`: where data that are
-        not on the disk are."""
+        """`epmd_of`: another node of the same cluster, whose name service this one uses."""
+        check_installed(version)
         self.version = version
         suite = VERSIONS[version]
         self._root = cache_folder() / f"rabbitmq-{suite}" if suite else Path("/")
-        self.folder = Path(mkdtemp(prefix="holdfast-rmq-", dir=memory or self._root / "tmp"))
+        super().__init__(Path(mkdtemp(prefix="holdfast-rmq-", dir=memory or self._root / "tmp")))
         self._inside = self.folder if memory else Path("/") / self.folder.relative_to(self._root)
         self.port, self.tls_port, self.management_port, self._epmd_port, self._dist_port = free_ports(5)
         self.certificates = Certificates(self.folder / "tls")
@@ -86,105 +80,60 @@ class Node:
         if epmd_of is not None:
             self._epmd_port = epmd_of._epmd_port
         self._epmd: subprocess.Popen[bytes] | None = None
-        self._server: subprocess.Popen[bytes] | None = None
-        self._guard: Guard | None = None
         # One for all its calls: to read whom to trust takes 30 ms, and nobody speaks TLS here.
-        self._http = httpx2.Client(base_url=f"{self.management_url}/api", timeout=30.0, verify=False, trust_env=False)
+        self._http = httpx2.Client(base_url=f"{self.management_url}/api", timeout=60.0, verify=False, trust_env=False)
 
-    @classmethod
-    def create(cls, version: str = "3.10", *, plugins: tuple[str, ...] = (), memory: Path | None = None) -> Node:
-        """Make a node and start it. Without a server it fails the test and says what to install."""
-        check_installed(version)
-        node = cls(version, plugins=plugins, memory=memory)
-        try:
-            node.configure()
-            node.start()
-        except BaseException:
-            node.close()
-            raise
-        return node
+    def __str__(self) -> str:
+        return f"RabbitMQ {self.version}"
 
     @property
     def pid(self) -> int | None:
         """The process id of the broker itself, or None when it is down."""
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             pid = int((self.folder / "pid").read_text())
-            return pid if _lives(pid) else None
+            return pid if is_alive(pid) else None
         return None
 
     def url(self, vhost: str = "/", *, user: str = "guest:guest", port: int | None = None, more: str = "") -> str:
         """The address. `port` is for a proxy in front of it, `more` for the query."""
         return f"amqp://{user}@127.0.0.1:{port or self.port}/{quote(vhost, safe='')}{more}"
 
-    def tls_url(self, vhost: str = "/", *, user: str = "guest:guest", more: str = "") -> str:
+    def tls_url(self, *, user: str = "guest:guest", more: str = "") -> str:
         """The address over TLS; the certificate is for `localhost`, and its authority is the node's own."""
-        query = f"?cacertfile={self.certificates.ca}{more}"
-        return f"amqps://{user}@localhost:{self.tls_port}/{quote(vhost, safe='')}{query}"
+        return f"amqps://{user}@localhost:{self.tls_port}/%2F?cacertfile={self.certificates.ca}{more}"
 
     @property
     def management_url(self) -> str:
         """The address of the management API, with its login."""
         return f"http://guest:guest@127.0.0.1:{self.management_port}"
 
-    def start(self) -> None:
-        """Start the broker (again) and wait until it answers. Nothing happens when it runs."""
-        if not self.pid:
-            self.launch()
-            self.wait_ready()
-
     def launch(self) -> None:
-        """Start the broker without waiting: nodes of a cluster wait for one another."""
+        if not (self.folder / "rabbitmq.conf").exists():
+            self.configure()
         self._start_epmd()
         (self.folder / "pid").unlink(missing_ok=True)
-        with (self.folder / "out").open("ab") as log:
-            self._server = subprocess.Popen(
-                self._command("rabbitmq-server"),
-                env=self._environment(server=True),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        if self._guard is not None:
-            self._guard.close()
-        self._guard = Guard(self.folder, self._server.pid, *([self._epmd.pid] if self._epmd else []))
+        beside = [self._epmd.pid] if self._epmd else []
+        self._run(self._command("rabbitmq-server"), beside=beside, env=self._environment(server=True))
 
-    def stop(self) -> None:
-        """An orderly stop."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """SIGKILL: what a crash does. The data stay, for `start`."""
-        self._end(signal.SIGKILL)
-
-    def pause(self) -> None:
-        """SIGSTOP: it holds its connections and answers nothing, until `resume`."""
-        os.kill(self.pid or 0, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """SIGCONT."""
-        os.kill(self.pid or 0, signal.SIGCONT)
+    def is_ready(self) -> bool:
+        """Whether it answers on AMQP and on its management API."""
+        self.api("GET", "/overview")
+        self.api("GET", "/vhosts/%2F")
+        with socket.create_connection(("127.0.0.1", self.port), 5.0) as probe:
+            probe.sendall(b"AMQP\0\0\x09\x01")
+            return probe.recv(1) == b"\1"
 
     def close(self) -> None:
-        """End everything and remove the data."""
         self._http.close()
         self.kill()
         if self._epmd is not None:
             self._epmd.kill()
             self._epmd.wait(END_TIMEOUT_S)
-        if self._guard is not None:
-            self._guard.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        super().close()
 
     def ctl(self, *arguments: str) -> str:
         """`rabbitmqctl`; half a second each."""
-        command = self._command("rabbitmqctl", "--quiet", *arguments)
-        done = subprocess.run(
-            command, env=self._environment(server=False), capture_output=True, text=True, check=False, timeout=60
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"rabbitmqctl {' '.join(arguments)} failed\n{done.stdout}\n{done.stderr}")
-        return done.stdout
+        return run_tool(self._command("rabbitmqctl", "--quiet", *arguments), env=self._environment(server=False))
 
     def api(self, method: str, path: str, body: object = None) -> httpx2.Response:
         """One call of the management API; raises for any answer but 2xx."""
@@ -219,11 +168,6 @@ class Node:
         finally:
             self.ctl("eval", "application:set_env(rabbit, consumer_timeout, 1800000).")
 
-    def log(self) -> str:
-        """The end of its logs, for an error's text."""
-        files = [self.folder / "out", *(self.folder / "log").glob("*.log")]
-        return "\n".join(file.read_text("utf-8", "replace")[-3000:] for file in files if file.exists())
-
     def configure(self, more: str = "") -> None:
         """Write its files, before the first start; `more` goes into rabbitmq.conf."""
         self.certificates.make()
@@ -237,9 +181,8 @@ class Node:
         cookie.chmod(0o400)
 
     def _command(self, program: str, *arguments: str) -> list[str]:
-        command = [f"{BINARIES}/{program}", *arguments]
         enter = [] if self._root == Path("/") else ["unshare", "--mount", "sh", "-c", ENTER, str(self._root)]
-        return [*enter, *command]
+        return [*enter, f"{BINARIES}/{program}", *arguments]
 
     def _environment(self, *, server: bool) -> dict[str, str]:
         inside = self._inside
@@ -275,42 +218,6 @@ class Node:
                 start_new_session=True,
             )
 
-    def wait_ready(self) -> None:
-        """Until it answers on AMQP and on its management API."""
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while time.monotonic() < deadline:
-            if self._server is not None and self._server.poll() is not None:
-                raise RuntimeError(f"RabbitMQ {self.version} ended at its start\n{self.log()}")
-            with contextlib.suppress(OSError, httpx2.HTTPError):
-                self.api("GET", "/overview")
-                self.api("GET", "/vhosts/%2F")
-                if self._greets():
-                    return
-            time.sleep(STEP_S)
-        raise RuntimeError(f"RabbitMQ {self.version} was not ready after {READY_TIMEOUT_S} s\n{self.log()}")
-
-    def _greets(self) -> bool:
-        with socket.create_connection(("127.0.0.1", self.port), 5.0) as probe:
-            probe.sendall(b"AMQP\0\0\x09\x01")
-            return probe.recv(1) == b"\1"
-
-    def _end(self, number: signal.Signals) -> None:
-        pid = self.pid
-        if pid is not None:
-            os.kill(pid, number)
-            if number is not signal.SIGKILL:
-                os.kill(pid, signal.SIGCONT)
-        if self._server is not None:
-            if pid is None and self._server.poll() is None:
-                os.killpg(self._server.pid, signal.SIGKILL)
-            self._server.wait(END_TIMEOUT_S)
-            self._server = None
-        deadline = time.monotonic() + END_TIMEOUT_S
-        while pid is not None and _lives(pid):
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"RabbitMQ {self.version} outlived {number.name}")
-            time.sleep(STEP_S)
-
 
 def cache_folder() -> Path:
     """Where the debootstrap folders are kept."""
@@ -335,11 +242,7 @@ def check_installed(version: str) -> None:
     suite = VERSIONS[version]
     server = Path(f"{BINARIES}/rabbitmq-server")
     if not server.exists() or not shutil.which("epmd") or not shutil.which("openssl"):
-        pytest.fail(
-            f"these tests need a RabbitMQ server. Install it:  {INSTALL}\n"
-            "or leave them out:  HOLDFAST_TEST_WITHOUT=rabbitmq",
-            pytrace=False,
-        )
+        fail_without("rabbitmq", "RabbitMQ server", INSTALL)
     if suite is None or (cache_folder() / f"rabbitmq-{suite}" / str(server).lstrip("/")).exists():
         return
     text = f"RabbitMQ {version} is not there. Make it, as root:  bash scripts/rabbitmq.sh {suite}"
@@ -351,21 +254,3 @@ def check_installed(version: str) -> None:
 def vhost_name(test_name: str) -> str:
     """A virtual host's name for a test."""
     return "test-" + re.sub(r"[^a-z0-9]+", "-", test_name.lower())[-80:]
-
-
-def _lives(pid: int) -> bool:
-    """A zombie does not live: nobody may be there to reap it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-@contextmanager
-def running_node(version: str = "3.10", *, plugins: tuple[str, ...] = (), memory: Path | None = None) -> Iterator[Node]:
-    """A node of one's own, for a test that kills or blocks it; on the disk, unless it is told where in memory."""
-    node = Node.create(version, plugins=plugins, memory=memory)
-    try:
-        yield node
-    finally:
-        node.close()

@@ -15,18 +15,15 @@ a `Node`, with its `kill`, `pause`, `stop` and `start`. `running_rabbitmq_cluste
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
-import httpx2
-
-from tests.support.rabbitmq import READY_TIMEOUT_S, Node, check_installed, required
+from tests.support.rabbitmq import Node, required
+from tests.support.servers import READY_TIMEOUT_S, wait_until
 
 NODES_COUNT = 3
-STEP_S = 0.1
 #: How long a node that is asked for its neighbours waits before it asks again: half a second by default.
 FORMATION = """
 cluster_formation.peer_discovery_backend = classic_config
@@ -44,7 +41,7 @@ def cluster_versions() -> list[str]:
 class RabbitCluster:
     """Three nodes that know one another. `close` is final."""
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str = "3.10") -> None:
         self.version = version
         first = Node(version)
         self.nodes = [first, *(Node(version, epmd_of=first) for _ in range(NODES_COUNT - 1))]
@@ -146,24 +143,15 @@ class RabbitCluster:
         return f"/queues/{quote(vhost, safe='')}/{quote(queue, safe='')}"
 
     def _wait(self, fact: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        last: object = None
-        while time.monotonic() < deadline:
-            try:
-                if fact():
-                    return
-                last = None
-            except (httpx2.HTTPError, OSError, LookupError) as error:
-                last = error
-            time.sleep(STEP_S)
-        logs = "\n".join(node.log() for node in self.nodes)
-        raise RuntimeError(f"RabbitMQ {self.version}: {what} was not there after {READY_TIMEOUT_S} s; {last}\n{logs}")
+        def logs() -> str:
+            return "\n".join(node.log() for node in self.nodes)
+
+        wait_until(fact, f"RabbitMQ {self.version}: {what}", timeout_s=READY_TIMEOUT_S, log=logs)
 
 
 @contextmanager
 def running_rabbitmq_cluster(version: str = "3.10") -> Iterator[RabbitCluster]:
     """A cluster of one's own. Without a server it fails the test and says what to install."""
-    check_installed(version)
     cluster = RabbitCluster(version)
     try:
         cluster.form()

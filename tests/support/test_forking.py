@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from holdfast.proof.process import child_process, python_argv
-from tests.support.command import PROGRAM, Command, Forked, parent
+from tests.support.command import PROGRAM, Command, Forked
 from tests.support.eventually import eventually
-from tests.support.forking import forked_process
+from tests.support.forking import forked_process, parent
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ import pytest
 from holdfast.proof.process import child_process
 from tests.support.eventually import eventually
 from tests.support.forking import ROOT
-from tests.support.postgres import Cluster, find_binaries, running_cluster
+from tests.support.postgres import Cluster, find_binaries
 from tests.support.servers import left_out
 
 pytestmark = pytest.mark.postgres
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.postgres
 @pytest.fixture(scope="module")
 def own() -> Iterator[Cluster]:
     """A cluster that these tests may kill."""
-    with running_cluster() as cluster:
+    with Cluster() as cluster:
         yield cluster
 
 
@@ -85,7 +85,7 @@ def test_a_paused_server_answers_again_when_it_is_resumed(own: Cluster) -> None:
 
 
 def test_closing_leaves_no_process_and_no_file() -> None:
-    with running_cluster() as cluster:
+    with Cluster() as cluster:
         pid, folder = cluster.pid, cluster.folder
         assert pid is not None
     assert not folder.exists()
@@ -94,9 +94,8 @@ def test_closing_leaves_no_process_and_no_file() -> None:
 
 
 async def test_it_does_not_outlive_whoever_started_it() -> None:
-    script = (
-        "from tests.support.postgres import Cluster; c = Cluster.create(); print(c.pid, c.folder, flush=True); input()"
-    )
+    script = "from tests.support.postgres import Cluster; c = Cluster(); c.start(); print(c.pid, c.folder, flush=True)"
+    script += "; input()"
     async with child_process([sys.executable, "-c", script], cwd=ROOT) as child:
         pid, folder = (await child.wait_line(r"(\d+) (\S+)")).groups()
         await child.kill()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-import httpx2
 from msgspec import Struct
 
 from tests.support.rabbitmq import Node
@@ -37,27 +35,20 @@ class Found(Struct, frozen=True):
 class Broker:
     """One virtual host."""
 
-    def __init__(self, node: Node, vhost: str, http: httpx2.Client) -> None:
+    def __init__(self, node: Node, vhost: str) -> None:
         self.node = node
         self.vhost = vhost
-        self._path = quote(vhost, safe="")
-        self._http = http
+        self.url = node.url(vhost)
 
-    @property
-    def url(self) -> str:
-        """Its address."""
-        return self.node.url(self.vhost)
-
-    def queue(self, name: str, **arguments: int | str) -> None:
+    def queue(self, name: str) -> None:
         """A durable classic queue."""
-        self._api("PUT", f"/queues/{self._path}/{quote(name, safe='')}", {"durable": True, "arguments": arguments})
+        self._api("PUT", "queues", name, body={"durable": True})
 
     def exchange(self, name: str, *queues: str) -> None:
         """A durable direct exchange; each queue is bound by its own name."""
-        self._api("PUT", f"/exchanges/{self._path}/{quote(name, safe='')}", {"type": "direct", "durable": True})
+        self._api("PUT", "exchanges", name, body={"type": "direct", "durable": True})
         for queue in queues:
-            path = f"/bindings/{self._path}/e/{quote(name, safe='')}/q/{quote(queue, safe='')}"
-            self._api("POST", path, {"routing_key": queue})
+            self._api("POST", "bindings", "e", name, "q", queue, body={"routing_key": queue})
 
     def publish(self, queue: str, body: bytes, properties: Mapping[str, Any]) -> None:
         """Into a queue."""
@@ -67,8 +58,7 @@ class Broker:
             "payload": base64.b64encode(body).decode(),
             "payload_encoding": "base64",
         }
-        answer = self._api("POST", f"/exchanges/{self._path}/amq.default/publish", message).json()
-        assert answer["routed"], f"there is no queue '{queue}'"
+        assert self._api("POST", "exchanges", "amq.default", "publish", body=message)["routed"], f"no queue '{queue}'"
 
     def drain(self, queue: str) -> list[Found]:
         """Everything that is in it, taken out."""
@@ -78,21 +68,12 @@ class Broker:
         """Look at everything and give it back: from now on it is marked as redelivered. How many there are."""
         return len(self._get(queue, "reject_requeue_true"))
 
-    def _api(self, method: str, path: str, body: object) -> httpx2.Response:
-        return self._http.request(method, path, json=body).raise_for_status()
-
     def _get(self, queue: str, ackmode: str) -> list[Found]:
         request = {"count": GET_COUNT_MAX, "ackmode": ackmode, "encoding": "base64"}
-        found = self._api("POST", f"/queues/{self._path}/{quote(queue, safe='')}/get", request).json()
+        found = self._api("POST", "queues", queue, "get", body=request)
         return [Found(base64.b64decode(one["payload"]), dict(one["properties"])) for one in found]
 
-
-@contextmanager
-def virtual_host(node: Node, name: str) -> Iterator[Broker]:
-    """A new, empty one; it is deleted at the end."""
-    node.create_vhost(name)
-    with httpx2.Client(base_url=f"{node.management_url}/api", timeout=30) as http:
-        try:
-            yield Broker(node, name, http)
-        finally:
-            node.delete_vhost(name)
+    def _api(self, method: str, kind: str, *path: str, body: object) -> Any:
+        names = "/".join(quote(name, safe="") for name in (self.vhost, *path))
+        answer = self.node.api(method, f"/{kind}/{names}", body)
+        return answer.json() if answer.content else None

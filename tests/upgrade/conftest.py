@@ -15,13 +15,10 @@ import psycopg
 import pytest
 
 from tests.support.command import Ended, Inside
-from tests.support.folders import tmp_path
 from tests.support.postgres import Cluster
 from tests.support.rabbitmq import Node
 from tests.upgrade import story
-from tests.upgrade.broker import Broker, virtual_host
-
-__all__ = ["tmp_path"]
+from tests.upgrade.broker import Broker
 
 #: So long after they were made they are opened: every short lease has run out.
 LATER_S = 600
@@ -60,20 +57,16 @@ class OldInstallation:
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def installation(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[OldInstallation]:
-    """One of each storage."""
+def installation(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OldInstallation:
+    """One of each storage; also what a test opens in this process sees what it has to see."""
     unpack(request.param, tmp_path)
-    told = story.told_of(request.param)
-    if request.param == "sqlite":
-        made = OldInstallation(f"sqlite:///{tmp_path}/data", tmp_path / "data", None, told)
-        _use(made, monkeypatch)
-        yield made
-        return
-    made = OldInstallation(request.getfixturevalue("restored"), tmp_path / "data", str(tmp_path / "collected"), told)
-    _use(made, monkeypatch)
-    yield made
+    url, blobs = f"sqlite:///{tmp_path}/data", None
+    if request.param == "postgres":
+        url, blobs = request.getfixturevalue("restored"), str(tmp_path / "collected")
+    made = OldInstallation(url, tmp_path / "data", blobs, story.told_of(request.param))
+    for name, value in made.env.items():
+        monkeypatch.setenv(name, value)
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -92,14 +85,9 @@ def restored(database: str) -> str:
     return database
 
 
-def _use(made: OldInstallation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For what a test opens in this process."""
-    for name, value in made.env.items():
-        monkeypatch.setenv(name, value)
-
-
 @pytest.fixture
 def broker(node: Node) -> Iterator[Broker]:
     """The virtual host, empty: its name is in journals and starts."""
-    with virtual_host(node, story.VHOST) as made:
-        yield made
+    node.create_vhost(story.VHOST)
+    yield Broker(node, story.VHOST)
+    node.delete_vhost(story.VHOST)

@@ -8,7 +8,6 @@ the events and the crash points have to be looked up inside; they are found wher
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import logging
@@ -19,6 +18,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from subprocess import DEVNULL, Popen
@@ -29,13 +29,13 @@ import httpx2
 
 import holdfast
 import holdfast.testing
+from holdfast import proof
 from tests.support.command import Inside
 from tests.support.ports import free_port
 from tests.upgrade.server import Server, serving, wait_for
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
-PACKAGE = Path(holdfast.__file__).parent
 COLUMNS = "80"
 #: What docs/queue.md promises to whoever tests with it.
 TESTING = ("FrozenClock", "assert_dead", "drain", "memory_queues")
@@ -87,17 +87,12 @@ def metrics() -> str:
     return _json({"serve": families(_served()["serve"]), "run": families(_served()["run"])})
 
 
+@cache
 def _served() -> dict[str, Any]:
     """Asked once for all."""
-    if not _answers:
-        with TemporaryDirectory() as folder, busy_server(Path(folder)) as server:
-            _answers["openapi"] = server.get("/openapi.json")
-            _answers["run"] = _metrics_of_a_consumer(server, Path(folder))
-            _answers["serve"] = server.http.get("/metrics").text
-    return _answers
-
-
-_answers: dict[str, Any] = {}
+    with TemporaryDirectory() as folder, busy_server(Path(folder)) as server:
+        document, run = server.get("/openapi.json"), _metrics_of_a_consumer(server, Path(folder))
+        return {"openapi": document, "run": run, "serve": server.http.get("/metrics").text}
 
 
 def _metrics_of_a_consumer(server: Server, folder: Path) -> str:
@@ -208,27 +203,15 @@ def _signature(value: Any) -> str:
 def events() -> str:
     """The table of events, wherever below `telemetry` it is."""
     telemetry = import_module("holdfast.telemetry")
-    modules = [telemetry, *(import_module(f"{telemetry.__name__}.{one.name}") for one in _below(telemetry))]
+    below = pkgutil.iter_modules(telemetry.__path__)
+    modules = [telemetry, *(import_module(f"{telemetry.__name__}.{one.name}") for one in below)]
     table = next(module.EVENTS for module in modules if hasattr(module, "EVENTS"))
     return _json({name: [logging.getLevelName(one.level), one.sentence] for name, one in sorted(table.items())})
 
 
-def _below(package: Any) -> list[pkgutil.ModuleInfo]:
-    return list(pkgutil.iter_modules(package.__path__))
-
-
 def crash_points() -> str:
-    """Every name that is given to `crash_point`, found by reading the source."""
-    found = set()
-    for file in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            match node:
-                case ast.Call(
-                    func=ast.Name(id="crash_point") | ast.Attribute(attr="crash_point"),
-                    args=[ast.Constant(value=str(name))],
-                ):
-                    found.add(name)
-    return _json(sorted(found))
+    """Every name that is given to `crash_point`."""
+    return _json(sorted(proof.crash_points()))
 
 
 # --- comparing ----------------------------------------------------------------------------------------------------
@@ -293,11 +276,11 @@ def inlined(document: dict[str, Any]) -> dict[str, Any]:
     """An OpenAPI document without the names of its schemas, and in an order that has no meaning taken out."""
     schemas = document["components"].pop("schemas")
     document["info"].pop("version")
-    found: dict[str, Any] = _inline(document, schemas, ())
+    found: dict[str, Any] = _inline(document, schemas)
     return found
 
 
-def _inline(value: Any, schemas: dict[str, Any], within: tuple[str, ...]) -> Any:
+def _inline(value: Any, schemas: dict[str, Any], within: tuple[str, ...] = ()) -> Any:
     if isinstance(value, list):
         return [_inline(one, schemas, within) for one in value]
     if not isinstance(value, dict):

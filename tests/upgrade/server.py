@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import Any
 import httpx2
 
 from tests.support.ports import free_port
+from tests.support.servers import wait_until
 
-TIMEOUT_S = 30.0
-STEP_S = 0.02
+TIMEOUT_S = 60.0
 
 
 class Server:
@@ -28,11 +27,6 @@ class Server:
         self.http = httpx2.Client(base_url=address, timeout=60, trust_env=False)
         self._log = log
 
-    def use(self, token: str) -> None:
-        """Speak with this token from now on."""
-        self.token = token
-        self.http.headers["authorization"] = f"Bearer {token}"
-
     def get(self, path: str, **query: Any) -> Any:
         """The JSON of an answer, which must be a good one."""
         return self._document(self.http.get(path, params=query))
@@ -40,10 +34,6 @@ class Server:
     def post(self, path: str, body: object = None) -> Any:
         """The JSON of an answer, which must be a good one."""
         return self._document(self.http.post(path, json={} if body is None else body))
-
-    def is_ready(self) -> bool:
-        """Whether it answers."""
-        return self.http.get("/health").status_code == 200
 
     def _document(self, answer: httpx2.Response) -> Any:
         told = f"{answer.request.url}: {answer.status_code} {answer.text}\n{self._log.read_text()}"
@@ -53,15 +43,7 @@ class Server:
 
 def wait_for(fact: Callable[[], object], *, log: Path | None = None) -> None:
     """Until it is so; a server that is not there yet is no answer. What the log says is told in the end."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
-        try:
-            if fact():
-                return
-        except httpx2.TransportError:
-            pass
-        time.sleep(STEP_S)
-    raise AssertionError(f"it did not come true\n{log.read_text() if log else ''}")
+    wait_until(fact, "what was waited for", timeout_s=TIMEOUT_S, log=log.read_text if log else str)
 
 
 @contextmanager
@@ -81,8 +63,9 @@ def serving(url: str, folder: Path, *, token: str = "", env: Mapping[str, str] |
     ):
         server = Server(f"http://{listen}", log)
         try:
-            wait_for(server.is_ready, log=log)
-            server.use(token or (folder / "admin-token").read_text().strip())
+            wait_for(lambda: server.http.get("/health").is_success, log=log)
+            server.token = token or (folder / "admin-token").read_text().strip()
+            server.http.headers["authorization"] = f"Bearer {server.token}"
             yield server
             process.terminate()
             process.wait(TIMEOUT_S)

@@ -18,8 +18,9 @@ DLQ, MAIN = "orders.dlq", "orders"
 ADMIN = Caller(name="tester", role=Role.ADMIN, origin="tests")
 
 
-def settings_for(admin: Admin, folder: Path, **more: object) -> Settings:
-    """Settings of a vault app on this broker, with its vault in a folder."""
+@asynccontextmanager
+async def vault_app_on(admin: Admin, folder: Path, **more: object) -> AsyncIterator[VaultApp]:
+    """A vault app on this broker without embedded queues, with its vault in a folder; `more` are settings."""
     values: dict[str, object] = {
         "storages": (StorageSettings(name="default", url=f"sqlite:///{folder}/data"),),
         "data_folder": folder,
@@ -27,13 +28,7 @@ def settings_for(admin: Admin, folder: Path, **more: object) -> Settings:
         "management": Secret(admin.node.management_url),
         **more,
     }
-    return Settings(**values)  # type: ignore[arg-type]
-
-
-@asynccontextmanager
-async def vault_app_on(admin: Admin, folder: Path, **more: object) -> AsyncIterator[VaultApp]:
-    """A vault app without embedded queues."""
-    async with open_vault_app(settings_for(admin, folder, **more), None) as vault_app:
+    async with open_vault_app(Settings(**values), None) as vault_app:  # type: ignore[arg-type]
         yield vault_app
 
 

@@ -12,9 +12,6 @@ from holdfast.engines.postgres.database import SCHEMA, PostgresDatabase
 from holdfast.engines.sqlite.database import SqliteDatabase
 from holdfast.stores.vault import Vault
 from holdfast.testing import FrozenClock
-from tests.support.folders import tmp_path
-
-__all__ = ["tmp_path"]
 
 STORES = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 KEY = b"k" * 32

@@ -27,7 +27,6 @@ def letter(
     redrive_id: str = "",
     headers: dict[str, object] | None = None,
     died_at_us: int = 1,
-    message_id: str = "m",
 ) -> NewLetter:
     """A letter whose digest is that of its body."""
     death = DeathStory(
@@ -48,7 +47,7 @@ def letter(
         properties=b"\0\0",
         digest=hashlib.sha256(body).digest(),
         death=death,
-        message_id=message_id,
+        message_id="m",
         type=type,
         exchange="",
         routing_key=queue,

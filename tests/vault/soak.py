@@ -11,7 +11,7 @@ from holdfast.core.selection import Selection
 from holdfast.settings import load_settings
 from holdfast.wiring import open_vault_app
 from tests.support.amqp import Admin, headers_of
-from tests.support.rabbitmq import running_node
+from tests.support.rabbitmq import Node
 from tests.vault.brokers import DLQ, MAIN, dead, send
 from tests.vault.worker import work
 
@@ -31,7 +31,7 @@ ANY_MOMENT_S_MAX = 0.8
 async def random_kills(*, kills: int, seed: int, vault: str = "") -> dict[str, Any]:
     """Rounds of capture and redrive with kills in between, until there were enough; then everything is counted."""
     chance = random.Random(seed)
-    with running_node("3.10") as node, tempfile.TemporaryDirectory(prefix="holdfast-soak-") as folder:
+    with Node("3.10") as node, tempfile.TemporaryDirectory(prefix="holdfast-soak-") as folder:
         async with Admin.open(node, "custody-soak") as admin:
             await admin.queue(DLQ)
             await admin.queue(MAIN)

@@ -3,46 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
-from pathlib import Path
 
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.plan import PlanOptions, RedriveState
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
-from holdfast.proof.process import ChildFailed, python_argv
+from holdfast.proof.process import python_argv
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Settings, load_settings
 from holdfast.wiring import open_vault_app
-from tests.support.forking import forked_process
+from tests.support.forking import ended_or_killed, forked_process
 from tests.vault.brokers import ADMIN, DLQ
 
-ROOT = Path(__file__).parents[2]
 ACT = LedgerAct(actor="worker", action="redrives.start")
 
 
 async def work(kind: str, environment: dict[str, str], crash_at: str = "", *, kill_after_s: float = 0.0) -> int:
     """Run one to its end, which is its own or a SIGKILL: at a crash point, or so long after it has begun to work."""
     env = {**environment, "HOLDFAST_CRASH_AT": crash_at}
-    async with forked_process(python_argv("tests.vault.worker", kind), env=env, cwd=ROOT) as child:
+    async with forked_process(python_argv("tests.vault.worker", kind), env=env) as child:
         if kill_after_s:
             await child.wait_line("at work")
-            try:
-                code = await child.wait(timeout_s=kill_after_s)
-            except ChildFailed:
-                code = await child.kill()
-        else:
-            code = await child.wait()
+        code = await ended_or_killed(child, kill_after_s) if kill_after_s else await child.wait()
         assert code in (0, -9), child.stderr.tail
         return code
 
 
 async def capture(vault_app: VaultApp) -> None:
     """Empty the queue."""
-    report = await vault_app.custody.capture(DLQ, ADMIN, idle_s=0.3)
-    print(json.dumps({"captured": report.captured, "matched": report.matched}))  # noqa: T201
+    await vault_app.custody.capture(DLQ, ADMIN, idle_s=0.3)
 
 
 async def redrive(vault_app: VaultApp) -> None:

@@ -10,8 +10,7 @@ from holdfast.engines.postgres.storage import PostgresStorage
 from tests.engines.postgres.queues import STORAGE
 
 
-@pytest.fixture
-async def storage(postgres_url: str) -> AsyncIterator[PostgresStorage]:
+async def opened(postgres_url: str) -> AsyncIterator[PostgresStorage]:
     """One server's storage."""
     storage = PostgresStorage(postgres_url, name=STORAGE)
     await storage.open()
@@ -20,11 +19,5 @@ async def storage(postgres_url: str) -> AsyncIterator[PostgresStorage]:
     await storage.close()
 
 
-@pytest.fixture
-async def other(postgres_url: str) -> AsyncIterator[PostgresStorage]:
-    """Another server's, on the same database."""
-    storage = PostgresStorage(postgres_url, name=STORAGE)
-    await storage.open()
-    storage.catalog()
-    yield storage
-    await storage.close()
+storage = pytest.fixture(opened)
+other = pytest.fixture(opened)

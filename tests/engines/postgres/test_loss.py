@@ -15,7 +15,7 @@ from holdfast.errors import CannotStart, StorageFailed
 from holdfast.ports.queue_store import Complete, Counted
 from tests.engines.postgres.queues import LIVES, STORAGE, ids, lease, make_queue, one, produce
 from tests.support.eventually import eventually
-from tests.support.postgres import Cluster, running_cluster
+from tests.support.postgres import Cluster
 
 pytestmark = pytest.mark.postgres
 SECRET = "s3cret-word"
@@ -24,7 +24,7 @@ SECRET = "s3cret-word"
 @pytest.fixture(scope="module")
 def own_cluster() -> Iterator[Cluster]:
     """A server that the tests of this module may stop and kill."""
-    with running_cluster() as cluster:
+    with Cluster() as cluster:
         yield cluster
 
 

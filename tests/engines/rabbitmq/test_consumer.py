@@ -17,7 +17,7 @@ from holdfast.errors import BrokerLost, BrokerRefused, ConsumerLost
 from holdfast.proof.proxy import Proxy
 from tests.support.amqp import Admin, outgoing
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import Node, running_node
+from tests.support.rabbitmq import Node
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -312,7 +312,7 @@ async def test_a_stop_that_is_cancelled_does_not_hold_up_the_close(every_admin: 
 
 @pytest.mark.parametrize("version", ["3.10"])
 async def test_a_hanging_and_a_crashed_broker_are_survived(version: str) -> None:
-    with running_node(version) as node:
+    with Node(version) as node:
         await crash_and_pause(node)
 
 

@@ -10,8 +10,7 @@ from holdfast.core.message import Outgoing
 from holdfast.engines.rabbitmq.consumer import RabbitConsumer
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties, table
-from tests.engines.rabbitmq.raw import HEADERS, header_table, short
-from tests.engines.rabbitmq.socket_client import SocketClient
+from tests.engines.rabbitmq.raw import HEADERS, SocketClient, header_table, short
 from tests.support.amqp import Admin
 
 pytestmark = pytest.mark.rabbitmq

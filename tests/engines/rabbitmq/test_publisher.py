@@ -19,7 +19,7 @@ from holdfast.telemetry.events import counts
 from tests.engines.rabbitmq.raw import header_table
 from tests.support.amqp import Admin, outgoing
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import running_node
+from tests.support.rabbitmq import Node
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -258,7 +258,7 @@ async def test_a_cancelled_publish_does_not_disturb_the_next(admin: Admin) -> No
 @pytest.mark.parametrize("version", ["3.10", "4.0"])
 async def test_an_alarm_blocks_and_a_crash_loses_nothing_that_was_confirmed(version: str) -> None:
     """One node of its own for both, since starting one takes seconds."""
-    with running_node(version) as node:
+    with Node(version) as node:
         async with Admin.open(node, "v", keep=True) as admin:
             await admin.queue("q")
             await admin.quorum_queue("quorum")  # the alarm takes long enough for it to outlive a kill

@@ -44,7 +44,8 @@ def test_nothing_of_a_node_is_left_behind_and_it_listens_on_loopback_only(node: 
     process = psutil.Process(node.pid)
     listening = {c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
     assert listening == {"127.0.0.1"}
-    other = Node.create("3.10")
+    other = Node("3.10")
+    other.start()
     pid, folder = other.pid, other.folder
     assert pid is not None
     other.close()

@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.faces.api.installation import AdminInstallation, open_installation
-from tests.support.folders import tmp_path
-
-__all__ = ["tmp_path"]
 
 
 @pytest.fixture
