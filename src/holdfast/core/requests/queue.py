@@ -128,48 +128,43 @@ class QueueNameRequest(QueueRequest[R], Generic[R], frozen=True, kw_only=True):
 
 
 @declare("queue.produce", "POST /v1/queue.produce", role=Role.OPERATOR, limit="produce")
-class ProduceRequest(QueueRequest[ProduceReply], frozen=True, kw_only=True):
+class ProduceRequest(QueueNameRequest[ProduceReply], frozen=True, kw_only=True):
     """Store items; 200 means committed."""
 
-    queue_name: QueueName = ""
     request_timeout: Wait = ""
     items: Annotated[list[NewItem], Meta(description="What to store, 1 to 1000 of them.")] = []
 
 
 @declare("queue.lease", "POST /v1/queue.lease", role=Role.OPERATOR)
-class LeaseRequest(QueueRequest[LeaseReply], frozen=True, kw_only=True):
+class LeaseRequest(QueueNameRequest[LeaseReply], frozen=True, kw_only=True):
     """Wait for items and lease them."""
 
-    queue_name: QueueName = ""
     client_id: Annotated[str, Meta(description="Who leases; unique among those who wait.")] = ""
     batch_size: Annotated[int, Meta(description="At most so many items, 1 to 1000.")] = 0
     request_timeout: Wait = ""
 
 
 @declare("queue.complete", "POST /v1/queue.complete", role=Role.OPERATOR)
-class CompleteRequest(QueueRequest[CodeReply], frozen=True, kw_only=True):
+class CompleteRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Finish leased items: all or none."""
 
-    queue_name: QueueName = ""
     partition: Partition = 0
     request_timeout: Wait = ""
     ids: Ids = []
 
 
 @declare("queue.retry", "POST /v1/queue.retry", role=Role.OPERATOR)
-class RetryRequest(QueueRequest[CodeReply], frozen=True, kw_only=True):
+class RetryRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Give leased items back, later, or to the dead queue."""
 
-    queue_name: QueueName = ""
     partition: Partition = 0
     items: Annotated[list[RetryItem], Meta(description="Which, and how each goes back.")] = []
 
 
 @declare("queue.extend", "POST /v1/queue.extend", role=Role.OPERATOR)
-class ExtendRequest(QueueRequest[ExtendReply], frozen=True, kw_only=True):
+class ExtendRequest(QueueNameRequest[ExtendReply], frozen=True, kw_only=True):
     """Let leases run longer: all or none."""
 
-    queue_name: QueueName = ""
     partition: Partition = 0
     ids: Ids = []
     lease_timeout: Annotated[str, Meta(description="From now on; the queue's own if left out.")] = ""
@@ -181,10 +176,9 @@ class StatsRequest(QueueNameRequest[StatsReply], frozen=True, kw_only=True):
 
 
 @declare("queue.clear", "POST /v1/queue.clear", role=Role.ADMIN)
-class ClearRequest(QueueRequest[CodeReply], frozen=True, kw_only=True):
+class ClearRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Delete queued or scheduled items."""
 
-    queue_name: QueueName = ""
     queue: Annotated[bool, Meta(description="Delete the queued items.")] = False
     scheduled: Annotated[bool, Meta(description="Delete the scheduled items.")] = False
     destructive: Annotated[bool, Meta(description="With --queue: leased items too.")] = False
@@ -206,23 +200,21 @@ class ReloadRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
 
 
 @declare("queue.redrive", "POST /v1/queue.redrive", role=Role.OPERATOR, redrives=True)
-class RedriveItemsRequest(QueueRequest[RedriveItemsReply], frozen=True, kw_only=True):
+class RedriveItemsRequest(QueueNameRequest[RedriveItemsReply], frozen=True, kw_only=True):
     """Move dead items back to the queue they died in."""
 
-    queue_name: QueueName = ""
     partition: Partition = 0
     source_queue: Annotated[str, Meta(description="The queue that they died in.")] = ""
     ids: Ids = []
 
 
 @declare("queues.create", "POST /v1/queues.create", role=Role.ADMIN)
-class CreateQueueRequest(QueueRequest[CodeReply], frozen=True, kw_only=True):
+class CreateQueueRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Make a queue.
 
     What the server alone decides is accepted, so that a listing can be sent back, and ignored.
     """
 
-    queue_name: QueueName = ""
     lease_timeout: Annotated[str, LEASE] = ""
     expire_timeout: Annotated[str, EXPIRE] = ""
     max_attempts: Annotated[int, ATTEMPTS] = 0
@@ -237,13 +229,12 @@ class CreateQueueRequest(QueueRequest[CodeReply], frozen=True, kw_only=True):
 
 
 @declare("queues.update", "POST /v1/queues.update", role=Role.ADMIN)
-class UpdateQueueRequest(QueueRequest[CodeReply], frozen=True, kw_only=True):
+class UpdateQueueRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Change a queue's settings.
 
     What is left out stays as it is.
     """
 
-    queue_name: QueueName = ""
     lease_timeout: Annotated[str | UnsetType, LEASE] = UNSET
     expire_timeout: Annotated[str | UnsetType, EXPIRE] = UNSET
     max_attempts: Annotated[int | UnsetType, ATTEMPTS] = UNSET
@@ -270,18 +261,16 @@ class InfoRequest(QueueNameRequest[QueueInfo], frozen=True, kw_only=True):
 
 
 @declare("queues.delete", "POST /v1/queues.delete", role=Role.ADMIN)
-class DeleteQueueRequest(QueueRequest[CodeReply], frozen=True, kw_only=True):
+class DeleteQueueRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Delete a queue and its items."""
 
-    queue_name: QueueName = ""
     force: Annotated[bool, Meta(description="Delete it with the items that are in it.")] = False
 
 
 @declare("storage/items.list", "POST /v1/storage/items.list", role=Role.OPERATOR)
-class ListItemsRequest(QueueRequest[ItemsReply], frozen=True, kw_only=True):
+class ListItemsRequest(QueueNameRequest[ItemsReply], frozen=True, kw_only=True):
     """List queued and leased items."""
 
-    queue_name: QueueName = ""
     partition: Partition = 0
     pivot: Pivot = ""
     limit: Count = 0
@@ -335,19 +324,17 @@ def imported_item(item: ImportedItem, item_id: str, *, created_at_us: int, expir
 
 
 @declare("storage/items.import", "POST /v1/storage/items.import", role=Role.ADMIN, limit="import")
-class ImportItemsRequest(QueueRequest[ItemsReply], frozen=True, kw_only=True):
+class ImportItemsRequest(QueueNameRequest[ItemsReply], frozen=True, kw_only=True):
     """Store items with their story."""
 
-    queue_name: QueueName = ""
     partition: Annotated[int, Meta(description="The partition that they go into.")] = 0
     items: Annotated[list[ImportedItem], Meta(description="What to store, 1 to 1000 of them.")] = []
 
 
 @declare("storage/items.delete", "POST /v1/storage/items.delete", role=Role.ADMIN)
-class DeleteItemsRequest(QueueRequest[CodeReply], frozen=True, kw_only=True):
+class DeleteItemsRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Delete items by id."""
 
-    queue_name: QueueName = ""
     partition: Partition = 0
     ids: Ids = []
 
