@@ -176,5 +176,5 @@ async def test_no_queue_goes_that_the_dead_letters_of_one_in_use_go_to() -> None
     assert Graph(broker.standing()).targets["q.a"] == {"q.a.retry"}
     broker.busy = set()
     done = await service.apply(parse_file(text.format("quorum", "2s").encode(), source="t"), delete=True)
-    assert done.deleted == ("queue q.a", "queue q.a.retry")
+    assert done.deleted == ["queue q.a", "queue q.a.retry"]
     assert done.is_done

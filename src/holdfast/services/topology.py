@@ -51,13 +51,13 @@ class TopologyPlan(Struct, frozen=True, kw_only=True):
         return not self.differences and not _lost(self.probes)
 
 
-class Applied(Struct, frozen=True, kw_only=True):
-    """What was done, what was not, and what the probes say."""
+class Applied(Struct, kw_only=True):
+    """What was done, what was not, and what the probes say. It is filled in while that is being done."""
 
     vhost: str
     version: Version
-    created: tuple[str, ...] = ()
-    deleted: tuple[str, ...] = ()
+    created: list[str] = []
+    deleted: list[str] = []
     kept: dict[str, str] = {}  #: what was not deleted, and why
     remaining: tuple[Difference, ...] = ()
     probes: tuple[ProbeResult, ...] = ()
@@ -98,17 +98,23 @@ class Topologies:
 
     async def plan(self, file: TopologyFile) -> TopologyPlan:
         """What would change. Raises Invalid for an unsafe file, BrokerError without the management API."""
-        live = await self._broker.read()
-        return _plan(design(file, live.version), live)
+        return await self.check(file)
 
     async def check(self, file: TopologyFile, *, probe: bool = False) -> TopologyPlan:
         """Whether the broker is as the file says; with `probe`, whether messages get through as well."""
         live = await self._broker.read()
         wanted = design(file, live.version)
-        plan = _plan(wanted, live)
-        if not probe or _missing(plan.differences):
-            return plan
-        return msgspec.structs.replace(plan, probes=await _send_probes(self._broker, wanted, live, anyway=True))
+        differences = _differences(wanted, live)
+        probes: tuple[ProbeResult, ...] = ()
+        if probe and not _missing(differences):
+            probes = await _send_probes(self._broker, wanted, live, anyway=True)
+        return TopologyPlan(
+            vhost=live.vhost,
+            version=live.version,
+            differences=differences,
+            remarks=tuple(hazards(wanted)),
+            probes=probes,
+        )
 
     async def apply(self, file: TopologyFile, *, delete: bool = False, probe: bool | None = None) -> Applied:
         """Bring the broker to the file. `probe`: True for every queue, None for new and idle ones, False for none.
@@ -117,28 +123,18 @@ class Topologies:
         """
         live = await self._broker.read()
         wanted = design(file, live.version)
-        done = _Done()
+        done = Applied(vhost=live.vhost, version=live.version)
         if delete:
             await self._delete(wanted, live, done)
             live = await self._broker.read() if done.deleted else live
         before = {queue.name for queue in live.declared.queues}
         await self._create(_differences(wanted, live), done)
         after = await self._broker.read() if done.created else live
-        remaining = _differences(wanted, after)
-        probes: tuple[ProbeResult, ...] = ()
-        if probe is not False and not done.failure and not _missing(remaining):
+        done.remaining = _differences(wanted, after)
+        if probe is not False and not done.failure and not _missing(done.remaining):
             new = frozenset(queue.name for queue in wanted.topology.queues if queue.name not in before)
-            probes = await _send_probes(self._broker, wanted, after, new=new, anyway=probe is True)
-        return Applied(
-            vhost=live.vhost,
-            version=live.version,
-            created=tuple(done.created),
-            deleted=tuple(done.deleted),
-            kept=done.kept,
-            remaining=remaining,
-            probes=probes,
-            failure=done.failure,
-        )
+            done.probes = await _send_probes(self._broker, wanted, after, new=new, anyway=probe is True)
+        return done
 
     async def export(self) -> dict[str, object]:
         """The virtual host as `definitions.json` has it; users and permissions are not in it."""
@@ -171,7 +167,7 @@ class Topologies:
             hazards=tuple(fatal),
         )
 
-    async def _create(self, differences: Iterable[Difference], done: _Done) -> None:
+    async def _create(self, differences: Iterable[Difference], done: Applied) -> None:
         for difference in _missing(differences):
             if isinstance(difference.thing, Policy) or difference.way_out:
                 continue
@@ -182,7 +178,7 @@ class Topologies:
                 return
             done.created.append(f"{difference.what} {difference.name}")
 
-    async def _delete(self, wanted: Design, live: LiveTopology, done: _Done) -> None:
+    async def _delete(self, wanted: Design, live: LiveTopology, done: Applied) -> None:
         """Queues that are empty, then bindings that no dead letter needs, then exchanges that nothing hangs on."""
         await self._delete_queues([each for each in _differences(wanted, live) if _may_go(each)], live, done)
         if done.deleted:
@@ -201,7 +197,7 @@ class Topologies:
             if isinstance(difference.thing, Exchange):
                 await self._take_away(difference, done)
 
-    async def _delete_queues(self, superfluous: list[Difference], live: LiveTopology, done: _Done) -> None:
+    async def _delete_queues(self, superfluous: list[Difference], live: LiveTopology, done: Applied) -> None:
         queues = {each.name: each for each in superfluous if each.what == "queue"}
         if not queues:
             return
@@ -216,7 +212,7 @@ class Topologies:
                 there = live.declared.queue(name) or difference.thing
                 await self._take_away(msgspec.structs.replace(difference, thing=there), done)
 
-    async def _take_away(self, difference: Difference, done: _Done) -> bool:
+    async def _take_away(self, difference: Difference, done: Applied) -> bool:
         assert not isinstance(difference.thing, Policy)  # noqa: S101  a file has none
         try:
             await self._broker.delete(difference.thing)
@@ -225,16 +221,6 @@ class Topologies:
             return False
         done.deleted.append(f"{difference.what} {difference.name}")
         return True
-
-
-class _Done:
-    """What an apply has done so far."""
-
-    def __init__(self) -> None:
-        self.created: list[str] = []
-        self.deleted: list[str] = []
-        self.kept: dict[str, str] = {}
-        self.failure = ""
 
 
 def _lost(probes: Iterable[ProbeResult]) -> list[ProbeResult]:
@@ -248,15 +234,6 @@ def _missing(differences: Iterable[Difference]) -> list[Difference]:
 def _to_be_made(differences: Iterable[Difference]) -> list[Difference]:
     """All but what is superfluous."""
     return [each for each in differences if each.kind is not DifferenceKind.SUPERFLUOUS]
-
-
-def _plan(wanted: Design, live: LiveTopology) -> TopologyPlan:
-    return TopologyPlan(
-        vhost=live.vhost,
-        version=live.version,
-        differences=_differences(wanted, live),
-        remarks=tuple(hazards(wanted)),
-    )
 
 
 def _differences(wanted: Design, live: LiveTopology) -> tuple[Difference, ...]:

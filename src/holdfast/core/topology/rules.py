@@ -18,6 +18,9 @@ from holdfast.errors import Invalid
 _V4 = Version(4, 0)
 DELIVERY_LIMIT_DEFAULT = 20
 _LIMITS = (t.LENGTH_MAX, t.BYTES_MAX)
+#: Remarks on a queue that is not wrong.
+AT_MOST_ONCE = "a classic queue moves its dead letters at most once: one whose target is gone or full is lost"
+NO_DEAD_EXCHANGE = "what is rejected in it is deleted: it has no dead-letter exchange"
 
 
 class Hazard(Struct, frozen=True, kw_only=True):
@@ -43,22 +46,23 @@ def hazards(design: Design) -> list[Hazard]:
         for name in (family.queue, *(wait.queue for wait in family.waits))
     }
     exchanges = {exchange.name for exchange in design.topology.exchanges}
-    found: list[Hazard] = []
+    found: set[Hazard] = set()
     for queue in design.topology.queues:
-        found += _about_type(queue, design.version)
-        found += _about_dead_letters(queue, exchanges, graph)
+        reasons = [*_about_type(queue, design.version), *_about_dead_letters(queue, exchanges, graph)]
         if queue.name in graph.cyclic:
-            found += _about_cycle(queue, design.version, graph)
+            reasons += _about_cycle(queue, design.version, graph)
         if queue.name in graph.cyclic or queue.name in retried:
-            found += _about_length(queue)
+            reasons += _about_length(queue)
         if queue.name in dead:
-            found += _about_dead_queue(queue, design.version)
+            reasons += _about_dead_queue(queue, design.version)
         elif queue.dead_exchange is None:
-            found += _about_nowhere(queue, design.version)
-        if queue.dead_exchange is not None:
-            found += _about_overflow(queue)
-    found += _about_exchanges(design.topology)
-    return sorted(set(found), key=lambda hazard: (not hazard.fatal, hazard.name, hazard.reason))
+            reasons += _about_nowhere(queue, design.version)
+            found.add(Hazard(name=queue.name, reason=NO_DEAD_EXCHANGE, fatal=False))
+        if queue.type == "classic" and queue.dead_exchange is not None:
+            found.add(Hazard(name=queue.name, reason=AT_MOST_ONCE, fatal=False))
+        found |= {Hazard(name=queue.name, reason=reason) for reason in reasons}
+    found |= set(_about_exchanges(design.topology))
+    return sorted(found, key=lambda hazard: (not hazard.fatal, hazard.name, hazard.reason))
 
 
 def refuse(found: list[Hazard], what: str) -> None:
@@ -78,111 +82,94 @@ def _delivery_limit(queue: Queue, version: Version) -> int | None:
     return None if limit == -1 else limit
 
 
-def _about_type(queue: Queue, version: Version) -> Iterator[Hazard]:
+# What is fatal about a queue: the reasons alone.
+
+
+def _about_type(queue: Queue, version: Version) -> Iterator[str]:
     limit = queue.arguments.get(t.DELIVERY_LIMIT)
     if queue.type == "classic":
         for argument in (t.DELIVERY_LIMIT, t.DEAD_STRATEGY):
             if argument in queue.arguments:
-                yield Hazard(name=queue.name, reason=f"{argument} is for quorum queues, a classic one refuses it")
+                yield f"{argument} is for quorum queues, a classic one refuses it"
     if queue.type == "quorum" and limit == -1 and version < _V4:
-        reason = f"x-delivery-limit = -1 drops a message at its first requeue on {version}; leave it out before 4.0"
-        yield Hazard(name=queue.name, reason=reason)
+        yield f"x-delivery-limit = -1 drops a message at its first requeue on {version}; leave it out before 4.0"
     if not queue.durable or queue.auto_delete:
-        yield Hazard(name=queue.name, reason="a queue that is not durable, or deletes itself, takes its messages along")
+        yield "a queue that is not durable, or deletes itself, takes its messages along"
 
 
-def _about_dead_letters(queue: Queue, exchanges: set[str], graph: Graph) -> Iterator[Hazard]:
+def _about_dead_letters(queue: Queue, exchanges: set[str], graph: Graph) -> Iterator[str]:
     exchange = queue.dead_exchange
     if exchange is None:
         return
     if exchange and not exchange.startswith("amq.") and exchange not in exchanges:
-        reason = f"its dead letters go to exchange '{exchange}', which is not there: they would be lost"
-        yield Hazard(name=queue.name, reason=reason)
+        yield f"its dead letters go to exchange '{exchange}', which is not there: they would be lost"
     elif not graph.targets[queue.name]:
         where = f"exchange '{exchange}'" if exchange else "the default exchange"
         key = queue.arguments.get(t.DEAD_KEY)
         by = f"key '{key}'" if key is not None else "the key of each message"
-        reason = f"its dead letters go to {where} with {by}, which leads to no queue here: they would be lost"
-        yield Hazard(name=queue.name, reason=reason)
+        yield f"its dead letters go to {where} with {by}, which leads to no queue here: they would be lost"
     if queue.type == "quorum":
+        overflow = queue.arguments.get(t.OVERFLOW)
         if queue.arguments.get(t.DEAD_STRATEGY) != "at-least-once":
             reason = "its dead letters are moved at most once: one whose target is missing or full is lost"
-            yield Hazard(name=queue.name, reason=f"{reason}; set {t.DEAD_STRATEGY} = at-least-once")
-        elif queue.arguments.get(t.OVERFLOW) != "reject-publish":
-            reason = "at-least-once without x-overflow = reject-publish is at most once, and the broker does not say so"
-            yield Hazard(name=queue.name, reason=reason)
-    elif queue.type == "classic":
-        reason = "a classic queue moves its dead letters at most once: one whose target is gone or full is lost"
-        yield Hazard(name=queue.name, reason=reason, fatal=False)
+            yield f"{reason}; set {t.DEAD_STRATEGY} = at-least-once"
+        elif overflow != "reject-publish":
+            yield "at-least-once without x-overflow = reject-publish is at most once, and the broker does not say so"
+        if overflow == "reject-publish-dlx":
+            yield "a quorum queue takes reject-publish-dlx for drop-head, and does not say so"
 
 
-def _about_length(queue: Queue) -> Iterator[Hazard]:
+def _about_length(queue: Queue) -> Iterator[str]:
     for argument in _LIMITS:
         if argument in queue.arguments:
-            reason = (
+            yield (
                 f"{argument} on a queue of a wait cycle: main and wait queue wait for each other's room when one is "
                 "full, and nothing is delivered any more"
             )
-            yield Hazard(name=queue.name, reason=reason)
 
 
-def _about_cycle(queue: Queue, version: Version, graph: Graph) -> Iterator[Hazard]:
+def _about_cycle(queue: Queue, version: Version, graph: Graph) -> Iterator[str]:
     limit = _delivery_limit(queue, version)
     if limit is not None and t.TTL not in queue.arguments:
-        reason = (
+        yield (
             f"a delivery limit ({limit}) on a queue whose dead letters come back to it: the broker takes that for a "
             "loop and drops the message at the second round; count attempts in the consumer"
         )
-        yield Hazard(name=queue.name, reason=reason)
     if queue.name in graph.expiring_cycle:
-        reason = (
+        yield (
             f"{t.TTL} on every queue of the cycle: what expires all the way round, with nobody rejecting it, is "
             "dropped by the broker without a word"
         )
-        yield Hazard(name=queue.name, reason=reason)
     if t.EXPIRES in queue.arguments:
-        yield Hazard(name=queue.name, reason=f"{t.EXPIRES} deletes the queue with its messages, dead-lettering none")
+        yield f"{t.EXPIRES} deletes the queue with its messages, dead-lettering none"
 
 
-def _about_dead_queue(queue: Queue, version: Version) -> Iterator[Hazard]:
+def _about_dead_queue(queue: Queue, version: Version) -> Iterator[str]:
     """Nobody may lose what is in it. With a dead-letter exchange of its own, a limit moves instead of deleting."""
     if t.EXPIRES in queue.arguments:
-        yield Hazard(name=queue.name, reason=f"{t.EXPIRES} deletes a dead queue with everything in it")
+        yield f"{t.EXPIRES} deletes a dead queue with everything in it"
     for argument in _LIMITS:
         if argument in queue.arguments:
-            yield Hazard(name=queue.name, reason=f"{argument} on a dead queue: when it is full, dead letters are lost")
+            yield f"{argument} on a dead queue: when it is full, dead letters are lost"
     if queue.dead_exchange is not None:
         return
     if t.TTL in queue.arguments:
-        yield Hazard(name=queue.name, reason=f"{t.TTL} on a dead queue deletes the letters that nobody came for")
+        yield f"{t.TTL} on a dead queue deletes the letters that nobody came for"
     limit = _delivery_limit(queue, version)
     if limit is not None:
         fix = "set x-delivery-limit = -1" if version >= _V4 else "leave it out"
-        yield Hazard(
-            name=queue.name, reason=f"a delivery limit ({limit}) on a dead queue deletes what is looked at; {fix}"
-        )
+        yield f"a delivery limit ({limit}) on a dead queue deletes what is looked at; {fix}"
 
 
-def _about_nowhere(queue: Queue, version: Version) -> Iterator[Hazard]:
+def _about_nowhere(queue: Queue, version: Version) -> Iterator[str]:
     if t.TTL in queue.arguments or t.EXPIRES in queue.arguments:
-        yield Hazard(name=queue.name, reason="what expires in it is deleted, since it has no dead-letter exchange")
+        yield "what expires in it is deleted, since it has no dead-letter exchange"
     bounded = any(argument in queue.arguments for argument in _LIMITS)
     if bounded and queue.arguments.get(t.OVERFLOW) != "reject-publish":
-        reason = "when it is full, the oldest message is deleted; set x-overflow = reject-publish"
-        yield Hazard(name=queue.name, reason=reason)
+        yield "when it is full, the oldest message is deleted; set x-overflow = reject-publish"
     limit = _delivery_limit(queue, version)
     if limit is not None:
-        reason = f"a delivery limit ({limit}) without a dead-letter exchange deletes what comes back too often"
-        yield Hazard(name=queue.name, reason=reason)
-    reason = "what is rejected in it is deleted: it has no dead-letter exchange"
-    yield Hazard(name=queue.name, reason=reason, fatal=False)
-
-
-def _about_overflow(queue: Queue) -> Iterator[Hazard]:
-    if queue.type == "quorum" and queue.arguments.get(t.OVERFLOW) == "reject-publish-dlx":
-        yield Hazard(
-            name=queue.name, reason="a quorum queue takes reject-publish-dlx for drop-head, and does not say so"
-        )
+        yield f"a delivery limit ({limit}) without a dead-letter exchange deletes what comes back too often"
 
 
 def _about_exchanges(topology: Topology) -> Iterator[Hazard]:
