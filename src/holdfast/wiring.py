@@ -7,7 +7,6 @@ one is told by CannotStart, BadUrl or BrokerError why it cannot be had. What is 
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
 import re
 import socket
@@ -28,53 +27,37 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.core.death import RedriveStamp
-from holdfast.core.letter import Fingerprinter
 from holdfast.core.moments import SECOND_US, format_duration, moment, parse_duration
-from holdfast.core.plan import Retries
-from holdfast.core.recovery import RecoveryOrder, RunLimits, Summary
 from holdfast.core.requests.declare import Role
-from holdfast.core.routes import Mode, RouteTable
-from holdfast.engines.sqlite.database import SqliteDatabase
-from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
 from holdfast.errors import BadUrl, CannotStart, HoldfastError, Invalid, QueueMissing
-from holdfast.ports.blobs import Blobs
 from holdfast.ports.broker import Broker, RecoveryBroker
-from holdfast.ports.clock import Clock, Timer
-from holdfast.ports.database import Database
-from holdfast.ports.queue_store import Storage
-from holdfast.ports.starts import Starts
-from holdfast.services.collect.service import CollectService
-from holdfast.services.collect.transaction import CollectContext, CollectLimits
 from holdfast.services.queue.broker import QueueBroker
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
-from holdfast.services.recover.embedded import EmbeddedRecovery
-from holdfast.services.recover.report import Notices
-from holdfast.services.recover.service import (
-    OnBegin,
-    RecoverySchedule,
-    ScheduledRecovery,
-    new_run,
-    read_routes,
-    recorded,
-    recover,
-)
-from holdfast.services.vault.admin import VaultApp
-from holdfast.services.vault.capture import load_fingerprint
-from holdfast.services.vault.custody import Custody
-from holdfast.services.vault.upkeep import Successes, parse_retention
 from holdfast.settings import RecoverSettings, Settings, listed, load_settings, masked
-from holdfast.stores.collect import CollectStore
-from holdfast.stores.files import FileBackup
 from holdfast.stores.files import made_once as made_once  # noqa: PLC0414  for the faces
-from holdfast.stores.journal import FileJournal, JournalPaths, journal_paths
-from holdfast.stores.vault import OpenVault, Vault
 
 if TYPE_CHECKING:
+    from holdfast.core.letter import Fingerprinter
+    from holdfast.core.plan import Retries
+    from holdfast.core.recovery import RecoveryOrder, Summary
     from holdfast.core.topology.layouts import TopologyFile
+    from holdfast.ports.blobs import Blobs
+    from holdfast.ports.clock import Clock, Timer
+    from holdfast.ports.database import Database
+    from holdfast.ports.queue_store import Storage
+    from holdfast.ports.starts import Starts
+    from holdfast.services.collect.service import CollectService
+    from holdfast.services.collect.transaction import CollectLimits
+    from holdfast.services.recover.report import Notices
+    from holdfast.services.recover.service import OnBegin, RecoverySchedule, ScheduledRecovery
     from holdfast.services.topology import Topologies
+    from holdfast.services.vault.admin import VaultApp
+    from holdfast.services.vault.upkeep import Successes
+    from holdfast.stores.collect import CollectStore
+    from holdfast.stores.journal import FileJournal, JournalPaths
+    from holdfast.stores.vault import OpenVault, Vault
 
 #: Where a SQLite storage keeps what the collector knows.
 COLLECT_FILE = "collect/collect.db"
@@ -148,7 +131,7 @@ async def open_service(
     *,
     affinities: Mapping[str, float] | None = None,
     clock: Clock | None = None,
-    open_files_max: int = OPEN_FILES_COUNT_MAX,
+    open_files_max: int | None = None,
 ) -> AsyncIterator[QueueService]:
     """The queue service over named storages; the first holds the catalog."""
     time_source = clock or SystemClock()
@@ -177,18 +160,20 @@ async def open_queues(url: str = "sqlite:///holdfast-data", *, clock: Clock | No
         yield Queues(service)
 
 
-def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int) -> Storage:
+def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int | None = None) -> Storage:
     """The engine that a URL names; raises CannotStart."""
-    place = Location.parse(url)
-    if place.kind == "memory":
+    from holdfast.engines.sqlite.storage import OPEN_FILES_COUNT_MAX, SqliteStorage
+
+    location = Location.parse(url)
+    if location.kind == "memory":
         return SqliteStorage(None, clock=clock)
-    if place.kind == "sqlite":
-        if place.folder is None:
+    if location.kind == "sqlite":
+        if location.folder is None:
             raise BadUrl(
                 f"storage URL is invalid; '{url}' names no folder, use sqlite:///relative or sqlite:////absolute"
             )
-        return SqliteStorage(place.folder, clock=clock, open_files_max=open_files_max)
-    if place.kind == "postgresql":
+        return SqliteStorage(location.folder, clock=clock, open_files_max=open_files_max or OPEN_FILES_COUNT_MAX)
+    if location.kind == "postgresql":
         # In earnest deadlines are the database's: several servers, whose clocks differ, must agree on them.
         from holdfast.engines.postgres.storage import PostgresStorage
 
@@ -225,10 +210,10 @@ def open_starts(url: str, *, clock: Clock) -> Starts:
     """Which messages were begun and not settled, in a folder of this machine. Raises CannotStart."""
     from holdfast.engines.sqlite.starts import SqliteStarts
 
-    place = Location.parse(url)
-    if place.kind != "sqlite" or place.folder is None:
+    location = Location.parse(url)
+    if location.kind != "sqlite" or location.folder is None:
         raise CannotStart(f"store of starts is invalid; '{masked(url)}' is not sqlite:///FOLDER")
-    return SqliteStarts(place.folder, clock=clock)
+    return SqliteStarts(location.folder, clock=clock)
 
 
 @asynccontextmanager
@@ -256,8 +241,11 @@ async def open_collector(
 
     `queues` are the queues of a service that is open already. Raises CannotStart.
     """
-    place = blobs or default_blobs(url)
-    if place is None:
+    from holdfast.services.collect.service import CollectService
+    from holdfast.services.collect.transaction import CollectContext, CollectLimits
+
+    folder = blobs or default_blobs(url)
+    if folder is None:
         raise CannotStart(f"blobs are not configured; with '{masked(url)}' say where: a folder, s3://, az:// or gs://")
     time_source, settings = clock or SystemClock(), limits or CollectLimits()
     async with AsyncExitStack() as stack:
@@ -275,41 +263,43 @@ async def open_collector(
         store = open_collect_store(url, clock=time_source)
         await store.open()
         stack.push_async_callback(store.close)
-        context = CollectContext(store, messages, await stack.enter_async_context(open_blobs(place)), limits=settings)
+        context = CollectContext(store, messages, await stack.enter_async_context(open_blobs(folder)), limits=settings)
         yield await stack.enter_async_context(CollectService(context).running())
 
 
 def open_collect_store(url: str, *, clock: Clock) -> CollectStore:
     """State and index of collected results: in the folder of a SQLite storage, in PostgreSQL, or in memory."""
+    from holdfast.stores.collect import CollectStore
+
     wrong = f"collector URL is invalid; '{masked(url)}' is not sqlite:///FOLDER, postgresql://… or memory://"
     return CollectStore(_database(url, COLLECT_FILE, clock, kind="collect", serial=False, wrong=wrong))
 
 
 def has_collector(url: str) -> bool:
     """Whether a SQLite storage has collected before: then there may be something to resume."""
-    place = Location.parse(url)
-    return place.kind == "sqlite" and ((place.folder or Path()) / COLLECT_FILE).exists()
+    location = Location.parse(url)
+    return location.kind == "sqlite" and ((location.folder or Path()) / COLLECT_FILE).exists()
 
 
 def default_blobs(url: str) -> str | None:
     """Beside the queues of a SQLite storage; elsewhere it has to be said."""
-    place = Location.parse(url)
-    return str((place.folder or Path()) / "blobs") if place.kind == "sqlite" else None
+    location = Location.parse(url)
+    return str((location.folder or Path()) / "blobs") if location.kind == "sqlite" else None
 
 
 def open_blobs(url: str) -> AbstractAsyncContextManager[Blobs]:
     """A folder (a path, or file:///…), or a bucket: s3://, az://, gs:// with an optional prefix. Raises CannotStart."""
-    place = Location.parse(url)
-    if place.kind == "bucket":
+    location = Location.parse(url)
+    if location.kind == "bucket":
         from holdfast.engines.objects.blobs import open_object_blobs
 
         return open_object_blobs(url)
-    if place.kind != "folder" or place.folder is None:
+    if location.kind != "folder" or location.folder is None:
         scheme = urlsplit(url).scheme
         raise BadUrl(f"blob URL is invalid; '{scheme}' is not known here, use a folder, s3://, az:// or gs://")
     from holdfast.engines.folder.blobs import open_folder_blobs
 
-    return open_folder_blobs(place.folder)
+    return open_folder_blobs(location.folder)
 
 
 @asynccontextmanager
@@ -317,13 +307,17 @@ async def open_vault_app(
     settings: Settings, queues: Queues | None, *, clock: Clock | None = None
 ) -> AsyncIterator[VaultApp]:
     """The vault and the brokers of these settings. Raises CannotStart, or BrokerError when RabbitMQ is not there."""
+    from holdfast.services.vault.admin import VaultApp
+    from holdfast.services.vault.capture import load_fingerprint
+    from holdfast.services.vault.custody import Custody
+
     time_source = clock or SystemClock()
     url = settings.vault.reveal() if settings.vault else settings.storages[0].url
     async with AsyncExitStack() as stack:
-        place, grouped = Location.parse(url), load_fingerprint(settings.fingerprint)
+        location, grouped = Location.parse(url), load_fingerprint(settings.fingerprint)
         vault = await stack.enter_async_context(open_vault(settings, url, clock=time_source))
         blobs: Blobs | None = None
-        if beside := settings.vault_blobs or (str(place.folder / "vault-blobs") if place.folder else None):
+        if beside := settings.vault_blobs or (str(location.folder / "vault-blobs") if location.folder else None):
             blobs = await stack.enter_async_context(open_blobs(beside))
         brokers: list[Broker] = []
         if settings.broker is not None:
@@ -339,6 +333,8 @@ async def open_vault_app(
 
 def vault_at_work(app: VaultApp, settings: Settings) -> AbstractAsyncContextManager[None]:
     """What a server does by itself, as these settings say. Raises CannotStart."""
+    from holdfast.services.vault.upkeep import parse_retention
+
     return app.at_work(
         captures=listed(settings.capture),
         resolve_after_s=parse_duration(settings.resolve_after, what="resolve_after") / SECOND_US,
@@ -348,6 +344,8 @@ def vault_at_work(app: VaultApp, settings: Settings) -> AbstractAsyncContextMana
 
 def successes(url: str, *, actor: str, clock: Clock) -> Successes:
     """What consumers tell the vault at a URL. Raises CannotStart for settings that cannot be read."""
+    from holdfast.services.vault.upkeep import Successes
+
     settings = load_settings(serving=False)
     return Successes(lambda: open_vault(settings, url, clock=clock), actor=actor)
 
@@ -355,9 +353,11 @@ def successes(url: str, *, actor: str, clock: Clock) -> Successes:
 @asynccontextmanager
 async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIterator[Vault]:
     """The vault at a URL, without brokers. Raises CannotStart."""
+    from holdfast.stores.vault import Vault
+
     wrong = "vault URL is invalid; use sqlite:///FOLDER, postgresql://… or memory://"
     vault = Vault(_database(url, VAULT_FILE, clock, kind="vault", serial=True, wrong=wrong), clock=clock)
-    place = Location.parse(url)
+    location = Location.parse(url)
     try:
         await vault.open()
     except CannotStart:
@@ -366,7 +366,7 @@ async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIter
         raise CannotStart(f"vault cannot be opened; {error.message}") from error
     try:
         given = settings.ledger_key.reveal() if settings.ledger_key else None
-        file = None if place.kind == "memory" else (place.folder or settings.data_folder) / "ledger-key"
+        file = None if location.kind == "memory" else (location.folder or settings.data_folder) / "ledger-key"
         await vault.ledger.unlock(given=given, file=file)
         yield vault
     finally:
@@ -375,12 +375,14 @@ async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIter
 
 def _database(url: str, file: str, clock: Clock, *, kind: str, serial: bool, wrong: str) -> Database:
     """`file` is its name in the folder of a SQLite storage. Raises BadUrl, saying what is wrong with the URL."""
-    place = Location.parse(url)
-    if place.kind == "memory":
+    from holdfast.engines.sqlite.database import SqliteDatabase
+
+    location = Location.parse(url)
+    if location.kind == "memory":
         return SqliteDatabase(None, kind=kind, clock=clock)
-    if place.kind == "sqlite" and place.folder is not None:
-        return SqliteDatabase(place.folder / file, kind=kind, clock=clock)
-    if place.kind == "postgresql":
+    if location.kind == "sqlite" and location.folder is not None:
+        return SqliteDatabase(location.folder / file, kind=kind, clock=clock)
+    if location.kind == "postgresql":
         from holdfast.engines.postgres.database import PostgresDatabase
 
         return PostgresDatabase(url, kind=kind, serial=serial)
@@ -406,6 +408,8 @@ async def _rabbit(settings: Settings, clock: Clock, grouped: Fingerprinter) -> A
 
 def _retries(settings: Settings) -> Retries:
     """How consumers try again, for a canary that finds no wait queue. Raises CannotStart."""
+    from holdfast.core.plan import Retries
+
     try:
         delays = [parse_duration(part, what="retry_delay") / 1_000_000 for part in listed(settings.retry_delay)]
     except Invalid as error:
@@ -421,6 +425,7 @@ async def open_recovery(
 
     Whoever is cancelled ends one connection at once and the other when it is closed, within a limit.
     """
+    from holdfast.core.death import RedriveStamp
     from holdfast.engines.rabbitmq.drain import RabbitDrain
     from holdfast.engines.rabbitmq.inspector import RabbitRunInspector, default_management
     from holdfast.engines.rabbitmq.publisher import RabbitPublisher
@@ -428,18 +433,20 @@ async def open_recovery(
     from holdfast.engines.rabbitmq.url import BrokerUrl
 
     time_source = clock or SystemClock()
-    place, name, table, limits = BrokerUrl.parse(url), order.dead_queue, order.table, order.limits
+    broker, name, table, limits = BrokerUrl.parse(url), order.dead_queue, order.table, order.limits
     stamp = RedriveStamp(
-        run=order.run, by=order.by, dead_queue=name, user=place.login.user, is_wait_queue=table.is_wait_queue
+        run=order.run, by=order.by, dead_queue=name, user=broker.login.user, is_wait_queue=table.is_wait_queue
     )
     # The copies on their way wait for their confirms there as well; more than this only costs memory.
-    publisher = RabbitPublisher(place, window_bytes=min(limits.window_bytes_max, PUBLISH_WINDOW_BYTES))
-    drain = RabbitDrain(place, name, limits, on_pace=publisher.pause_between_reads)
+    publisher = RabbitPublisher(broker, window_bytes=min(limits.window_bytes_max, PUBLISH_WINDOW_BYTES))
+    drain = RabbitDrain(broker, name, limits, on_pace=publisher.pause_between_reads)
     try:
         connection = await drain.connect()
         await publisher.__aenter__()
         queue = "" if order.from_backup else name
-        inspector = RabbitRunInspector(connection, publisher, queue, management=management or default_management(place))
+        inspector = RabbitRunInspector(
+            connection, publisher, queue, management=management or default_management(broker)
+        )
         redriver = RabbitRedriver(stamp, table, now=lambda: moment(time_source.now_us()), blocked=inspector.blocked)
         try:
             yield RecoveryBroker(drain=drain, publisher=publisher, redriver=redriver, inspector=inspector)
@@ -467,6 +474,10 @@ async def run_recovery(
     `hearing` is there from the first connection on, and is told of the run when that begins. `queues` are those where
     an embedded dead queue is, when nobody but the caller can open them.
     """
+    from holdfast.services.recover.embedded import EmbeddedRecovery
+    from holdfast.services.recover.service import recorded, recover
+    from holdfast.stores.files import FileBackup
+
     clock = SystemClock()
 
     async def run() -> Summary:
@@ -500,6 +511,7 @@ def scheduled_recoveries(
 ) -> RecoverySchedule:
     """The recoveries of a configuration. `queues` are those of this process, when they are open; `broker` is where a
     queue is that is none of them. Raises CannotStart when a routes file cannot be used."""
+    from holdfast.services.recover.service import RecoverySchedule, ScheduledRecovery, new_run
 
     async def find(name: str, wanted: RecoverSettings) -> tuple[str, Queues | None]:
         """Where the queue is: at what was said, in the queues of this process, or at the broker."""
@@ -541,6 +553,10 @@ def scheduled_recoveries(
 
 
 def _order(name: str, wanted: RecoverSettings) -> RecoveryOrder:
+    from holdfast.core.recovery import RecoveryOrder, RunLimits
+    from holdfast.core.routes import Mode, RouteTable
+    from holdfast.services.recover.service import read_routes
+
     table = read_routes(wanted.routes) if wanted.routes else RouteTable()
     limits = RunLimits(
         limit=wanted.limit,
@@ -555,6 +571,8 @@ def journals(
     settings: Settings, url: str, dead_queue: str, *, file: Path | None = None, keeps: bool = True, serves: bool = False
 ) -> JournalPaths:
     """Those of a run that keeps its journal in `file`, at the usual place, or nowhere."""
+    from holdfast.stores.journal import journal_paths
+
     data_folder = settings.data_folder.absolute()
     return journal_paths(
         journal_source(url, dead_queue), dead_queue, data_folder, file=file, keeps=keeps, serves=serves
@@ -582,6 +600,8 @@ def origin_of(url: str, dead_queue: str) -> str:
 
 def somebody() -> str:
     """Who runs this, for letters and ledger."""
+    import getpass
+
     try:
         name = getpass.getuser()
     except (KeyError, OSError):
