@@ -252,9 +252,9 @@ class RabbitSubscription:
             check_settled(self._ended([delivery], self._consumer.dead_letter([delivery])))
             return
         change = retried(message, wait.failure, user=self._user, wait_queues=names)
-        place = self._family.waits[step_for(wait.delay_us, self._family.steps_us)]
+        step = self._family.waits[step_for(wait.delay_us, self._family.steps_us)]
         # Straight into the queue: an exchange on the way could lose its binding.
-        await self._publish(Address(routing_key=place.queue), delivery, change)
+        await self._publish(Address(routing_key=step.queue), delivery, change)
         crash_point("rabbitmq.after_wait_confirm")
         check_settled(await self.ack([delivery]))
 
@@ -320,7 +320,7 @@ class RabbitSubscription:
         outcome = await self._sent(to, delivery, change)
         if outcome.kind is OutcomeKind.REFUSED and any(name in change.put for name in DISPENSABLE):
             shorter = {name: value for name, value in change.put.items() if name not in DISPENSABLE}
-            less = HeaderChange(put=shorter, drop=(*change.drop, *DISPENSABLE), drop_properties=change.drop_properties)
+            less = replace(change, put=shorter, drop=(*change.drop, *DISPENSABLE))
             outcome = await self._sent(to, delivery, less)
         if not outcome.stored:
             raise BrokerError(f"publish to {to} is {outcome.kind.value}; {outcome.text or outcome.code}")
