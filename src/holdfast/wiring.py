@@ -427,26 +427,24 @@ async def open_recovery(
     """
     from holdfast.core.death import RedriveStamp
     from holdfast.engines.rabbitmq.drain import RabbitDrain
-    from holdfast.engines.rabbitmq.inspector import RabbitRunInspector, default_management
+    from holdfast.engines.rabbitmq.inspector import RabbitRunInspector
     from holdfast.engines.rabbitmq.publisher import RabbitPublisher
     from holdfast.engines.rabbitmq.redriver import RabbitRedriver
     from holdfast.engines.rabbitmq.url import BrokerUrl
 
     time_source = clock or SystemClock()
-    broker, name, table, limits = BrokerUrl.parse(url), order.dead_queue, order.table, order.limits
+    broker_url, name, table, limits = BrokerUrl.parse(url), order.dead_queue, order.table, order.limits
     stamp = RedriveStamp(
-        run=order.run, by=order.by, dead_queue=name, user=broker.login.user, is_wait_queue=table.is_wait_queue
+        run=order.run, by=order.by, dead_queue=name, user=broker_url.login.user, is_wait_queue=table.is_wait_queue
     )
     # The copies on their way wait for their confirms there as well; more than this only costs memory.
-    publisher = RabbitPublisher(broker, window_bytes=min(limits.window_bytes_max, PUBLISH_WINDOW_BYTES))
-    drain = RabbitDrain(broker, name, limits, on_pace=publisher.pause_between_reads)
+    publisher = RabbitPublisher(broker_url, window_bytes=min(limits.window_bytes_max, PUBLISH_WINDOW_BYTES))
+    drain = RabbitDrain(broker_url, name, limits, on_pace=publisher.pause_between_reads)
     try:
         connection = await drain.connect()
         await publisher.__aenter__()
         queue = "" if order.from_backup else name
-        inspector = RabbitRunInspector(
-            connection, publisher, queue, management=management or default_management(broker)
-        )
+        inspector = RabbitRunInspector(connection, publisher, queue, management=management)
         redriver = RabbitRedriver(stamp, table, now=lambda: moment(time_source.now_us()), blocked=inspector.blocked)
         try:
             yield RecoveryBroker(drain=drain, publisher=publisher, redriver=redriver, inspector=inspector)

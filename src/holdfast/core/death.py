@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from datetime import datetime
 
 from msgspec import Struct
@@ -191,7 +191,7 @@ def published(message: Message, *, user: str = "", wait_queues: Collection[str] 
 def retried(message: Message, failure: Failure, *, user: str = "", wait_queues: Collection[str] = ()) -> HeaderChange:
     """The headers of a message that goes to its wait queue after `message.attempt` failed."""
     change = published(message, user=user, wait_queues=wait_queues)
-    return _with(change, {RETRY_COUNT: message.attempt, **_error(failure)})
+    return replace(change, put={**change.put, RETRY_COUNT: message.attempt, **_error(failure)})
 
 
 def parked(
@@ -212,11 +212,7 @@ def parked(
         "x-parked-by": head(clean(by), NAME_BYTES_MAX),
         "x-parked-reason": reason,
     }
-    return _with(change, {RETRY_COUNT: used, **_error(failure), **notes})
-
-
-def _with(change: HeaderChange, put: Mapping[str, HeaderValue]) -> HeaderChange:
-    return HeaderChange(put={**change.put, **put}, drop=change.drop, drop_properties=change.drop_properties)
+    return replace(change, put={**change.put, RETRY_COUNT: used, **_error(failure), **notes})
 
 
 def _error(failure: Failure) -> dict[str, HeaderValue]:
@@ -230,8 +226,8 @@ def _origin(message: Message, wait_queues: Collection[str]) -> dict[str, HeaderV
     first = first_death(message.headers)
     if first is not None and first.queue in wait_queues:
         first = None  # somebody sent it through the wait queue: that is no place where it failed
-    place = first or Death(queue=message.queue, reason="", exchange=message.exchange, routing_key=message.routing_key)
-    return {ORIGINAL_EXCHANGE: place.exchange, ORIGINAL_KEY: place.routing_key, ORIGINAL_QUEUE: place.queue}
+    first = first or Death(queue=message.queue, reason="", exchange=message.exchange, routing_key=message.routing_key)
+    return {ORIGINAL_EXCHANGE: first.exchange, ORIGINAL_KEY: first.routing_key, ORIGINAL_QUEUE: first.queue}
 
 
 def _is_rejection(death: Death, queue: str) -> bool:

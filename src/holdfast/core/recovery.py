@@ -117,10 +117,6 @@ class Permission(Struct, frozen=True, kw_only=True):
         return f"{self.verb} {self.what}: {'not known' if self.given is None else 'yes' if self.given else 'NO'}"
 
 
-def _nobody_says(address: Address) -> Sequence[str]:
-    return ()
-
-
 class Preflight(Struct, kw_only=True):
     """What was found before the first letter is taken."""
 
@@ -139,7 +135,7 @@ class Preflight(Struct, kw_only=True):
     rights: list[Permission] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     #: The queues that get what is sent to an address, as they were seen then; none when nobody could say.
-    receivers: Callable[[Address], Sequence[str]] = _nobody_says
+    receivers: Callable[[Address], Sequence[str]] = lambda address: ()
 
 
 class RunEnd(enum.Enum):

@@ -386,12 +386,7 @@ def forget_elsewhere(usual: Path) -> None:
 
 
 def _links(usual: Path) -> list[Path]:
-    try:
-        names = os.listdir(usual.parent)
-    except OSError:
-        return []
-    links = [usual.with_name(name) for name in sorted(names) if name.startswith(usual.name + ELSEWHERE)]
-    return [link for link in links if link.is_symlink()]
+    return [link for link in sorted(usual.parent.glob(f"{usual.name}{ELSEWHERE}*")) if link.is_symlink()]
 
 
 def _begun(path: Path, head: Head) -> JournalFile:

@@ -240,8 +240,7 @@ class RabbitSubscription:
         missed = self._consumer.ack(deliveries)
         if self._subscription.letters:
             self._consumer.flush()
-        self._end(deliveries, missed)
-        return [Unsettled(delivery, self._not_ours()) for delivery in missed]
+        return self._ended(deliveries, missed)
 
     async def retry(self, delivery: Delivery, wait: Wait) -> None:
         self._check_ours(delivery)
@@ -250,14 +249,12 @@ class RabbitSubscription:
         # A rejection carries no count of ours: attempts that ended with their process would be forgotten by it.
         is_told = message.attempt - 1 == attempts_used(message)
         if self._subscription.policy.by == "broker" and is_told and is_of_cycle(message.headers, message.queue, names):
-            missed = self._consumer.dead_letter([delivery])
-            self._end([delivery], missed)
-            check_settled([Unsettled(one, self._not_ours()) for one in missed])
+            check_settled(self._ended([delivery], self._consumer.dead_letter([delivery])))
             return
         change = retried(message, wait.failure, user=self._user, wait_queues=names)
-        place = self._family.waits[step_for(wait.delay_us, self._family.steps_us)]
+        step = self._family.waits[step_for(wait.delay_us, self._family.steps_us)]
         # Straight into the queue: an exchange on the way could lose its binding.
-        await self._publish(Address(routing_key=place.queue), delivery, change)
+        await self._publish(Address(routing_key=step.queue), delivery, change)
         crash_point("rabbitmq.after_wait_confirm")
         check_settled(await self.ack([delivery]))
 
@@ -283,7 +280,8 @@ class RabbitSubscription:
         missed = self._consumer.give_back([delivery])
         if self._starts is not None and self._consumer.holds(delivery):
             self._starts.leave(delivery)
-        check_settled([Unsettled(one, self._not_ours()) for one in missed])
+        if missed:
+            raise self._not_ours()
 
     # Inside.
 
@@ -301,11 +299,13 @@ class RabbitSubscription:
         except StorageFailed:
             return None
 
-    def _end(self, deliveries: Sequence[Delivery], missed: Sequence[Delivery]) -> None:
+    def _ended(self, deliveries: Sequence[Delivery], missed: Sequence[Delivery]) -> list[Unsettled]:
+        """They are settled, but for those that were missed: these are answered."""
         if self._starts is not None:
             for delivery in deliveries:
                 if delivery not in missed:
                     self._starts.end(delivery)
+        return [Unsettled(delivery, self._not_ours()) for delivery in missed]
 
     def _check_ours(self, delivery: Delivery) -> None:
         """While it can be settled. After that it is delivered again, and a copy would be one more."""
@@ -320,7 +320,7 @@ class RabbitSubscription:
         outcome = await self._sent(to, delivery, change)
         if outcome.kind is OutcomeKind.REFUSED and any(name in change.put for name in DISPENSABLE):
             shorter = {name: value for name, value in change.put.items() if name not in DISPENSABLE}
-            less = HeaderChange(put=shorter, drop=(*change.drop, *DISPENSABLE), drop_properties=change.drop_properties)
+            less = replace(change, put=shorter, drop=(*change.drop, *DISPENSABLE))
             outcome = await self._sent(to, delivery, less)
         if not outcome.stored:
             raise BrokerError(f"publish to {to} is {outcome.kind.value}; {outcome.text or outcome.code}")

@@ -219,8 +219,8 @@ class AckTracker:
     def parts(self, joints: Iterable[int]) -> list[int]:
         """The last open tag of each part, when what is open is parted behind these tags; not that of the last part."""
         tags = list(self._open)
-        places = sorted({bisect_right(tags, joint) for joint in joints})
-        return [tags[place - 1] for place in places if 0 < place < len(tags)]
+        counts = sorted({bisect_right(tags, joint) for joint in joints})
+        return [tags[count - 1] for count in counts if 0 < count < len(tags)]
 
     def flush(self, acks_count_max: int | None = None) -> bytes:
         """The frames for everything that was settled since the last time; of the acks that make the broker send more,

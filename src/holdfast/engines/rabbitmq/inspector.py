@@ -289,7 +289,9 @@ class RabbitRunInspector:
         self._connection = connection
         self._publisher = publisher
         self._queue = queue
-        self._management = management
+        if not management and connection.url.hosts[0][1] in PORTS.values():
+            management = connection.url.default_management()  # as its broker is, it may be on its default port
+        self._management = management or None
         self._graph: Graph | None = None
         self._info: ManagedQueue | None = None
         self._priority = PRIORITY_UNSEEN
@@ -383,13 +385,18 @@ class RabbitRunInspector:
         found.has_management = True
 
     def _find_limit(self, found: Preflight, version: Version) -> None:
-        if self._info is not None:
-            _read_limit(found, self._info, version)
+        default = DELIVERY_LIMIT_DEFAULT if version >= Version(4, 0) else None
+        if (info := self._info) is not None:
+            found.queue_type = info.type
+            limit = _limit(info) if info.type == "quorum" else -1
+            found.delivery_limit = default if limit is None else None if limit == -1 else limit
+            if info.type == "quorum" and limit == -1 and version < Version(4, 0):
+                found.delivery_limit = 0
+                found.warnings.append(f"queue '{info.name}' has x-delivery-limit -1, which this version takes for zero")
         elif self._queue:
-            found.delivery_limit = DELIVERY_LIMIT_DEFAULT if version >= Version(4, 0) else None
-            found.limit_is_assumed = True
+            found.delivery_limit, found.limit_is_assumed = default, True
         if found.delivery_limit is not None:
-            found.cure = _cure(self._queue, self._connection.url.login.vhost, version, self._info, self._priority)
+            found.cure = _cure(self._queue, self._connection.url.login.vhost, version, info, self._priority)
         may_be_quorum = found.queue_type in ("quorum", "")
         found.gives_back_at_tail = may_be_quorum and version < Version(4, 0) and not found.delivery_limit
 
@@ -456,18 +463,6 @@ def _warn_of_the_unseen(found: Preflight, table: RouteTable) -> None:
 def _not_there(exchange: str) -> str:
     """How the findings say that an exchange is missing."""
     return f"exchange '{exchange}' does not exist"
-
-
-def _read_limit(found: Preflight, info: ManagedQueue, version: Version) -> None:
-    found.queue_type = info.type
-    found.limit_is_assumed = False
-    limit = _limit(info) if info.type == "quorum" else -1
-    if limit is None and version >= Version(4, 0):
-        limit = DELIVERY_LIMIT_DEFAULT
-    found.delivery_limit = None if limit == -1 else limit
-    if info.type == "quorum" and limit == -1 and version < Version(4, 0):
-        found.delivery_limit = 0
-        found.warnings.append(f"queue '{info.name}' has x-delivery-limit -1, which this version takes for zero")
 
 
 def _version(text: str) -> Version:
@@ -549,8 +544,3 @@ async def _may_write_by_default(publisher: RabbitPublisher) -> bool | None:
     if outcome.kind is OutcomeKind.RETURNED:
         return True
     return False if outcome.kind is OutcomeKind.REFUSED and outcome.code == ACCESS_REFUSED else None
-
-
-def default_management(url: BrokerUrl) -> str | None:
-    """Where the management API is by default; None where the broker itself is not on its default port."""
-    return url.default_management() if url.hosts[0][1] in PORTS.values() else None

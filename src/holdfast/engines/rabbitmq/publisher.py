@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from typing import Self, TypeAlias
@@ -49,16 +50,14 @@ AMBIGUOUS = Outcome(
 Likeness: TypeAlias = tuple[str, str, bytes, bytes]
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Twins:
     """Publishes of which some were returned, and nobody can say which."""
 
-    __slots__ = ("acked", "members", "returned", "same")
-
-    def __init__(self, *, same: bool) -> None:
-        self.members: set[int] = set()
-        self.acked: list[int] = []
-        self.returned: list[Outcome] = []
-        self.same = same  # equal in every byte, and so interchangeable
+    same: bool  #: equal in every byte, and so interchangeable
+    members: set[int]
+    acked: list[int] = field(default_factory=list)
+    returned: list[Outcome] = field(default_factory=list)
 
 
 class UnknownTag(Exception):
@@ -176,8 +175,7 @@ class Confirms:
 
     def _join(self, tags: list[int], outcome: Outcome, *, same: bool) -> None:
         """One of these was returned: from now on they are told together, with all whom they were told with before."""
-        merged = _Twins(same=same)
-        merged.members.update(tags)
+        merged = _Twins(same=same, members=set(tags))
         for group in {id(self._twins[tag]): self._twins[tag] for tag in tags if tag in self._twins}.values():
             merged.members |= group.members
             merged.acked += group.acked
@@ -217,15 +215,13 @@ def _likeness(publish: Outgoing | Returned) -> Likeness:
     return publish.exchange, publish.routing_key, properties.canonical(publish.properties), publish.body
 
 
+@dataclass(slots=True, eq=False)
 class PublishBatch:
     """The publishes of one call: how many have no outcome yet, and who is told of each and of the last."""
 
-    __slots__ = ("missing", "on_done", "told")
-
-    def __init__(self, count: int, told: Told | None, on_done: Callable[[], None]) -> None:
-        self.missing = count
-        self.told = told
-        self.on_done = on_done
+    missing: int
+    told: Told | None
+    on_done: Callable[[], None]
 
     def settle(self, messages: Sequence[Outgoing], outcome: Outcome) -> None:
         """What became of these; the caller is woken by the last."""
@@ -237,21 +233,11 @@ class PublishBatch:
 
 
 class ConfirmChannel(Listener):
-    """`open`, then `send` within the window; `on_outcomes` and `on_lost` hear what became of it."""
+    """`open`, then `send` within the window; its publisher hears what became of it."""
 
-    def __init__(
-        self,
-        counts: Counter[str],
-        *,
-        on_outcomes: Callable[[ConfirmChannel, list[tuple[Outgoing, Outcome]]], None],
-        on_lost: Callable[[ConfirmChannel, list[Outgoing], BrokerError, Close], None],
-        on_writable: Callable[[], None],
-    ) -> None:
+    def __init__(self, publisher: RabbitPublisher) -> None:
         self.flying_bytes = 0
-        self._counts = counts
-        self._tell = on_outcomes
-        self._tell_lost = on_lost
-        self._tell_writable = on_writable
+        self._publisher = publisher
         self._confirms = Confirms()
         self._channel: Channel | None = None
         self._encoder: PublishEncoder | None = None
@@ -306,7 +292,7 @@ class ConfirmChannel(Listener):
             size += size_bytes
             message.sent_count += 1
             if message.sent_count > 1:
-                self._counts["sent_again"] += 1
+                self._publisher.counts["sent_again"] += 1
         self.flying_bytes = size
         if pieces and self._channel is not None:
             self._channel.write(b"".join(pieces))
@@ -326,15 +312,15 @@ class ConfirmChannel(Listener):
                 self._channel.close(BrokerLost(f"the broker's answers make no sense; {error}"), None)
         if outcomes:
             self.flying_bytes -= sum([message.size_bytes for message, _ in outcomes])
-            self._tell(self, outcomes)
+            self._publisher.answered(self, outcomes)
 
     def on_writable(self) -> None:
-        self._tell_writable()
+        self._publisher.pump()
 
     def on_closed(self, error: BrokerError, close: Close) -> None:
         self._encoder = None
         self.flying_bytes = 0
-        self._tell_lost(self, self._confirms.lost(), error, close)
+        self._publisher.lost(self, self._confirms.lost(), error, close)
 
 
 class RabbitPublisher:
@@ -364,8 +350,8 @@ class RabbitPublisher:
         self._alone_only = False  # a publish ended the whole connection: nothing else goes out until it is found
         self._only: Outgoing | None = None  # what is in flight when nothing else is, on either channel
         self._connection: Connection | None = None
-        self._main = self._new_channel()
-        self._alone = self._new_channel()
+        self._main = ConfirmChannel(self)
+        self._alone = ConfirmChannel(self)
         self._retiring: set[ConfirmChannel] = set()  # nothing more is sent on these
         self._renewals = BackoffTimer(RENEWAL)
         self._renewal: asyncio.TimerHandle | None = None
@@ -482,9 +468,9 @@ class RabbitPublisher:
             message.size_bytes = len(raw) + len(message.body)
             waiting.append(message)
         self._waiting.extend(waiting)
-        self._pump()
+        self.pump()
 
-    def _pump(self) -> None:
+    def pump(self) -> None:
         """Send what the windows allow: everything that can go now goes in one write."""
         if self._connection is None or not self._connection.writable or self._connection.session.blocked:
             return  # what is not sent while the broker reads nothing is at least known not to be stored
@@ -506,7 +492,8 @@ class RabbitPublisher:
 
     # Answers.
 
-    def _on_outcomes(self, channel: ConfirmChannel, outcomes: list[tuple[Outgoing, Outcome]]) -> None:
+    def answered(self, channel: ConfirmChannel, outcomes: list[tuple[Outgoing, Outcome]]) -> None:
+        """What became of some that were sent on a channel."""
         confirmed: list[Outgoing] = []
         for message, outcome in outcomes:
             if outcome is CONFIRMED and message.outcome is None:
@@ -521,7 +508,7 @@ class RabbitPublisher:
             self._alone_only = False
         if channel in self._retiring and not channel.flying:
             self._broken.set()
-        self._pump()
+        self.pump()
 
     def _on_outcome(self, channel: ConfirmChannel, message: Outgoing, outcome: Outcome) -> None:
         if outcome.kind is OutcomeKind.NACKED and self._renewal is None and channel not in self._retiring:
@@ -533,7 +520,7 @@ class RabbitPublisher:
         else:
             self._settle(message, outcome)
 
-    def _on_lost(self, channel: ConfirmChannel, messages: list[Outgoing], error: BrokerError, close: Close) -> None:
+    def lost(self, channel: ConfirmChannel, messages: list[Outgoing], error: BrokerError, close: Close) -> None:
         """A channel ended. By a publish of ours, or with the connection; in both cases nothing is known of these."""
         if channel is not self._main and channel is not self._alone and not messages:
             return  # an old one, closed in order
@@ -577,9 +564,6 @@ class RabbitPublisher:
 
     # The connection.
 
-    def _new_channel(self) -> ConfirmChannel:
-        return ConfirmChannel(self.counts, on_outcomes=self._on_outcomes, on_lost=self._on_lost, on_writable=self._pump)
-
     async def _keep(self) -> None:
         """Repair what broke, until the publisher is closed."""
         loop = asyncio.get_running_loop()
@@ -606,7 +590,7 @@ class RabbitPublisher:
                 if not channel.is_open:
                     await channel.open(connection)
             await self._renew(connection)
-        self._pump()
+        self.pump()
 
     def _renew_soon(self) -> None:
         """Not at once, and ever more seldom while fresh channels get nacks as well: then the queue is just full."""
@@ -624,7 +608,7 @@ class RabbitPublisher:
             self._retiring.discard(channel)
             await channel.close()
         if self._renewal_due and not self._retiring:
-            main, alone = self._new_channel(), self._new_channel()
+            main, alone = ConfirmChannel(self), ConfirmChannel(self)
             await main.open(connection)
             await alone.open(connection)
             self._retiring = {self._main, self._alone}

@@ -76,8 +76,8 @@ class BrokerUrl:
 
     def __str__(self) -> str:
         scheme = "amqps" if self.tls else "amqp"
-        places = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
-        return f"{scheme}://{self.login.user}@{places}/{self.login.vhost.replace('/', '%2F')}"
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        return f"{scheme}://{self.login.user}@{hosts}/{self.login.vhost.replace('/', '%2F')}"
 
     def named(self, name: str) -> BrokerUrl:
         """The same, under another connection name (the broker's overview shows it)."""
@@ -90,7 +90,7 @@ class BrokerUrl:
         if scheme not in PORTS or not rest:
             raise BadAddress("broker address is invalid; expected amqp://… or amqps://…")
         parts = urlsplit(f"//{rest}")
-        credentials, _, places = parts.netloc.rpartition("@")
+        credentials, _, hosts = parts.netloc.rpartition("@")
         user, has_password, password = credentials.partition(":")
         login = Login(
             user=unquote(user) if user else "guest",
@@ -99,7 +99,7 @@ class BrokerUrl:
             vhost=unquote(parts.path[1:]) or "/",
         )
         found = cls(
-            hosts=tuple(_place(place, PORTS[scheme]) for place in places.split(",")),
+            hosts=tuple(_host(host, PORTS[scheme]) for host in hosts.split(",")),
             login=login,
             tls=Tls() if scheme == "amqps" else None,
         )
@@ -115,9 +115,9 @@ class BrokerUrl:
         return f"{scheme}://{login}@{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _place(place: str, default_port: int) -> tuple[str, int]:
+def _host(host: str, default_port: int) -> tuple[str, int]:
     try:
-        parts = urlsplit(f"//{place}")
+        parts = urlsplit(f"//{host}")
         return parts.hostname or "localhost", parts.port or default_port
     except ValueError as error:
         raise BadAddress(f"broker address is invalid; host or port: {error}") from error
