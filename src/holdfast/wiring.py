@@ -50,31 +50,20 @@ from holdfast.services.queue.broker import QueueBroker
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
-from holdfast.services.recover.embedded import EmbeddedRecovery
-from holdfast.services.recover.report import Notices
-from holdfast.services.recover.service import (
-    OnBegin,
-    RecoverySchedule,
-    ScheduledRecovery,
-    new_run,
-    read_routes,
-    recorded,
-    recover,
-)
-from holdfast.services.vault.admin import VaultApp
-from holdfast.services.vault.capture import load_fingerprint
-from holdfast.services.vault.custody import Custody
-from holdfast.services.vault.upkeep import Successes, parse_retention
 from holdfast.settings import RecoverSettings, Settings, listed, load_settings, masked
 from holdfast.stores.collect import CollectStore
 from holdfast.stores.files import FileBackup
 from holdfast.stores.files import made_once as made_once  # noqa: PLC0414  for the faces
-from holdfast.stores.journal import FileJournal, JournalPaths, journal_paths
-from holdfast.stores.vault import OpenVault, Vault
 
 if TYPE_CHECKING:
     from holdfast.core.topology.layouts import TopologyFile
+    from holdfast.services.recover.report import Notices
+    from holdfast.services.recover.service import OnBegin, RecoverySchedule, ScheduledRecovery
     from holdfast.services.topology import Topologies
+    from holdfast.services.vault.admin import VaultApp
+    from holdfast.services.vault.upkeep import Successes
+    from holdfast.stores.journal import FileJournal, JournalPaths
+    from holdfast.stores.vault import OpenVault, Vault
 
 #: Where a SQLite storage keeps what the collector knows.
 COLLECT_FILE = "collect/collect.db"
@@ -317,6 +306,10 @@ async def open_vault_app(
     settings: Settings, queues: Queues | None, *, clock: Clock | None = None
 ) -> AsyncIterator[VaultApp]:
     """The vault and the brokers of these settings. Raises CannotStart, or BrokerError when RabbitMQ is not there."""
+    from holdfast.services.vault.admin import VaultApp
+    from holdfast.services.vault.capture import load_fingerprint
+    from holdfast.services.vault.custody import Custody
+
     time_source = clock or SystemClock()
     url = settings.vault.reveal() if settings.vault else settings.storages[0].url
     async with AsyncExitStack() as stack:
@@ -339,6 +332,8 @@ async def open_vault_app(
 
 def vault_at_work(app: VaultApp, settings: Settings) -> AbstractAsyncContextManager[None]:
     """What a server does by itself, as these settings say. Raises CannotStart."""
+    from holdfast.services.vault.upkeep import parse_retention
+
     return app.at_work(
         captures=listed(settings.capture),
         resolve_after_s=parse_duration(settings.resolve_after, what="resolve_after") / SECOND_US,
@@ -348,6 +343,8 @@ def vault_at_work(app: VaultApp, settings: Settings) -> AbstractAsyncContextMana
 
 def successes(url: str, *, actor: str, clock: Clock) -> Successes:
     """What consumers tell the vault at a URL. Raises CannotStart for settings that cannot be read."""
+    from holdfast.services.vault.upkeep import Successes
+
     settings = load_settings(serving=False)
     return Successes(lambda: open_vault(settings, url, clock=clock), actor=actor)
 
@@ -355,6 +352,8 @@ def successes(url: str, *, actor: str, clock: Clock) -> Successes:
 @asynccontextmanager
 async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIterator[Vault]:
     """The vault at a URL, without brokers. Raises CannotStart."""
+    from holdfast.stores.vault import Vault
+
     wrong = "vault URL is invalid; use sqlite:///FOLDER, postgresql://… or memory://"
     vault = Vault(_database(url, VAULT_FILE, clock, kind="vault", serial=True, wrong=wrong), clock=clock)
     place = Location.parse(url)
@@ -467,6 +466,9 @@ async def run_recovery(
     `hearing` is there from the first connection on, and is told of the run when that begins. `queues` are those where
     an embedded dead queue is, when nobody but the caller can open them.
     """
+    from holdfast.services.recover.embedded import EmbeddedRecovery
+    from holdfast.services.recover.service import recorded, recover
+
     clock = SystemClock()
 
     async def run() -> Summary:
@@ -500,6 +502,7 @@ def scheduled_recoveries(
 ) -> RecoverySchedule:
     """The recoveries of a configuration. `queues` are those of this process, when they are open; `broker` is where a
     queue is that is none of them. Raises CannotStart when a routes file cannot be used."""
+    from holdfast.services.recover.service import RecoverySchedule, ScheduledRecovery, new_run
 
     async def find(name: str, wanted: RecoverSettings) -> tuple[str, Queues | None]:
         """Where the queue is: at what was said, in the queues of this process, or at the broker."""
@@ -541,6 +544,8 @@ def scheduled_recoveries(
 
 
 def _order(name: str, wanted: RecoverSettings) -> RecoveryOrder:
+    from holdfast.services.recover.service import read_routes
+
     table = read_routes(wanted.routes) if wanted.routes else RouteTable()
     limits = RunLimits(
         limit=wanted.limit,
@@ -555,6 +560,8 @@ def journals(
     settings: Settings, url: str, dead_queue: str, *, file: Path | None = None, keeps: bool = True, serves: bool = False
 ) -> JournalPaths:
     """Those of a run that keeps its journal in `file`, at the usual place, or nowhere."""
+    from holdfast.stores.journal import journal_paths
+
     data_folder = settings.data_folder.absolute()
     return journal_paths(
         journal_source(url, dead_queue), dead_queue, data_folder, file=file, keeps=keeps, serves=serves

@@ -8,7 +8,6 @@ as one of them is open. The one that made it stays open until `delete_files`.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Iterator
@@ -205,6 +204,8 @@ def _make_private(path: Path) -> None:
     """
     if is_in_memory(path):
         if path not in _in_memory:
+            import ctypes
+
             connection = _in_memory[path] = _connect(path, _CREATE)
             limit = ctypes.c_int64(MEMORY_BYTES_MAX)
             connection.file_control("main", apsw.SQLITE_FCNTL_SIZE_LIMIT, ctypes.addressof(limit))
