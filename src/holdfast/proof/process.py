@@ -116,7 +116,7 @@ class Child:
         try:
             async with asyncio.timeout(timeout_s):
                 returncode = await self._process.wait()
-                await self._drain()
+                await asyncio.wait(self._readers)
         except TimeoutError as error:
             raise self._failed(f"still running after {timeout_s} s") from error
         return returncode
@@ -147,7 +147,7 @@ class Child:
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:
             raise self._failed(f"{url} gave {last} and not {status} for {timeout_s} s") from error
-        await self._drain()
+        await asyncio.wait(self._readers)
         raise self._failed(f"it ended before {url} gave {status}")
 
     async def kill(self) -> int:
@@ -182,9 +182,6 @@ class Child:
         for reader in held:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
-
-    async def _drain(self) -> None:
-        await asyncio.wait(self._readers)
 
     def _failed(self, what: str) -> ChildFailed:
         state = "running" if self.returncode is None else f"ended with {self.returncode}"

@@ -26,6 +26,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -181,14 +182,14 @@ class BlobFolder:
             self._durable.add(segments)
 
 
+@dataclass(slots=True)
 class _Sync:
     """The fsyncs of one directory: who has asked, and up to whom it is done."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.users = 0
-        self.asked = 0
-        self.done = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 0
+    asked: int = 0
+    done: int = 0
 
 
 class PartialFile:

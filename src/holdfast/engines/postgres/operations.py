@@ -364,9 +364,8 @@ async def _retry(batch: OperationBatch, operation: RetryItems, partition: Postgr
 
 def _schedule(batch: OperationBatch, partition: PostgresPartition, later: Sequence[tuple[State, int]]) -> None:
     if later:
-        states = columns([state for state, _ in later], 4)
         moments = [at_us for _, at_us in later]
-        batch.put("schedule_items", partition, *map(bigints, states), bigints(moments))
+        batch.put("schedule_items", partition, *columns([state for state, _ in later]), bigints(moments))
         batch.change(partition).schedule(len(later), at_us=min(moments))
 
 
@@ -421,7 +420,7 @@ def _states(rows: Rows) -> list[State]:
 def _requeue(batch: OperationBatch, partition: PostgresPartition, states: Sequence[State]) -> None:
     """To the tail, each with a new id."""
     if states:
-        batch.put("requeue_items", partition, *map(bigints, columns(states, 4)))
+        batch.put("requeue_items", partition, *columns(states))
         batch.change(partition).queue(len(states), expire_at_us=min(state[2] for state in states))
         batch.made_available()
 
@@ -456,7 +455,7 @@ def _mark(
         "insert_dying",
         partition,
         batch.work.now_us,
-        *map(bigints, columns(states, 4)),
+        *columns(states),
         reason,
         *(target.queue_name, target.storage, target.generation, target.partition, target.expire_timeout_us),
     )

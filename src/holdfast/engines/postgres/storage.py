@@ -21,7 +21,7 @@ from holdfast.engines.postgres.connection import Pool, connect, failed, migrate,
 from holdfast.engines.postgres.partition import PostgresPartition
 from holdfast.engines.postgres.queue_store import PostgresQueueStore
 from holdfast.engines.postgres.transaction import PipelineTransaction, read, transaction
-from holdfast.errors import QueueMissing, StorageFailed
+from holdfast.errors import StorageFailed
 from holdfast.ports.clock import Clock
 from holdfast.ports.queue_store import LedgerEntry, RelatedQueues, StorageAbilities
 
@@ -174,8 +174,6 @@ class PostgresCatalog:
                 count = max(count, rows[0][0]) if elsewhere else rows[0][0]
                 related = msgspec.structs.replace(related, item_count=count)
             record = decide(related)
-            if related.current is None:
-                raise QueueMissing(name)
             work.put("catalog_delete_queue", record.generation)
             work.put(
                 "insert_ledger",

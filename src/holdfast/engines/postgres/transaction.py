@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from psycopg.pq.abc import PGresult
 
 from holdfast.core.item import QueueRecord
-from holdfast.engines.postgres.connection import PipelineConnection, Pool, QueueGone, Rows, Value, texts
+from holdfast.engines.postgres.connection import PipelineConnection, Pool, QueueGone, Rows, Value, bigints, texts
 from holdfast.engines.postgres.partition import CountChange, PostgresPartition
 from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.ports.queue_store import IdsRefused, Result
@@ -167,6 +167,6 @@ def refusal(
     return IdsRefused(missing, unleased)
 
 
-def columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[int]]:
-    """Rows turned into columns, for arrays."""
-    return [[row[index] for row in rows] for index in range(count)]
+def columns(states: Sequence[State]) -> list[bytes]:
+    """States turned into columns: four arrays."""
+    return [bigints([state[index] for state in states]) for index in range(4)]

@@ -204,6 +204,8 @@ def _make_private(path: Path) -> None:
     """
     if is_in_memory(path):
         if path not in _in_memory:
+            import ctypes
+
             connection = _in_memory[path] = _connect(path, _CREATE)
             import ctypes  # a megabyte that nothing else needs
 

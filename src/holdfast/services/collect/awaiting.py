@@ -99,13 +99,7 @@ async def park_excess(work: OwnedTransaction, series: str, first: int, *, reason
 async def park_part(work: OwnedTransaction, part: Part, reason: str) -> None:
     """Send a stored part to the dead queue as the message that it was."""
     body = await work.until_done(lambda: read_part(work.context.blobs, part))
-    attributes = {
-        "transaction-id": work.id,
-        "series": part.series,
-        "ordinal": part.ordinal,
-        "source-queue": work.payload_queue,
-    }
-    await work.park(body, attributes=attributes, reason=reason)
+    await work.park(body, queue=work.payload_queue, reason=reason, series=part.series, ordinal=part.ordinal)
 
 
 async def await_results(work: OwnedTransaction) -> None:
@@ -193,14 +187,8 @@ async def judge(work: OwnedTransaction) -> bool:
 
 async def park_header(work: OwnedTransaction, series: str, count: int) -> None:
     """A header of a series that does not belong to the result."""
-    attributes = {
-        "transaction-id": work.id,
-        "series": series,
-        "count": count,
-        "source-queue": work.header_queue,
-    }
     reason = f"series is outside the known set; '{series}'"
-    await work.park(b"", attributes=attributes, reason=reason)
+    await work.park(b"", queue=work.header_queue, reason=reason, series=series, count=count)
     await work.ask(work.context.store.remove_header, series, fence=work.fence)
 
 

@@ -13,7 +13,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar, cast
 
 from holdfast.core.collect import (
@@ -388,10 +388,8 @@ async def _move(work: OwnedTransaction, target: TransactionState, reason: str = 
 
 
 async def _fail(work: OwnedTransaction, error: HoldfastError) -> None:
-    try:
+    with suppress(LeaseLost):  # the next step finds out whose it is
         await _move(work, TransactionState.FAILED, error.message[:REASON_CHARACTERS_MAX])
-    except LeaseLost:
-        return  # the next step finds out whose it is
 
 
 @handles(requests.StartResultRequest)

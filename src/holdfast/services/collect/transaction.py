@@ -148,12 +148,12 @@ class OwnedTransaction:
         }
         await self.send(self.transaction.producer, body, message_id=message_id, attributes=attributes)
 
-    async def park(self, body: bytes, *, attributes: Mapping[str, object], reason: str) -> None:
-        """Put a message that was taken in before into the dead queue. Raises as `send`, and QueueMissing."""
+    async def park(self, body: bytes, *, queue: str, reason: str, **told: str | int) -> None:
+        """Put a message of a queue that was taken in before into the dead queue, with what it told. Raises as `send`,
+        and QueueMissing."""
         broker = self.context.broker
-        queue = str(attributes.get("source-queue", ""))
         death = DeathStory(queue=queue, reason=REASON, error_type=ERROR_TYPE, error_message=reason)
-        message = Message(body=body, headers=attributes)
+        message = Message(body=body, headers={"transaction-id": self.id, **told, "source-queue": queue})
         outgoing = broker.write(message, Address(routing_key=DEAD_QUEUE), death=death, by=COLLECTOR)
         await self.until_done(lambda: publish(broker, outgoing))
         self.parked(reason)

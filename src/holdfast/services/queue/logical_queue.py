@@ -66,12 +66,11 @@ GATHER_COUNT_MIN = 2
 GATHER_TURNS_MAX = 4
 
 
-class InFlight:
+class InFlight(Struct):
     """How many requests are being served in the whole process: alone, one is served without a thread."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.lone_count = 0  # requests in a row that had no company
+    count: int = 0
+    lone_count: int = 0  #: requests in a row that had no company
 
 
 class ItemsSentBack(Struct, frozen=True):

@@ -268,18 +268,16 @@ class Lease(AbstractAsyncContextManager["Lease"]):
         ids = list(self._open) if items is None else [item.id for item in items]
         lost: list[str] = []
         while ids:
+            settled = set(ids)
             try:
                 await self._queues.queue_complete(self.queue_name, ids, partition=self.partition)
             except BadIds as error:
                 # Their lease ran out: somebody else has them or will. The rest is completed at once.
+                settled = set(error.ids)
                 lost.extend(error.ids)
-                for item_id in error.ids:
-                    self._open.pop(item_id, None)
-                ids = [item_id for item_id in ids if item_id not in set(error.ids)]
-                continue
-            for item_id in ids:
+            for item_id in settled:
                 self._open.pop(item_id, None)
-            break
+            ids = [item_id for item_id in ids if item_id not in settled]
         return lost
 
     async def retry(self, items: Sequence[RetryItem | LeasedItem] | None = None) -> None:

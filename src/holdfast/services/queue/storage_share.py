@@ -85,19 +85,14 @@ class StorageShare:
         self._is_quick = self.abilities.inline and self._commit_us < INLINE_COMMIT_US_MAX
         return committed
 
-    def _compare_clocks(self, store_us: int, started_us: int) -> None:
-        # The store looked at its clock at some moment since we asked. Only what that cannot explain is a difference:
-        # a commit that took a minute must not make every deadline a minute late.
-        now_us = self.clock.now_us()
-        self._clock_ahead_us = (
-            0 if started_us <= store_us <= now_us else max(store_us - now_us, min(0, store_us - started_us))
-        )
-
     def _learn(self, committed: Committed, started_us: int) -> None:
         """How the partitions stand now."""
         self.states.update(committed.states)
         if started_us:
-            self._compare_clocks(committed.now_us, started_us)
+            # The store looked at its clock at some moment since we asked. Only what that cannot explain is a
+            # difference: a commit that took a minute must not make every deadline a minute late.
+            now_us, store_us = self.clock.now_us(), committed.now_us
+            self._clock_ahead_us = max(store_us - now_us, min(0, store_us - started_us))
         soonest_us = NEVER_US
         for state in self.states.values():
             for moment_us in (state.next_due_us, state.next_expiry_us, state.oldest_death_us):
