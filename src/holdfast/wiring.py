@@ -180,16 +180,16 @@ async def open_queues(url: str = "sqlite:///holdfast-data", *, clock: Clock | No
 
 def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int) -> Storage:
     """The engine that a URL names; raises CannotStart."""
-    place = Location.parse(url)
-    if place.kind == "memory":
+    location = Location.parse(url)
+    if location.kind == "memory":
         return SqliteStorage(None, clock=clock)
-    if place.kind == "sqlite":
-        if place.folder is None:
+    if location.kind == "sqlite":
+        if location.folder is None:
             raise BadUrl(
                 f"storage URL is invalid; '{url}' names no folder, use sqlite:///relative or sqlite:////absolute"
             )
-        return SqliteStorage(place.folder, clock=clock, open_files_max=open_files_max)
-    if place.kind == "postgresql":
+        return SqliteStorage(location.folder, clock=clock, open_files_max=open_files_max)
+    if location.kind == "postgresql":
         # In earnest deadlines are the database's: several servers, whose clocks differ, must agree on them.
         from holdfast.engines.postgres.storage import PostgresStorage
 
@@ -226,10 +226,10 @@ def open_starts(url: str, *, clock: Clock) -> Starts:
     """Which messages were begun and not settled, in a folder of this machine. Raises CannotStart."""
     from holdfast.engines.sqlite.starts import SqliteStarts
 
-    place = Location.parse(url)
-    if place.kind != "sqlite" or place.folder is None:
+    location = Location.parse(url)
+    if location.kind != "sqlite" or location.folder is None:
         raise CannotStart(f"store of starts is invalid; '{masked(url)}' is not sqlite:///FOLDER")
-    return SqliteStarts(place.folder, clock=clock)
+    return SqliteStarts(location.folder, clock=clock)
 
 
 @asynccontextmanager
@@ -257,8 +257,8 @@ async def open_collector(
 
     `queues` are the queues of a service that is open already. Raises CannotStart.
     """
-    place = blobs or default_blobs(url)
-    if place is None:
+    blobs_url = blobs or default_blobs(url)
+    if blobs_url is None:
         raise CannotStart(f"blobs are not configured; with '{masked(url)}' say where: a folder, s3://, az:// or gs://")
     time_source, settings = clock or SystemClock(), limits or CollectLimits()
     async with AsyncExitStack() as stack:
@@ -276,7 +276,9 @@ async def open_collector(
         store = open_collect_store(url, clock=time_source)
         await store.open()
         stack.push_async_callback(store.close)
-        context = CollectContext(store, messages, await stack.enter_async_context(open_blobs(place)), limits=settings)
+        context = CollectContext(
+            store, messages, await stack.enter_async_context(open_blobs(blobs_url)), limits=settings
+        )
         yield await stack.enter_async_context(CollectService(context).running())
 
 
@@ -288,29 +290,29 @@ def open_collect_store(url: str, *, clock: Clock) -> CollectStore:
 
 def has_collector(url: str) -> bool:
     """Whether a SQLite storage has collected before: then there may be something to resume."""
-    place = Location.parse(url)
-    return place.kind == "sqlite" and ((place.folder or Path()) / COLLECT_FILE).exists()
+    location = Location.parse(url)
+    return location.kind == "sqlite" and ((location.folder or Path()) / COLLECT_FILE).exists()
 
 
 def default_blobs(url: str) -> str | None:
     """Beside the queues of a SQLite storage; elsewhere it has to be said."""
-    place = Location.parse(url)
-    return str((place.folder or Path()) / "blobs") if place.kind == "sqlite" else None
+    location = Location.parse(url)
+    return str((location.folder or Path()) / "blobs") if location.kind == "sqlite" else None
 
 
 def open_blobs(url: str) -> AbstractAsyncContextManager[Blobs]:
     """A folder (a path, or file:///…), or a bucket: s3://, az://, gs:// with an optional prefix. Raises CannotStart."""
-    place = Location.parse(url)
-    if place.kind == "bucket":
+    location = Location.parse(url)
+    if location.kind == "bucket":
         from holdfast.engines.objects.blobs import open_object_blobs
 
         return open_object_blobs(url)
-    if place.kind != "folder" or place.folder is None:
+    if location.kind != "folder" or location.folder is None:
         scheme = urlsplit(url).scheme
         raise BadUrl(f"blob URL is invalid; '{scheme}' is not known here, use a folder, s3://, az:// or gs://")
     from holdfast.engines.folder.blobs import open_folder_blobs
 
-    return open_folder_blobs(place.folder)
+    return open_folder_blobs(location.folder)
 
 
 @asynccontextmanager
@@ -321,10 +323,10 @@ async def open_vault_app(
     time_source = clock or SystemClock()
     url = settings.vault.reveal() if settings.vault else settings.storages[0].url
     async with AsyncExitStack() as stack:
-        place, grouped = Location.parse(url), load_fingerprint(settings.fingerprint)
+        location, grouped = Location.parse(url), load_fingerprint(settings.fingerprint)
         vault = await stack.enter_async_context(open_vault(settings, url, clock=time_source))
         blobs: Blobs | None = None
-        if beside := settings.vault_blobs or (str(place.folder / "vault-blobs") if place.folder else None):
+        if beside := settings.vault_blobs or (str(location.folder / "vault-blobs") if location.folder else None):
             blobs = await stack.enter_async_context(open_blobs(beside))
         brokers: list[Broker] = []
         if settings.broker is not None:
@@ -358,7 +360,7 @@ async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIter
     """The vault at a URL, without brokers. Raises CannotStart."""
     wrong = "vault URL is invalid; use sqlite:///FOLDER, postgresql://… or memory://"
     vault = Vault(_database(url, VAULT_FILE, clock, kind="vault", serial=True, wrong=wrong), clock=clock)
-    place = Location.parse(url)
+    location = Location.parse(url)
     try:
         await vault.open()
     except CannotStart:
@@ -367,7 +369,7 @@ async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIter
         raise CannotStart(f"vault cannot be opened; {error.message}") from error
     try:
         given = settings.ledger_key.reveal() if settings.ledger_key else None
-        file = None if place.kind == "memory" else (place.folder or settings.data_folder) / "ledger-key"
+        file = None if location.kind == "memory" else (location.folder or settings.data_folder) / "ledger-key"
         await vault.ledger.unlock(given=given, file=file)
         yield vault
     finally:
@@ -376,20 +378,19 @@ async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIter
 
 def _database(url: str, file: str, clock: Clock, *, kind: str, serial: bool, wrong: str) -> Database:
     """`file` is its name in the folder of a SQLite storage. Raises BadUrl, saying what is wrong with the URL."""
-    place = Location.parse(url)
-    if place.kind == "memory":
+    location = Location.parse(url)
+    if location.kind == "memory":
         return SqliteDatabase(None, kind=kind, clock=clock)
-    if place.kind == "sqlite" and place.folder is not None:
-        return SqliteDatabase(place.folder / file, kind=kind, clock=clock)
-    if place.kind == "postgresql":
+    if location.kind == "sqlite" and location.folder is not None:
+        return SqliteDatabase(location.folder / file, kind=kind, clock=clock)
+    if location.kind == "postgresql":
         from holdfast.engines.postgres.database import PostgresDatabase
 
         return PostgresDatabase(url, kind=kind, serial=serial)
     raise BadUrl(wrong)
 
 
-@asynccontextmanager
-async def _rabbit(settings: Settings, clock: Clock, grouped: Fingerprinter) -> AsyncIterator[Broker]:
+def _rabbit(settings: Settings, clock: Clock, grouped: Fingerprinter) -> AbstractAsyncContextManager[Broker]:
     from holdfast.engines.rabbitmq.broker import RabbitBroker, RabbitOptions
 
     names = listed(settings.dead_queues)
@@ -401,8 +402,7 @@ async def _rabbit(settings: Settings, clock: Clock, grouped: Fingerprinter) -> A
         grouped=grouped,
     )
     url = settings.broker.reveal() if settings.broker else ""
-    async with RabbitBroker(url, clock=clock, options=options) as broker:
-        yield broker
+    return RabbitBroker(url, clock=clock, options=options)
 
 
 def _retries(settings: Settings) -> Retries:
@@ -429,18 +429,20 @@ async def open_recovery(
     from holdfast.engines.rabbitmq.url import BrokerUrl
 
     time_source = clock or SystemClock()
-    place, name, table, limits = BrokerUrl.parse(url), order.dead_queue, order.table, order.limits
+    broker_url, name, table, limits = BrokerUrl.parse(url), order.dead_queue, order.table, order.limits
     stamp = RedriveStamp(
-        run=order.run, by=order.by, dead_queue=name, user=place.login.user, is_wait_queue=table.is_wait_queue
+        run=order.run, by=order.by, dead_queue=name, user=broker_url.login.user, is_wait_queue=table.is_wait_queue
     )
     # The copies on their way wait for their confirms there as well; more than this only costs memory.
-    publisher = RabbitPublisher(place, window_bytes=min(limits.window_bytes_max, PUBLISH_WINDOW_BYTES))
-    drain = RabbitDrain(place, name, limits, on_pace=publisher.pause_between_reads)
+    publisher = RabbitPublisher(broker_url, window_bytes=min(limits.window_bytes_max, PUBLISH_WINDOW_BYTES))
+    drain = RabbitDrain(broker_url, name, limits, on_pace=publisher.pause_between_reads)
     try:
         connection = await drain.connect()
         await publisher.__aenter__()
         queue = "" if order.from_backup else name
-        inspector = RabbitRunInspector(connection, publisher, queue, management=management or default_management(place))
+        inspector = RabbitRunInspector(
+            connection, publisher, queue, management=management or default_management(broker_url)
+        )
         redriver = RabbitRedriver(stamp, table, now=lambda: moment(time_source.now_us()), blocked=inspector.blocked)
         try:
             yield RecoveryBroker(drain=drain, publisher=publisher, redriver=redriver, inspector=inspector)
@@ -576,9 +578,9 @@ def origin_of(url: str, dead_queue: str) -> str:
         return f"queue '{dead_queue}' in {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     from holdfast.engines.rabbitmq.url import BrokerUrl
 
-    address = BrokerUrl.parse(url)
-    hosts = ",".join(f"{host}:{port}" for host, port in address.hosts)
-    return f"queue '{dead_queue}' in '{address.login.vhost}' at {hosts}"
+    broker_url = BrokerUrl.parse(url)
+    hosts = ",".join(f"{host}:{port}" for host, port in broker_url.hosts)
+    return f"queue '{dead_queue}' in '{broker_url.login.vhost}' at {hosts}"
 
 
 def somebody() -> str:

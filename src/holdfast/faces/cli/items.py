@@ -76,21 +76,15 @@ async def lease(context: CommandContext, asked: requests.LeaseRequest) -> None:
                 client_id=asked.client_id or None,
             )
         except NothingToLease as error:
-            if (await queues.queues_info(asked.queue_name)).paused:
-                raise _paused(asked.queue_name) from error
-            raise
+            name = asked.queue_name
+            if not (await queues.queues_info(name)).paused:
+                raise
+            text = f"queue '{name}' is paused and gives nothing out, 'holdfast queue resume {name}' ends that"
+            raise CommandFailed(f"request timeout; {text}", cause=error) from error
     context.out.document(reply)
     columns = ("id", "#attempts", "leased until", "kind", "reference", "payload")
     rows = [(i.id, i.attempts, i.lease_deadline, i.kind, i.reference, i.payload) for i in reply.items]
     context.out.show(table(columns, rows, title=f"partition {reply.partition}"))
-
-
-def _paused(name: str) -> CommandFailed:
-    failed = CommandFailed(
-        f"request timeout; queue '{name}' is paused and gives nothing out, 'holdfast queue resume {name}' ends that"
-    )
-    failed.code, failed.code_text = NothingToLease.code, NothingToLease.code_text
-    return failed
 
 
 @command(
