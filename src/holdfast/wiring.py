@@ -244,8 +244,8 @@ async def open_collector(
     from holdfast.services.collect.service import CollectService
     from holdfast.services.collect.transaction import CollectContext, CollectLimits
 
-    folder = blobs or default_blobs(url)
-    if folder is None:
+    blobs_url = blobs or default_blobs(url)
+    if blobs_url is None:
         raise CannotStart(f"blobs are not configured; with '{masked(url)}' say where: a folder, s3://, az:// or gs://")
     time_source, settings = clock or SystemClock(), limits or CollectLimits()
     async with AsyncExitStack() as stack:
@@ -263,7 +263,9 @@ async def open_collector(
         store = open_collect_store(url, clock=time_source)
         await store.open()
         stack.push_async_callback(store.close)
-        context = CollectContext(store, messages, await stack.enter_async_context(open_blobs(folder)), limits=settings)
+        context = CollectContext(
+            store, messages, await stack.enter_async_context(open_blobs(blobs_url)), limits=settings
+        )
         yield await stack.enter_async_context(CollectService(context).running())
 
 
@@ -389,8 +391,7 @@ def _database(url: str, file: str, clock: Clock, *, kind: str, serial: bool, wro
     raise BadUrl(wrong)
 
 
-@asynccontextmanager
-async def _rabbit(settings: Settings, clock: Clock, grouped: Fingerprinter) -> AsyncIterator[Broker]:
+def _rabbit(settings: Settings, clock: Clock, grouped: Fingerprinter) -> AbstractAsyncContextManager[Broker]:
     from holdfast.engines.rabbitmq.broker import RabbitBroker, RabbitOptions
 
     names = listed(settings.dead_queues)
@@ -402,8 +403,7 @@ async def _rabbit(settings: Settings, clock: Clock, grouped: Fingerprinter) -> A
         grouped=grouped,
     )
     url = settings.broker.reveal() if settings.broker else ""
-    async with RabbitBroker(url, clock=clock, options=options) as broker:
-        yield broker
+    return RabbitBroker(url, clock=clock, options=options)
 
 
 def _retries(settings: Settings) -> Retries:
@@ -591,9 +591,9 @@ def origin_of(url: str, dead_queue: str) -> str:
         return f"queue '{dead_queue}' in {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     from holdfast.engines.rabbitmq.url import BrokerUrl
 
-    address = BrokerUrl.parse(url)
-    hosts = ",".join(f"{host}:{port}" for host, port in address.hosts)
-    return f"queue '{dead_queue}' in '{address.login.vhost}' at {hosts}"
+    broker_url = BrokerUrl.parse(url)
+    hosts = ",".join(f"{host}:{port}" for host, port in broker_url.hosts)
+    return f"queue '{dead_queue}' in '{broker_url.login.vhost}' at {hosts}"
 
 
 def somebody() -> str:

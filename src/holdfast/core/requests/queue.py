@@ -139,9 +139,9 @@ class ProduceRequest(QueueNameRequest[ProduceReply], frozen=True, kw_only=True):
 class LeaseRequest(QueueNameRequest[LeaseReply], frozen=True, kw_only=True):
     """Wait for items and lease them."""
 
-    client_id: Annotated[str, Meta(description="Who leases; unique among those who wait.")] = ""
     batch_size: Annotated[int, Meta(description="At most so many items, 1 to 1000.")] = 0
     request_timeout: Wait = ""
+    client_id: Annotated[str, Meta(description="Who leases; unique among those who wait.")] = ""
 
 
 @declare("queue.complete", "POST /v1/queue.complete", role=Role.OPERATOR)

@@ -79,13 +79,13 @@ class StartResultRequest(Request[ResultView], frozen=True, kw_only=True):
 
     producer: Annotated[str, Meta(description="Where the request goes: a queue, or EXCHANGE/KEY.")]
     notify: Annotated[str, Meta(description="Where the completion notice goes.")] = ""
-    transaction_id: Annotated[
-        str, Meta(description="Its id; the same again is the same result. Made when left out.")
-    ] = ""
     series: Annotated[
         Sequence[str] | None,
         Meta(description="A series of the result, several times for several; else headers say how many there are."),
     ] = None
+    transaction_id: Annotated[
+        str, Meta(description="Its id; the same again is the same result. Made when left out.")
+    ] = ""
     request: Annotated[bytes, Meta(description="The request's body.")] = field(name="bytes", default=b"")
     utf8: Annotated[str, Meta(description="The request's body, as text.")] = ""
 

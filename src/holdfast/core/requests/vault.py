@@ -387,8 +387,8 @@ class StartCapture(Request[CaptureReport], frozen=True, kw_only=True):
     """
 
     queue: Annotated[Text, Meta(description="A dead-letter queue.")]
-    continuous: Annotated[bool, Meta(description="On a server: go on until it stops, and return at once.")] = False
     limit: Annotated[int, Meta(ge=1, le=1_000_000, description="At most so many letters.")] = 100_000
+    continuous: Annotated[bool, Meta(description="On a server: go on until it stops, and return at once.")] = False
 
 
 @declare("imports.failed", "GET /admin/imports/failed", role=Role.OPERATOR)

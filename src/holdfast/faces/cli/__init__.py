@@ -22,7 +22,8 @@ from typer.main import get_command, get_command_from_info
 from holdfast import __version__
 
 _WORDS: dict[type, str] = {int: "N", float: "N", Path: "FILE"}
-_DURATIONS = ("timeout", "retention", "expires_in", "older_than", "wait")
+#: How fields and options end that take a duration.
+DURATIONS = ("timeout", "retention", "expires_in", "older_than", "wait")
 
 
 class Entry(NamedTuple):
@@ -254,6 +255,6 @@ def _word(param: Any) -> str:
         return ""
     kind = param.type_descriptor.annotation
     kind = next(iter(get_args(kind)), kind)  # a list of these
-    if kind is str and str(param.name).endswith(_DURATIONS):
+    if kind is str and str(param.name).endswith(DURATIONS):
         return "DURATION"
     return _WORDS.get(kind, "TEXT")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import types
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -23,6 +23,7 @@ from msgspec import Meta, Struct, UnsetType, structs
 from holdfast.core.moments import parse_duration
 from holdfast.core.requests.declare import Request
 from holdfast.errors import HoldfastError, Invalid
+from holdfast.faces.cli import DURATIONS
 from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode, report
 from holdfast.faces.cli.output import forget_stdout, one_line
 
@@ -70,6 +71,8 @@ SHARED = (
     CONFIG_PARAMETER,
     JSON_PARAMETER,
 )
+#: What no command asks for, unless it names the field itself.
+UNASKED = frozenset({"namespace", "cursor", "created_at", "updated_at", "partitions", "paused"})
 S = TypeVar("S", bound=Callable[..., ExitCode | None])
 
 
@@ -136,6 +139,10 @@ class CommandOption(NamedTuple):
     panel: str | None = None
 
 
+#: Fields that every command asks for in this way.
+USUAL = {"queue_name": CommandOption(name="name", metavar="QUEUE")}
+
+
 def command(
     app: typer.Typer,
     name: str,
@@ -144,15 +151,19 @@ def command(
     *,
     example: str,
     shared: tuple[inspect.Parameter, ...] = SHARED,
-    options: Mapping[str, CommandOption] | None = None,
+    only: Mapping[str, CommandOption] | None = None,
+    but: Sequence[str] = (),
     **more: CommandOption,
 ) -> Callable[[B], B]:
     """Register an async function as a command; its docstring is the help, `example` is shown below it.
 
-    Its parameters after the context are its options. With a `request`, the fields that are given are options too, in
-    their order (`options` are those that several commands have), and what they make is the function's second parameter.
+    Its parameters after the context are its options. With a `request`, its fields are options too (all of them `but`
+    these, or `only` those), and what they make is the function's second parameter.
     """
-    given = {**more, **(options or {})}
+    given = dict(only or {})
+    if request is not None and only is None:
+        asked_for = [one for one in request.__struct_fields__ if one in more or one not in UNASKED.union(but)]
+        given = {one: more.get(one) or USUAL.get(one, CommandOption()) for one in asked_for}
 
     def register(body: B) -> B:
         _context, *own = inspect.signature(body, eval_str=True).parameters.values()
@@ -192,7 +203,7 @@ def asks(
     example: str,
     lines: str | None = None,
     shared: tuple[inspect.Parameter, ...] = SHARED,
-    **given: CommandOption,
+    **more: CommandOption,
 ) -> Callable[[S], S]:
     """Make a command that asks `request`, with the options of `command`.
 
@@ -211,7 +222,7 @@ def asks(
             return show(context.out, asked, reply)
 
         body.__doc__ = show.__doc__
-        command(app, word, request, example=example, shared=shared, options=given)(body)
+        command(app, word, request, example=example, shared=shared, only=None, but=(), **more)(body)
         return show
 
     return register
@@ -274,8 +285,9 @@ def _read(field: structs.FieldInfo, option: CommandOption, name: str, typed: Any
     if option.rest:
         value, _, rest = typed.partition("=")
         return {field.name: value, option.rest: rest}
-    if option.read is not None:
-        return {field.name: option.read(typed, option=word)}
+    read = option.read or (duration if field.name.endswith(DURATIONS) else None)
+    if read is not None:
+        return {field.name: read(typed, option=word)}
     allowed = _words_of(field.type)
     return {field.name: one_of(typed, allowed, option=word) if allowed and typed else typed}
 

@@ -51,17 +51,24 @@ class ExitCode(IntEnum):
 
 
 class CommandFailed(HoldfastError):
-    """The command cannot go on: a file, a line, an argument."""
+    """The command cannot go on: a file, a line, an argument, or its `cause`, whose code it has."""
 
     code = 400
     code_text = "Bad Request"
 
     def __init__(
-        self, message: str, *, details: dict[str, object] | None = None, exit_code: ExitCode = ExitCode.FAILED
+        self,
+        message: str,
+        *,
+        details: dict[str, object] | None = None,
+        exit_code: ExitCode = ExitCode.FAILED,
+        cause: HoldfastError | None = None,
     ) -> None:
         super().__init__(message)
         self.details = details or {}
         self.exit_code = exit_code
+        if cause is not None:
+            self.code, self.code_text = cause.code, cause.code_text
 
 
 class BadUsage(CommandFailed):
@@ -73,13 +80,8 @@ class BadUsage(CommandFailed):
 
 def partly_done(message: str, cause: HoldfastError, *, done_count: int, **details: object) -> CommandFailed:
     """The error for a command that stopped on its way: partly done if anything was done before."""
-    failed = CommandFailed(
-        message,
-        details={"done_count": done_count, **details},
-        exit_code=ExitCode.PARTLY_DONE if done_count else ExitCode.FAILED,
-    )
-    failed.code, failed.code_text = cause.code, cause.code_text
-    return failed
+    exit_code = ExitCode.PARTLY_DONE if done_count else ExitCode.FAILED
+    return CommandFailed(message, details={"done_count": done_count, **details}, exit_code=exit_code, cause=cause)
 
 
 def report(error: HoldfastError, *, as_json: bool, server: str = "") -> ExitCode:

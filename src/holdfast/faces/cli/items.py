@@ -21,11 +21,11 @@ from holdfast.core.item import Item, RetryItem
 from holdfast.core.requests import queue as requests
 from holdfast.errors import HoldfastError, Invalid, NothingToLease, QueueMissing
 from holdfast.faces.cli import groups
-from holdfast.faces.cli.command import CommandOption, command, duration, parse_moment
+from holdfast.faces.cli.command import CommandOption, command, parse_moment
 from holdfast.faces.cli.context import CommandContext, CommandFailed, ExitCode, partly_done
 from holdfast.faces.cli.output import plural, preview, table
 from holdfast.faces.cli.progress import meter
-from holdfast.faces.cli.queues import NAME, Name
+from holdfast.faces.cli.queues import Name
 from holdfast.services.queue.queues import REQUEST_TIMEOUT
 
 if TYPE_CHECKING:
@@ -56,10 +56,9 @@ R = TypeVar("R")
     "lease",
     requests.LeaseRequest,
     example="holdfast queue lease orders --batch-size 10 --timeout 5s",
-    queue_name=NAME,
     batch_size=CommandOption(default=1),
     request_timeout=CommandOption(
-        name="timeout", help="How long to wait for the first one, 10ms to 15m.", default="30s", read=duration
+        name="timeout", help="How long to wait for the first one, 10ms to 15m.", default="30s"
     ),
     client_id=CommandOption(default=None),
 )
@@ -77,21 +76,15 @@ async def lease(context: CommandContext, asked: requests.LeaseRequest) -> None:
                 client_id=asked.client_id or None,
             )
         except NothingToLease as error:
-            if (await queues.queues_info(asked.queue_name)).paused:
-                raise _paused(asked.queue_name) from error
-            raise
+            name = asked.queue_name
+            if not (await queues.queues_info(name)).paused:
+                raise
+            text = f"queue '{name}' is paused and gives nothing out, 'holdfast queue resume {name}' ends that"
+            raise CommandFailed(f"request timeout; {text}", cause=error) from error
     context.out.document(reply)
     columns = ("id", "#attempts", "leased until", "kind", "reference", "payload")
     rows = [(i.id, i.attempts, i.lease_deadline, i.kind, i.reference, i.payload) for i in reply.items]
     context.out.show(table(columns, rows, title=f"partition {reply.partition}"))
-
-
-def _paused(name: str) -> CommandFailed:
-    failed = CommandFailed(
-        f"request timeout; queue '{name}' is paused and gives nothing out, 'holdfast queue resume {name}' ends that"
-    )
-    failed.code, failed.code_text = NothingToLease.code, NothingToLease.code_text
-    return failed
 
 
 @command(
@@ -99,9 +92,9 @@ def _paused(name: str) -> CommandFailed:
     "complete",
     requests.CompleteRequest,
     example="holdfast queue complete orders 0632c2f0b0a4d1-1-0 --partition 0",
-    queue_name=NAME,
     ids=IDS,
     partition=PARTITION,
+    but=["request_timeout"],
 )
 async def complete(context: CommandContext, asked: requests.CompleteRequest) -> None:
     """Finish leased items: they are done and leave the queue. All of them, or none."""
@@ -118,8 +111,8 @@ async def complete(context: CommandContext, asked: requests.CompleteRequest) -> 
     requests.RetryRequest,
     example="holdfast queue retry orders 0632c2f0b0a4d1-1-0 --retry-at +10m\n"
     "holdfast queue retry orders 0632c2f0b0a4d1-1-0 --dead --reason 'unknown customer'",
-    queue_name=NAME,
     partition=PARTITION,
+    but=["items"],
 )
 async def retry(
     context: CommandContext,
@@ -156,10 +149,8 @@ async def _let_arrive(client: RequestClient, name: str) -> None:
     "extend",
     requests.ExtendRequest,
     example="holdfast queue extend orders 0632c2f0b0a4d1-1-0 --lease-timeout 10m",
-    queue_name=NAME,
     ids=IDS,
     partition=PARTITION,
-    lease_timeout=CommandOption(read=duration),
 )
 async def extend(context: CommandContext, asked: requests.ExtendRequest) -> None:
     """Let leases run longer (or shorter). All of them, or none."""
@@ -235,9 +226,7 @@ def _row(partition: int, item: Item, *, scheduled: bool) -> tuple[object, ...]:
     "delete",
     requests.DeleteItemsRequest,
     example="holdfast queue items delete orders 0632c2f0b0a4d1-1-0",
-    queue_name=NAME,
     ids=IDS,
-    partition=CommandOption(),
 )
 async def delete_items(context: CommandContext, asked: requests.DeleteItemsRequest) -> None:
     """Delete items by id, leased ones too. Ids that are not there are skipped."""

@@ -28,7 +28,6 @@ from holdfast.faces.cli.command import (
     CommandOption,
     asks,
     command,
-    duration,
     one_of,
     read_file,
 )
@@ -73,7 +72,7 @@ FILTERS = {
     "state": FILTER,
     "header": CommandOption(help="NAME, or NAME=VALUE of a header.", rest="header_value", panel=PANEL),
     "text": FILTER,
-    "older_than": CommandOption(read=duration, panel=PANEL),
+    "older_than": CommandOption(panel=PANEL),
 }
 
 
@@ -92,8 +91,7 @@ def named(filters: requests.Filter) -> requests.Filter:
     "list",
     requests.SearchLetters,
     example="holdfast letters list --queue orders.dlq --state captured --limit 20",
-    limit=LIMIT,
-    options=FILTERS,
+    only={"limit": LIMIT, **FILTERS},
 )
 async def list_letters(context: CommandContext, asked: requests.SearchLetters) -> None:
     """List letters, newest first; all of the given conditions must fit."""
@@ -105,8 +103,7 @@ async def list_letters(context: CommandContext, asked: requests.SearchLetters) -
     "search",
     requests.SearchLetters,
     example="holdfast letters search 'payment refused'",
-    text=CommandOption(name="words", metavar="WORDS", help="All of them must be there."),
-    limit=LIMIT,
+    only={"text": CommandOption(name="words", metavar="WORDS", help="All of them must be there."), "limit": LIMIT},
 )
 async def search(context: CommandContext, asked: requests.SearchLetters) -> None:
     """Find letters by words in their bodies and errors."""
@@ -198,16 +195,13 @@ def _header(text: str, option: str) -> tuple[str, object]:
         name="set", help="NAME=VALUE of a header; JSON or text.", default=None, kind=list[str], read=_headers
     ),
     drop=CommandOption(default=None),
-    sensitive=CommandOption(),
-    restore=CommandOption(),
-    reason=CommandOption(),
 )
 def edit(out: Output, asked: requests.EditLetter, made: requests.EditReply) -> None:
     """Edit a letter: a new revision. The original stays, and letters diff shows what changed."""
     out.say(f"letter {asked.id} has revision {made.revision} now")
 
 
-@command(app, "diff", requests.ReadBody, example="holdfast letters diff 42", id=LETTER)
+@command(app, "diff", requests.ReadBody, example="holdfast letters diff 42", only={"id": LETTER})
 async def diff(context: CommandContext, asked: requests.ReadBody) -> None:
     """Show what the newest revision changes against the original."""
     async with context.connect(requests.ReadBody) as custody:
@@ -259,7 +253,7 @@ def _action(word: str, state: requests.State, request: type[requests.ActionReque
         "are changed, or none."
     )
     example = f"holdfast letters {word} --group 3f2a9c0d1e4b5a68 --count 12 --reason 'test data'"
-    command(app, word, requests.Filter, example=example, options=FILTERS)(act)
+    command(app, word, requests.Filter, example=example, only=FILTERS)(act)
 
 
 async def _only_counted(
@@ -289,7 +283,7 @@ _action("resolve", "redriven", requests.ResolveLetters)
     "export",
     requests.ExportLetters,
     example="holdfast letters export --queue orders.dlq > letters.jsonl",
-    options=FILTERS,
+    only=FILTERS,
 )
 async def export(context: CommandContext, asked: requests.ExportLetters) -> None:
     """Write letters as JSON Lines, byte for byte: bodies and raw properties are base64."""
@@ -309,7 +303,7 @@ async def export(context: CommandContext, asked: requests.ExportLetters) -> None
     "plan",
     requests.Filter,
     example="holdfast plan --queue orders.dlq --error Timeout --max-per-s 100",
-    options=FILTERS,
+    only=FILTERS,
 )
 async def plan(
     context: CommandContext,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,7 +20,7 @@ from holdfast.core.moments import format_duration, parse_duration
 from holdfast.core.requests import queue as requests
 from holdfast.errors import HoldfastError, QueueMissing
 from holdfast.faces.cli import groups
-from holdfast.faces.cli.command import CommandOption, asks, command, duration
+from holdfast.faces.cli.command import CommandOption, asks, command
 from holdfast.faces.cli.context import BadUsage, CommandContext
 from holdfast.faces.cli.output import Output, add_row, one_line, plural, readable, shown, table
 
@@ -33,15 +33,13 @@ INTERVAL_S = 1.0
 _PLACES = ("queued", "leased", "scheduled")
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", show_default=False)]
-NAME = CommandOption(name="name", metavar="QUEUE")
-DURATION = CommandOption(read=duration)
 LIMIT = CommandOption(help="At most so many; 0 is all.", limits=(0, None))
 
 app = groups["queue"]
 
 
-def _or_none(about: Meta, read: Callable[..., str] | None = None) -> CommandOption:
-    return CommandOption(help=f"{about.description} '' takes it away.", read=read)
+def _or_none(about: Meta) -> CommandOption:
+    return CommandOption(help=f"{about.description} '' takes it away.")
 
 
 @asks(
@@ -49,14 +47,9 @@ def _or_none(about: Meta, read: Callable[..., str] | None = None) -> CommandOpti
     "create",
     requests.CreateQueueRequest,
     example="holdfast queue create orders --max-attempts 5 --dead-queue orders-dead",
-    queue_name=NAME,
-    lease_timeout=CommandOption(default="1m", read=duration),
-    expire_timeout=CommandOption(default="24h", read=duration),
-    max_attempts=CommandOption(),
-    dead_queue=CommandOption(),
-    reference=CommandOption(),
+    lease_timeout=CommandOption(default="1m"),
+    expire_timeout=CommandOption(default="24h"),
     requested_partitions=CommandOption(name="partitions", default=1),
-    dead_retention=DURATION,
 )
 def create(out: Output, asked: requests.CreateQueueRequest, reply: requests.CodeReply) -> None:
     """Make a queue."""
@@ -76,21 +69,17 @@ def create(out: Output, asked: requests.CreateQueueRequest, reply: requests.Code
     "update",
     requests.UpdateQueueRequest,
     example="holdfast queue update orders --max-attempts 3\nholdfast queue update orders --dead-queue ''",
-    queue_name=NAME,
-    lease_timeout=DURATION,
-    expire_timeout=DURATION,
-    max_attempts=CommandOption(),
     dead_queue=_or_none(requests.DEAD),
     reference=_or_none(requests.REFERENCE),
     requested_partitions=CommandOption(name="partitions"),
-    dead_retention=_or_none(requests.RETENTION, read=duration),
+    dead_retention=_or_none(requests.RETENTION),
 )
 def update(out: Output, asked: requests.UpdateQueueRequest, reply: requests.CodeReply) -> None:
     """Change a queue's settings. What is not given stays as it is; '' and 0 are said explicitly."""
     out.say(f"queue '{asked.queue_name}' was updated")
 
 
-@asks(app, "info", requests.InfoRequest, example="holdfast queue info orders", queue_name=NAME)
+@asks(app, "info", requests.InfoRequest, example="holdfast queue info orders")
 def info(out: Output, asked: requests.InfoRequest, found: QueueInfo) -> None:
     """Show a queue's settings."""
     out.show(_info_table(found))
@@ -123,20 +112,13 @@ async def list_queues(context: CommandContext, asked: requests.ListRequest) -> N
         context.out.say("there are no queues here; make one with 'holdfast queue create NAME'")
 
 
-@asks(
-    app,
-    "delete",
-    requests.DeleteQueueRequest,
-    example="holdfast queue delete orders --force",
-    queue_name=NAME,
-    force=CommandOption(),
-)
+@asks(app, "delete", requests.DeleteQueueRequest, example="holdfast queue delete orders --force")
 def delete(out: Output, asked: requests.DeleteQueueRequest, reply: requests.CodeReply) -> None:
     """Delete a queue; with items in it only by force."""
     out.say(f"queue '{asked.queue_name}' was deleted")
 
 
-@asks(app, "stats", requests.StatsRequest, example="holdfast queue stats orders", queue_name=NAME)
+@asks(app, "stats", requests.StatsRequest, example="holdfast queue stats orders")
 def stats(out: Output, asked: requests.StatsRequest, reply: requests.StatsReply) -> None:
     """Count what waits, is leased, scheduled, dying and overdue, by partition."""
     out.show(_stats_table(reply))
@@ -145,16 +127,7 @@ def stats(out: Output, asked: requests.StatsRequest, reply: requests.StatsReply)
     out.say(f"requests waiting: {produces} produce, {leases} lease, {completes} complete; {in_flight} in flight")
 
 
-@command(
-    app,
-    "clear",
-    requests.ClearRequest,
-    example="holdfast queue clear orders --queue --scheduled",
-    queue_name=NAME,
-    queue=CommandOption(),
-    scheduled=CommandOption(),
-    destructive=CommandOption(),
-)
+@command(app, "clear", requests.ClearRequest, example="holdfast queue clear orders --queue --scheduled")
 async def clear(context: CommandContext, asked: requests.ClearRequest) -> None:
     """Delete items and keep the queue. Say which: --queue, --scheduled, or both."""
     if not asked.queue and not asked.scheduled:
@@ -170,13 +143,13 @@ async def clear(context: CommandContext, asked: requests.ClearRequest) -> None:
         context.out.note(f"{plural(after[1], 'item')} leased stayed; --destructive deletes those too")
 
 
-@asks(app, "pause", requests.PauseRequest, example="holdfast queue pause orders", queue_name=NAME)
+@asks(app, "pause", requests.PauseRequest, example="holdfast queue pause orders")
 def pause(out: Output, asked: requests.PauseRequest, reply: requests.CodeReply) -> None:
     """Take items in and give none out, until resumed; a restart does not change that."""
     out.say(f"queue '{asked.queue_name}' is paused")
 
 
-@asks(app, "resume", requests.ResumeRequest, example="holdfast queue resume orders", queue_name=NAME)
+@asks(app, "resume", requests.ResumeRequest, example="holdfast queue resume orders")
 def resume(out: Output, asked: requests.ResumeRequest, reply: requests.CodeReply) -> None:
     """Give items out again."""
     out.say(f"queue '{asked.queue_name}' is resumed")

@@ -285,9 +285,7 @@ def _advised(error: HoldfastError, server: str) -> HoldfastError:
             advice = f"; if that process is a Holdfast server, give its address instead: holdfast recover {address} DLQ"
         case _:
             return error
-    failed = CommandFailed(error.message + advice)
-    failed.code, failed.code_text = error.code, error.code_text
-    return failed
+    return CommandFailed(error.message + advice, cause=error)
 
 
 def _finish(context: CommandContext, summary: Summary, report: ReportFile | None) -> ExitCode:

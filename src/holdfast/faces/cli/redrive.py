@@ -13,7 +13,7 @@ from holdfast.core.plan import RedriveState, RedriveTask
 from holdfast.core.requests import vault as requests
 from holdfast.errors import HoldfastError
 from holdfast.faces.cli import app, groups
-from holdfast.faces.cli.command import LIST_COUNT_DEFAULT, CommandOption, asks, command, duration
+from holdfast.faces.cli.command import LIST_COUNT_DEFAULT, CommandOption, asks, command
 from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode
 from holdfast.faces.cli.output import Output, plural, table
 from holdfast.faces.cli.progress import meter
@@ -38,8 +38,6 @@ TASK = CommandOption(name="number", metavar="ID")
     requests.StartCapture,
     example="holdfast capture orders.dlq\nholdfast capture orders.dlq --continuous",
     queue=CommandOption(metavar="QUEUE"),
-    limit=CommandOption(),
-    continuous=CommandOption(),
 )
 async def capture(context: CommandContext, asked: requests.StartCapture) -> ExitCode:
     """Take the letters of a dead-letter queue into custody: stored first, acked second."""
@@ -73,9 +71,6 @@ async def capture(context: CommandContext, asked: requests.StartCapture) -> Exit
     requests.StartRedrive,
     example="holdfast redrive start 5d4d242a… --reason 'fixed in 1.4'",
     plan=CommandOption(name="plan_hash", metavar="PLAN"),
-    name=CommandOption(),
-    reason=CommandOption(),
-    operation=CommandOption(),
 )
 async def start(context: CommandContext, asked: requests.StartRedrive) -> ExitCode:
     """Execute a plan and watch it; Ctrl-C pauses the task and leaves it to be resumed."""
@@ -190,7 +185,6 @@ def _told(out: Output, task: RedriveTask) -> None:
     requests.ListGroups,
     example="holdfast groups list --status open",
     lines="groups",
-    status=CommandOption(),
     limit=LIMIT,
 )
 def list_groups(out: Output, asked: requests.ListGroups, page: requests.GroupsReply) -> None:
@@ -205,8 +199,6 @@ def list_groups(out: Output, asked: requests.ListGroups, page: requests.GroupsRe
     requests.ChangeGroup,
     example="holdfast groups change 3f2a9c0d1e4b5a68 --status resolved --note 'fixed in 1.4'",
     key=CommandOption(metavar="KEY"),
-    status=CommandOption(),
-    note=CommandOption(),
 )
 def change_group(out: Output, asked: requests.ChangeGroup, changed: requests.GroupView) -> None:
     """Resolve, ignore or reopen a group. One that is resolved and gets another letter is regressed."""
@@ -220,7 +212,6 @@ def change_group(out: Output, asked: requests.ChangeGroup, changed: requests.Gro
     example="holdfast token create ci --role operator --expires-in 720h --queue 'orders.*'",
     name=CommandOption(metavar="NAME"),
     role=CommandOption(default="viewer"),
-    expires_in=CommandOption(read=duration),
     queues=CommandOption(name="queue", default=None),
 )
 def create_token(out: Output, asked: requests.CreateToken, made: requests.TokenReply) -> None:

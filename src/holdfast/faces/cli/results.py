@@ -60,9 +60,9 @@ ENDS = frozenset(state.value for state in TransactionState if state.is_end)
     requests.StartResultRequest,
     example="holdfast results start --producer reports --notify done --series orders --series lines 'May 2026' --wait",
     shared=COLLECTING,
+    but=["request"],
     utf8=CommandOption(name="request", metavar="TEXT", help="The request's body.", default=""),
     producer=CommandOption(default=""),
-    notify=CommandOption(),
     series=CommandOption(kind=list[str]),
     transaction_id=CommandOption(name="id"),
 )
@@ -117,16 +117,7 @@ async def watched(context: CommandContext, results: RequestClient, transaction: 
             await asyncio.sleep(LOOK_S)
 
 
-@asks(
-    app,
-    "list",
-    requests.ListResults,
-    example="holdfast results list",
-    lines="items",
-    shared=COLLECTING,
-    after=CommandOption(),
-    limit=CommandOption(),
-)
+@asks(app, "list", requests.ListResults, example="holdfast results list", lines="items", shared=COLLECTING)
 def list_results(out: Output, asked: requests.ListResults, reply: requests.ResultsReply) -> None:
     """List transactions by id, finished ones too."""
     rows = [(one.id, one.state, one.producer, one.created_at, one.updated_at, one.reason) for one in reply.items]
@@ -194,7 +185,6 @@ async def cat(context: CommandContext, asked: requests.ReadSeries) -> None:
     example="holdfast results abandon t-1 --reason 'asked by mistake'",
     shared=COLLECTING,
     id=ID,
-    reason=CommandOption(),
 )
 def abandon(out: Output, asked: requests.AbandonResult, view: requests.ResultView) -> None:
     """Give a transaction up: its queues and index rows go, and its blobs."""
