@@ -18,6 +18,7 @@ import importlib
 import sys
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -183,7 +184,8 @@ class Capture:
             except (BrokerError, NotFound, QueueMissing, TryAgain) as error:
                 self._stands_still(error)
             # Spread, so that many captures do not ask a broker that is back in the same moment.
-            await self._rest(self._timer.delay_s(loop.time()))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), self._timer.delay_s(loop.time()))
 
     def _stands_still(self, error: HoldfastError) -> None:
         self.report.state = "waiting"
@@ -196,14 +198,6 @@ class Capture:
         if self._waits:
             self._waits = False
             emit("capture.resumed", queue=self.report.queue)
-
-    async def _rest(self, wait_s: float) -> None:
-        """Until the next try, or until we are stopped."""
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._stopped.wait()
-        except TimeoutError:
-            pass
 
     async def _take_in(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> None:
         good, bad = self._read(deliveries)
