@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import msgspec
 from msgspec import Meta, Struct
 
+from holdfast.core.checks import nearest
 from holdfast.core.moments import SECOND_US, parse_duration
 from holdfast.errors import BadUrl, CannotStart, Invalid
 
@@ -275,12 +276,6 @@ def load_settings(
     if serving:
         check_serving(settings)
     return settings
-
-
-def nearest(key: str, known: tuple[str, ...]) -> str:
-    """A hint for a key that does not exist: the one that was probably meant, or all of them."""
-    close = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"
 
 
 def check(settings: Settings) -> None:

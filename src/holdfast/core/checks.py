@@ -1,7 +1,11 @@
-"""What a request must look like. Each function raises Invalid with the text that clients match, or returns."""
+"""What a request must look like. Each function raises Invalid with the text that clients match, or returns.
+
+`nearest` is for what somebody wrote into a file: a key that does not exist.
+"""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeVar
@@ -139,3 +143,9 @@ def timeouts(lease_timeout_us: int, expire_timeout_us: int) -> None:
             f"lease timeout is too long; {format_duration(lease_timeout_us)} cannot be greater than the "
             f"expire timeout {format_duration(expire_timeout_us)}"
         )
+
+
+def nearest(key: str, known: tuple[str, ...]) -> str:
+    """A hint for a key that does not exist: the one that was probably meant, or all of them."""
+    close = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"

@@ -22,6 +22,7 @@ from holdfast.core.topology.model import (
     Design,
     Exchange,
     Family,
+    FamilyQueue,
     Policy,
     Queue,
     Topology,
@@ -336,10 +337,7 @@ async def _send_probes(
     for family in wanted.families:
         groups.setdefault(family.dead.queue if family.dead else family.queue, []).extend(probes_of(family))
     if wanted.unroutable is not None:
-        place = wanted.unroutable
-        name = f"{place.exchange} → {place.queue}"
-        probe = Probe(name=name, exchange=place.exchange, key=place.key, arrives_in=place.queue)
-        groups.setdefault(place.queue, []).append(probe)
+        groups.setdefault(wanted.unroutable.queue, []).append(_into(wanted.unroutable))
     gate = asyncio.Semaphore(GROUPS_AT_ONCE_MAX)
 
     async def in_turn(probes: list[Probe]) -> list[ProbeResult]:
@@ -364,6 +362,11 @@ async def _send(
     return await broker.probe(probe, anyway=anyway)
 
 
+def _into(place: FamilyQueue) -> Probe:
+    name = f"{place.exchange or '(default)'} → {place.queue}"
+    return Probe(name=name, exchange=place.exchange, key=place.key, arrives_in=place.queue)
+
+
 def probes_of(family: Family) -> Iterator[Probe]:
     """The paths that messages of a main queue take when they fail."""
     for wait in family.waits:
@@ -376,12 +379,7 @@ def probes_of(family: Family) -> Iterator[Probe]:
             expires=True,
         )
     if family.dead is not None:
-        yield Probe(
-            name=f"{family.dead.exchange or '(default)'} → {family.dead.queue}",
-            exchange=family.dead.exchange,
-            key=family.dead.key,
-            arrives_in=family.dead.queue,
-        )
+        yield _into(family.dead)
     if family.rejected_to is not None:
         yield Probe(
             name=f"{family.queue} rejected → {family.rejected_to}",

@@ -159,14 +159,8 @@ def _condition(selection: Selection, dialect: Dialect) -> tuple[str, dict[str, A
 
     if selection.ids:
         add(f"l.id {dialect.in_ids}", ids=dialect.ids([one for one in selection.ids if one <= ID_MAX]))
-    for field, column in (
-        ("queue", "queue"),
-        ("source_queue", "source_queue"),
-        ("type", "type"),
-        ("reason", "reason"),
-        ("group", "grp"),
-    ):
-        if text := getattr(selection, field):
+    for column in ("queue", "source_queue", "type", "reason", "grp"):
+        if text := getattr(selection, "group" if column == "grp" else column):
             add(f"l.{column} = :{column}", **{column: text})
     if selection.state:
         add("l.state = :state", state=selection.state.value)
@@ -174,12 +168,10 @@ def _condition(selection: Selection, dialect: Dialect) -> tuple[str, dict[str, A
         # A plain part of the text: what would be a pattern to LIKE is escaped.
         pattern = selection.error.lower().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
         add("lower(l.error_type || ': ' || l.error_message) LIKE :error ESCAPE '\\'", error=f"%{pattern}%")
-    if selection.header:
-        add(
-            dialect.header_equals if selection.header_value else dialect.header_exists,
-            header=selection.header,
-            **({"header_value": selection.header_value} if selection.header_value else {}),
-        )
+    if selection.header_value:
+        add(dialect.header_equals, header=selection.header, header_value=selection.header_value)
+    elif selection.header:
+        add(dialect.header_exists, header=selection.header)
     if selection.text:
         add(dialect.text_matches, words=dialect.words(words(selection.text)))
     for field, sql in (

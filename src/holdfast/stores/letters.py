@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, astuple
 
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.letter import JsonValue, NewLetter, clip, searched_text
+from holdfast.core.letter import DeathStory, JsonValue, NewLetter, clip, searched_text
 from holdfast.core.moments import microseconds, moment
 from holdfast.core.requests.vault import FailedView
 from holdfast.core.states import LETTER_MOVES, LetterState
@@ -25,6 +25,9 @@ from holdfast.stores.letter_search import LetterSearch
 
 TEXT_CHARACTERS_MAX = 1_000
 RETURNING = ("redriving", "redriven", "resolved")  #: states in which a letter can come back
+
+#: What the statements call the fields of a death.
+DEATH_COLUMNS = tuple(f"death_{name}" for name in DeathStory.__struct_fields__)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -240,12 +243,13 @@ class _NewLetters:
 
 def _row(letter: NewLetter, **more: int) -> dict[str, Any]:
     """The fields of a letter and of its death, as the statements name them."""
-    death = {f"death_{name}": value for name, value in asdict(letter.death).items()}
-    values = {
+    return {
+        **asdict(letter),
+        **dict(zip(DEATH_COLUMNS, astuple(letter.death), strict=True)),
         "body_bytes": letter.body_bytes or len(letter.body),
         "headers": _encode(letter.headers).decode(),
         "shown": _encode(letter.shown).decode(),
         "body": b"" if letter.blob else letter.body,
         "text": searched_text(letter),
+        **more,
     }
-    return asdict(letter) | death | values | more

@@ -296,9 +296,7 @@ class RedriveStore(VaultPart):
 def _is_ours(row: Row) -> bool:
     """To publish: it is still captured, or we took it before and do not know what became of it."""
     status, state = row[3], row[4]
-    if status == "waiting":
-        return bool(state == LetterState.CAPTURED.value)
-    return bool(state == LetterState.REDRIVING.value)
+    return bool(state == (LetterState.CAPTURED if status == "waiting" else LetterState.REDRIVING).value)
 
 
 def _within(rows: Sequence[Row], bytes_max: int) -> list[Row]:

@@ -9,7 +9,6 @@ dead queue. `plain`: a queue by itself, for where the layouts' queues are fed fr
 
 from __future__ import annotations
 
-import difflib
 import string
 import tomllib
 from functools import cache
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import msgspec
 from msgspec import Meta, Struct, structs
 
+from holdfast.core.checks import nearest
 from holdfast.core.moments import parse_duration
 from holdfast.core.topology import model as t
 from holdfast.core.topology.model import Binding, Design, Exchange, Family, FamilyQueue, Queue, Version
@@ -423,7 +423,7 @@ def _check_keys(table: dict[str, Any], kind: type[Struct], source: str, place: s
     for key, value in table.items():
         where = f"{place}.{key}" if place else key
         if key not in hints:
-            raise Invalid(f"topology file has an unknown key; {source}: '{where}', {_nearest(key, tuple(hints))}")
+            raise Invalid(f"topology file has an unknown key; {source}: '{where}', {nearest(key, tuple(hints))}")
         inner, shape = hints[key]
         if inner is None:
             continue
@@ -450,11 +450,6 @@ def _inner(hint: Any) -> tuple[type[Struct] | None, Any]:
         if isinstance(one, type) and issubclass(one, Struct):
             return one, get_origin(hint)
     return None, None
-
-
-def _nearest(key: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"
 
 
 def _readable(message: str) -> str:

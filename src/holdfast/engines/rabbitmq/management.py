@@ -89,7 +89,7 @@ class Management:
         self._user = unquote(parts.username or "guest")
         login = httpx2.BasicAuth(self._user, unquote(parts.password or ("" if parts.username else "guest")))
         # Nobody to trust without TLS: to read all authorities takes 90 ms and 3 MB.
-        verify = _trust(ca_file) if parts.scheme == "https" else False
+        verify = parts.scheme == "https" and (ca_file is None or ssl.create_default_context(cafile=ca_file))
         self._client = httpx2.AsyncClient(base_url=f"{self.address}/api", auth=login, timeout=timeout_s, verify=verify)
 
     async def __aenter__(self) -> Self:
@@ -100,7 +100,7 @@ class Management:
 
     async def overview(self) -> Overview:
         """Which broker this is. Raises BrokerUnreachable, BrokerRefused or NotABroker, as all of these do."""
-        return _decode(await self._get("/overview"), Overview, self.address)
+        return await self._read("/overview", Overview)
 
     async def queues(self, vhost: str) -> list[ManagedQueue]:
         """All queues of a virtual host."""
@@ -108,8 +108,7 @@ class Management:
 
     async def queue(self, vhost: str, name: str) -> ManagedQueue:
         """One queue. Raises BrokerRefused with 404 when it is not there."""
-        answer = await self._get(f"/queues/{quote(vhost, safe='')}/{quote(name, safe='')}")
-        return _decode(answer, ManagedQueue, self.address)
+        return await self._read(f"/queues/{quote(vhost, safe='')}/{quote(name, safe='')}", ManagedQueue)
 
     async def exchanges(self, vhost: str) -> list[ManagedExchange]:
         """All exchanges of a virtual host, the default one and the broker's own included."""
@@ -117,16 +116,15 @@ class Management:
 
     async def bindings(self, vhost: str) -> list[Binding]:
         """All bindings of a virtual host, those of the default exchange (its name is empty) included."""
-        return _decode(await self._get(f"/bindings/{quote(vhost, safe='')}"), list[Binding], self.address)
+        return await self._read(f"/bindings/{quote(vhost, safe='')}", list[Binding])
 
     async def policies(self, vhost: str) -> list[Policy]:
         """All policies of a virtual host."""
-        return _decode(await self._get(f"/policies/{quote(vhost, safe='')}"), list[Policy], self.address)
+        return await self._read(f"/policies/{quote(vhost, safe='')}", list[Policy])
 
     async def permission(self, vhost: str, user: str) -> ManagedPermission:
         """What a user may do. Raises BrokerRefused with 401 or 403 for whoever is no administrator, 404 for nothing."""
-        answer = await self._get(f"/permissions/{quote(vhost, safe='')}/{quote(user, safe='')}")
-        return _decode(answer, ManagedPermission, self.address)
+        return await self._read(f"/permissions/{quote(vhost, safe='')}/{quote(user, safe='')}", ManagedPermission)
 
     async def alarms(self) -> str | None:
         """Why the broker takes no publishes now (memory, disk); None when it does."""
@@ -147,16 +145,16 @@ class Management:
     async def _pages(self, path: str, kind: type[T]) -> list[T]:
         rows: list[T] = []
         for number in range(1, PAGES_MAX + 1):
-            page = _decode(await self._get(path, page=number, page_size=PAGE_ROWS), _Page, self.address)
+            page = await self._read(path, _Page, page=number, page_size=PAGE_ROWS)
             rows += [_decode(bytes(row), kind, self.address) for row in page.items]
             if number >= page.page_count:
                 return rows
         raise NotABroker(f"management API makes no sense; {self.address} has more than {PAGES_MAX} pages of {path}")
 
-    async def _get(self, path: str, **query: int) -> bytes:
+    async def _read(self, path: str, kind: type[T], **query: int) -> T:
         answer = await self._send(path, params=query)
         self._check(answer)
-        return answer.content
+        return _decode(answer.content, kind, self.address)
 
     async def _send(self, path: str, **content: Any) -> httpx2.Response:
         try:
@@ -183,7 +181,3 @@ def _decode(data: bytes, kind: type[T], address: str) -> T:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise NotABroker(f"management API makes no sense; {address}: {error}") from error
-
-
-def _trust(ca_file: str | None) -> ssl.SSLContext | bool:
-    return True if ca_file is None else ssl.create_default_context(cafile=ca_file)

@@ -113,7 +113,7 @@ class TokenService:
         token = Token(
             name=name,
             role=Role[wanted.role.upper()],
-            hash=hashlib.sha256(secret.encode()).hexdigest(),
+            hash=_hash(secret),
             made_at=moment(now_us),
             made_by=act.actor,
             expires_at=expires_at,

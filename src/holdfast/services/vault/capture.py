@@ -17,8 +17,10 @@ import asyncio
 import importlib
 import sys
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -56,6 +58,8 @@ from holdfast.proof import crash_point
 from holdfast.stores.letters import Stored
 from holdfast.stores.vault import Vault
 from holdfast.telemetry.events import emit
+
+T = TypeVar("T")
 
 BATCH_COUNT_MAX = 1_000
 BATCH_BYTES_MAX = 16 * 1024 * 1024
@@ -167,7 +171,7 @@ class Capture:
                 await storing
 
     async def _all_in(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> None:
-        for batch in _in_batches(deliveries):
+        for batch in in_batches(deliveries, lambda one: len(one.body), bytes_max=BATCH_BYTES_MAX):
             await self._take_in(consumer, batch)
 
     async def keep_on(self) -> None:
@@ -180,7 +184,8 @@ class Capture:
             except (BrokerError, NotFound, QueueMissing, TryAgain) as error:
                 self._stands_still(error)
             # Spread, so that many captures do not ask a broker that is back in the same moment.
-            await self._rest(self._timer.delay_s(loop.time()))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), self._timer.delay_s(loop.time()))
 
     def _stands_still(self, error: HoldfastError) -> None:
         self.report.state = "waiting"
@@ -193,14 +198,6 @@ class Capture:
         if self._waits:
             self._waits = False
             emit("capture.resumed", queue=self.report.queue)
-
-    async def _rest(self, wait_s: float) -> None:
-        """Until the next try, or until we are stopped."""
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._stopped.wait()
-        except TimeoutError:
-            pass
 
     async def _take_in(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> None:
         good, bad = self._read(deliveries)
@@ -297,16 +294,19 @@ def _blob_name() -> str:
     return f"letters/{name[:2]}/{name}"
 
 
-def _in_batches(deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
-    batches: list[list[Delivery]] = [[]]
-    size = 0
-    for one in deliveries:
-        if batches[-1] and size + len(one.body) > BATCH_BYTES_MAX:
+def in_batches(
+    things: Iterable[T], size: Callable[[T], int], *, bytes_max: int, count_max: int = BATCH_COUNT_MAX
+) -> list[list[T]]:
+    """In their order; each batch has at most so many of so many bytes, and always one."""
+    batches: list[list[T]] = []
+    room_bytes = 0
+    for one in things:
+        if not batches or len(batches[-1]) >= count_max or size(one) > room_bytes:
             batches.append([])
-            size = 0
+            room_bytes = bytes_max
         batches[-1].append(one)
-        size += len(one.body)
-    return [batch for batch in batches if batch]
+        room_bytes -= size(one)
+    return batches
 
 
 def load_fingerprint(target: str | None) -> Fingerprinter:

@@ -196,13 +196,13 @@ class Custody:
 
     async def contents(self, leased: Sequence[LeasedLetter]) -> list[Content | BlobMissing]:
         """What is to be published of letters, with their bodies; one whose body is gone does not hold up the others."""
-        return [await self._with_body_or_error(one) for one in await self.vault.redrives.contents(leased)]
-
-    async def _with_body_or_error(self, content: Content) -> Content | BlobMissing:
-        try:
-            return await self._with_body(content)
-        except BlobMissing as error:
-            return error
+        found: list[Content | BlobMissing] = []
+        for content in await self.vault.redrives.contents(leased):
+            try:
+                found.append(await self._with_body(content))
+            except BlobMissing as error:
+                found.append(error)
+        return found
 
     async def _with_body(self, content: Content) -> Content:
         if not content.blob:

@@ -27,6 +27,7 @@ from holdfast.core.routes import RouteTable
 from holdfast.errors import BlobMissing, BrokerError, Conflict, HoldfastError, MessageRefused, NotFound, TryAgain
 from holdfast.ports.broker import Broker
 from holdfast.proof import crash_point
+from holdfast.services.vault.capture import in_batches
 from holdfast.services.vault.custody import Custody
 from holdfast.services.vault.planner import NO_BROKER, unpack
 from holdfast.stores.redrives import LeasedLetter, Settled
@@ -50,34 +51,6 @@ HOLD_S = 15.0
 BEAT_S = 3.0
 WAIT_FOR_HOLD_S = 1.0
 RELEASE_COUNT_MAX = 2_000
-
-
-class Canaries:
-    """Watches what was sent so far."""
-
-    def __init__(self, custody: Custody, redrive: RedriveTask, *, is_closing: Callable[[], bool]) -> None:
-        self._custody = custody
-        self._redrive = redrive
-        self._is_closing = is_closing
-
-    async def watched(self) -> str | None:
-        """Watch for as long as the canary says. "" when more may go, else why not; None when the task is to end."""
-        canary = self._redrive.wish.canary
-        if canary is None:
-            return ""
-        is_old = canary.wait == "auto"  # a task that was begun before `auto` was put into seconds by its plan
-        wait_s = AUTO_S if is_old else parse_duration(canary.wait, what="canary wait") / 1_000_000
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait_s
-        while True:
-            now = await self._custody.vault.redrives.find(self._redrive.id)
-            if now is None or now.state is not RedriveState.RUNNING or self._is_closing():
-                return None
-            if now.redriven and now.came_back / now.redriven > canary.stop_above:
-                return f"{now.came_back} of {now.redriven} letters came back, the canary allows {canary.stop_above:.0%}"
-            if loop.time() >= deadline:
-                return ""
-            await asyncio.sleep(min(CANARY_STEP_S, max(0.01, deadline - loop.time())))
 
 
 class Pace:
@@ -124,13 +97,6 @@ class _Batch(Struct, frozen=True):
     until: datetime
 
 
-class _Outcome(Struct, frozen=True):
-    """What became of a batch, and is not settled yet."""
-
-    settled: Sequence[Settled]
-    until: datetime
-
-
 class Redriving:
     """`await Redriving(custody, redrive, ...).run()`."""
 
@@ -142,9 +108,9 @@ class Redriving:
             actor=redrive.started_by, action="redrive", reason=redrive.reason, detail=f"redrive {redrive.id}"
         )
         self._pace = Pace(redrive)
-        self._canaries = Canaries(custody, redrive, is_closing=is_closing)
         self._ahead: _Batch | None = None
-        self._outcomes: list[_Outcome] = []
+        #: What became of batches, and until when they were ours; not settled yet.
+        self._outcomes: list[tuple[Sequence[Settled], datetime]] = []
         self._stamps: dict[str, RedriveStamp] = {}
 
     async def run(self) -> str:
@@ -156,7 +122,7 @@ class Redriving:
                 if went_well is None:
                     return ""
             except _Stopped as stopped:
-                return stopped.why
+                return str(stopped)
             except (BrokerError, TryAgain) as error:
                 emit("redrive.waits", redrive=self._redrive.id, error=error)
                 went_well = False
@@ -174,11 +140,8 @@ class Redriving:
         """One batch; None when the task is over, false when the outcome of some is unknown or none could be had."""
         if self._pace.is_used_up:
             await self._settle()
-            why = await self._canaries.watched()
-            if why is None:
+            if not await self._watched():
                 return None
-            if why:
-                raise _Stopped(why)
             self._pace.widen()
         if self._ahead is None:
             await self._settle()
@@ -194,12 +157,33 @@ class Redriving:
         finally:
             settled = await flight
             crash_point("redrive.after_confirm")
-            self._outcomes.append(_Outcome(settled, batch.until))
+            self._outcomes.append((settled, batch.until))
             self._pace.sent += sum(one.kind != "unknown" for one in settled)
         if pause_s := self._pace.pause_s(len(settled), asyncio.get_running_loop().time() - began_s):
             await self._settle()
             await asyncio.sleep(pause_s)
         return all(one.kind != "unknown" for one in settled)
+
+    async def _watched(self) -> bool:
+        """Watch what was sent so far for as long as the canary says; false when the task is to end. Raises _Stopped."""
+        canary = self._redrive.wish.canary
+        if canary is None:
+            return True
+        is_old = canary.wait == "auto"  # a task that was begun before `auto` was put into seconds by its plan
+        wait_s = AUTO_S if is_old else parse_duration(canary.wait, what="canary wait") / 1_000_000
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while True:
+            now = await self._custody.vault.redrives.find(self._redrive.id)
+            if now is None or now.state is not RedriveState.RUNNING or self._is_closing():
+                return False
+            if now.redriven and now.came_back / now.redriven > canary.stop_above:
+                raise _Stopped(
+                    f"{now.came_back} of {now.redriven} letters came back, the canary allows {canary.stop_above:.0%}"
+                )
+            if loop.time() >= deadline:
+                return True
+            await asyncio.sleep(min(CANARY_STEP_S, max(0.01, deadline - loop.time())))
 
     async def _lease(self) -> _Batch | None:
         until = moment(self._custody.clock.now_us()) + timedelta(seconds=LEASE_S)
@@ -210,8 +194,8 @@ class Redriving:
 
     async def _settle(self) -> None:
         while self._outcomes:
-            one = self._outcomes[0]
-            await self._custody.vault.redrives.settle(self._redrive.id, one.settled, self._act, until=one.until)
+            settled, until = self._outcomes[0]
+            await self._custody.vault.redrives.settle(self._redrive.id, settled, self._act, until=until)
             self._outcomes.pop(0)
 
     async def _published(self, leased: Sequence[LeasedLetter]) -> list[Settled]:
@@ -227,7 +211,8 @@ class Redriving:
                     emit("redrive.waits", redrive=self._redrive.id, error=error)
                     return [Settled(one.letter, "unknown", error.message) for one in chunk]
 
-        done = await asyncio.gather(*(publish(chunk) for chunk in _chunks(leased)))
+        chunks = in_batches(leased, lambda one: one.body_bytes, bytes_max=CHUNK_BYTES_MAX, count_max=CHUNK_COUNT_MAX)
+        done = await asyncio.gather(*(publish(chunk) for chunk in chunks))
         return [one for chunk in done for one in chunk]
 
     async def _chunk(self, leased: Sequence[LeasedLetter]) -> list[Settled]:
@@ -277,23 +262,7 @@ class Redriving:
 
 
 class _Stopped(Exception):
-    """The canary says no."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
-
-
-def _chunks(leased: Sequence[LeasedLetter]) -> list[list[LeasedLetter]]:
-    chunks: list[list[LeasedLetter]] = [[]]
-    size = 0
-    for one in leased:
-        if chunks[-1] and (len(chunks[-1]) >= CHUNK_COUNT_MAX or size + one.body_bytes > CHUNK_BYTES_MAX):
-            chunks.append([])
-            size = 0
-        chunks[-1].append(one)
-        size += one.body_bytes
-    return chunks
+    """The canary says no, and why."""
 
 
 def _settled(letter: int, outcome: Outcome) -> Settled:
