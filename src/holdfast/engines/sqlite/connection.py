@@ -207,7 +207,6 @@ def _make_private(path: Path) -> None:
             import ctypes
 
             connection = _in_memory[path] = _connect(path, _CREATE)
-            import ctypes  # a megabyte that nothing else needs
 
             limit = ctypes.c_int64(MEMORY_BYTES_MAX)
             connection.file_control("main", apsw.SQLITE_FCNTL_SIZE_LIMIT, ctypes.addressof(limit))
