@@ -43,7 +43,7 @@ soak: $(VENV)/.ready-dev ## Run the long crash tests; one JSON line per scenario
 check: $(VENV)/.ready-dev ## Lint, format and types
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --quiet --check
-	@$(BIN)/mypy --no-error-summary src tests $(wildcard bench)
+	@$(BIN)/mypy --no-error-summary src tests scripts $(wildcard bench)
 
 fix: $(VENV)/.ready-dev ## Repair what lint and format can repair
 	@$(BIN)/ruff check --fix

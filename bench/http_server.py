@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 from typing import Any, cast
 
-import uvicorn
 import uvloop
 
 from holdfast.core.item import PlacedItem
 from holdfast.core.requests.queue import ProduceReply, ProduceRequest, QueueRequest
 from holdfast.faces.api.authenticator import token_hash
-from holdfast.faces.api.server import SWITCH_INTERVAL_S, make_app
+from holdfast.faces.api.server import SWITCH_INTERVAL_S, make_server
+from holdfast.faces.cli.context import collect_seldom
 from holdfast.services.queue.service import QueueService
 from holdfast.wiring import open_service
 
-TOKEN = "bench"  # noqa: S105
+TOKEN = "the-token-of-the-bench"  # noqa: S105
 
 
 class Blank:
@@ -36,14 +37,13 @@ async def serve(url: str, *, storing: bool) -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     async with open_service({"default": url}) as service:
         shown = service if storing else cast(QueueService, Blank(service))
-        app = make_app(shown, admin_token_hash=token_hash(TOKEN), version="bench")
-        config = uvicorn.Config(
-            app, http="httptools", loop="none", lifespan="off", log_config=None, access_log=False, date_header=False
-        )
-        print(listener.getsockname()[1], flush=True)
-        await uvicorn.Server(config).serve([listener])
+        server = make_server(shown, admin_token_hash=token_hash(TOKEN), version="bench")
+        async with server.serving(listener):
+            print(listener.getsockname()[1], flush=True)
+            await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    collect_seldom()
     uvloop.run(serve(sys.argv[1], storing=sys.argv[2] == "store"))

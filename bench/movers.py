@@ -45,14 +45,14 @@ def _peak_mb() -> float:
 
 async def _holdfast(url: str, source: str, target: str, count: int) -> str:
     from holdfast.core.message import Outgoing
-    from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+    from holdfast.engines.rabbitmq.consumer import ResumingConsumer
     from holdfast.engines.rabbitmq.publisher import RabbitPublisher
     from holdfast.engines.rabbitmq.url import BrokerUrl
 
     address = BrokerUrl.parse(url)
     moved = 0
     clock = Clock()
-    async with RabbitPublisher(address) as publisher, RabbitConsumer(address, source) as consumer:
+    async with RabbitPublisher(address) as publisher, ResumingConsumer(address, source) as consumer:
 
         async def work() -> None:
             nonlocal moved

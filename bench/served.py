@@ -26,7 +26,7 @@ from pamqp import commands, frame
 TIMEOUT_S = 300.0
 LOOK_S = 0.005
 CONNECTIONS = 64
-TOKEN = "bench"  # noqa: S105 - of a server that lives for a few seconds
+TOKEN = "the-token-of-the-bench"  # noqa: S105 - of a server that lives for a few seconds
 EXCHANGE = "move"
 FRAME_BYTES, CHANNELS = 131_072, 8
 

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.amqp import Admin
-from tests.support.folders import memory_place
 from tests.support.postgres import Cluster
 from tests.support.rabbitmq import Node, versions, vhost_name
-from tests.support.rabbitmq_cluster import RabbitCluster, cluster_versions, running_rabbitmq_cluster
-from tests.support.servers import skip_left_out
+from tests.support.rabbitmq_cluster import RabbitCluster, cluster_versions
+from tests.support.servers import memory_place, skip_left_out
 
 # `make test` tries the same examples each time, so that a red run speaks of the change; `make soak` looks for new ones.
 # No example fails by the clock: this machine may be busy with others.
@@ -44,9 +43,8 @@ LONGEST_FIRST = (
 )
 
 #: Whose folders are in memory.
-IN_MEMORY = tuple(
-    f"tests/{name}/" for name in ("collect", "consume", "faces/api", "queue", "recover", "upgrade", "vault")
-)
+MEMORY_FOLDERS = ("collect", "consume", "faces/api", "queue", "recover", "upgrade", "vault")
+IN_MEMORY = tuple(f"tests/{name}/" for name in MEMORY_FOLDERS)
 
 #: Of `-m`, as `make test-fast` gives it: a file that is nothing but this need not even be read.
 LEFT_OUT = re.compile(r"not \w+( and not \w+)*")
@@ -76,7 +74,7 @@ def _rank(item: pytest.Item) -> int:
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """In place of pytest's own: an empty folder for its owner alone, in memory where that proves as much."""
-    if not request.node.nodeid.startswith(tuple(f"tests/{name}/" for name in IN_MEMORY)):
+    if not request.node.nodeid.startswith(IN_MEMORY):
         yield tmp_path_factory.mktemp(re.sub(r"\W", "_", request.node.name)[:30])
         return
     with TemporaryDirectory(prefix="holdfast-", dir=memory_place(), ignore_cleanup_errors=True) as folder:
@@ -101,7 +99,7 @@ def postgres_url(request: pytest.FixtureRequest, postgres: Cluster) -> Iterator[
 
 @pytest.fixture(scope="session", params=cluster_versions())
 def _rabbitmq_cluster(request: pytest.FixtureRequest) -> Iterator[RabbitCluster]:
-    with running_rabbitmq_cluster(request.param) as cluster:
+    with RabbitCluster(request.param) as cluster:
         yield cluster
 
 

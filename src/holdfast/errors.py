@@ -3,8 +3,10 @@
 HoldfastError               500
 ├── Invalid                 400  the request cannot be carried out as it stands
 │   ├── QueueMissing             no such queue, or it was deleted or made anew
+│   ├── BadDeadQueue             it is another queue's dead queue
 │   ├── BadIds                   ids that do not exist or are not leased
-│   ├── NotFound            404  no such letter, plan, redrive or dead-letter queue
+│   ├── NotFound            404  no such path, letter, plan, redrive or dead-letter queue
+│   ├── BadMethod           405  another HTTP method is meant here
 │   ├── Conflict            409  what the caller saw is no longer so; nothing was done
 │   ├── BlobExists               something else is stored under this path
 │   └── BlobMissing              nothing is stored under this path
@@ -70,6 +72,15 @@ class QueueMissing(Invalid):
         self.queue_name = queue_name
 
 
+class BadDeadQueue(Invalid):
+    """It is another queue's dead queue; nothing changed. Not everybody may hear of that other one."""
+
+    def __init__(self, text: str, source_queue: str, then: str = "") -> None:
+        super().__init__(f"{text} '{source_queue}'{then}")
+        self.source_queue = source_queue
+        self.unnamed = f"{text} a queue that this token is not for{then}"
+
+
 class BadIds(Invalid):
     """Some ids of the request do not exist or are not leased; none of the request was carried out."""
 
@@ -79,6 +90,17 @@ class NotFound(Invalid):
 
     code = 404
     code_text = "Not Found"
+
+
+class BadMethod(Invalid):
+    """Another HTTP method is meant here; nothing changed."""
+
+    code = 405
+    code_text = "Method Not Allowed"
+
+    def __init__(self, method: str, allowed: Sequence[str]) -> None:
+        self.allowed = ", ".join(sorted(allowed))
+        super().__init__(f"method is invalid; use {self.allowed}, not {method}")
 
 
 class Conflict(Invalid):
@@ -210,11 +232,8 @@ class BadAddress(BrokerError):
     code_text = "Bad Request"
 
 
-class BrokerUnreachable(BrokerError, Unreachable):
+class BrokerUnreachable(Unreachable, BrokerError):
     """None of the broker's addresses could be connected to; nothing was sent."""
-
-    code = Unreachable.code
-    code_text = Unreachable.code_text
 
 
 class BrokerLost(BrokerUnreachable):

@@ -10,9 +10,10 @@ from __future__ import annotations
 import difflib
 import os
 import ssl
+import stat
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from ipaddress import IPv6Address, ip_address
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -20,7 +21,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import msgspec
 from msgspec import Meta, Struct
 
-from holdfast.core.checks import nearest
+from holdfast.core.checks import nearest, unclear_url
 from holdfast.core.moments import SECOND_US, parse_duration
 from holdfast.errors import BadUrl, CannotStart, Invalid
 
@@ -65,7 +66,7 @@ class StorageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"StorageSettings(name={self.name!r}, url={masked(self.url)!r}, affinity={self.affinity:g})"
 
 
-class RecoverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RecoverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A dead-letter queue that `serve` and `run` recover by themselves: [recover."NAME"]. Without `on_start` and
     `every` they do not."""
 
@@ -74,19 +75,16 @@ class RecoverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     url: Secret | None = None
     routes: Path | None = None
     to: Literal["routes", "source", "exchange", "wait"] = "routes"
+    source: str = ""
+    allow_copies: bool = False
     limit: Annotated[int, Meta(ge=1)] | None = None
     rate: Annotated[float, Meta(ge=0)] = 0.0
     total_timeout: str = "30m"
 
     def plain(self) -> dict[str, object]:
         """What was set, safe to show."""
-        values = {key: getattr(self, key) for key in self.__struct_fields__}
-        defaults = dict(zip(self.__struct_fields__, self.__struct_defaults__, strict=True))
-        return {
-            key: str(value) if isinstance(value, Path | Secret) else value
-            for key, value in values.items()
-            if value != defaults[key]
-        }
+        plain: dict[str, object] = msgspec.to_builtins(self, enc_hook=str)
+        return plain
 
 
 class ListenAddress(NamedTuple):
@@ -129,12 +127,41 @@ class Settings(Struct, frozen=True, kw_only=True):
     insecure_http: Annotated[
         bool, Meta(description="Allow plain http on an address that others can reach: tokens travel in the clear")
     ] = False
+    trusted_proxy: Annotated[
+        str | None,
+        Meta(
+            description="Addresses or networks, separated by commas, of proxies whose X-Forwarded-For and "
+            "X-Forwarded-Proto are believed"
+        ),
+    ] = None
+    open_names: Annotated[
+        bool, Meta(description="Show the names of queues in /health and /metrics also to callers without a token")
+    ] = False
     admin_token: Annotated[
         Secret | None, Meta(description="The admin token instead of a generated one; from the environment alone")
     ] = None
     produce_body_bytes_max: Annotated[BodyBytes, Meta(description="Largest body of a produce request")] = 5_000_000
     import_body_bytes_max: Annotated[BodyBytes, Meta(description="Largest body of an import request")] = 64_000_000
     other_body_bytes_max: Annotated[BodyBytes, Meta(description="Largest body of any other request")] = 512_000
+    bodies_bytes_max: Annotated[
+        int, Meta(ge=1_000_000, description="All bodies of requests that are being read or served, together")
+    ] = 256_000_000
+    connections_max: Annotated[
+        int,
+        Meta(ge=16, le=1_000_000, description="Most connections at a time; fewer where the limit of open files is low"),
+    ] = 20_000
+    first_byte_timeout: Annotated[
+        str, Meta(description="How long a new connection may take until its first request begins")
+    ] = "10s"
+    headers_timeout: Annotated[str, Meta(description="How long the headers of a request, or TLS, may take")] = "10s"
+    body_timeout: Annotated[
+        str,
+        Meta(description="How long a body may take, or a client that takes nothing of its answer"),
+    ] = "30s"
+    body_bytes_per_s_min: Annotated[
+        int, Meta(ge=1, description="The least rate of a body once body_timeout is over")
+    ] = 10_000
+    idle_timeout: Annotated[str, Meta(description="How long a connection is kept after an answer")] = "75s"
     open_files_max: Annotated[
         int, Meta(ge=1, le=100_000, description="How many SQLite queue files of a storage are open at a time")
     ] = 200
@@ -162,6 +189,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     management: Annotated[
         Secret | None, Meta(description="http://user:password@host:15672, the management API of that RabbitMQ")
     ] = None
+    accept_clock: Annotated[
+        bool, Meta(description="Delete by time at once, also when nothing was written for more than 6 h")
+    ] = False
+    require_broker: Annotated[
+        bool, Meta(description="A server ends at its start when its RabbitMQ is away, and does not wait for it")
+    ] = False
     dead_queues: Annotated[
         str, Meta(description="Names or patterns of dead-letter queues that may be touched, separated by commas")
     ] = "*.dlq"
@@ -195,11 +228,18 @@ class Settings(Struct, frozen=True, kw_only=True):
         Secret | None,
         Meta(description="The key of the ledger's chain instead of a generated one; from the environment alone"),
     ] = None
+    ledger_key_file: Annotated[
+        Path | None,
+        Meta(
+            description="The file with that key, made when it is not there; ledger-key beside the vault when left out, "
+            "with PostgreSQL in the data folder"
+        ),
+    ] = None
     recover: Annotated[
         dict[str, RecoverSettings],
         Meta(
             description='Dead-letter queues that are recovered by themselves: [recover."NAME"] with on_start, every, '
-            "url, routes, to, limit, rate and total_timeout"
+            "url, routes, to, source, allow_copies, limit, rate and total_timeout"
         ),
     ] = {}
     collect_broker: Annotated[
@@ -214,6 +254,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     )
     #: Where each value came from, by key; for `explain`.
     sources: dict[str, str] = {}
+    #: Code of the user's that is named by a file which nobody has named: it lay there.
+    found_code: str = ""
 
     @property
     def address(self) -> ListenAddress:
@@ -235,16 +277,20 @@ class Explained(NamedTuple):
     meaning: str
 
 
+_OTHERS = ("sources", "found_code")
 #: Every setting and its annotated type, in the order in which they are explained.
-HINTS = {key: hint for key, hint in get_type_hints(Settings, include_extras=True).items() if key != "sources"}
+HINTS = {key: hint for key, hint in get_type_hints(Settings, include_extras=True).items() if key not in _OTHERS}
 #: What a file may have; the environment has the same in capitals after the prefix, but for lists.
 KEYS = ("url", *HINTS)
 _SECRETS = frozenset({"admin_token", "ledger_key"})
 _FILE_KEYS = tuple(key for key in KEYS if key not in _SECRETS)
+#: Texts with commas that may be lists in a file.
+_LISTS = frozenset({"dead_queues", "capture", "retry_delay", "retention"})
 _TABLES = {"storages": "[[storages]]", "recover": '[recover."NAME"]'}
 _ENVIRONMENT_KEYS = tuple(key for key in KEYS if key not in _TABLES)
 _STORAGE_KEYS = tuple(StorageSettings.__struct_fields__)
 _PLAIN_WORDS = {"`int`": "a whole number", "`float`": "a number", "`str`": "a text", "`bool`": "true or false"}
+TIMEOUTS = ("first_byte_timeout", "headers_timeout", "body_timeout", "idle_timeout")
 RECOVERABLE = frozenset({"amqp", "amqps", "sqlite", "postgresql", "postgres"})
 
 
@@ -257,21 +303,21 @@ def load_settings(
 ) -> Settings:
     """Read all sources and check them. An argument that is None was not given.
 
-    `file` is the configuration file; without it HOLDFAST_CONFIG names one, or ./holdfast.toml is read if it is there.
+    `file` is the configuration file; without it HOLDFAST_CONFIG names one, or ./holdfast.toml is read if it is there
+    and nobody else could have written it.
     With `serving` false the rules that only matter to a server are left out. Raises CannotStart.
     """
     env = os.environ if environment is None else environment
     values: dict[str, object] = {}
     sources = dict.fromkeys(HINTS, "default")
-    for key, value, source in (*_from_file(file, env), *_from_environment(env), *_from_arguments(arguments or {})):
-        target = "storages" if key == "url" else key
-        values[target] = (
-            (StorageSettings(name="default", url=_converted("url", value, source)),)
-            if key == "url"
-            else _converted(key, value, source)
-        )
-        sources[target] = source
-    settings = Settings(**values, sources=sources)  # type: ignore[arg-type]  # each was converted to its field's type
+    named = file or (Path(env[PREFIX + "CONFIG"]) if env.get(PREFIX + "CONFIG") else None)
+    for key, value, source in (*_from_file(named), *_from_environment(env), *_from_arguments(arguments or {})):
+        target, converted = key, _converted(key, value, source)
+        if key == "url":
+            target, converted = "storages", (StorageSettings(name="default", url=converted),)
+        values[target], sources[target] = converted, source
+    found_code = "" if named or sources["fingerprint"] != FILE_NAME else str(values["fingerprint"])
+    settings = Settings(**values, sources=sources, found_code=found_code)  # type: ignore[arg-type]  # each was converted to its field's type
     check(settings)
     if serving:
         check_serving(settings)
@@ -281,23 +327,35 @@ def load_settings(
 def check(settings: Settings) -> None:
     """The rules for everybody: an address that can be read, and storages that can be told apart."""
     parse_address(settings.listen)
+    networks(settings.trusted_proxy)
     storages = settings.storages
     source = settings.sources.get("storages", "")
     if not storages:
         raise CannotStart(f"storages is invalid; the list is empty ({source}), leave it out or name one")
     for storage in storages:
-        if not is_readable(storage.url):
-            raise BadUrl(f"storage URL is invalid; the one of '{storage.name}' ({source}) is not a URL")
+        if why := unclear_url(storage.url):
+            raise BadUrl(f"storage URL is invalid; the one of '{storage.name}' ({source}): {why}")
     for what, texts in (
         ("name", [storage.name for storage in storages]),
-        ("url", [masked(storage.url) for storage in storages if not storage.url.startswith("memory:")]),
+        ("url", [storage.url for storage in storages if not storage.url.startswith("memory:")]),
     ):
         twice = sorted({text for text in texts if texts.count(text) > 1})
         if twice:
-            raise CannotStart(f"storages is invalid; {what} '{twice[0]}' is used twice ({source})")
+            raise CannotStart(f"storages is invalid; {what} '{masked(twice[0])}' is used twice ({source})")
+    for key in TIMEOUTS:
+        _check_timeout(key, getattr(settings, key), f"{key} ({settings.sources.get(key, '')})")
     check_recoveries(settings)
     if not any(storage.affinity > 0 for storage in storages):
         raise CannotStart(f"storages is invalid; every affinity is 0 ({source}), give one storage a positive number")
+
+
+def _check_timeout(key: str, text: str, where: str) -> None:
+    try:
+        good = parse_duration(text, what=key) >= SECOND_US
+    except Invalid as error:
+        raise CannotStart(f"setting is invalid; {where}: {error.message}") from error
+    if not good:
+        raise CannotStart(f"setting is invalid; {where} is {text}, 1s is the least")
 
 
 def check_recoveries(settings: Settings) -> None:
@@ -360,12 +418,11 @@ def _check_tls_files(settings: Settings) -> None:
         ) from error
 
 
-def _from_file(file: Path | None, env: Mapping[str, str]) -> list[tuple[str, object, str]]:
-    named = file or (Path(env[PREFIX + "CONFIG"]) if env.get(PREFIX + "CONFIG") else None)
+def _from_file(named: Path | None) -> list[tuple[str, object, str]]:
     path = named or Path(FILE_NAME)
     if named is None and not path.exists():
         return []
-    table = _read_toml(path)
+    table = _read_toml(path, is_found=named is None)
     for key in table:
         if key in _SECRETS:
             variable = PREFIX + key.upper()
@@ -379,9 +436,42 @@ def _from_file(file: Path | None, env: Mapping[str, str]) -> list[tuple[str, obj
     return [(key, value, f"{path}") for key, value in table.items()]
 
 
-def _read_toml(path: Path) -> dict[str, object]:
+def _check_whose(path: Path, descriptor: int) -> None:
+    """A file that lay there is believed when nobody else can have written it, or laid the way to it."""
+    told, link = os.fstat(descriptor), path.lstat()
+    strangers = {told.st_uid, link.st_uid} - {os.geteuid(), 0}
+    why = ""
+    if strangers:
+        why = f"belongs to user {min(strangers)}, not to you or root"
+    elif told.st_mode & stat.S_IWOTH:
+        why = "is not yours alone: everybody may write it"
+    elif told.st_mode & stat.S_IWGRP and _has_others(told.st_gid):
+        why = "is not yours alone: a group with other members may write it"
+    if why:
+        raise CannotStart(
+            f"configuration is refused; ./{path} {why}, look into it, and name it with --config if it is right"
+        )
+
+
+def _has_others(group: int) -> bool:
+    """Whether somebody but us and root is in a group."""
+    import grp
+    import pwd
+
+    us = {os.geteuid(), 0}
+    names = {one.pw_name for one in pwd.getpwall() if one.pw_uid in us}
+    try:
+        members = set(grp.getgrgid(group).gr_mem)
+    except KeyError:
+        members = set()
+    return bool(members - names) or any(one.pw_gid == group and one.pw_uid not in us for one in pwd.getpwall())
+
+
+def _read_toml(path: Path, *, is_found: bool) -> dict[str, object]:
     try:
         with path.open("rb") as stream:
+            if is_found:
+                _check_whose(path, stream.fileno())
             data = stream.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise CannotStart(f"configuration is invalid; {path} is larger than {FILE_BYTES_MAX} bytes")
@@ -427,6 +517,8 @@ def _converted(key: str, value: object, source: str) -> Any:
     hint: Any = str if key == "url" else HINTS[key]
     if isinstance(value, Path):
         value = str(value)
+    if key in _LISTS and isinstance(value, list) and all(isinstance(part, str) and "," not in part for part in value):
+        value = ",".join(value)
     if key == "storages":
         _check_keys(value if isinstance(value, list) else [], _STORAGE_KEYS, source, "[[storages]]")
     if key == "recover" and isinstance(value, dict):
@@ -450,10 +542,9 @@ def _check_keys(tables: Sequence[object], known: tuple[str, ...], source: str, w
 
 
 def _decode(kind: type, value: object) -> object:
-    makers: dict[type, Callable[[str], object]] = {Path: Path, Secret: Secret}
     if not isinstance(value, str) or not value:
         raise ValueError("expected `str`, and not an empty one")
-    return makers[kind](value)
+    return kind(value)
 
 
 def _readable(message: str, key: str) -> str:
@@ -473,30 +564,30 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 def explain(settings: Settings) -> list[Explained]:
     """Every setting with its value, its source and its meaning; secrets are masked."""
-    explained = []
-    for key, hint in HINTS.items():
-        value = getattr(settings, key)
-        source = settings.sources.get(key, "default")
-        explained.append(Explained(key, _shown(value), _plain(value), source, _description(hint)))
-    return explained
+    values = {key: getattr(settings, key) for key in HINTS}
+    return [
+        Explained(key, _shown(value), _plain(value), settings.sources.get(key, "default"), _description(HINTS[key]))
+        for key, value in values.items()
+    ]
 
 
 def masked(url: str) -> str:
-    """The URL without its passwords."""
-    if not is_readable(url):
+    """The URL without its passwords, also where one is not escaped."""
+    scheme, mark, rest = url.partition("://")
+    if not mark:  # perhaps the words of libpq, or a login without a scheme
+        return MASK if "@" in url or "password" in url.lower() else url
+    login, at, place = rest.rpartition("@")
+    if at and ":" in login and not rest.startswith("/"):
+        rest = f"{login.partition(':')[0]}:{MASK}@{place}"
+    shown = f"{scheme}://{rest}"
+    if not is_readable(shown):
         return MASK
-    parts = urlsplit(url)
-    netloc = parts.netloc
-    user, at, host = netloc.rpartition("@")
-    if at and ":" in user:
-        netloc = f"{user.partition(':')[0]}:{MASK}@{host}"
-    query = parts.query
-    if "password" in query.lower():
-        pairs = parse_qsl(query, keep_blank_values=True)
-        query = urlencode([(k, MASK if "password" in k.lower() else v) for k, v in pairs], safe="*/:")
-    if (netloc, query) == (parts.netloc, parts.query):
-        return url
-    return urlunsplit(parts._replace(netloc=netloc, query=query))
+    parts = urlsplit(shown)
+    if "password" not in parts.query.lower():
+        return shown
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    query = urlencode([(k, MASK if "password" in k.lower() else v) for k, v in pairs], safe="*/:")
+    return urlunsplit(parts._replace(query=query))
 
 
 def listed(text: str | None) -> list[str]:
@@ -506,11 +597,7 @@ def listed(text: str | None) -> list[str]:
 
 def is_readable(url: str) -> bool:
     """Whether it can be taken apart; one that cannot might hide a password anywhere."""
-    try:
-        urlsplit(url).port  # noqa: B018 - raises for a port that is no number
-    except ValueError:
-        return False
-    return True
+    return not unclear_url(url)
 
 
 def parse_address(text: str) -> ListenAddress:
@@ -527,9 +614,16 @@ def parse_address(text: str) -> ListenAddress:
     return ListenAddress(host, int(port))
 
 
+def networks(text: str | None) -> tuple[IPv4Network | IPv6Network, ...]:
+    """Addresses and networks, separated by commas; raises CannotStart."""
+    try:
+        return tuple(map(ip_network, listed(text)))
+    except ValueError as error:
+        raise CannotStart(f"trusted_proxy is invalid; {error}, use for example 127.0.0.1, 10.0.0.0/8") from error
+
+
 def _description(hint: Any) -> str:
-    descriptions = [meta.description for meta in get_args(hint)[1:] if isinstance(meta, Meta) and meta.description]
-    return descriptions[-1] if descriptions else ""
+    return next(meta.description for meta in get_args(hint)[1:] if isinstance(meta, Meta) and meta.description)
 
 
 def _shown(value: object) -> str:
@@ -544,6 +638,8 @@ def _shown(value: object) -> str:
             return "\n".join(f"{name}: {_pairs(entry.plain())}" for name, entry in value.items()) or "(none)"
         case tuple():
             return "\n".join(f"{s.name} = {masked(s.url)} (affinity {s.affinity:g})" for s in value)
+        case str():
+            return masked(value) if "://" in value else value
     return str(value)
 
 
@@ -559,4 +655,6 @@ def _plain(value: object) -> object:
             return [{"name": s.name, "url": masked(s.url), "affinity": s.affinity} for s in value]
         case Path() | Secret():
             return str(value)
+        case str() if "://" in value:
+            return masked(value)
     return value

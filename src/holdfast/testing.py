@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from holdfast.core.item import Item, LeasedItem
+from holdfast.core.item import Item, LeasedItem, cause_of
 from holdfast.errors import NothingToLease
 from holdfast.ports.clock import Timer
 from holdfast.services.queue.queues import Queues
@@ -84,11 +84,7 @@ async def memory_queues(clock: FrozenClock | None = None) -> AsyncIterator[Queue
 async def drain(queues: Queues, queue_name: str) -> list[LeasedItem]:
     """Lease and complete everything that can be leased now."""
     drained: list[LeasedItem] = []
-    while any(
-        partition.total > partition.total_leased
-        for logical in (await queues.queue_stats(queue_name)).logical_queues
-        for partition in logical.partitions
-    ):
+    while any(one.total > one.total_leased for one in (await queues.queue_stats(queue_name)).partitions):
         try:
             reply = await queues.queue_lease(queue_name, batch_size=1000, request_timeout="10ms")
         except NothingToLease:
@@ -116,5 +112,5 @@ async def _dead(queues: Queues, dead_queue: str, source_queue: str, reason: str 
         item
         for partition in info.partitions
         for item in await queues.storage_items_list(dead_queue, partition=partition.partition)
-        if item.source_queue == source_queue and reason in {None, item.death_reason}
+        if item.source_queue == source_queue and reason in {None, item.death_reason, cause_of(item)}
     ]

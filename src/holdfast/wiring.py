@@ -27,16 +27,19 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.core.checks import unclear_url
+from holdfast.core.death import QueueNames, RedriveStamp
 from holdfast.core.moments import SECOND_US, format_duration, moment, parse_duration
 from holdfast.core.requests.declare import Role
 from holdfast.errors import BadUrl, CannotStart, HoldfastError, Invalid, QueueMissing
-from holdfast.ports.broker import Broker, RecoveryBroker
+from holdfast.ports.broker import Broker, RecoveryBroker, Starts
 from holdfast.services.queue.broker import QueueBroker
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.settings import RecoverSettings, Settings, listed, load_settings, masked
 from holdfast.stores.files import made_once as made_once  # noqa: PLC0414  for the faces
+from holdfast.telemetry.events import emit
 
 if TYPE_CHECKING:
     from holdfast.core.letter import Fingerprinter
@@ -47,7 +50,6 @@ if TYPE_CHECKING:
     from holdfast.ports.clock import Clock, Timer
     from holdfast.ports.database import Database
     from holdfast.ports.queue_store import Storage
-    from holdfast.ports.starts import Starts
     from holdfast.services.collect.service import CollectService
     from holdfast.services.collect.transaction import CollectLimits
     from holdfast.services.recover.report import Notices
@@ -98,7 +100,10 @@ class Location(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, url: str) -> Location:
-        """Read it. Whoever wants an engine says what is wrong with a kind that has none."""
+        """Read it. Whoever wants an engine says what is wrong with a kind that has none. Raises BadUrl for one whose
+        password might be shown as something else."""
+        if why := unclear_url(url):
+            raise BadUrl(f"URL is invalid; {masked(url)}: {why}")
         parts = urlsplit(url)
         kind = KINDS.get(parts.scheme, parts.scheme)
         if kind == "sqlite" and not parts.netloc and parts.path.strip("/"):
@@ -110,9 +115,10 @@ class Location(Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def open_app(settings: Settings) -> AsyncIterator[tuple[QueueService, VaultApp]]:
-    """What these settings name: the queues, and the vault with its brokers. Raises CannotStart or BrokerError."""
-    async with open_storages(settings) as service, open_vault_app(settings, Queues(service)) as vault:
+async def open_app(settings: Settings, *, serves: bool = False) -> AsyncIterator[tuple[QueueService, VaultApp]]:
+    """What these settings name: the queues, and the vault with its brokers. One that `serves` waits for a RabbitMQ that
+    is away, unless it is required, and runs code that a file names which lay there. Raises CannotStart, BrokerError."""
+    async with open_storages(settings) as service, open_vault_app(settings, Queues(service), serves=serves) as vault:
         yield service, vault
 
 
@@ -122,6 +128,7 @@ def open_storages(settings: Settings) -> AbstractAsyncContextManager[QueueServic
         {storage.name: storage.url for storage in settings.storages},
         affinities={storage.name: storage.affinity for storage in settings.storages},
         open_files_max=settings.open_files_max,
+        accept_clock=settings.accept_clock,
     )
 
 
@@ -132,8 +139,10 @@ async def open_service(
     affinities: Mapping[str, float] | None = None,
     clock: Clock | None = None,
     open_files_max: int | None = None,
+    accept_clock: bool = False,
 ) -> AsyncIterator[QueueService]:
-    """The queue service over named storages; the first holds the catalog."""
+    """The queue service over named storages; the first holds the catalog. After a long gap nothing is deleted by time
+    for a while, unless the machine's clock is accepted."""
     time_source = clock or SystemClock()
     engines = {
         name: open_storage(url, name=name, clock=time_source, open_files_max=open_files_max)
@@ -141,7 +150,7 @@ async def open_service(
     }
     manager = QueueManager(engines, clock=time_source)
     try:
-        await manager.open()
+        await manager.open(doubts_clock=clock is None and not accept_clock)
     except BaseException:
         await manager.close()
         raise
@@ -179,15 +188,9 @@ def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int | Non
 
         return PostgresStorage(url, name=name, clock=None if isinstance(clock, SystemClock) else clock)
     known = "sqlite:///FOLDER, postgresql://…, memory://"
-    raise BadUrl(f"storage URL is invalid; '{urlsplit(url).scheme or url}' is not known here, use one of {known}")
-
-
-@asynccontextmanager
-async def open_queue_broker(url: str, *, clock: Clock | None = None) -> AsyncIterator[QueueBroker]:
-    """The embedded queue, for consumers in this process."""
-    time_source = clock or SystemClock()
-    async with open_queues(url, clock=time_source) as queues:
-        yield QueueBroker(queues, clock=time_source)
+    raise BadUrl(
+        f"storage URL is invalid; '{urlsplit(url).scheme or masked(url)}' is not known here, use one of {known}"
+    )
 
 
 @asynccontextmanager
@@ -306,9 +309,9 @@ def open_blobs(url: str) -> AbstractAsyncContextManager[Blobs]:
 
 @asynccontextmanager
 async def open_vault_app(
-    settings: Settings, queues: Queues | None, *, clock: Clock | None = None
+    settings: Settings, queues: Queues | None, *, clock: Clock | None = None, serves: bool = False
 ) -> AsyncIterator[VaultApp]:
-    """The vault and the brokers of these settings. Raises CannotStart, or BrokerError when RabbitMQ is not there."""
+    """The vault and the brokers of these settings. See `open_app`."""
     from holdfast.services.vault.admin import VaultApp
     from holdfast.services.vault.capture import load_fingerprint
     from holdfast.services.vault.custody import Custody
@@ -316,17 +319,21 @@ async def open_vault_app(
     time_source = clock or SystemClock()
     url = settings.vault.reveal() if settings.vault else settings.storages[0].url
     async with AsyncExitStack() as stack:
-        location, grouped = Location.parse(url), load_fingerprint(settings.fingerprint)
+        location, found_code = Location.parse(url), "" if serves else settings.found_code
+        grouped = load_fingerprint(None if found_code else settings.fingerprint)
         vault = await stack.enter_async_context(open_vault(settings, url, clock=time_source))
         blobs: Blobs | None = None
         if beside := settings.vault_blobs or (str(location.folder / "vault-blobs") if location.folder else None):
             blobs = await stack.enter_async_context(open_blobs(beside))
         brokers: list[Broker] = []
+        waits = serves and not settings.require_broker
         if settings.broker is not None:
-            brokers.append(await stack.enter_async_context(_rabbit(settings, time_source, grouped)))
+            brokers.append(await stack.enter_async_context(_rabbit(settings, time_source, grouped, waits=waits)))
         if queues is not None:
             brokers.append(QueueBroker(queues, clock=time_source, grouped=grouped, retries=_retries(settings)))
-        custody = Custody(vault, brokers, clock=time_source, blobs=blobs)
+        custody = Custody(
+            vault, brokers, clock=time_source, blobs=blobs, names=queue_names(settings), found_code=found_code
+        )
         app = VaultApp(custody, blobs=blobs, redrive_role=Role[settings.redrive_role.upper()])
         await app.tokens.load()
         stack.push_async_callback(app.close)
@@ -337,10 +344,15 @@ def vault_at_work(app: VaultApp, settings: Settings) -> AbstractAsyncContextMana
     """What a server does by itself, as these settings say. Raises CannotStart."""
     from holdfast.services.vault.upkeep import parse_retention
 
+    location = Location.parse(settings.vault.reveal() if settings.vault else settings.storages[0].url)
+    file = _ledger_key_file(settings, location)
+    if file and location.folder and file.resolve().parent == location.folder.resolve():
+        emit("ledger.key_beside", file=file)
     return app.at_work(
         captures=listed(settings.capture),
         resolve_after_s=parse_duration(settings.resolve_after, what="resolve_after") / SECOND_US,
         retention_s=parse_retention(listed(settings.retention)),
+        accept_clock=settings.accept_clock,
     )
 
 
@@ -368,11 +380,18 @@ async def open_vault(settings: Settings, url: str, *, clock: Clock) -> AsyncIter
         raise CannotStart(f"vault cannot be opened; {error.message}") from error
     try:
         given = settings.ledger_key.reveal() if settings.ledger_key else None
-        file = None if location.kind == "memory" else (location.folder or settings.data_folder) / "ledger-key"
-        await vault.ledger.unlock(given=given, file=file)
+        await vault.ledger.unlock(given=given, file=_ledger_key_file(settings, location))
+        await vault.seals.upgrade()
         yield vault
     finally:
         await vault.close()
+
+
+def _ledger_key_file(settings: Settings, location: Location) -> Path | None:
+    """Where the key of the ledger is kept; nowhere when it was given, or for a vault in memory."""
+    if settings.ledger_key or (location.kind == "memory" and not settings.ledger_key_file):
+        return None
+    return settings.ledger_key_file or (location.folder or settings.data_folder) / "ledger-key"
 
 
 def _database(url: str, file: str, clock: Clock, *, kind: str, serial: bool, wrong: str) -> Database:
@@ -391,7 +410,9 @@ def _database(url: str, file: str, clock: Clock, *, kind: str, serial: bool, wro
     raise BadUrl(wrong)
 
 
-def _rabbit(settings: Settings, clock: Clock, grouped: Fingerprinter) -> AbstractAsyncContextManager[Broker]:
+def _rabbit(
+    settings: Settings, clock: Clock, grouped: Fingerprinter, *, waits: bool
+) -> AbstractAsyncContextManager[Broker]:
     from holdfast.engines.rabbitmq.broker import RabbitBroker, RabbitOptions
 
     names = listed(settings.dead_queues)
@@ -399,11 +420,20 @@ def _rabbit(settings: Settings, clock: Clock, grouped: Fingerprinter) -> Abstrac
         management=settings.management.reveal() if settings.management else None,
         known=[name for name in (*names, *listed(settings.capture)) if "*" not in name],
         patterns=[name for name in names if "*" in name],
+        names=queue_names(settings),
         retries=_retries(settings),
         grouped=grouped,
+        waits=waits,
     )
     url = settings.broker.reveal() if settings.broker else ""
     return RabbitBroker(url, clock=clock, options=options)
+
+
+def queue_names(settings: Settings, given: QueueNames | None = None) -> QueueNames:
+    """With the dead-letter queues of the settings; not by a pattern that main queues may fit as well, as `orders*`."""
+    names = given or QueueNames()
+    told = [name for name in listed(settings.dead_queues) if not name.endswith("*")]
+    return replace(names, dead_queues=(*names.dead_queues, *told))
 
 
 def _retries(settings: Settings) -> Retries:
@@ -425,7 +455,6 @@ async def open_recovery(
 
     Whoever is cancelled ends one connection at once and the other when it is closed, within a limit.
     """
-    from holdfast.core.death import RedriveStamp
     from holdfast.engines.rabbitmq.drain import RabbitDrain
     from holdfast.engines.rabbitmq.inspector import RabbitRunInspector
     from holdfast.engines.rabbitmq.publisher import RabbitPublisher
@@ -434,9 +463,8 @@ async def open_recovery(
 
     time_source = clock or SystemClock()
     broker_url, name, table, limits = BrokerUrl.parse(url), order.dead_queue, order.table, order.limits
-    stamp = RedriveStamp(
-        run=order.run, by=order.by, dead_queue=name, user=broker_url.login.user, is_wait_queue=table.is_wait_queue
-    )
+    user = broker_url.login.user
+    stamp = RedriveStamp(run=order.run, by=order.by, dead_queue=name, user=user, names=table.names)
     # The copies on their way wait for their confirms there as well; more than this only costs memory.
     publisher = RabbitPublisher(broker_url, window_bytes=min(limits.window_bytes_max, PUBLISH_WINDOW_BYTES))
     drain = RabbitDrain(broker_url, name, limits, on_pace=publisher.pause_between_reads)
@@ -444,8 +472,15 @@ async def open_recovery(
         connection = await drain.connect()
         await publisher.__aenter__()
         queue = "" if order.from_backup else name
-        inspector = RabbitRunInspector(connection, publisher, queue, management=management)
-        redriver = RabbitRedriver(stamp, table, now=lambda: moment(time_source.now_us()), blocked=inspector.blocked)
+        inspector = RabbitRunInspector(connection, publisher, queue, management=management, names=table.names)
+        redriver = RabbitRedriver(
+            stamp,
+            table,
+            now=lambda: moment(time_source.now_us()),
+            blocked=inspector.blocked,
+            receivers=inspector.receivers,
+            sources=inspector.sources,
+        )
         try:
             yield RecoveryBroker(drain=drain, publisher=publisher, redriver=redriver, inspector=inspector)
         except asyncio.CancelledError:
@@ -486,11 +521,13 @@ async def run_recovery(
                     on_begin(embedded)
                     return await embedded.run()
             management = settings.management.reveal() if settings.management else None
-            async with open_recovery(url, order, clock=clock, management=management) as broker:
+            table = replace(order.table, names=queue_names(settings, order.table.names))
+            this = replace(order, table=table)
+            async with open_recovery(url, this, clock=clock, management=management) as broker:
                 path = order.backup_file
                 with journal as kept, closing(FileBackup(Path(path))) if path else nullcontext() as backup:
                     return await recover(
-                        broker, order, clock=clock, journal=kept, backup=backup, notices=notices, on_begin=on_begin
+                        broker, this, clock=clock, journal=kept, backup=backup, notices=notices, on_begin=on_begin
                     )
 
     return await recorded(order, run, vault=vault, clock=clock)
@@ -562,26 +599,23 @@ def _order(name: str, wanted: RecoverSettings) -> RecoveryOrder:
         total_timeout_s=parse_duration(wanted.total_timeout, what="total_timeout") / SECOND_US,
     )
     by = f"holdfast@{socket.gethostname()}"
-    return RecoveryOrder(dead_queue=name, table=replace(table, mode=Mode(wanted.to)), limits=limits, by=by)
+    table = replace(table, mode=Mode(wanted.to), source=wanted.source, allow_copies=wanted.allow_copies)
+    return RecoveryOrder(dead_queue=name, table=table, limits=limits, by=by)
 
 
 def journals(
     settings: Settings, url: str, dead_queue: str, *, file: Path | None = None, keeps: bool = True, serves: bool = False
 ) -> JournalPaths:
-    """Those of a run that keeps its journal in `file`, at the usual place, or nowhere."""
+    """Those of a run that keeps its journal in `file`, at the usual place, or nowhere.
+
+    A journal belongs to the same queue for every way to write down where its broker is, as far as that can be seen.
+    """
     from holdfast.stores.journal import journal_paths
 
-    data_folder = settings.data_folder.absolute()
-    return journal_paths(
-        journal_source(url, dead_queue), dead_queue, data_folder, file=file, keeps=keeps, serves=serves
-    )
-
-
-def journal_source(url: str, dead_queue: str) -> str:
-    """What a journal belongs to: the same for every way to write down where a broker is, as far as that can be seen."""
     what, _, hosts = origin_of(url, dead_queue).rpartition(" at ")
     same = sorted(re.sub(r"^localhost:", "127.0.0.1:", host) for host in hosts.split(","))
-    return f"{what} at {','.join(same)}"
+    source, data_folder = f"{what} at {','.join(same)}", settings.data_folder.absolute()
+    return journal_paths(source, dead_queue, data_folder, file=file, keeps=keeps, serves=serves)
 
 
 def origin_of(url: str, dead_queue: str) -> str:

@@ -1,16 +1,9 @@
-"""One bucket for the run."""
+"""One bucket for the run: S3, as moto serves it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.collect.shared import Bucket, running_bucket
+from tests.collect import shared
 
-
-@pytest.fixture(scope="session")
-def bucket() -> Iterator[Bucket]:
-    """S3, as moto serves it."""
-    with running_bucket() as made:
-        yield made
+bucket = pytest.fixture(scope="session")(shared.bucket)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import tempfile
 from collections import Counter
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
-from holdfast.proof.process import Child, ChildFailed, child_process
+from holdfast.proof.process import Child, child_process
 from tests.collect.shared import check_embedded, check_shared, check_uploads, producing, shared_place
 from tests.collect.worker import SHAPE, TOTAL, Place
 from tests.support.amqp import Admin
+from tests.support.eventually import eventually
 from tests.support.forking import ROOT, ended_or_killed
 
 LIFE_S_MAX = 1.6
 WORK_S_MAX = 0.3
-START_S_MAX = 60
-LOOK_S = 0.005
 AT_WORK_SHARE = 0.5
 KILLS_PER_RESULT_MAX = 12
 
@@ -30,13 +29,14 @@ async def lives(place: Place, chance: random.Random) -> int:
     """
     kills_max = chance.randint(1, KILLS_PER_RESULT_MAX)
     uploads = Path(place.folder) / "uploads"
+    uploads.touch()
     for kills in range(kills_max + 1):
-        before = size_of(uploads)
+        before = uploads.stat().st_size
         async with child_process(place.argv, env={"HOLDFAST_CRASH_AT": ""}, cwd=ROOT) as child:
             if kills == kills_max:
                 code = await child.wait(timeout_s=60)
             elif chance.random() < AT_WORK_SHARE:
-                await until_at_work(child, uploads, before)
+                await eventually(partial(is_at_work, child, uploads, before))
                 code = await ended_or_killed(child, chance.uniform(0.0, WORK_S_MAX))
             else:
                 code = await ended_or_killed(child, chance.uniform(0.2, LIFE_S_MAX))
@@ -46,19 +46,9 @@ async def lives(place: Place, chance: random.Random) -> int:
     raise AssertionError("it did not end")
 
 
-async def until_at_work(child: Child, uploads: Path, before: int) -> None:
-    """Until it has uploaded something, or has ended because nothing was left to upload."""
-    async with asyncio.timeout(START_S_MAX):
-        while size_of(uploads) == before:
-            try:
-                await child.wait(timeout_s=LOOK_S)
-            except ChildFailed:
-                continue
-            return
-
-
-def size_of(file: Path) -> int:
-    return file.stat().st_size if file.exists() else 0
+def is_at_work(child: Child, uploads: Path, before: int) -> bool:
+    """Whether it has uploaded something, or has ended because nothing was left to upload."""
+    return child.returncode is not None or uploads.stat().st_size > before
 
 
 async def random_kills(kills: int, seed: int, *, url: str = "", admin: Admin | None = None) -> Counter[str]:
@@ -66,17 +56,13 @@ async def random_kills(kills: int, seed: int, *, url: str = "", admin: Admin | N
     else on SQLite + embedded queue + folder."""
     chance = random.Random(seed)
     tally = Counter(kills=0, messages=0, lost=0, duplicates=0, results=0)
-    async with nullcontext() if admin is None else producing(admin):
+    async with producing(admin) if admin else nullcontext():
         while tally["kills"] < kills:
             with tempfile.TemporaryDirectory(prefix="holdfast-soak-") as folder:
-                if admin is None:
-                    place = Place.embedded(folder)
-                    killed = await lives(place, chance)
-                    again = await check_embedded(place, kills=killed)
-                else:
-                    place = shared_place(url, admin, folder, f"soak-{tally['results']}")
-                    killed = await lives(place, chance)
-                    await check_shared(place, admin)
-                    again = check_uploads(place, killed)
+                name = f"soak-{tally['results']}"
+                place = shared_place(url, admin, folder, name) if admin else Place.embedded(folder)
+                killed = await lives(place, chance)
+                await (check_shared(place, admin) if admin else check_embedded(place))
+                again = check_uploads(place, killed)
             tally.update(kills=killed, messages=TOTAL + len(SHAPE), duplicates=again, results=1)
     return tally

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import sys
 import time
 from functools import partial
@@ -14,7 +15,7 @@ import holdfast
 from holdfast.proof.process import child_process, python_argv
 from tests.collect.producing import NOTIFY, PRODUCER, header, make_queues, payload, produce, take_request
 from tests.support.eventually import eventually
-from tests.support.forking import ROOT
+from tests.support.forking import ROOT, memory_peak_mib
 
 PART_BYTES = 2**20
 BUDGET_BYTES = 8 * PART_BYTES
@@ -65,13 +66,7 @@ async def peak_mib(folder: Path, count: int) -> dict[str, float]:
         return told
 
 
-def own_peak_mib() -> float:
-    """Of this program: what `getrusage` says includes the process that it was forked from."""
-    status = Path("/proc/self/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM:")).split()[1]) / 1024
-
-
 if __name__ == "__main__":
     began = time.monotonic()
     asyncio.run(collect(Path(sys.argv[1]), int(sys.argv[2])))
-    print(json.dumps({"peak_mib": round(own_peak_mib(), 1), "took_s": round(time.monotonic() - began, 1)}))  # noqa: T201
+    print(json.dumps({"peak_mib": memory_peak_mib(os.getpid()), "took_s": round(time.monotonic() - began, 1)}))  # noqa: T201

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 import holdfast
-from holdfast.core.collect import queue_names
+from holdfast.core.collect import Transaction, queue_names
 from holdfast.core.item import NewItem
+from tests.support.eventually import eventually
 
 PRODUCER = "producer"
 NOTIFY = "notify"
-BATCH_COUNT_MAX = 20
 PART_BYTES = 100
 
 
@@ -49,9 +49,8 @@ async def make_queues(queues: holdfast.Queues) -> None:
 
 async def produce(queues: holdfast.Queues, transaction: str, kind: str, items: Sequence[NewItem]) -> None:
     """Put messages into the transaction's header or payload queue."""
-    queue = queue_names(transaction)[kind == "payload"]
-    for start in range(0, len(items), BATCH_COUNT_MAX):
-        await queues.queue_produce(queue, items[start : start + BATCH_COUNT_MAX])
+    if items:
+        await queues.queue_produce(queue_names(transaction)[kind == "payload"], items)
 
 
 async def answer(queues: holdfast.Queues, transaction: str, shape: dict[str, int]) -> None:
@@ -77,3 +76,14 @@ async def take_request(queues: holdfast.Queues) -> tuple[bytes, dict[str, Any]]:
     (item,) = reply.items
     await queues.queue_complete(PRODUCER, [item.id], partition=reply.partition)
     return item.payload, msgspec.json.decode(item.reference)
+
+
+async def cleaned(collector: holdfast.Collector, transaction: str) -> Transaction:
+    """A transaction for which nothing is left to do: after its end also its queues are gone."""
+
+    async def found() -> Transaction:
+        ended = await collector.service.find(transaction)
+        assert ended.is_clean
+        return ended
+
+    return await eventually(found)

@@ -12,7 +12,7 @@ from holdfast.core.states import TransactionState
 from holdfast.engines.rabbitmq.broker import RabbitBroker
 from holdfast.ports.broker import Subscription
 from holdfast.wiring import SystemClock
-from tests.collect.producing import NOTIFY, PRODUCER, body_of
+from tests.collect.producing import NOTIFY, PRODUCER, body_of, cleaned
 from tests.collect.shared import check_shared, from_producer, producing, publish, shared_place
 from tests.collect.worker import SHAPE
 from tests.support.amqp import Admin, BrokerUrl, RabbitPublisher
@@ -32,7 +32,7 @@ async def test_a_result_on_every_broker(tmp_path: Path, postgres_url: str, every
         holdfast.Collector(postgres_url, blobs=place.blobs, broker=place.broker) as collector,
     ):
         await collector.start(b"all", producer=PRODUCER, notify=NOTIFY, transaction_id=transaction, series=list(SHAPE))
-        ended = await collector.service.wait_clean(transaction, timeout_s=60)
+        ended = await cleaned(collector, transaction)
         assert ended.state is TransactionState.COMPLETED
     await check_shared(place, every_admin)
 

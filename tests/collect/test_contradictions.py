@@ -18,6 +18,7 @@ from tests.collect.producing import (
     PRODUCER,
     answer,
     body_of,
+    cleaned,
     header,
     make_queues,
     notices,
@@ -64,7 +65,7 @@ class CollectorUnderTest(NamedTuple):
         await eventually(reached)
 
     async def completed(self) -> dict[str, list[bytes]]:
-        ended = await self.collector.service.wait_clean(ID, timeout_s=60)
+        ended = await cleaned(self.collector, ID)
         assert ended.state is TransactionState.COMPLETED, ended.reason
         return {
             each.series: [part.body async for part in self.collector.parts(ID, each.series)]

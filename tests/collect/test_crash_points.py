@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.proof import crash_points
-from tests.collect.shared import check_embedded
+from tests.collect.shared import check_embedded, check_uploads
 from tests.collect.worker import Place, play
 from tests.support.forking import forked_process
 
@@ -61,4 +61,5 @@ async def test_a_killed_collector_goes_on_where_it_was(point: str, tmp_path: Pat
     async with forked_process(place.argv, env=crash) as child:
         assert await child.wait(timeout_s=60) == -9, child.stderr.tail
     await play(place)
-    await check_embedded(place, kills=1)
+    await check_embedded(place)
+    check_uploads(place, kills=1)

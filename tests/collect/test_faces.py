@@ -20,7 +20,7 @@ from tests.collect.producing import (
     produce,
     take_request,
 )
-from tests.faults.serving import TOKEN, serving
+from tests.faults.serving import TOKEN, Serving
 from tests.support.command import Command
 from tests.support.eventually import eventually
 
@@ -34,7 +34,7 @@ def whole(series: str) -> bytes:
 
 
 async def test_a_result_over_http_and_the_command_line_of_a_server(tmp_path: Path) -> None:
-    async with serving(f"sqlite:///{tmp_path}/data", tmp_path) as server, server.client() as queues:
+    async with Serving(f"sqlite:///{tmp_path}/data", tmp_path) as server, server.client() as queues:
         await server.start()
         await make_queues(queues)
         headers = {"authorization": f"Bearer {TOKEN}"}

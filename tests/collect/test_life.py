@@ -12,11 +12,13 @@ import pytest
 import holdfast
 from holdfast.core.states import TransactionState
 from holdfast.errors import Invalid, StorageFailed, TryAgain
+from holdfast.services.collect import completion
 from tests.collect.producing import (
     NOTIFY,
     PRODUCER,
     answer,
     body_of,
+    cleaned,
     header,
     make_queues,
     notices,
@@ -84,6 +86,34 @@ async def test_without_progress_a_transaction_is_failed_with_the_reason(
         assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == (1 if keep_blobs else 0)
         (line,) = await collector.service.ledger()
         assert (line.action, line.transaction, line.detail) == ("failed", "t", "awaiting")
+
+
+async def test_a_result_that_will_not_come_is_announced(queues: holdfast.Queues, tmp_path: Path) -> None:
+    async with holdfast.Collector("memory://", blobs=str(tmp_path), queues=queues, abandon_after="400ms") as collector:
+        for name in ("f", "a"):
+            await collector.start(b"r", producer=PRODUCER, notify=NOTIFY, transaction_id=name)
+        await collector.abandon("a", reason="a mistake")
+        for name in ("f", "a"):
+            await cleaned(collector, name)
+    told = await queues.storage_items_list(NOTIFY)
+    assert {item.payload for item in told} == {
+        b'{"reason":"abandoned; no progress for 400ms","state":"failed","transaction-id":"f"}',
+        b'{"reason":"a mistake","state":"abandoned","transaction-id":"a"}',
+    }
+    attributes = [msgspec.json.decode(item.reference) for item in told]
+    assert {each["transaction-id"]: each["kind"] for each in attributes} == {"f": "failed", "a": "abandoned"}
+
+
+async def test_an_end_that_nobody_hears_of_is_an_end_all_the_same(
+    queues: holdfast.Queues, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(completion, "NOTICE_TRIES_MAX", 2)
+    async with holdfast.Collector("memory://", blobs=str(tmp_path), queues=queues) as collector:
+        await collector.start(b"r", producer=PRODUCER, notify=NOTIFY, transaction_id="t")
+        await queues.queues_delete(NOTIFY, force=True)
+        await collector.abandon("t")
+        await cleaned(collector, "t")
+    assert "that 't' is abandoned was told to nobody" in caplog.text
 
 
 async def test_messages_of_an_abandoned_transaction_are_parked_not_dropped(tmp_path: Path) -> None:
@@ -235,7 +265,7 @@ async def test_a_commit_whose_answer_was_lost_is_not_the_end(
                 assert method == "create"
         await take_request(queues)
         await answer(queues, "t", {"a": 3})
-        ended = await collector.service.wait_clean("t", timeout_s=60)
+        ended = await cleaned(collector, "t")
         assert ended.state is TransactionState.COMPLETED
         assert [part.body async for part in collector.parts("t", "a")] == [body_of("a", n) for n in range(3)]
         assert len(set(await notices(queues))) == 1

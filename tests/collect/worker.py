@@ -7,10 +7,9 @@ request itself if it comes. Started again at the same place it goes on where it 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +18,8 @@ import msgspec
 
 import holdfast
 from holdfast.proof.process import python_argv
-from tests.collect.producing import NOTIFY, PRODUCER, answer, make_queues
+from tests.collect.producing import NOTIFY, PRODUCER, answer, cleaned, make_queues
+from tests.support.forking import note
 
 TRANSACTION = "t-1"
 SHAPE = {"rows": 30, "lines": 7, "none": 0}
@@ -50,8 +50,7 @@ class Place(msgspec.Struct, frozen=True):
     @property
     def again(self) -> int:
         """How many parts were uploaded more than once, or too often."""
-        uploads = (Path(self.folder) / "uploads").read_text().splitlines()
-        return len([line for line in uploads if "manifest-" not in line]) - TOTAL
+        return len((Path(self.folder) / "uploads").read_text().splitlines()) - TOTAL
 
 
 async def play(place: Place) -> None:
@@ -74,7 +73,7 @@ async def collect(place: Place, **how: Any) -> None:
         await collector.start(
             b"all of it", producer=PRODUCER, notify=NOTIFY, transaction_id=place.transaction, series=list(SHAPE)
         )
-        await collector.service.wait_clean(place.transaction, timeout_s=60)
+        await cleaned(collector, place.transaction)
 
 
 async def produce_once(queues: holdfast.Queues, folder: Path) -> None:
@@ -89,27 +88,19 @@ async def produce_once(queues: holdfast.Queues, folder: Path) -> None:
 
 @contextmanager
 def noting_uploads(folder: Path) -> Iterator[None]:
-    """One line per blob that is put, so that re-uploads can be counted after the process is gone."""
+    """One line per part that is put, so that re-uploads can be counted after the process is gone."""
     from holdfast.engines.folder.blobs import FolderBlobs
     from holdfast.engines.objects.blobs import ObjectBlobs
 
-    def note(path: str) -> None:
-        file = os.open(folder / "uploads", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(file, path.encode() + b"\n")
-        os.close(file)
+    with ExitStack() as stack:
+        for kind in (FolderBlobs, ObjectBlobs):
 
-    real_folder, real_objects = FolderBlobs.put_all, ObjectBlobs.put
+            async def put_all(self: Any, blobs: Any, real: Any = kind.put_all) -> Any:
+                for blob in blobs:
+                    note(folder / "uploads", blob.path.encode())
+                return await real(self, blobs)
 
-    async def put_all(self: Any, blobs: Any) -> Any:
-        for blob in blobs:
-            note(blob.path)
-        return await real_folder(self, blobs)
-
-    async def put(self: Any, path: str, content: Any, **more: Any) -> Any:
-        note(path)
-        return await real_objects(self, path, content, **more)
-
-    with patch.object(FolderBlobs, "put_all", put_all), patch.object(ObjectBlobs, "put", put):
+            stack.enter_context(patch.object(kind, "put_all", put_all))
         yield
 
 

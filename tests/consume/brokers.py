@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import holdfast
-from holdfast.core.item import NewItem
+from holdfast.core.item import NewItem, cause_of
 from holdfast.core.message import Delivery
-from holdfast.engines.rabbitmq.broker import RabbitSubscription
+from holdfast.engines.rabbitmq.broker import RabbitConsumer
 from holdfast.ports.broker import Layout
+from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.support.amqp import Admin, headers_of, outgoing
 
 QUEUE = "work"
@@ -22,18 +23,25 @@ class Letter(NamedTuple):
     error: str
 
 
-class EmbeddedUnderTest:
-    """The embedded queue. The app opens it; what is asked goes through the app while it runs."""
+class _UnderTest:
+    """A broker, and the app on it that was made last."""
 
-    def __init__(self, url: str, *, token: str = "") -> None:
+    def __init__(self, url: str, layout: Layout, **options: Any) -> None:
         self.url = url
-        self.token = token
-        self.layout: Layout = "per-consumer"
+        self.layout = layout
+        self._options = options
         self._app: holdfast.App | None = None
 
     def app(self, *, stop_timeout: str = "10s") -> holdfast.App:
-        self._app = holdfast.App(self.url, token=self.token, stop_timeout=stop_timeout)
+        self._app = holdfast.App(self.url, stop_timeout=stop_timeout, **self._options)
         return self._app
+
+
+class EmbeddedUnderTest(_UnderTest):
+    """The embedded queue. The app opens it; what is asked goes through the app while it runs."""
+
+    def __init__(self, url: str, *, token: str = "") -> None:
+        super().__init__(url, "per-consumer", token=token)
 
     @property
     def queues(self) -> holdfast.Queues:
@@ -47,7 +55,7 @@ class EmbeddedUnderTest:
     async def parked(self, queue: str = QUEUE) -> list[Letter]:
         """What is in the queue's dead queue."""
         dead = await self.queues.storage_items_list(f"{queue}.dlq")
-        reasons = [item.death_reason.partition("; ") for item in dead]
+        reasons = [cause_of(item).partition("; ") for item in dead]
         return [Letter(item.payload, why[0], why[2]) for item, why in zip(dead, reasons, strict=True)]
 
     async def left(self, queue: str = QUEUE) -> int:
@@ -55,32 +63,30 @@ class EmbeddedUnderTest:
         return await count_of(self.queues, queue)
 
 
-class RabbitUnderTest:
+class RabbitUnderTest(_UnderTest):
     """A virtual host of RabbitMQ."""
 
     def __init__(self, admin: Admin, layout: Layout) -> None:
+        super().__init__(admin.url, layout, management=admin.node.management_url)
         self.admin = admin
-        self.layout = layout
-        self.url = admin.node.url(admin.vhost)
-        self._app: holdfast.App | None = None
-
-    def app(self, *, stop_timeout: str = "10s") -> holdfast.App:
-        self._app = holdfast.App(self.url, management=self.admin.node.management_url, stop_timeout=stop_timeout)
-        return self._app
 
     async def send(self, *bodies: bytes, queue: str = QUEUE) -> None:
         await self.admin.publish([outgoing(queue, body, message_id=f"id of {body!r}", type="kind") for body in bodies])
+
+    async def declare(self, app: holdfast.App) -> None:
+        """The queues of an app with one consumer, from now on the app that is asked."""
+        self._app = app
+        async with open_rabbit_broker(self.url, clock=SystemClock(), management=None) as opened:
+            await opened.declare(app.consumers[0].subscription)
 
     async def letters(self, queue: str = QUEUE) -> list[Delivery]:
         """What is in the dead queue, held and given back."""
         return await self.admin.look(f"{queue}.dlq")
 
     async def parked(self, queue: str = QUEUE) -> list[Letter]:
-        told = [(delivery.body, headers_of(delivery)) for delivery in await self.letters(queue)]
-        return [
-            Letter(body, str(found["x-parked-reason"]), f"{found['x-error-type']}: {found['x-error-message']}")
-            for body, found in told
-        ]
+        letters = [(letter.body, headers_of(letter)) for letter in await self.letters(queue)]
+        error = "{x-error-type}: {x-error-message}".format_map
+        return [Letter(body, str(told["x-parked-reason"]), error(told)) for body, told in letters]
 
     async def left(self, queue: str = QUEUE) -> int:
         # A message on its way from the broker to us is in no count: nothing is believed before it was seen thrice.
@@ -93,7 +99,7 @@ class RabbitUnderTest:
         ready = sum([await self.admin.count(name) for name in (queue, *waits)])
         held = 0
         for worker in self._app._workers:
-            if isinstance(worker._consumer, RabbitSubscription) and worker.health.state != "stopped":
+            if isinstance(worker._consumer, RabbitConsumer) and worker.health.state != "stopped":
                 held += worker._consumer._consumer.unsettled_count
         return ready + held
 

@@ -39,7 +39,6 @@ async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 @pytest.fixture
-async def rabbit(request: pytest.FixtureRequest, nodes: dict[str, Node]) -> AsyncIterator[RabbitUnderTest]:
+def rabbit(admin: Admin) -> RabbitUnderTest:
     """Debian's RabbitMQ with classic queues."""
-    async with Admin.open(nodes["3.10"], vhost_name(request.node.name)) as admin:
-        yield RabbitUnderTest(admin, "per-consumer")
+    return RabbitUnderTest(admin, "per-consumer")

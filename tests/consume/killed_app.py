@@ -9,6 +9,7 @@ from pathlib import Path
 import holdfast
 from holdfast.ports.broker import Layout
 from tests.consume.brokers import QUEUE
+from tests.support.forking import note
 
 
 def make_app(url: str, done: str | Path, layout: Layout = "per-consumer") -> holdfast.App:
@@ -40,15 +41,7 @@ def make_starting_app(url: str, done: str | Path, store: Path | str, *, manageme
     return app
 
 
-def note(done: str | Path, line: bytes) -> None:
-    """One write a line: what the process did is there, whatever ends it."""
-    file = os.open(done, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(file, line + b"\n")
-    os.close(file)
-
-
-if "TEST_STORE" in os.environ:
-    app = make_starting_app(os.environ["TEST_URL"], os.environ["TEST_DONE"], os.environ["TEST_STORE"])
-elif "TEST_URL" in os.environ:
+if url := os.environ.get("TEST_URL"):
+    done, store = os.environ["TEST_DONE"], os.environ.get("TEST_STORE")
     layout: Layout = "quorum" if os.environ.get("TEST_LAYOUT") == "quorum" else "per-consumer"
-    app = make_app(os.environ["TEST_URL"], os.environ["TEST_DONE"], layout)
+    app = make_starting_app(url, done, store) if store else make_app(url, done, layout)

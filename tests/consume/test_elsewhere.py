@@ -10,7 +10,7 @@ import pytest
 
 from tests.consume import test_consume as suite
 from tests.consume.brokers import BrokerUnderTest, EmbeddedUnderTest
-from tests.faults.serving import TOKEN, serving
+from tests.faults.serving import TOKEN, Serving
 from tests.support.postgres import Cluster
 
 test_attempts = suite.test_attempts_is_how_often_the_handler_runs_then_it_is_parked
@@ -25,7 +25,7 @@ test_given_back = suite.test_what_is_not_done_when_the_stop_is_over_goes_back
 async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BrokerUnderTest]:
     """A server as a process of its own, or a database."""
     if request.param == "http":
-        async with serving(f"sqlite:///{tmp_path}/data", tmp_path) as server:
+        async with Serving(f"sqlite:///{tmp_path}/data", tmp_path) as server:
             await server.start()
             yield EmbeddedUnderTest(server.address, token=TOKEN)
         return

@@ -8,8 +8,9 @@ import pytest
 
 import holdfast
 from holdfast import App, Message, Retry
+from holdfast.core.item import Item
 from holdfast.errors import CannotStart, QueueMissing, StorageFailed
-from holdfast.services.queue.queues import Queues
+from holdfast.services.queue.queues import Queues, UnsettledItems
 from tests.consume.brokers import count_of
 from tests.support.eventually import eventually
 
@@ -24,6 +25,15 @@ def make_app(*, stop_timeout: str = "5s", **options: object) -> tuple[App, list[
             raise holdfast.Permanent("bad")
 
     return app, seen
+
+
+async def every_item(queues: Queues, name: str) -> list[Item]:
+    found = await queues.storage_items_list(name, limit=1_000)
+    while page := await queues.storage_items_list(name, limit=1_000, pivot=found[-1].id):
+        found += page[1:]
+        if len(page) < 1_000:
+            break
+    return found
 
 
 async def test_what_would_be_deleted_or_die_too_early_is_refused(tmp_path: object) -> None:
@@ -126,6 +136,25 @@ async def test_a_store_that_fails_for_a_while_loses_no_answer(monkeypatch: pytes
     assert len(seen) == 1
 
 
+async def test_all_that_is_leased_is_kept_alive_however_many_requests_that_takes() -> None:
+    async with holdfast.open("memory://") as queues:
+        await queues.queues_create("work", lease_timeout="1m")
+        held = UnsettledItems(queues, "work")
+        for _ in range(2):
+            await queues.queue_produce("work", [b"x"] * 1_000)
+            held.add((await queues.queue_lease("work", batch_size=1_000)).items, 0)
+        (gone,) = await queues.storage_items_list("work", limit=1)
+        await queues.queue_complete("work", [gone.id])
+        before = {item.lease_deadline for item in await every_item(queues, "work")}
+        await held.extend(0)
+        left = await every_item(queues, "work")
+        assert len(left) == 1_999
+        assert before.isdisjoint(item.lease_deadline for item in left)
+        assert gone.id not in held
+        assert await held.complete([item.id for item in left[-1_000:]], partition=0) == []
+        assert await count_of(queues, "work") == 999
+
+
 async def test_a_lease_is_kept_alive_while_its_handler_runs() -> None:
     app, go_on, runs = App("memory://"), asyncio.Event(), list[int]()
 
@@ -178,3 +207,49 @@ async def test_a_queue_that_is_deleted_ends_the_app_loudly() -> None:
 
     with pytest.raises(QueueMissing):
         await run_and_delete()
+
+
+async def test_the_traceback_of_a_failure_is_in_the_log_and_in_the_letter(caplog: pytest.LogCaptureFixture) -> None:
+    app = App("memory://")
+    text = "first line\nsecond; line " + "x" * 3_000
+
+    @app.consumer("work", retry=Retry(attempts=1))
+    async def charge(message: Message) -> None:
+        raise ValueError(text)
+
+    async with app.running(declare=True):
+        await app.queues.queue_produce("work", "x")
+
+        async def dead() -> list[Item]:
+            return await app.queues.storage_items_list("work.dlq")
+
+        (letter,) = await eventually(dead)
+        assert app._broker is not None
+        (captured,) = await app._broker.peek("work.dlq", count_max=1)
+    assert letter.death_reason.startswith("attempts; ValueError: first line\nsecond; line xxx")
+    assert len(letter.death_reason) <= 2_000
+    assert letter.death_reason.endswith("in charge\n    raise ValueError(text)")
+    death = captured.death
+    assert (death.reason, death.error_type) == ("attempts", "ValueError")
+    assert death.error_message.startswith("first line\nsecond; line xxx")
+    assert death.error_stack.startswith("Traceback (most recent call last):\n")
+    assert captured.group_title == "ValueError in test_embedded.py:charge"
+    (failed,) = [record for record in caplog.records if getattr(record, "event", "") == "message.failed"]
+    assert failed.exc_info is not None
+
+
+async def test_the_ids_of_a_message_are_the_same_at_every_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    app, seen = App("memory://"), list[Message]()
+
+    @app.consumer("work", retry=Retry(attempts=3, delay="10ms"))
+    async def handle(message: Message) -> None:
+        seen.append(message)
+        if message.attempt < 3:
+            raise ValueError("again")
+
+    async with app.running(declare=True):
+        (placed,) = (await app.queues.queue_produce("work", "x")).items
+        await eventually(lambda: len(seen) == 3)
+    assert [message.id for message in seen] == [placed.id] * 3
+    fields = [vars(record)["fields"] for record in caplog.records if getattr(record, "event", "") == "message.failed"]
+    assert {(one["messageId"], one["correlationId"]) for one in fields} == {(placed.id, placed.id)}

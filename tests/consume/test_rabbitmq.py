@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -11,11 +14,11 @@ import holdfast
 from holdfast import Message, Permanent, Retry
 from holdfast.core.message import Outgoing
 from holdfast.errors import CannotStart, Invalid
-from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.consume.brokers import QUEUE, RabbitUnderTest
+from tests.consume.conftest import LAYOUTS
 from tests.consume.killed_app import make_app
 from tests.consume.test_kills import BODIES, POINTS, WORKING, argv, done_in
-from tests.support.amqp import RabbitConsumer, decoded, headers_of, properties, raw_header, table
+from tests.support.amqp import Admin, ResumingConsumer, decoded, headers_of, outgoing, properties, raw_header, table
 from tests.support.eventually import eventually
 from tests.support.forking import forked_process
 
@@ -25,15 +28,10 @@ pytestmark = pytest.mark.rabbitmq
 ODD = {"tiny": b"b\x05", "single": b"f\x3f\x8c\xcc\xcd", "millis": b"T" + (1_700_000_000_000).to_bytes(8, "big")}
 
 
-async def declare(broker: RabbitUnderTest, app: holdfast.App) -> None:
-    async with open_rabbit_broker(broker.url, clock=SystemClock(), management=None) as opened:
-        await opened.declare(app.consumers[0].subscription)
-
-
 def failing_app(broker: RabbitUnderTest, *, retry: Retry) -> tuple[holdfast.App, list[Message]]:
     app, seen = broker.app(), list[Message]()
 
-    @app.consumer(QUEUE, retry=retry, name="me")
+    @app.consumer(QUEUE, retry=retry, name="me", layout=broker.layout)
     async def handle(message: Message) -> None:
         seen.append(message)
         raise Permanent("never") if message.body == b"bad" else ValueError("no")
@@ -83,6 +81,51 @@ async def test_the_broker_can_carry_to_the_wait_queue(rabbit: RabbitUnderTest) -
     assert found["x-original-queue"] == QUEUE
 
 
+@pytest.mark.parametrize("by", ["publish", "broker"])
+async def test_a_handler_sees_the_same_at_every_attempt(
+    every_admin: Admin, by: Literal["publish", "broker"], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="holdfast")
+    rabbit = RabbitUnderTest(every_admin, LAYOUTS[every_admin.node.version])
+    app, seen = failing_app(rabbit, retry=Retry(attempts=3, delay="100ms", by=by))
+    sent_at = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
+    more: dict[str, Any] = {"reply_to": "answers", "timestamp": sent_at, "priority": 4, "app_id": "shop"}
+    more["expiration"] = "600000"
+    # Somebody else's: it is not where this message came from.
+    more["headers"] = {"x-original-queue": QUEUE, "x-original-exchange": "other", "x-original-routing-key": "other"}
+    async with app.running(declare=True):
+        await every_admin.exchange("orders")
+        await every_admin.bind(QUEUE, "orders", "orders.new")
+        await every_admin.publish([outgoing("orders.new", b"x", exchange="orders", **more)])
+        await eventually(rabbit.letters)
+    shown = [
+        (m.attempt, m.exchange, m.routing_key, m.reply_to, m.timestamp, m.priority, m.app_id, m.expiration)
+        for m in seen
+    ]
+    same = ("orders", "orders.new", "answers", sent_at, 4, "shop", "600000")
+    assert shown == [(attempt, *same) for attempt in (1, 2, 3)]
+    told = [record.fields for record in caplog.records if getattr(record, "event", "") == "message.failed"]  # type: ignore[attr-defined]
+    assert [fields["routingKey"] for fields in told] == ["orders.new"] * 3
+
+
+async def test_attempts_that_others_counted_are_not_charged(every_admin: Admin) -> None:
+    rabbit = RabbitUnderTest(every_admin, LAYOUTS[every_admin.node.version])
+    app, seen = failing_app(rabbit, retry=Retry(attempts=2, delay="100ms"))
+    elsewhere: dict[str, Any] = {
+        "queue": QUEUE,
+        "reason": "rejected",
+        "count": 9,
+        "exchange": "",
+        "routing-keys": ["k"],
+    }
+    async with app.running(declare=True):
+        counted: dict[str, Any] = {"x-retry-count": 7, "x-death": [elsewhere]}
+        await every_admin.publish([outgoing(QUEUE, b"x", headers=counted)])
+        (letter,) = await eventually(rabbit.letters)
+    assert [message.attempt for message in seen] == [1, 2]
+    assert (headers_of(letter)["x-parked-reason"], headers_of(letter)["x-retry-count"]) == ("attempts", 1)
+
+
 def test_that_the_broker_carries_can_be_said_in_a_word(rabbit: RabbitUnderTest) -> None:
     app = rabbit.app()
     app.consumer(QUEUE, retry="broker")(print)
@@ -93,7 +136,7 @@ def test_that_the_broker_carries_can_be_said_in_a_word(rabbit: RabbitUnderTest) 
 
 async def test_a_queue_that_would_not_give_back_is_refused(rabbit: RabbitUnderTest) -> None:
     app, _ = failing_app(rabbit, retry=Retry(attempts=2, delay="100ms"))
-    await declare(rabbit, app)
+    await rabbit.declare(app)
     await rabbit.admin.delete(f"{QUEUE}.retry")
     await rabbit.admin.queue(f"{QUEUE}.retry")
     with pytest.raises(CannotStart, match=r"'work\.retry' is not as its consumer needs it"):
@@ -102,7 +145,7 @@ async def test_a_queue_that_would_not_give_back_is_refused(rabbit: RabbitUnderTe
 
 async def test_a_dead_queue_that_nothing_leads_to_is_refused(rabbit: RabbitUnderTest) -> None:
     app, _ = failing_app(rabbit, retry=Retry(attempts=2, delay="100ms"))
-    await declare(rabbit, app)
+    await rabbit.declare(app)
     await rabbit.admin.delete(f"{QUEUE}.dlq")
     with pytest.raises(CannotStart, match=r"'work\.dlq' does not exist"):
         await app.run()
@@ -118,7 +161,7 @@ async def test_without_the_management_api_a_probe_shows_whether_the_dead_queue_i
 ) -> None:
     app = holdfast.App(rabbit.url)
     app.consumer(QUEUE, retry=Retry(attempts=2, delay="100ms"))(print)
-    await declare(rabbit, app)
+    await rabbit.declare(app)
     async with app.running():
         assert await rabbit.admin.count(f"{QUEUE}.dlq") == 0, "the probe was taken out again"
     await rabbit.admin.delete(f"{QUEUE}.dlq")
@@ -182,7 +225,7 @@ async def test_what_cannot_be_parked_is_held_and_goes_on_when_it_can(rabbit: Rab
 
 async def lose(broker: RabbitUnderTest) -> None:
     """What a process that dies does: it has the message, and its connection ends."""
-    consumer = RabbitConsumer(broker.admin.address(), QUEUE, prefetch=1)
+    consumer = ResumingConsumer(broker.admin.address(), QUEUE, prefetch=1)
     async with consumer:
         assert len(await consumer.batch(timeout_s=60.0)) == 1
         assert consumer._connection is not None
@@ -197,7 +240,7 @@ async def lose(broker: RabbitUnderTest) -> None:
 
 async def test_a_message_that_ends_processes_is_parked_on_a_classic_queue(rabbit: RabbitUnderTest) -> None:
     app, seen = failing_app(rabbit, retry=Retry(attempts=2, delay="100ms"))
-    await declare(rabbit, app)
+    await rabbit.declare(app)
     await rabbit.send(b"x")
     await lose(rabbit)
     async with app.running():
@@ -214,7 +257,7 @@ async def test_a_message_that_ends_processes_is_parked_on_a_quorum_queue(rabbit:
     async def handle(message: Message) -> None:
         seen.append(message)
 
-    await declare(rabbit, app)
+    await rabbit.declare(app)
     await rabbit.send(b"x")
     for _ in range(2):
         await lose(rabbit)
@@ -230,7 +273,7 @@ async def test_a_kill_between_publish_and_ack_loses_nothing(
     done = tmp_path / "done"
     app = make_app(rabbit.url, done)
     rabbit._app = app
-    await declare(rabbit, app)
+    await rabbit.declare(app)
     await rabbit.send(*BODIES)
     env = {"TEST_URL": rabbit.url, "TEST_DONE": str(done), "HOLDFAST_CRASH_AT": f"{point}:2"}
     async with forked_process(argv(), env=env) as child:

@@ -13,9 +13,8 @@ import holdfast
 from holdfast import Message
 from holdfast.errors import BrokerRefused, BrokerUnreachable, CannotStart
 from holdfast.proof.proxy import Proxy
-from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.consume.brokers import QUEUE, RabbitUnderTest
-from tests.support.amqp import RabbitConsumer
+from tests.support.amqp import ResumingConsumer
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq
@@ -44,11 +43,6 @@ def make_app(broker: RabbitUnderTest, proxy: Proxy, *, probed: bool = False) -> 
     return app, seen
 
 
-async def declare(broker: RabbitUnderTest, app: holdfast.App) -> None:
-    async with open_rabbit_broker(broker.url, clock=SystemClock(), management=None) as opened:
-        await opened.declare(app.consumers[0].subscription)
-
-
 @pytest.mark.parametrize("probed", [False, True], ids=["asked", "probed"])
 @pytest.mark.parametrize(
     ("way", "method"),
@@ -66,7 +60,7 @@ async def test_a_connection_that_is_lost_at_the_start_is_made_again(
 ) -> None:
     async with Proxy("127.0.0.1", rabbit.admin.node.port) as proxy:
         app, seen = make_app(rabbit, proxy, probed=probed)
-        await declare(rabbit, app)
+        await rabbit.declare(app)
         await rabbit.send(b"x")
         trip = proxy.cut_when(way, passing(method))
         async with app.running():
@@ -78,7 +72,7 @@ async def test_a_connection_that_is_lost_at_the_start_is_made_again(
 async def test_a_broker_that_goes_away_during_the_start_is_waited_for(rabbit: RabbitUnderTest) -> None:
     async with Proxy("127.0.0.1", rabbit.admin.node.port) as proxy:
         app, seen = make_app(rabbit, proxy)
-        await declare(rabbit, app)
+        await rabbit.declare(app)
         await rabbit.send(b"x")
         trip = proxy.cut_when("up", passing(CONSUME))
         running = asyncio.create_task(app.run())
@@ -96,7 +90,7 @@ async def test_a_broker_that_goes_away_during_the_start_is_waited_for(rabbit: Ra
 async def test_a_start_that_waits_for_a_broker_can_be_stopped(rabbit: RabbitUnderTest) -> None:
     async with Proxy("127.0.0.1", rabbit.admin.node.port) as proxy:
         app, _ = make_app(rabbit, proxy)
-        await declare(rabbit, app)
+        await rabbit.declare(app)
         trip = proxy.cut_when("up", passing(DECLARE))
         running = asyncio.create_task(app.run())
         await trip.fired.wait()
@@ -116,7 +110,7 @@ async def test_what_the_broker_refuses_is_not_asked_again(rabbit: RabbitUnderTes
             with pytest.raises(CannotStart, match="queue 'work' does not exist"):
                 await app.run()
             with pytest.raises(BrokerRefused, match="404"):
-                await RabbitConsumer(rabbit.admin.address(), "nowhere", on_start="resume").__aenter__()
+                await ResumingConsumer(rabbit.admin.address(), "nowhere", on_start="resume").__aenter__()
         await proxy.refuse()
         async with asyncio.timeout(60):
             with pytest.raises(BrokerUnreachable, match="cannot be reached"):

@@ -12,7 +12,6 @@ import pytest
 import holdfast
 from holdfast import Message, Retry
 from holdfast.errors import CannotStart
-from holdfast.wiring import SystemClock, open_rabbit_broker
 from tests.consume.brokers import QUEUE, RabbitUnderTest
 from tests.consume.killed_app import make_starting_app as make_app
 from tests.consume.test_kills import argv
@@ -21,12 +20,6 @@ from tests.support.eventually import eventually
 from tests.support.forking import forked_process
 
 pytestmark = pytest.mark.rabbitmq
-
-
-async def declare(broker: RabbitUnderTest, app: holdfast.App) -> None:
-    broker._app = app
-    async with open_rabbit_broker(broker.url, clock=SystemClock(), management=None) as opened:
-        await opened.declare(app.consumers[0].subscription)
 
 
 def lines(file: Path) -> list[str]:
@@ -57,7 +50,7 @@ async def test_what_kills_its_process_is_parked_and_what_was_held_beside_it_is_n
 ) -> None:
     done, store = tmp_path / "done", tmp_path / "store"
     app = make_app(rabbit.url, done, store, management=rabbit.admin.node.management_url)
-    await declare(rabbit, app)
+    await rabbit.declare(app)
     await rabbit.send(b"kill", b"a", b"b")
     for _ in range(2):
         await killed(rabbit, done, store)
@@ -100,7 +93,7 @@ async def test_a_connection_that_is_lost_charges_only_what_was_begun(rabbit: Rab
 async def test_starts_that_the_broker_cannot_carry_are_published(rabbit: RabbitUnderTest, tmp_path: Path) -> None:
     """A rejection has no count of ours: after a kill the retry goes by publish, with all attempts on it."""
     done, store = tmp_path / "done", tmp_path / "store"
-    await declare(rabbit, make_app(rabbit.url, done, store))
+    await rabbit.declare(make_app(rabbit.url, done, store))
     await rabbit.send(b"kill")
     await killed(rabbit, done, store)
     app = holdfast.App(rabbit.url, store=f"sqlite:///{store}")

@@ -149,3 +149,14 @@ def test_a_header_that_is_not_there_is_empty(text: str, fits: bool) -> None:
 def test_a_reason_contains(text: str, fits: bool) -> None:
     headers = {"x-parked-reason": "permanent; shop.NoSuchOrder: 7"}
     assert LetterFilter([text]).fits(Message(body=b"", headers=headers), "", 0) is fits
+
+
+def test_what_it_waited_for_is_no_death() -> None:
+    x_death = [{"queue": "orders.retry", "reason": "expired", "count": 2}, *LETTER.headers["x-death"]]  # type: ignore[misc]
+    letter = Message(body=b"", queue="orders.dlq", type="Scan", headers={"x-death": x_death})
+    assert LetterFilter(["queue=orders", "reason=rejected", "age>30m", "type=Scan"]).fits(letter, "", HOUR_LATER_US)
+
+
+def test_a_letter_that_was_parked_is_found_by_the_queue_that_it_died_in() -> None:
+    headers = {"x-original-queue": "orders", "x-original-for": "graves"}
+    assert LetterFilter(["queue=orders"]).fits(Message(body=b"", queue="graves", headers=headers), "", HOUR_LATER_US)

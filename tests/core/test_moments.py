@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -12,10 +13,12 @@ from holdfast.core.moments import (
     DURATION_CHARACTERS_MAX,
     DURATION_US_MAX,
     format_duration,
+    go_duration,
     microseconds,
     moment,
     moment_or_none,
     parse_duration,
+    written_duration,
 )
 from holdfast.errors import Invalid
 
@@ -49,8 +52,22 @@ def test_a_duration_is_read(text: str, duration_us: int) -> None:
     "text", ["x", "1", "1.5", "s", "1 s", " 1s", "1s ", "1S", "1d", "1.s", ".5s", "1e3s", "infs", "nans", "+1s", "١s"]
 )
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(Invalid, match=r"^lease timeout is invalid; '.*' is not a duration"):
-        parse_duration(text, what="lease timeout")
+    with pytest.raises(Invalid, match=r"^it is invalid; '.*' is not a duration"):
+        parse_duration(text, what="it")
+
+
+@pytest.mark.parametrize(
+    ("what", "formats"),
+    [
+        ("request timeout", "900ms, 5m or 15m"),
+        ("lease timeout", "8m, 15m or 1h"),
+        ("expire timeout", "60m, 2h or 24h"),
+    ],
+)
+def test_clients_of_the_queue_service_hear_what_go_would_say(what: str, formats: str) -> None:
+    text = f'{what} is invalid; time: invalid duration "foo" - expected format: {formats}'
+    with pytest.raises(Invalid, match=f"^{re.escape(text)}$"):
+        parse_duration("foo", what=what)
 
 
 def test_a_duration_is_never_negative() -> None:
@@ -82,10 +99,39 @@ def test_whole_seconds_are_short_enough_to_be_sent_back(seconds: int) -> None:
     assert parse_duration(format_duration(seconds * SECOND), what="it") == seconds * SECOND
 
 
+@given(st.integers(0, DURATION_US_MAX))
+def test_what_is_written_as_go_does_is_read_back(duration_us: int) -> None:
+    assert written_duration(go_duration(duration_us)) == duration_us
+
+
 @pytest.mark.parametrize(
     ("duration_us", "text"),
     [
         (0, "0s"),
+        (1, "1µs"),
+        (1500, "1.5ms"),
+        (900_000, "900ms"),
+        (SECOND, "1s"),
+        (59_999_999, "59.999999s"),
+        (60 * SECOND, "1m0s"),
+        (90 * SECOND, "1m30s"),
+        (960 * SECOND, "16m0s"),
+        (3600 * SECOND, "1h0m0s"),
+        (86_400 * SECOND, "24h0m0s"),
+        (3600 * SECOND + 1_500_000, "1h0m1.5s"),
+        (36_010 * 60 * SECOND, "600h10m0s"),
+    ],
+)
+def test_a_duration_is_written_as_go_does(duration_us: int, text: str) -> None:
+    assert go_duration(duration_us) == text
+
+
+@pytest.mark.parametrize(
+    ("duration_us", "text"),
+    [
+        (0, "0s"),
+        (600 * SECOND, "10m"),
+        (36_010 * 60 * SECOND, "600h10m"),
         (1, "1us"),
         (1500, "1.5ms"),
         (900_000, "900ms"),

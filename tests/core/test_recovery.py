@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from holdfast.core.message import Address
 from holdfast.core.recovery import NAMES_COUNT_MAX, OTHERS, Summary, add_planned
-from holdfast.core.routes import Route
 
 COUNT = NAMES_COUNT_MAX + 500
 
@@ -28,8 +27,8 @@ def test_a_plan_has_a_limit() -> None:
     summary = Summary()
     for number in range(COUNT):
         address = Address(routing_key=f"queue-{number % 700}")
-        add_planned(summary, Route(address=address, type=f"type-{number}", why=""))
-    add_planned(summary, Route(address=Address(routing_key="queue-0"), type="type-0", why=""))
+        add_planned(summary, f"type-{number}", address)
+    add_planned(summary, "type-0", Address(routing_key="queue-0"))
     assert len(summary.planned) == NAMES_COUNT_MAX + 1
     assert summary.planned[OTHERS] == {OTHERS: 500}
     assert summary.planned["type-0"].total() == 2

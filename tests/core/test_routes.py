@@ -11,7 +11,8 @@ from holdfast.core.routes import Mode, RouteTable, find_route, parse_place, pars
 from holdfast.errors import Invalid
 
 DLQ = "imageviewer.dlq"
-ORIGINAL = {"x-original-exchange": "e", "x-original-routing-key": "o"}
+FOREIGN = {"x-original-exchange": "e", "x-original-routing-key": "o"}
+ORIGINAL = {**FOREIGN, "x-original-queue": "q", "x-original-for": DLQ}
 FILE = b"""
 exchange = "imageviewer"
 redirect = "review"
@@ -58,13 +59,11 @@ def test_a_file_that_cannot_be_meant_is_refused(text: bytes) -> None:
         ({"MessageType": "CollectionScan", "x-death": [death("a", "k")]}, "collection.scan", "type"),
         ({"MessageType": "Strange", "x-death": [death("a", "k")]}, None, "type 'Strange' is not in the route table"),
         ({"MessageType": 7}, None, "type '(no text)' is not in the route table"),
-        (
-            {"x-original-exchange": "e", "x-original-routing-key": "o", "x-death": [death("a", "k")]},
-            "o",
-            "its original",
-        ),
-        ({"x-death": [death("q.retry", "no", reason="expired"), death("a", "k")]}, "k", "x-death"),
-        ({"x-death": [death(DLQ, "no"), death("a", "k")]}, "k", "x-death"),
+        ({**ORIGINAL, "x-death": [death("a", "k")]}, "o", "its original"),
+        ({**FOREIGN, "x-death": [death("a", "k")]}, "k", "its original"),
+        ({"x-death": [death("q.retry", "no", reason="expired"), death("a", "k")]}, "k", "its original"),
+        ({"x-death": [death(DLQ, "no"), death("a", "k")]}, "k", "its original"),
+        (FOREIGN, "review", "redirect"),
         ({"x-death": "nonsense"}, "review", "redirect"),
         ({}, "review", "redirect"),
     ],
@@ -75,9 +74,33 @@ def test_the_rules_come_in_their_order(headers: dict[str, object], key: str | No
     assert (route.address.routing_key if route.address else None) == key
 
 
-def test_without_a_table_a_type_means_nothing() -> None:
+def test_without_a_table_each_goes_to_the_queue_that_it_died_in() -> None:
     route = find_route({"MessageType": "T", "x-death": [death("a", "k")]}, RouteTable(), dead_queue=DLQ)
-    assert route.address == Address(exchange="x", routing_key="k")
+    assert route.address == Address(routing_key="a")
+    only_redirect = parse_routes(b"redirect = 'review'", source="f")
+    assert find_route(ORIGINAL, only_redirect, dead_queue=DLQ).address == Address(exchange="e", routing_key="o")
+
+
+def test_a_type_that_no_header_tells_is_that_of_the_message() -> None:
+    table = parse_routes(FILE, source="f")
+    assert find_route({}, table, dead_queue=DLQ, kind="LibraryScan").why == "type"
+    assert find_route({"MessageType": "CollectionScan"}, table, dead_queue=DLQ, kind="Strange").why == "type"
+    assert find_route({}, table, dead_queue=DLQ, kind="Strange").address is None
+
+
+def test_somebody_may_say_where_letters_died_that_do_not_tell() -> None:
+    for headers in ({}, {"x-original-queue": "a", "x-original-for": "other.dlq"}):
+        assert find_route(headers, RouteTable(source="q"), dead_queue=DLQ).address == Address(routing_key="q")
+    told = {"x-death": [death("a", "k")]}
+    assert find_route(told, RouteTable(source="q"), dead_queue=DLQ).address == Address(routing_key="a")
+
+
+def test_the_only_queue_that_leads_here_is_the_source() -> None:
+    assert find_route({}, RouteTable(), dead_queue=DLQ, sources=lambda: ["a"]).address == Address(routing_key="a")
+    two = find_route({}, RouteTable(), dead_queue=DLQ, sources=lambda: ["a", "b"])
+    assert (two.address, two.why) == (None, "nothing says in which queue it died, and 2 queues lead here")
+    by_exchange = RouteTable(mode=Mode.EXCHANGE)
+    assert find_route({}, by_exchange, dead_queue=DLQ, sources=lambda: ["a"]).address is None
 
 
 def test_nothing_known_is_unknown() -> None:

@@ -15,7 +15,7 @@ from functools import partial
 import holdfast
 from holdfast.core.message import OutcomeKind
 from holdfast.proof.conservation import Conservation, ConservationReport
-from tests.support.amqp import BrokerUrl, RabbitConsumer, RabbitPublisher, message_id_of, outgoing
+from tests.support.amqp import BrokerUrl, RabbitPublisher, ResumingConsumer, message_id_of, outgoing
 from tests.support.eventually import eventually
 from tests.support.rabbitmq_cluster import RabbitCluster
 
@@ -72,12 +72,15 @@ class Consuming:
 
     async def collect(self) -> None:
         """Take what is parked."""
-        async with RabbitConsumer(self._address, f"{QUEUE}.dlq", prefetch=100) as consumer:
+        async with ResumingConsumer(self._address, f"{QUEUE}.dlq", prefetch=100) as consumer:
             while True:
                 batch = await consumer.batch()
                 for delivery in batch:
                     self._find("parked", message_id_of(delivery), delivery.body)
                 consumer.ack(batch)
+
+    def has_found(self, count: int) -> bool:
+        return len(self.found) >= count
 
     def _find(self, place: str, name: str, body: bytes) -> None:
         self.books.found(place, name, body)
@@ -97,13 +100,9 @@ async def random_faults(cluster: RabbitCluster, *, faults: int, seed: int) -> Co
                 # A leader that hangs is not replaced for a minute: nothing has to go on before it is back.
                 await asyncio.sleep(chance.random() * PAUSED_S_MAX)
             else:
-                await eventually(partial(_is_reached, load, wanted), timeout_s=DRAIN_TIMEOUT_S)
+                await eventually(partial(load.has_found, wanted), timeout_s=DRAIN_TIMEOUT_S)
             await asyncio.to_thread(cluster.heal)
         return await load.drained()
-
-
-def _is_reached(load: Consuming, wanted: int) -> bool:
-    return len(load.found) >= wanted
 
 
 @asynccontextmanager

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from holdfast.core.item import LeasedItem, NewItem, RetryItem
 from holdfast.errors import BadIds, HoldfastError, NothingToLease, QueueMissing, Unreachable
 from holdfast.proof.conservation import Conservation, ConservationReport
 from tests.consume.brokers import count_of
-from tests.faults.serving import serving
+from tests.faults.serving import Serving
 from tests.support.eventually import eventually
 
 WORK, DEAD = "work", "dead"
@@ -49,7 +50,7 @@ async def create_queues(queues: holdfast.Queues, *, partitions: int = 1) -> None
 
 
 class Load:
-    """Producers and consumers; `run` until told to stop, then `drain` and `report`."""
+    """Producers and consumers: `async with load.working()`, then `drain`."""
 
     def __init__(self, clients: Sequence[holdfast.Client], *, seed: int = 1, name: str = "") -> None:
         self.clients = clients
@@ -89,13 +90,10 @@ class Load:
         reply = await client.queue_lease(name, batch_size=TIDY_COUNT if tidy else 4, request_timeout=wait)
         for item in reply.items:
             self._check_lease(name, item)
-        if tidy:  # at once: on a slow machine the leases would run out before the last one's turn
-            async with asyncio.TaskGroup() as group:
-                for item in reply.items:
-                    group.create_task(self._settle(client, name, reply.partition, item, tidy=tidy))
-            return len(reply.items)
-        for item in reply.items:
-            await self._settle(client, name, reply.partition, item, tidy=tidy)
+        # At once: on a slow machine the leases would run out before the last one's turn.
+        settling = [self._settle(client, name, reply.partition, item, tidy=tidy) for item in reply.items]
+        for error in filter(None, await asyncio.gather(*settling, return_exceptions=True)):
+            raise error
         return len(reply.items)
 
     def _check_lease(self, name: str, item: LeasedItem) -> None:
@@ -140,8 +138,10 @@ class Load:
 
     # --- running ------------------------------------------------------------------------------------------------
 
-    async def run(self, *, producers: int = 3, consumers: int = 3) -> None:
-        """Work on all clients until `stop`; a server that is down or refuses is tried again."""
+    @asynccontextmanager
+    async def working(self, *, producers: int = 3, consumers: int = 3) -> AsyncIterator[None]:
+        """Work on all clients until the end of the block; a server that is down or refuses is tried again, and a
+        promise that is broken ends the block."""
         async with asyncio.TaskGroup() as group:
             for index in range(producers):
                 client = self.clients[index % len(self.clients)]
@@ -149,12 +149,18 @@ class Load:
             for index in range(consumers):
                 client, name = self.clients[index % len(self.clients)], DEAD if index == 0 else WORK
                 group.create_task(self._keep(partial(self.consume, client, name)))
+            try:
+                yield
+            finally:
+                self._stopping.set()
+
+    async def answers(self, count: int) -> None:
+        """Wait until so many more came."""
+        wanted = self.answered_count + count
+        await eventually(lambda: self.answered_count >= wanted)
 
     async def _produce_some(self, client: holdfast.Client) -> None:
         await self.produce(client, self._random.randint(1, 3))
-
-    def stop(self) -> None:
-        self._stopping.set()
 
     async def _keep(self, step: Callable[[], Awaitable[object]]) -> None:
         while not self._stopping.is_set():
@@ -190,24 +196,12 @@ async def random_kills(url: str, folder: Path, *, kills: int, seed: int, partiti
     chance = random.Random(seed)
     async with holdfast.open(url) as queues:
         await create_queues(queues, partitions=partitions)
-    async with serving(url, folder) as server, server.client() as client:
+    async with Serving(url, folder) as server, server.client() as client:
         load = Load([client], seed=seed)
         child = await server.start()
-        working = asyncio.create_task(load.run())
-        try:
+        async with load.working():
             for _ in range(kills):
-                wanted = load.answered_count + chance.randint(0, ANSWERS_COUNT_MAX)
-                await eventually(partial(is_reached, load, working, wanted))
-                if working.done():
-                    break  # a promise was broken; the task says which
+                await load.answers(chance.randint(0, ANSWERS_COUNT_MAX))
                 assert await child.kill() == -9
                 child = await server.start()
-        finally:
-            load.stop()
-            await working
         return await load.drain(client)
-
-
-def is_reached(load: Load, working: asyncio.Task[None], wanted: int) -> bool:
-    """So many answers came, or the load has ended because a promise was broken."""
-    return load.answered_count >= wanted or working.done()

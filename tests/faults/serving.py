@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
+
+import httpx2
 
 import holdfast
 from holdfast.proof.process import Child, python_argv
@@ -15,15 +18,22 @@ from tests.support.ports import free_port
 TOKEN = "a-token-for-the-fault-tests"
 
 
-class Serving:
-    """One server on one address over one storage; at most one process at a time."""
+class Serving(AbstractAsyncContextManager["Serving"]):
+    """One server on one address over one storage; at most one process at a time.
+
+    At the end of an `async with` it is killed, if it still runs; at its beginning it is not started yet.
+    """
 
     def __init__(self, url: str, folder: Path, *, env: Mapping[str, str] | None = None) -> None:
         self.url = url
         self.folder = folder
         self.port = free_port()
+        self.token = TOKEN
         self.env = dict(env or {})
         self._child: Child | None = None
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     @property
     def address(self) -> str:
@@ -56,20 +66,22 @@ class Serving:
 
     def client(self) -> holdfast.Client:
         """A client of this server, whichever process it is."""
-        return holdfast.Client(self.address, TOKEN)
+        return holdfast.Client(self.address, self.token)
+
+    def answer(self, method: str, path: str, *, token: str = "", **how: Any) -> httpx2.Response:
+        """What it says to a plain request. The test waits meanwhile, with all that runs in its own process."""
+        headers = {"authorization": f"Bearer {token or self.token}"}
+        return httpx2.request(method, self.address + path, headers=headers, timeout=60, trust_env=False, **how)
+
+    def ask(self, path: str, body: object = None, **query: Any) -> Any:
+        """The JSON of an answer, which must be a good one; with a body it is a POST."""
+        method, how = ("GET", {"params": query}) if body is None else ("POST", {"json": body})
+        answer = self.answer(method, path, **how)
+        assert answer.status_code == 200, f"{answer.url}: {answer.text}\n{self.child.stderr.tail}"
+        return answer.json()
 
     async def close(self) -> None:
         """Kill what runs."""
         if self._child is not None:
             await self._child.close()
             self._child = None
-
-
-@asynccontextmanager
-async def serving(url: str, folder: Path, *, env: Mapping[str, str] | None = None) -> AsyncIterator[Serving]:
-    """A server that is killed at the end of the block, if it still runs; it is not started yet."""
-    server = Serving(url, folder, env=env)
-    try:
-        yield server
-    finally:
-        await server.close()

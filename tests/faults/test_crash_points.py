@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 import holdfast
 from holdfast.proof import crash_points
 from tests.faults.load import Load, create_queues
-from tests.faults.serving import serving
+from tests.faults.serving import Serving
 
 pytestmark = pytest.mark.slow
 
@@ -41,15 +40,11 @@ async def crash_and_count(url: str, folder: Path, point: str, passes: int) -> No
     """Prepare, crash at the point under load, start again, drain, count."""
     async with holdfast.open(url) as queues:
         await create_queues(queues)
-    async with serving(url, folder) as server, server.client() as client:
+    async with Serving(url, folder) as server, server.client() as client:
         load = Load([client])
         child = await server.launch(HOLDFAST_CRASH_AT=f"{point}:{passes}")
-        working = asyncio.create_task(load.run())
-        try:
+        async with load.working():
             assert await child.wait(timeout_s=REACHED_TIMEOUT_S) == -9, child.stderr.tail
-        finally:
-            load.stop()
-            await working
         assert passes == 1 or load.answered_count > 0
         await server.start()
         await load.produce(client, 3)

@@ -15,7 +15,7 @@ import pytest
 import holdfast
 from holdfast.core.item import NewItem
 from holdfast.errors import HoldfastError, TryAgain
-from tests.faults.serving import Serving, serving
+from tests.faults.serving import Serving
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.slow
@@ -72,7 +72,7 @@ async def is_served_again(client: holdfast.Client, name: str) -> bool:
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Serving]:
     """A server on an ordinary folder with two queues, one item in each."""
-    async with serving(f"sqlite:///{tmp_path}/data", tmp_path) as server, server.client() as client:
+    async with Serving(f"sqlite:///{tmp_path}/data", tmp_path) as server, server.client() as client:
         await server.start()
         for name in (GOOD, BAD):
             await client.queues_create(name)
@@ -86,7 +86,7 @@ def file_of(server: Serving, name: str) -> Path:
 
 
 async def test_a_full_disk_is_454_and_service_goes_on_when_there_is_room(small_disk: Path, tmp_path: Path) -> None:
-    async with serving(f"sqlite:///{small_disk}/data", tmp_path) as server, server.client() as client:
+    async with Serving(f"sqlite:///{small_disk}/data", tmp_path) as server, server.client() as client:
         await server.start()
         await client.queues_create(BAD)
         stored = await produce(client, BAD, b"first")
@@ -100,7 +100,7 @@ async def test_a_full_disk_is_454_and_service_goes_on_when_there_is_room(small_d
 
 
 async def test_files_that_may_not_grow_are_454_and_service_goes_on_when_they_may(tmp_path: Path) -> None:
-    async with serving(f"sqlite:///{tmp_path}/data", tmp_path) as server, server.client() as client:
+    async with Serving(f"sqlite:///{tmp_path}/data", tmp_path) as server, server.client() as client:
         child = await server.start(prefix=["prlimit", f"--fsize={2**21}:unlimited"])
         for name in (GOOD, BAD):
             await client.queues_create(name)
@@ -114,7 +114,7 @@ async def test_files_that_may_not_grow_are_454_and_service_goes_on_when_they_may
 
 
 async def test_a_read_only_disk_is_454_and_a_clear_end_at_a_start(small_disk: Path, tmp_path: Path) -> None:
-    async with serving(f"sqlite:///{small_disk}/data", tmp_path) as server, server.client() as client:
+    async with Serving(f"sqlite:///{small_disk}/data", tmp_path) as server, server.client() as client:
         child = await server.start()
         await client.queues_create(BAD)
         stored = await produce(client, BAD, b"first")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -14,8 +13,8 @@ import holdfast
 from holdfast.core.item import NewItem
 from holdfast.errors import Invalid, TryAgain
 from holdfast.proof.proxy import Proxy
-from tests.faults.load import DEAD, WORK, Load, create_queues, is_reached
-from tests.faults.serving import serving
+from tests.faults.load import DEAD, WORK, Load, create_queues
+from tests.faults.serving import Serving
 from tests.support.eventually import eventually
 from tests.support.postgres import Cluster
 
@@ -33,27 +32,24 @@ def own_cluster() -> Iterator[Cluster]:
 @pytest.mark.parametrize("end", ["stop", "kill"])
 async def test_postgresql_goes_away_and_comes_back(own_cluster: Cluster, end: str, tmp_path: Path) -> None:
     url = own_cluster.create_database("gone")
-    async with serving(url, tmp_path) as server, server.client() as client:
+    async with Serving(url, tmp_path) as server, server.client() as client:
         await server.start()
         await create_queues(client)
         load = Load([client])
-        working = asyncio.create_task(load.run())
-        await eventually(lambda: load.answered_count > ANSWERS)
-        await asyncio.to_thread(getattr(own_cluster, end))
+        async with load.working():
+            await load.answers(ANSWERS)
+            await asyncio.to_thread(getattr(own_cluster, end))
 
-        async def is_refused() -> bool:
-            try:
-                await client.queue_produce(WORK, [NewItem(payload=b"refused")], request_timeout="2s")
-            except TryAgain as error:
-                return error.code == 454
-            raise LookupError("still served")
+            async def is_refused() -> bool:
+                try:
+                    await client.queue_produce(WORK, [NewItem(payload=b"refused")], request_timeout="2s")
+                except TryAgain as error:
+                    return error.code == 454
+                raise LookupError("still served")
 
-        await eventually(is_refused)
-        await asyncio.to_thread(own_cluster.start)
-        seen = load.answered_count
-        await eventually(lambda: load.answered_count > seen + ANSWERS or working.done())
-        load.stop()
-        await working
+            await eventually(is_refused)
+            await asyncio.to_thread(own_cluster.start)
+            await load.answers(ANSWERS)
         assert server.child.returncode is None, server.child.stderr.tail
         load.books.put_in_doubt("refused", b"refused")
         (await load.drain(client)).check()
@@ -62,7 +58,7 @@ async def test_postgresql_goes_away_and_comes_back(own_cluster: Cluster, end: st
 async def test_a_start_without_postgresql_is_a_clear_end(own_cluster: Cluster, tmp_path: Path) -> None:
     url = own_cluster.create_database("absent")
     own_cluster.stop()
-    async with serving(url, tmp_path) as server:
+    async with Serving(url, tmp_path) as server:
         child = await server.launch()
         assert await child.wait(timeout_s=60) not in {0, -9}
         assert "database" in child.stderr.tail.lower()
@@ -73,22 +69,19 @@ async def test_connections_that_are_cut_lose_nothing(postgres: Cluster, postgres
     database = postgres_url.rpartition("/")[2]
     async with Proxy("127.0.0.1", postgres.port) as proxy:
         url = postgres.url(database, port=proxy.port)
-        async with serving(url, tmp_path) as server, server.client() as client:
+        async with Serving(url, tmp_path) as server, server.client() as client:
             await server.start()
             await create_queues(client)
             load = Load([client], name="cut")
-            working = asyncio.create_task(load.run())
-            for round_number in range(6):
-                wanted = load.answered_count + 20
-                await eventually(partial(is_reached, load, working, wanted))
-                if round_number % 2:
-                    await proxy.cut()
-                else:
-                    # The answer of a commit is what gets lost.
-                    trip = proxy.cut_when("down", lambda recent: b"COMMIT" in recent or len(recent) > 200)
-                    await asyncio.wait_for(trip.fired.wait(), 60.0)
-            load.stop()
-            await working
+            async with load.working():
+                for round_number in range(6):
+                    await load.answers(20)
+                    if round_number % 2:
+                        await proxy.cut()
+                    else:
+                        # The answer of a commit is what gets lost.
+                        trip = proxy.cut_when("down", lambda recent: b"COMMIT" in recent or len(recent) > 200)
+                        await asyncio.wait_for(trip.fired.wait(), 60.0)
             (await load.drain(client)).check()
             for name in (WORK, DEAD):
                 await client.queues_delete(name)
@@ -97,8 +90,8 @@ async def test_connections_that_are_cut_lose_nothing(postgres: Cluster, postgres
 async def test_two_servers_with_clocks_30_s_apart_never_lease_an_item_twice(postgres_url: str, tmp_path: Path) -> None:
     late = {"HOLDFAST_CLOCK_OFFSET_S": "-30"}
     async with (
-        serving(postgres_url, tmp_path) as one,
-        serving(postgres_url, tmp_path, env=late) as two,
+        Serving(postgres_url, tmp_path) as one,
+        Serving(postgres_url, tmp_path, env=late) as two,
         one.client() as first,
         two.client() as second,
     ):
@@ -106,10 +99,8 @@ async def test_two_servers_with_clocks_30_s_apart_never_lease_an_item_twice(post
         await create_queues(first, partitions=2)
         await eventually(lambda: knows(second, WORK))
         load = Load([first, second], name="two")
-        working = asyncio.create_task(load.run(producers=4, consumers=8))
-        await eventually(lambda: load.answered_count > 600 or working.done())
-        load.stop()
-        await working
+        async with load.working(producers=4, consumers=8):
+            await load.answers(601)
         (await load.drain(second)).check()
         await eventually(lambda: knows(first, WORK))
         for name in (WORK, DEAD):
@@ -130,8 +121,8 @@ async def test_a_produce_that_races_delete_and_create_is_answered_only_for_what_
     """One server deletes the queue and makes it anew, the other takes items in: each answered item was deleted with a
     queue that was there after the answer, or is in the last one."""
     async with (
-        serving(postgres_url, tmp_path) as one,
-        serving(postgres_url, tmp_path) as two,
+        Serving(postgres_url, tmp_path) as one,
+        Serving(postgres_url, tmp_path) as two,
         one.client() as first,
         two.client() as second,
     ):

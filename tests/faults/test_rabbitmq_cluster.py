@@ -62,7 +62,7 @@ async def test_a_wait_queue_and_a_dead_queue_whose_node_is_down_hold_the_message
     rabbitmq_cluster.declare(vhost, f"{QUEUE}.dlq", home=2)
     ttl: dict[str, int | str] = {"x-message-ttl": 200}
     back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": QUEUE}
-    rabbitmq_cluster.declare(vhost, f"{QUEUE}.retry", home=2, arguments=ttl | back)
+    rabbitmq_cluster.declare(vhost, f"{QUEUE}.retry", home=2, **(ttl | back))  # type: ignore[arg-type]
     async with Admin.open(other, vhost, keep=True) as admin, app.running(declare=True):
         home.kill()
         assert all([(await _publish(admin, body)).stored for body in (b"bad", b"fail")])

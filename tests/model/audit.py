@@ -133,8 +133,8 @@ def _follow(model: QueueModel, queue: Queue, dying: Dying, seen: dict[str, Seen]
     found = seen[dying.target].items.get(token)
     if found is not None and not dying.arrived:
         item, partition, _ = found
-        assert item.expire_deadline is not None
         assert item.death_reason in dying.reasons
+        assert item.expire_deadline is not None
         dying.arrived = True
         model.queues[dying.target].entries[token] = Entry(
             token=token,

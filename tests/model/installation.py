@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, cast
 
 import psycopg
+from hypothesis import HealthCheck, settings
 
 from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import SqliteStorage
@@ -24,9 +25,9 @@ from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.testing import FrozenClock
-from tests.support.flaky import Faults, FlakyQueueStore, flaky
-from tests.support.folders import memory_place
-from tests.support.lasting_memory import LastingMemory
+from tests.support.flaky import Faults, FlakyQueueStore, LastingMemory, flaky
+from tests.support.postgres import emptied
+from tests.support.servers import memory_place
 
 T = TypeVar("T")
 HEAL_STEP_S = 0.25
@@ -68,9 +69,7 @@ class Backend:
         self._memory: LastingMemory | None = None
         if kind == "postgres":
             assert self.url, "no database was named"
-            with psycopg.connect(self.url, autocommit=True) as connection:
-                connection.execute("set client_min_messages = warning")
-                connection.execute("drop schema if exists holdfast cascade")
+            with psycopg.connect(emptied(self.url), autocommit=True) as connection:
                 connection.execute(ASYNCHRONOUS)
 
     def open(self, clock: FrozenClock) -> Storage:
@@ -103,9 +102,9 @@ class ModelInstallation:
     def __init__(self, kind: str) -> None:
         self.faults = Faults()
         self.clock = ModelClock(self.faults)
-        self._loop = asyncio.new_event_loop()
+        self._runner = asyncio.Runner()
         self._backend = Backend(kind)
-        self._storage: Storage | None = None
+        self._storage: Storage
         self.manager: QueueManager
         self.queues: Queues
         self.run(self._open())
@@ -119,7 +118,7 @@ class ModelInstallation:
             finally:
                 await self.faults.rest()
 
-        return self._loop.run_until_complete(whole())
+        return self._runner.run(whole())
 
     async def _open(self) -> None:
         self._storage = flaky(self._backend.open(self.clock), self.faults)
@@ -136,27 +135,23 @@ class ModelInstallation:
     def crash(self) -> None:
         """The process is gone between two commits; start again on what is left."""
         self.faults.armed.clear()
-        self._loop.run_until_complete(self._abandon(copy=True))
+        self._backend.crash()
+        self._runner.run(self._abandon())
         self.clock.forget()
         self.run(self._open())
 
-    async def _abandon(self, *, copy: bool) -> None:
-        if copy:
-            self._backend.crash()
-        mine = asyncio.current_task()
-        tasks = [task for task in asyncio.all_tasks() if task is not mine]
+    async def _abandon(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._storage is not None:
-            await self._storage.close()
+        await self._storage.close()
 
     def close(self) -> None:
         """Everything is given back."""
         self.faults.gate = None
-        self._loop.run_until_complete(self._abandon(copy=False))
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
+        self._runner.run(self._abandon())
+        self._runner.close()
         self._backend.close()
 
     # --- time -------------------------------------------------------------------------------------------------
@@ -198,7 +193,7 @@ class ModelInstallation:
     @property
     def is_shared(self) -> bool:
         """Whether other servers could use the same storage."""
-        return any(storage.abilities.shared for storage in self.manager.storages.values())
+        return self._storage.abilities.shared
 
     def was_loaded(self, queue_name: str) -> bool:
         """Whether its store has been read at all since the start."""
@@ -218,3 +213,14 @@ class ModelInstallation:
                 return
             self.advance(HEAL_STEP_S)
         raise AssertionError(f"not settled after {HEAL_STEPS_COUNT_MAX * HEAL_STEP_S} s without any fault")
+
+
+def settings_for(*, examples: int, steps: int = 40) -> settings:
+    """No deadline per step: a step may wait for a disk. A failure prints how to repeat it."""
+    return settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+    )

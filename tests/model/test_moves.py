@@ -24,8 +24,7 @@ from holdfast.errors import HoldfastError, NothingToLease
 from holdfast.ports.queue_store import Arrive, Forget, Operation, Remove, Result, Revive
 from holdfast.services.queue.logical_queue import LogicalQueue
 from tests.model.audit import Seen, look
-from tests.model.installation import ModelInstallation
-from tests.model.profile import settings_for
+from tests.model.installation import ModelInstallation, settings_for
 from tests.model.queue_model import Queue
 
 pytestmark = pytest.mark.slow

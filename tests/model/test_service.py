@@ -39,8 +39,7 @@ from holdfast.ports.queue_store import (
     RetryItems,
 )
 from tests.model.audit import audit, catch_up, look
-from tests.model.installation import Backend, ModelInstallation
-from tests.model.profile import settings_for
+from tests.model.installation import Backend, ModelInstallation, settings_for
 from tests.model.queue_model import SECOND_US, Entry, Queue, QueueModel
 
 pytestmark = pytest.mark.slow

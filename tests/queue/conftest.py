@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from holdfast.engines.postgres.storage import PostgresStorage
 from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.testing import FrozenClock
 from tests.queue.installation import Installation, MakeStorage
-from tests.support.lasting_memory import LastingMemory
+from tests.support.flaky import LastingMemory
 from tests.support.postgres import Cluster
 
 STORES = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
@@ -30,9 +30,8 @@ TABLES = (
 @pytest.fixture(scope="module")
 def databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
     """Databases by name, for the tests of one module."""
-    made = Databases(request.getfixturevalue, request.module.__name__.rpartition(".")[2])
-    yield made
-    made.close()
+    with ExitStack() as stack:
+        yield Databases(request.getfixturevalue, request.module.__name__.rpartition(".")[2], stack)
 
 
 @pytest.fixture(params=STORES)
@@ -51,9 +50,10 @@ def make_storage(request: pytest.FixtureRequest, tmp_path: Path, databases: Data
 class Databases:
     """PostgreSQL databases of one test module, made when first asked for and emptied before every test."""
 
-    def __init__(self, fixture: Callable[[str], Any], module: str) -> None:
+    def __init__(self, fixture: Callable[[str], Any], module: str, stack: ExitStack) -> None:
         self._fixture = fixture
         self._module = module
+        self._stack = stack
         self._connections: dict[str, psycopg.Connection[tuple[Any, ...]]] = {}
 
     def url(self, storage: str) -> str:
@@ -62,7 +62,8 @@ class Databases:
         name = f"{self._module}_{storage}"
         if name not in self._connections:
             cluster.create_database(name)
-            self._connections[name] = connection = cluster.connect(name)
+            self._stack.callback(cluster.drop_database, name)
+            self._connections[name] = connection = self._stack.enter_context(cluster.connect(name))
             # Nobody kills this server: what a commit means is at stake here, not the disk.
             connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(name)))
             # The ledger refuses to be emptied, as it should; nobody asks it here.
@@ -75,12 +76,6 @@ class Databases:
             with connection.transaction():
                 for (table,) in connection.execute(TABLES).fetchall():
                     connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier("holdfast", table)))
-
-    def close(self) -> None:
-        """Drop them."""
-        for name, connection in self._connections.items():
-            connection.close()
-            self._fixture("postgres").drop_database(name)
 
 
 @pytest.fixture(params=FACES)

@@ -7,21 +7,22 @@ them and whether the calls go through the process or through real HTTP.
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import httpx2
 import pytest
-import uvicorn
-from uvicorn.server import ServerState
 
 from holdfast import Client, HoldfastError, Item, Queues
 from holdfast.core.requests.queue import LeaseReply, PartitionStats
 from holdfast.errors import NothingToLease
 from holdfast.faces.api.authenticator import token_hash
-from holdfast.faces.api.server import make_app
+from holdfast.faces.api.listener import HttpServer
+from holdfast.faces.api.server import make_server
 from holdfast.ports.queue_store import LedgerEntry, Storage
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.service import QueueService
@@ -177,26 +178,46 @@ def refused(text: str, *, code: int = 400, ids: Sequence[str] = ()) -> Iterator[
 
 @asynccontextmanager
 async def serving(service: QueueService, *, token: str = TOKEN) -> AsyncIterator[str]:
-    """The service over HTTP on a free loopback port, in this event loop: the frozen clock holds there too.
+    """The service over HTTP on a free loopback port, in this event loop: the frozen clock holds there too."""
+    server = make_server(service, admin_token_hash=token_hash(token) if token else None, version="test")
+    async with listening(server) as url:
+        yield url
 
-    Uvicorn's protocol without uvicorn's main loop, whose tick of 0.1 s every test would wait for at its end.
-    """
-    app = make_app(service, admin_token_hash=token_hash(token) if token else None, version="test")
-    config = uvicorn.Config(app, http="httptools", ws="none", loop="none", lifespan="off", log_config=None)
-    config.load()
-    state = ServerState()
-    loop = asyncio.get_running_loop()
+
+@asynccontextmanager
+async def listening(server: HttpServer) -> AsyncIterator[str]:
+    """A server on a free loopback port; its address."""
     # The protocol said aloud: only then does asyncio switch Nagle's algorithm off, which costs 40 ms an answer.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
-        server = await loop.create_server(
-            lambda: config.http_protocol_class(config=config, server_state=state, app_state={}),  # type: ignore[call-arg]
-            sock=listener,
-        )
-        try:
+        async with server.serving(listener):
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.close()
-            for connection in list(state.connections):
-                connection.shutdown()
-            await eventually(lambda: not state.connections and not state.tasks)
+
+
+CODE_TEXTS = {400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed"}
+CODE_TEXTS |= {453: "Request Failed", 454: "Retry Request", 455: "Client Content Error"}
+CODE_TEXTS |= {500: "Internal Error", 501: "Not Implemented"}
+
+
+def plain_client(installation: Installation, headers: dict[str, str] | None = None) -> httpx2.AsyncClient:
+    """A client with the token, or with these headers instead."""
+    if headers is None:
+        headers = {"authorization": f"Bearer {TOKEN}"}
+    return httpx2.AsyncClient(base_url=installation.url, headers=headers, trust_env=False, timeout=30)
+
+
+async def post(http: httpx2.AsyncClient, verb: str, body: Any) -> tuple[int, Any]:
+    """The status and the JSON of a reply; `body` is bytes, or becomes JSON."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = await http.post(f"/v1/{verb}", content=content)
+    assert answer.headers["content-type"] == "application/json"
+    return answer.status_code, answer.json()
+
+
+async def error(http: httpx2.AsyncClient, verb: str, body: Any, code: int) -> str:
+    """The message of a refusal, whose body is as the contract says."""
+    status, reply = await post(http, verb, body)
+    assert status == reply["code"] == code
+    assert reply["code_text"] == CODE_TEXTS[code]
+    assert set(reply) <= {"code", "code_text", "message", "details"}
+    return str(reply["message"])

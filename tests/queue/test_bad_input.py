@@ -79,15 +79,17 @@ TIMED: dict[str, Callable[[Queues, str], Awaitable[object]]] = {
 }
 
 
+REQUIRED = "request timeout is required; '5m' is recommended, 15m is the maximum"
 BAD_TIMEOUTS = {
-    "": "request timeout is required; '5m' is recommended, 15m is the maximum",
-    "16m": "request timeout is invalid; maximum timeout is '15m' but '16m' was requested",
-    "15m1ms": "request timeout is invalid; maximum timeout is '15m' but '15m1ms' was requested",
+    "": REQUIRED,
+    "0s": REQUIRED,
+    "0": REQUIRED,
+    "16m": "request timeout is invalid; maximum timeout is '15m' but '16m0s' was requested",
+    "15m1ms": "request timeout is invalid; maximum timeout is '15m' but '15m0.001s' was requested",
     "1ms": "request timeout is invalid; minimum timeout is '10ms' but '1ms' was requested",
     "9.999ms": "request timeout is invalid; minimum timeout is '10ms' but '9.999ms' was requested",
-    "0s": "request timeout is invalid; minimum timeout is '10ms' but '0s' was requested",
     "-5s": "request timeout is invalid; '-5s' cannot be negative",
-    "soon": "request timeout is invalid; 'soon' is not a duration - expected format: 900ms, 5m or 1h30m",
+    "foo": 'request timeout is invalid; time: invalid duration "foo" - expected format: 900ms, 5m or 15m',
 }
 
 
@@ -113,6 +115,19 @@ async def test_a_bad_partition_is_refused_before_the_list(queues: Queues) -> Non
             await call
 
 
+async def test_an_empty_list_is_refused(queues: Queues) -> None:
+    await queues.queues_create("orders")
+    for text, call in {
+        "items cannot be empty; at least one item is required": queues.queue_produce("orders", []),
+        "ids is invalid; list of ids cannot be empty": queues.queue_complete("orders", []),
+        "items is invalid; list of items cannot be empty": queues.queue_retry("orders", []),
+        "items is invalid; cannot be empty": queues.storage_items_import("orders", []),
+        "ids is invalid; cannot be empty": queues.storage_items_delete("orders", []),
+    }.items():
+        with refused(text):
+            await call
+
+
 async def test_a_bad_list_is_refused_before_its_ids(queues: Queues) -> None:
     await queues.queues_create("orders")
     with refused("ids is invalid; max_complete_batch_size is 1000 but received 1001"):
@@ -133,9 +148,24 @@ async def test_a_namespace_may_be_left_out_or_named(queues: Queues, namespace: s
     await queues._caller.call(StatsRequest(queue_name="orders", namespace=namespace))
 
 
-async def test_another_namespace_is_refused(queues: Queues) -> None:
-    with refused("namespace is invalid; 'mine' is not known here, leave it out"):
-        await queues._caller.call(ListRequest(namespace="mine"))
+@pytest.mark.parametrize(
+    ("namespace", "text"),
+    [
+        ("mine", "namespace is invalid; 'mine' is not known here, leave it out"),
+        ("a b", "namespace name is invalid; 'a b' cannot contain whitespace"),
+        ("a~b", "namespace name is invalid; 'a~b' cannot contain '~' character"),
+        ("a:b", "namespace name is invalid; 'a:b' cannot contain ':' character"),
+        ("n" * 257, "namespace name is invalid; cannot be greater than '256' characters"),
+    ],
+)
+async def test_another_namespace_is_refused(queues: Queues, namespace: str, text: str) -> None:
+    with refused(text):
+        await queues._caller.call(ListRequest(namespace=namespace))
+
+
+async def test_a_listing_of_queues_cannot_begin_with_what_no_name_has(queues: Queues) -> None:
+    with refused("pivot is invalid; 'a~b' cannot contain '~' character"):
+        await queues.queues_list(pivot="a~b")
 
 
 async def test_huge_numbers_are_refused(queues: Queues) -> None:

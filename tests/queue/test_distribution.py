@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.services.queue.changes import spread
+from holdfast.services.queue.service import spread
 from holdfast.services.queue.waiting import assign_leases, place_produce, share_out
 
 

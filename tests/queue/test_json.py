@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from tests.queue.installation import Installation, answered
-from tests.queue.plain import error, plain_client, post
+from tests.queue.installation import Installation, answered, error, plain_client, post
 
 
 @pytest.fixture
@@ -112,8 +111,9 @@ async def test_a_queue_has_the_names_of_the_contract(http: httpx2.AsyncClient) -
     assert status == 200
     assert reply == {
         "queue_name": "orders",
-        "lease_timeout": "1m",
-        "expire_timeout": "1h",
+        "namespace": "_system",
+        "lease_timeout": "1m0s",
+        "expire_timeout": "1h0m0s",
         "requested_partitions": 1,
         "created_at": "2030-01-01T00:00:00Z",
         "updated_at": "2030-01-01T00:00:00Z",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 
 import pytest
@@ -179,6 +181,93 @@ async def test_waiting_requests_share_items_round_robin(
     installation: Installation, wanted: list[int], item_count: int, given: list[int]
 ) -> None:
     assert await shared(installation, wanted, item_count) == given
+
+
+WIDE = 5
+
+
+@pytest.fixture
+async def leased(installation: Installation) -> list[str]:
+    """A queue of five partitions with an item leased in each, which will die when its lease runs out."""
+    await installation.queues.queues_create("wide", lease_timeout="1m", max_attempts=1, requested_partitions=5)
+    for _ in range(5):
+        await installation.queues.queue_produce("wide", [b"leased"])
+    return [(await installation.queues.queue_lease("wide")).items[0].id for _ in range(5)]
+
+
+@asynccontextmanager
+async def two_each(installation: Installation) -> AsyncIterator[None]:
+    """Five requests for ten items wait; what is done inside brings ten, and each gets two of them."""
+    async with AsyncExitStack() as stack:
+        tasks = [await stack.enter_async_context(installation.waiting("wide", batch_size=10)) for _ in range(5)]
+        yield
+
+        def given() -> list[int]:
+            return [len(task.result().items) if task.done() else 0 for task in tasks]
+
+        await eventually(lambda: sum(given()) == 10)
+        assert given() == [2] * 5
+
+
+async def test_a_resumed_queue_sends_nobody_to_an_empty_partition(
+    installation: Installation, queues: Queues, leased: list[str]
+) -> None:
+    await queues.queue_pause("wide")
+    async with two_each(installation):
+        await queues.queue_produce("wide", [b"a"] * 10)
+        await installation.rest()
+        await queues.queue_resume("wide")
+
+
+async def test_a_partition_with_an_item_for_many_is_left_to_others(
+    installation: Installation, queues: Queues, leased: list[str]
+) -> None:
+    await queues.queue_pause("wide")
+    async with two_each(installation):
+        for count in (1, 10):
+            await queues.queue_produce("wide", [b"a"] * count)
+        await queues.queue_resume("wide")
+
+
+async def test_a_deadline_that_brings_nothing_attracts_nobody(
+    installation: Installation, queues: Queues, leased: list[str]
+) -> None:
+    at = moment(installation.clock.now_us()) + timedelta(minutes=1)
+    await queues.queue_produce("wide", [NewItem(payload=b"a", enqueue_at=at)] * 10)
+    async with two_each(installation):
+        await installation.advance(60)
+
+
+@pytest.mark.parametrize("elsewhere", ["deadlines", "retries", "schedules"])
+async def test_what_may_bring_items_elsewhere_keeps_nobody_from_those_that_are_there(
+    installation: Installation, queues: Queues, leased: list[str], elsewhere: str
+) -> None:
+    at_the_gate, go_on = asyncio.Event(), asyncio.Event()
+
+    async def gate(queue_name: str, operations: object) -> None:
+        at_the_gate.set()
+        await go_on.wait()
+
+    waiting = installation.service.manager.get("wide").waiting
+    at = moment(installation.clock.now_us()) + timedelta(hours=1)
+    async with two_each(installation), asyncio.TaskGroup() as group:
+        installation.faults.gate = gate
+        group.create_task(queues.queue_extend("wide", leased[:1]))
+        await answered(at_the_gate.wait())
+        group.create_task(queues.queue_produce("wide", [b"a"] * 10, request_timeout="15m"))
+        await eventually(lambda: len(waiting.produces) == 1)
+        if elsewhere == "deadlines":
+            await installation.clock.advance(60)
+        elif elsewhere == "retries":
+            for partition in range(1, 5):
+                group.create_task(queues.queue_retry("wide", [leased[partition]], partition=partition))
+            await eventually(lambda: waiting.settling_count() == 4)
+        else:
+            for _ in range(4):
+                group.create_task(queues.queue_produce("wide", [NewItem(payload=b"later", enqueue_at=at)] * 2))
+            await eventually(lambda: len(waiting.produces) == 5)
+        installation.faults.gate = None
+        go_on.set()
 
 
 async def test_a_thousand_requests_may_wait_and_the_next_is_told_to_come_back(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from holdfast import NewItem, Queues
+from holdfast import Invalid, NewItem, Queues
 from holdfast.core.moments import moment
 from tests.queue.installation import Installation, refused
 
@@ -180,3 +181,34 @@ async def test_items_of_a_large_request_keep_their_order_and_their_fields(
     assert [(item.payload, item.kind, item.reference) for item in listed] == [
         (item.payload, item.kind, item.reference) for item in items
     ]
+
+
+async def test_one_item_needs_no_list(installation: Installation, queues: Queues) -> None:
+    for one in ("hello", b"x", bytearray(b"y"), NewItem(payload=b"z")):
+        assert len((await queues.queue_produce("orders", one)).items) == 1  # type: ignore[arg-type]
+    await queues.queue_produce("orders", (text for text in ("a", "b")))
+    assert await installation.payloads("orders") == [b"hello", b"x", b"y", b"z", b"a", b"b"]
+
+
+@pytest.mark.parametrize("items", [{"bytes": "x"}, [{"bytes": "x"}], None, 5, [b"a", None], [["a"]]])
+async def test_what_is_no_item_is_named(installation: Installation, queues: Queues, items: Any) -> None:
+    with pytest.raises(Invalid, match=r"argument is invalid; it holds a \w+, use NewItem, str, bytes"):
+        await queues.queue_produce("orders", items)
+    with pytest.raises(Invalid, match=r"argument is invalid; it holds a \w+, use RetryItem, str$"):
+        await queues.queue_retry("orders", items)
+    with pytest.raises(Invalid, match=r"argument is invalid; it holds a \w+, use Item$"):
+        await queues.storage_items_import("orders", items)
+    for verb in (queues.queue_complete, queues.queue_extend, queues.storage_items_delete):
+        with pytest.raises(Invalid, match=r"argument is invalid; it holds a \w+, use str$"):
+            await verb("orders", items)
+    assert await installation.items("orders") == []
+
+
+async def test_one_id_needs_no_list(installation: Installation, queues: Queues) -> None:
+    ids = [item.id for item in (await queues.queue_produce("orders", ["a", "b", "c"])).items]
+    await queues.queue_lease("orders", batch_size=2)
+    await queues.queue_extend("orders", ids[0])
+    await queues.queue_complete("orders", ids[0])
+    await queues.queue_retry("orders", ids[1])
+    await queues.storage_items_delete("orders", ids[2])
+    assert await installation.payloads("orders") == [b"b"]

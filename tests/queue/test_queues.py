@@ -25,7 +25,8 @@ async def test_a_queue_is_shown_as_it_was_created(installation: Installation, qu
         requested_partitions=2,
     )
     info = await queues.queues_info("orders")
-    assert (info.queue_name, info.lease_timeout, info.expire_timeout) == ("orders", "1m30s", "24h")
+    assert (info.queue_name, info.lease_timeout, info.expire_timeout) == ("orders", "1m30s", "24h0m0s")
+    assert info.namespace == "_system"
     assert (info.max_attempts, info.dead_queue, info.reference) == (5, "dead", "team one")
     assert (info.requested_partitions, len(info.partitions)) == (2, 2)
     assert info.created_at == info.updated_at == moment(installation.clock.now_us())
@@ -34,7 +35,7 @@ async def test_a_queue_is_shown_as_it_was_created(installation: Installation, qu
 
 async def test_the_dead_retention_is_a_duration(queues: Queues) -> None:
     await queues.queues_create("dead", dead_retention="168h")
-    assert (await queues.queues_info("dead")).dead_retention == "168h"
+    assert (await queues.queues_info("dead")).dead_retention == "168h0m0s"
 
 
 async def test_a_name_is_taken_once(queues: Queues) -> None:
@@ -88,19 +89,17 @@ async def test_an_expire_timeout_is_needed(queues: Queues) -> None:
 
 
 async def test_a_lease_may_not_be_longer_than_a_life(queues: Queues) -> None:
-    with refused("lease timeout is too long; 1h cannot be greater than the expire timeout 30m"):
+    with refused("lease timeout is too long; 1h0m0s cannot be greater than the expire timeout 30m0s"):
         await queues.queues_create("orders", lease_timeout="1h", expire_timeout="30m")
     await queues.queues_create("orders", lease_timeout="30m", expire_timeout="30m")
-    with refused("lease timeout is too long; 30m cannot be greater than the expire timeout 29m"):
+    with refused("lease timeout is too long; 30m0s cannot be greater than the expire timeout 29m0s"):
         await queues.queues_update("orders", expire_timeout="29m")
-    assert (await queues.queues_info("orders")).expire_timeout == "30m"
+    assert (await queues.queues_info("orders")).expire_timeout == "30m0s"
 
 
+FORMATS = {"lease_timeout": "8m, 15m or 1h", "expire_timeout": "60m, 2h or 24h"}
 BAD_DURATIONS = {
     "-1s": "'-1s' cannot be negative",
-    "1x": "'1x' is not a duration - expected format: 900ms, 5m or 1h30m",
-    "5": "'5' is not a duration - expected format: 900ms, 5m or 1h30m",
-    "NaNs": "'NaNs' is not a duration - expected format: 900ms, 5m or 1h30m",
     "1" * 15 + "s": "cannot be greater than '15' characters",
     "99999999999999h": "'99999999999999h' is more than a hundred years",
 }
@@ -109,7 +108,11 @@ BAD_DURATIONS = {
 @pytest.mark.parametrize("field", ["lease_timeout", "expire_timeout", "dead_retention"])
 async def test_a_duration_may_not_be(queues: Queues, field: str) -> None:
     await queues.queues_create("orders")
-    for text, detail in BAD_DURATIONS.items():
+    bad = dict(BAD_DURATIONS)
+    for text in ("1x", "5", "NaNs"):
+        go = f'time: invalid duration "{text}" - expected format: {FORMATS.get(field)}'
+        bad[text] = go if field in FORMATS else f"'{text}' is not a duration - expected format: 900ms, 5m or 1h30m"
+    for text, detail in bad.items():
         setting: dict[str, Any] = {field: text}
         with refused(f"{field.replace('_', ' ')} is invalid; {detail}"):
             await queues.queues_create("others", **setting)
@@ -119,7 +122,7 @@ async def test_a_duration_may_not_be(queues: Queues, field: str) -> None:
 
 async def test_a_duration_of_15_characters_is_allowed(queues: Queues) -> None:
     await queues.queues_create("orders", expire_timeout="000000000001h1m")
-    assert (await queues.queues_info("orders")).expire_timeout == "1h1m"
+    assert (await queues.queues_info("orders")).expire_timeout == "1h1m0s"
 
 
 async def test_the_limits_of_max_attempts(queues: Queues) -> None:
@@ -205,8 +208,8 @@ async def test_what_an_update_leaves_out_stays(installation: Installation, queue
     await installation.advance(5)
     await queues.queues_update("orders", lease_timeout="3m")
     after = await queues.queues_info("orders")
-    assert after.lease_timeout == "3m"
-    assert (after.expire_timeout, after.max_attempts, after.dead_queue, after.reference) == ("2h", 3, "dead", "r")
+    assert after.lease_timeout == "3m0s"
+    assert (after.expire_timeout, after.max_attempts, after.dead_queue, after.reference) == ("2h0m0s", 3, "dead", "r")
     assert after.created_at == before.created_at
     assert after.updated_at == moment(installation.clock.now_us())
 

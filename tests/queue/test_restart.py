@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from holdfast import HoldfastError, ImportedItem, NewItem, Queues, RetryItem
+from holdfast.core.item import LeasedItem
 from holdfast.core.moments import moment
 from holdfast.ports.queue_store import LeaseItems
 from tests.queue.installation import Installation, answered, refused
@@ -176,3 +177,44 @@ async def test_an_interrupted_death_is_finished_after_the_start(installation: In
     assert [(i.payload, i.source_id, i.death_reason) for i in await installation.items("dead")] == [
         (b"a", leased.id, "poison")
     ]
+
+
+async def test_an_item_tells_its_first_id_at_every_attempt(installation: Installation) -> None:
+    await installation.queues.queues_create("dead")
+    await installation.queues.queues_create("orders", lease_timeout="1m", dead_queue="dead", requested_partitions=2)
+    await installation.queues.queue_produce("orders", ["elsewhere"] * 3)
+    (placed,) = (await installation.queues.queue_produce("orders", "a")).items
+    ids = []
+
+    async def leased() -> LeasedItem:
+        queues = installation.queues
+        replies = [await queues.queue_lease("orders", batch_size=10) for _ in range(2)]
+        (item,) = [item for reply in replies for item in reply.items if item.payload == b"a"]
+        others = [item.id for reply in replies for item in reply.items if item.payload != b"a"]
+        await queues.queue_retry("orders", others, partition=1 - placed.partition)
+        ids.append(item.id)
+        return item
+
+    first = await leased()
+    assert (first.id, first.first_id) == (placed.id, "")
+    await installation.queues.queue_retry("orders", first.id, partition=placed.partition)
+    assert (await leased()).first_id == placed.id
+    await installation.advance(60)  # the lease runs out
+    await installation.restart()
+    again = await leased()
+    assert again.first_id == placed.id
+    at = moment(installation.clock.now_us()) + timedelta(minutes=1)
+    later = RetryItem(id=again.id, retry_at=at)
+    await installation.queues.queue_retry("orders", later, partition=placed.partition)
+    await installation.advance(60)
+    last = await leased()
+    assert (last.first_id, len(set(ids))) == (placed.id, 4)
+    await installation.queues.queue_retry("orders", RetryItem(id=last.id, dead=True), partition=placed.partition)
+    await installation.rest()
+    (letter,) = (await installation.queues.queue_lease("dead")).items
+    assert (letter.payload, letter.first_id) == (b"a", ""), "it came into this queue as another item"
+    await installation.queues.queue_retry("dead", letter.id)
+    back = (await installation.queues.storage_items_list("dead"))[0].id
+    await installation.queues.queue_redrive("dead", back, source_queue="orders")
+    await installation.rest()
+    assert (await leased()).first_id == ""

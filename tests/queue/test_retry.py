@@ -139,7 +139,7 @@ async def test_an_id_named_twice_is_retried_once(installation: Installation, que
 
 
 async def test_no_items_are_refused(queues: Queues) -> None:
-    with refused("items cannot be empty; at least one item is required"):
+    with refused("items is invalid; list of items cannot be empty"):
         await queues.queue_retry("orders", [])
 
 

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec.structs import replace
 
-from holdfast import ImportedItem, NewItem, Queues
+from holdfast import ImportedItem, NewItem, Queues, RetryItem
 from holdfast.core.moments import moment
-from tests.queue.installation import Installation, refused
+from tests.queue.installation import Installation, answered, refused
 
 
 @pytest.fixture(autouse=True)
@@ -106,12 +106,69 @@ async def test_an_imported_item_keeps_its_story_and_gets_a_new_id(installation: 
     (listed,) = await queues.storage_items_list("orders")
     assert stored == listed
     assert listed.id not in ("", "ignored")
-    assert (listed.is_leased, listed.lease_deadline, listed.enqueue_at) == (False, None, None)
-    for name in ("source_id", "attempts", "created_at", "expire_deadline", "reference", "encoding", "kind", "payload"):
+    assert listed.enqueue_at is None
+    for name in ("source_id", "attempts", "created_at", "expire_deadline", "is_leased", "lease_deadline"):
+        assert getattr(listed, name) == getattr(item, name), name
+    for name in ("reference", "encoding", "kind", "payload"):
         assert getattr(listed, name) == getattr(item, name), name
     for name in ("source_queue", "death_reason", "death_attempts", "died_at"):
         assert getattr(listed, name) == getattr(item, name), name
+    await queues.queues_update("orders", expire_timeout="72h")
+    await installation.advance(86_400)
     assert (await queues.queue_lease("orders")).items[0].attempts == 4
+
+
+async def test_an_imported_lease_lasts_until_its_deadline_under_the_new_id(
+    installation: Installation, queues: Queues
+) -> None:
+    now = moment(installation.clock.now_us())
+    soon, later = now + timedelta(seconds=30), now + timedelta(minutes=5)
+    items = [
+        ImportedItem(payload=b"1", is_leased=True, lease_deadline=soon, attempts=2),
+        ImportedItem(payload=b"2", is_leased=True, lease_deadline=soon, enqueue_at=later),
+        ImportedItem(payload=b"3", is_leased=True, lease_deadline=now),
+        ImportedItem(payload=b"4", is_leased=True),
+        ImportedItem(payload=b"5", lease_deadline=soon),
+        ImportedItem(payload=b"6", enqueue_at=later),
+    ]
+    stored = await queues.storage_items_import("orders", items)
+    leases = [(True, soon)] * 2 + [(False, None)] * 4
+    assert [(item.is_leased, item.lease_deadline) for item in stored] == leases
+    assert [(i.is_leased, i.lease_deadline) for i in await queues.storage_items_list("orders")] == leases[:5]
+    stats = await installation.stats("orders")
+    assert (stats.total, stats.total_leased, stats.scheduled) == (5, 2, 1)
+    leased = await queues.queue_lease("orders", batch_size=10)
+    assert [(item.payload, item.attempts) for item in leased.items] == [(b"3", 1), (b"4", 1), (b"5", 1)]
+    await queues.queue_complete("orders", [stored[1].id])
+    async with installation.waiting("orders") as lease:
+        await installation.advance(29)
+        assert not lease.done()
+        await installation.advance(1)
+        (again,) = (await answered(lease)).items
+    assert (again.payload, again.attempts) == (b"1", 3)
+
+
+async def test_a_moment_that_go_did_not_set_is_none(installation: Installation, queues: Queues) -> None:
+    zero, now = datetime(1, 1, 1, tzinfo=UTC), moment(installation.clock.now_us())
+    moments = (
+        "created_at",
+        "enqueue_at",
+        "lease_deadline",
+        "expire_deadline",
+        "died_at",
+        "updated_at",
+        "dead_deadline",
+    )
+    item = replace(ImportedItem(payload=b"a", is_leased=True), **dict.fromkeys(moments, zero))
+    (stored,) = await queues.storage_items_import("orders", [item])
+    assert (stored.created_at, stored.expire_deadline) == (now, now + timedelta(hours=1))
+    assert (stored.enqueue_at, stored.lease_deadline, stored.died_at, stored.is_leased) == (None, None, None, False)
+    assert [stored] == await queues.storage_items_list("orders")
+    await queues.queue_produce("orders", [NewItem(payload=b"b", enqueue_at=zero)])
+    leased = await queues.queue_lease("orders", batch_size=2)
+    assert [item.payload for item in leased.items] == [b"a", b"b"]
+    await queues.queue_retry("orders", [RetryItem(id=leased.items[0].id, retry_at=zero)])
+    assert (await queues.queue_lease("orders")).items[0].payload == b"a"
 
 
 async def test_what_an_import_leaves_out_is_now(installation: Installation, queues: Queues) -> None:
@@ -188,7 +245,7 @@ async def test_a_thousand_are_imported_and_one_more_is_refused(installation: Ins
 
 
 async def test_no_items_are_refused(queues: Queues) -> None:
-    with refused("items cannot be empty; at least one item is required"):
+    with refused("items is invalid; cannot be empty"):
         await queues.storage_items_import("orders", [])
 
 
@@ -232,7 +289,7 @@ async def test_the_limits_of_a_deletion(queues: Queues) -> None:
     await queues.storage_items_delete("orders", ["x"] * 1000)
     with refused("ids is invalid; max_complete_batch_size is 1000 but received 1001"):
         await queues.storage_items_delete("orders", ["x"] * 1001)
-    with refused("ids is invalid; list of ids cannot be empty"):
+    with refused("ids is invalid; cannot be empty"):
         await queues.storage_items_delete("orders", [])
     with refused("partition is invalid; '1' is not a valid partition"):
         await queues.storage_items_delete("orders", ["x"], partition=1)

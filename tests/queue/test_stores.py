@@ -6,9 +6,8 @@ The suite over the service is beside it; here the store alone is asked, so that 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from itertools import count
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
@@ -35,15 +34,12 @@ from holdfast.ports.queue_store import (
     Import,
     LeaseItems,
     LedgerEntry,
-    MoveTarget,
-    Operation,
     PartitionState,
     Produce,
     QueueStore,
     RelatedQueues,
     Release,
     Remove,
-    Result,
     RetryItems,
     Revive,
     SendBack,
@@ -51,13 +47,7 @@ from holdfast.ports.queue_store import (
     Storage,
 )
 from holdfast.testing import FrozenClock
-
-R = TypeVar("R", bound=Result)
-SECOND = 1_000_000
-HOUR = 3_600 * SECOND
-LEASE = 30 * SECOND
-LIVES = DeathRules()
-_numbers = count()
+from tests.engines.postgres.conftest import HOUR, LEASE, LIVES, SECOND, ids, lease, new_name, one, produce, target
 
 
 class StoreUnderTest:
@@ -70,7 +60,7 @@ class StoreUnderTest:
 
     async def queue(self, *, partitions: int = 1, dead_queue: str = "") -> tuple[QueueRecord, QueueStore]:
         """A new queue with a name of its own."""
-        name = f"queue-{next(_numbers)}"
+        name = new_name()
         record = QueueRecord(
             name=name,
             lease_timeout_us=LEASE,
@@ -88,23 +78,6 @@ def items(*payloads: bytes, dedupe_key: str = "", kind: str = "") -> list[NewIte
     return [NewItem(payload=payload, dedupe_key=dedupe_key, kind=kind) for payload in payloads]
 
 
-async def one(store: QueueStore, operation: Operation, kind: type[R]) -> R:
-    """The result of a batch of one."""
-    result = (await store.commit([operation])).results[0]
-    assert isinstance(result, kind), result
-    return result
-
-
-async def produce(store: QueueStore, *payloads: bytes, partition: int = 0) -> list[str]:
-    return list(await one(store, Produce(partition, items(*payloads), HOUR), list))
-
-
-async def lease(
-    store: QueueStore, count_max: int = 10, *, partition: int = 0, rules: DeathRules = LIVES
-) -> list[LeasedItem]:
-    return list(await one(store, LeaseItems(partition, count_max, LEASE, rules), list))
-
-
 async def due(store: QueueStore, rules: DeathRules = LIVES, *, count_max: int = 100) -> Ended:
     return await one(store, Due(0, count_max, rules), Ended)
 
@@ -117,26 +90,12 @@ def ended_as(*, requeued: int = 0, dying: int = 0, more: bool = False) -> Ended:
     return Ended(requeued=requeued, dying=dying, deleted=[], more=more)
 
 
-def ids(leased: Sequence[LeasedItem]) -> list[str]:
-    return [item.id for item in leased]
-
-
 def bodies(leased: Sequence[LeasedItem] | Sequence[Item]) -> list[bytes]:
     return [item.payload for item in leased]
 
 
 def counts(state: PartitionState) -> tuple[int, int, int, int]:
     return state.queued, state.leased, state.scheduled, state.dying
-
-
-def target(record: QueueRecord, storage: str) -> MoveTarget:
-    return MoveTarget(
-        queue_name=record.name,
-        generation=record.generation,
-        partition=0,
-        storage=storage,
-        expire_timeout_us=2 * HOUR,
-    )
 
 
 class StoreSuite:
@@ -621,7 +580,7 @@ class StoreSuite:
         assert [(entry.action, entry.count) for entry in rows] == [("queue_deleted", 1)]
 
     async def test_what_is_kept_first_holds(self, under_test: StoreUnderTest) -> None:
-        key = f"key-{next(_numbers)}"
+        key = new_name()
         assert await under_test.catalog.keep(key, "one") == "one"
         assert await under_test.catalog.keep(key, "two") == "one"
 

@@ -17,8 +17,10 @@ from holdfast.core.message import Delivery, Outgoing
 from holdfast.proof.conservation import Conservation, ConservationReport
 from tests.support.amqp import Admin, headers_of, outgoing, properties, table
 from tests.support.command import Command, Ended, Forked
+from tests.support.eventually import eventually
+from tests.support.forking import memory_peak_mib
 
-EXCHANGE = "imageviewer"
+DLQ, EXCHANGE = "imageviewer.dlq", "imageviewer"
 ROUTES = """exchange = "imageviewer"
 type_header = "MessageType"
 
@@ -29,9 +31,12 @@ Refused = "refusing.queue"
 LibraryScan = { exchange = "", key = "library_scan_queue" }
 """
 TARGETS = ("collection.scan", "cache.generation", "refusing.queue", "library_scan_queue")
+#: A quorum queue that is younger is forgotten by a single node that is killed.
+QUORUM_AGE_S = 3.0
 CHANGED = {
     *(f"x-redriven-{what}" for what in ("at", "by", "from", "count")),
-    *(f"x-original-{what}" for what in ("exchange", "routing-key", "queue")),
+    *(f"x-original-{what}" for what in ("exchange", "routing-key", "queue", "for")),
+    *(f"x-first-original-{what}" for what in ("exchange", "routing-key", "queue")),
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("queue", "reason", "exchange")),
     *("x-redrive-id", "x-redrive-run", "x-kept-death", "x-delivery-count", "x-acquired-count", "x-death"),
     "x-retry-count",
@@ -57,6 +62,12 @@ def letter(
     return outgoing(key, body, message_id=named, content_type="application/json", headers=headers, delivery_mode=2)
 
 
+def noted(exchange: str, key: str, *, queue: str = "collection.scan", dead_queue: str = DLQ) -> dict[str, Any]:
+    """The headers by which a consumer of ours says where a message failed."""
+    origin = {"x-original-exchange": exchange, "x-original-routing-key": key, "x-original-queue": queue}
+    return {**origin, "x-original-for": dead_queue}
+
+
 def essence(delivery: Delivery | Outgoing) -> bytes:
     """Everything of a message that a redrive may not change, in bytes."""
     pieces = properties.split(delivery.properties)
@@ -77,15 +88,17 @@ class DeadLetterQueue:
     admin: Admin
     folder: Path
     kind: str = "classic"
-    name: str = "imageviewer.dlq"
+    name: str = DLQ
     books: Conservation = field(default_factory=Conservation)
     routes: Path = Path()
 
     @property
     def url(self) -> str:
-        return self.admin.node.url(self.admin.vhost)
+        return self.admin.url
 
-    async def make(self, targets: Sequence[str] = TARGETS, *, declare_it: bool = True) -> DeadLetterQueue:
+    async def make(
+        self, targets: Sequence[str] = TARGETS, *, declare_it: bool = True, target_kind: str = "classic"
+    ) -> DeadLetterQueue:
         """Declare everything. `refusing.queue` takes one message and refuses the rest."""
         self.routes = self.folder / "routes.toml"
         self.routes.write_text(ROUTES)
@@ -94,7 +107,7 @@ class DeadLetterQueue:
             await self.queue(self.name, self.kind)
         for target in targets:
             full: dict[str, int | str] = {"x-max-length": 1, "x-overflow": "reject-publish"}
-            await self.queue(target, "classic", **(full if target == "refusing.queue" else {}))
+            await self.queue(target, target_kind, **(full if target == "refusing.queue" else {}))
             await self.admin.bind(target, EXCHANGE, target)
         return self
 
@@ -139,6 +152,16 @@ class DeadLetterQueue:
         await self.found(places)
         return self.books.check(duplicates_max=duplicates_max)
 
+    async def arrived(self, count: int, *places: str, unless_ended: subprocess.Popen[bytes] | None = None) -> None:
+        """Wait until so many are in these places, or in the first target. A queue without a leader says 0."""
+
+        async def are_there() -> bool:
+            if unless_ended and unless_ended.poll() is not None:
+                return True
+            return sum([await self.admin.count(place) for place in places or TARGETS[:1]]) >= count
+
+        await eventually(are_there, timeout_s=90.0)
+
     # The command.
 
     def command(self) -> Command:
@@ -163,6 +186,14 @@ def summary(ended: Ended) -> dict[str, Any]:
     return found
 
 
+async def ended(process: subprocess.Popen[bytes], *codes: int, timeout_s: float = 180.0) -> dict[str, Any]:
+    """What a run told at its end, which must be one of these; 0 or 3, when none is named."""
+    out, err = await asyncio.to_thread(process.communicate, timeout=timeout_s)
+    assert process.returncode in (codes or (0, 3)), err
+    told: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return told
+
+
 def header(delivery: Delivery | Outgoing, name: str) -> object:
     """A decoded header."""
     return headers_of(delivery).get(name)
@@ -174,11 +205,10 @@ def ended_by_kill(process: subprocess.Popen[bytes]) -> bool:
 
 
 async def peak_mb(process: subprocess.Popen[bytes]) -> float:
-    """Of its own memory. What getrusage says of a child begins with that of the process that started it: ours."""
-    peak_kb = 0
-    status = Path(f"/proc/{process.pid}/status")
+    """Of its own memory, at its end."""
+    peak = 0.0
     while process.poll() is None:
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            peak_kb = int(status.read_text().split("VmHWM:")[1].split()[0])
+        with contextlib.suppress(OSError, IndexError):
+            peak = memory_peak_mib(process.pid)
         await asyncio.sleep(0.02)
-    return round(peak_kb / 1024, 1)
+    return peak

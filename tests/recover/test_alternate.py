@@ -6,12 +6,12 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.recover.dead_letter_queue import DeadLetterQueue, letter, summary
+from tests.recover.dead_letter_queue import DeadLetterQueue, letter, noted, summary
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq
 
-OWN = {"x-original-exchange": "shop", "x-original-routing-key": "old.key"}
+OWN = noted("shop", "old.key")
 
 
 @pytest.fixture(params=["argument", "policy"])

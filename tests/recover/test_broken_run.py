@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from holdfast.core.message import Delivery, Outcome, Outgoing
-from holdfast.ports.broker import RecoveryBroker, Told
+from holdfast.ports.broker import OnOutcome, RecoveryBroker
 from tests.recover.dead_letter_queue import DeadLetterQueue, letter
 from tests.recover.inside import DrainAround, Inside
 from tests.support.eventually import eventually
@@ -31,9 +31,9 @@ class WrongAnswers(DrainAround):
         super().__init__(broker)
         send = broker.publisher.send
 
-        def send_wrong(messages: Sequence[Outgoing], told: Told, *, timeout_s: float) -> None:
+        def send_wrong(messages: Sequence[Outgoing], on_outcome: OnOutcome, *, timeout_s: float) -> None:
             def tell(copies: Sequence[Outgoing], outcome: Outcome) -> None:
-                told(NoCopies(), outcome)
+                on_outcome(NoCopies(), outcome)
 
             send(messages, tell, timeout_s=timeout_s)
 

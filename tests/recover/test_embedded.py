@@ -22,7 +22,7 @@ from holdfast.services.queue.logical_queue import LogicalQueue
 from holdfast.services.queue.queues import Queues
 from holdfast.services.recover.embedded import EmbeddedRecovery
 from holdfast.wiring import SystemClock
-from tests.faults.serving import TOKEN, serving
+from tests.faults.serving import TOKEN, Serving
 from tests.support.command import Command, Inside
 from tests.support.eventually import eventually
 
@@ -328,7 +328,7 @@ def test_the_advice_is_for_this_command(tmp_path: Path) -> None:
 async def test_a_server_is_asked_to_do_it(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/work"
     await filled(url, 5)
-    async with serving(url, tmp_path) as server, server.client() as client:
+    async with Serving(url, tmp_path) as server, server.client() as client:
         await server.start()
         done = await asyncio.to_thread(
             Command(tmp_path, "memory://"), "recover", server.address, "dead", "--json", HOLDFAST_TOKEN=TOKEN

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from holdfast.proof.proxy import Proxy
-from tests.recover.dead_letter_queue import EXCHANGE, DeadLetterQueue, letter, summary
+from tests.recover.dead_letter_queue import EXCHANGE, QUORUM_AGE_S, DeadLetterQueue, ended, letter, summary
 from tests.support.amqp import Admin
-from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node
 
 pytestmark = pytest.mark.rabbitmq
 
 ALARMED = 5_000  # letters: some are left when the alarm comes, however long that takes
 STALL_S = 1.5
-QUORUM_AGE_S = 2.5  # a quorum queue that is younger is forgotten by a single node that is killed
 
 
 @pytest.fixture(scope="module")
@@ -33,35 +29,12 @@ def private_node() -> Iterator[Node]:
         yield node
 
 
-async def ended(process: subprocess.Popen[bytes], timeout_s: float = 90.0) -> dict[str, Any]:
-    """Its summary."""
-    out, err = await asyncio.to_thread(process.communicate, timeout=timeout_s)
-    assert process.returncode in (0, 3), err
-    told: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return told
-
-
-async def moved(dlq: DeadLetterQueue, count: int) -> bool:
-    """Whether so many have arrived."""
-    return await dlq.admin.count("collection.scan") >= count
-
-
-async def goes_on(dlq: DeadLetterQueue, process: subprocess.Popen[bytes], before: int) -> bool:
-    """Whether more have arrived, or it has ended."""
-    return process.poll() is not None or await moved(dlq, before + 1)
-
-
-async def arrived_or_back(dlq: DeadLetterQueue, count: int) -> bool:
-    """Whether all are somewhere, nobody having one in hand."""
-    return await dlq.admin.count("collection.scan") + await dlq.admin.count(dlq.name) >= count
-
-
 @asynccontextmanager
 async def alarmed(dlq: DeadLetterQueue, node: Node, *more: str) -> AsyncIterator[subprocess.Popen[bytes]]:
     """A run that is surprised by an alarm in its middle, until the end of the block."""
     process = dlq.start("--rate", "100/s", *more)
     try:
-        await eventually(lambda: moved(dlq, 20))
+        await dlq.arrived(20)
         with node.memory_alarm():
             await asyncio.wait_for(_says(process, b"takes no publishes"), 60.0)
             yield process
@@ -78,7 +51,7 @@ async def test_the_broker_is_killed_in_the_middle(kind: str, private_node: Node,
         await dlq.fill(letter(n) for n in range(4_000))
         await asyncio.sleep(QUORUM_AGE_S if kind == "quorum" else 0)
         process = dlq.start("--rate", "2000/s", "--window", "500")
-        await eventually(lambda: moved(dlq, 800))
+        await dlq.arrived(800)
         node.kill()
     await asyncio.to_thread(node.start)
     told = await ended(process)
@@ -102,7 +75,7 @@ async def test_the_connections_are_cut_again_and_again(kind: str, every_admin: A
         given = ("recover", url, dlq.name, "--json", "--routes", str(dlq.routes))
         process = dlq.command().start(*given, "--rate", "1500/s", "--window", "300")
         for cut in range(1, 4):
-            await eventually(lambda at=cut * 400: moved(dlq, at))  # type: ignore[misc]
+            await dlq.arrived(cut * 400)
             await proxy.cut()
         told = await ended(process)
         # By the same address: only so does it know of acks that were lost, and counts what it publishes again.
@@ -119,7 +92,7 @@ async def test_an_alarm_in_the_middle_is_waited_out(private_node: Node, tmp_path
         async with alarmed(dlq, private_node, "--stall-timeout", f"{STALL_S}s") as process:
             await asyncio.sleep(2 * STALL_S)
             before = await admin.count("collection.scan")
-        await eventually(lambda: goes_on(dlq, process, before))
+        await dlq.arrived(before + 1, unless_ended=process)
         process.send_signal(signal.SIGINT)
         told = await ended(process)
         assert (told["stopped_by"], told["failed"]) == ("signal", 0)
@@ -136,10 +109,10 @@ async def test_a_second_signal_ends_it_at_once(private_node: Node, tmp_path: Pat
             process.send_signal(signal.SIGINT)
             await _says(process, b"Stopping: waiting for ")
             process.send_signal(signal.SIGTERM)
-            told = await ended(process, 30.0)
+            told = await ended(process, timeout_s=30.0)
         assert (told["stopped_by"], process.returncode) == ("signal", 3)
         assert 0 < told["unknown"] <= told["possible_duplicates"]
-        await eventually(lambda: arrived_or_back(dlq, ALARMED))
+        await dlq.arrived(ALARMED, "collection.scan", dlq.name)  # nobody has one in hand
         # Acks may have been lost with the connection: which letters they were of, nobody knows.
         again = summary(await dlq.recover())
         assert 0 < again["possible_duplicates"] <= again["recovered"]

@@ -3,49 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from holdfast.proof.proxy import Proxy
-from tests.recover.dead_letter_queue import EXCHANGE, DeadLetterQueue, letter, summary
+from tests.recover.dead_letter_queue import EXCHANGE, DeadLetterQueue, ended, letter, noted, summary
 from tests.support.amqp import Admin
-from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.rabbitmq
 
 
-async def _told(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    out, _ = await asyncio.to_thread(process.communicate, timeout=60)
-    told: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return told
-
-
-async def _arrived(admin: Admin, count: int) -> None:
-    async def there() -> bool:
-        return await admin.count("collection.scan") >= count
-
-    await eventually(there)
-
-
 def _through(dlq: DeadLetterQueue, proxy: Proxy, *more: str) -> subprocess.Popen[bytes]:
-    url = dlq.admin.node.url(dlq.admin.vhost, port=proxy.port)
-    return dlq.command().start("recover", url, dlq.name, "--json", "--routes", str(dlq.routes), *more)
+    return dlq.start(*more, url=dlq.admin.node.url(dlq.admin.vhost, port=proxy.port))
 
 
 async def test_a_depth_that_nobody_can_read_is_not_zero(dlq: DeadLetterQueue) -> None:
     await dlq.fill(letter(n) for n in range(200))
     async with Proxy("127.0.0.1", dlq.admin.node.port) as proxy:
         process = _through(dlq, proxy, "--rate", "20/s")
-        await _arrived(dlq.admin, 5)
+        await dlq.arrived(5)
         await proxy.refuse()
         await proxy.cut()
         process.send_signal(signal.SIGINT)
-        told = await _told(process)
+        told = await ended(process)
     assert process.returncode == 3
     assert told["remaining"] is None
     assert told["unseen"] == 200 - told["recovered"] - told["failed"]
@@ -67,9 +50,9 @@ async def test_letters_that_wait_for_their_pace_are_not_sent_twice_after_a_cut(a
     async with Proxy("127.0.0.1", dlq.admin.node.port) as proxy:
         process = _through(dlq, proxy, "--rate", "20/s")
         for count in (10, 30, 50):
-            await _arrived(dlq.admin, count)
+            await dlq.arrived(count)
             await proxy.cut()
-        told = await _told(process)
+        told = await ended(process)
     assert told["stopped_by"] == "all_taken"
     assert told["recovered"] - told["possible_duplicates"] <= 100 <= told["recovered"]
     assert told["possible_duplicates"] < 30, "those that were under way when a connection was cut, not all that waited"
@@ -85,9 +68,9 @@ async def test_letters_that_wait_for_their_pace_may_be_near_their_limit(admin: A
     for _ in range(3):
         arrived = await admin.count("collection.scan")
         process = dlq.start("--rate", "1/s", "--management", admin.node.management_url)
-        await _arrived(admin, arrived + 1)
+        await dlq.arrived(arrived + 1)
         process.send_signal(signal.SIGINT)
-        put_back.append((await _told(process))["put_back"])
+        put_back.append((await ended(process))["put_back"])
     assert put_back[:2] == [0, 0]
     assert put_back[2] > 10
     await dlq.check()
@@ -110,7 +93,7 @@ async def test_a_limit_above_the_depth_does_not_chase_letters_that_die_again(dlq
 
 
 async def test_an_exchange_that_is_gone_harms_no_other_letter(dlq: DeadLetterQueue) -> None:
-    gone = {"x-original-exchange": "gone", "x-original-routing-key": "k"}
+    gone = noted("gone", "k")
     await dlq.fill(letter(n, kind=None if n == 500 else "CollectionScan", told=gone) for n in range(1_000))
     ended = await dlq.recover()
     told = summary(ended)
@@ -140,7 +123,7 @@ async def test_a_key_that_may_not_be_used_harms_no_other_key(dlq: DeadLetterQueu
 @pytest.mark.parametrize("way", [(), ("--to-exchange",)], ids=["routes", "exchange"])
 async def test_a_way_back_into_the_queue_itself_is_not_taken(dlq: DeadLetterQueue, way: tuple[str, ...]) -> None:
     await dlq.admin.bind(dlq.name, EXCHANGE, "back")
-    there = {"x-original-exchange": EXCHANGE, "x-original-routing-key": "back"}
+    there = noted(EXCHANGE, "back")
     await dlq.fill(letter(n, kind=None, told=there) for n in range(10))
     ended = await dlq.recover("--management", dlq.admin.node.management_url, *way, routes=not way)
     told = summary(ended)
@@ -149,14 +132,26 @@ async def test_a_way_back_into_the_queue_itself_is_not_taken(dlq: DeadLetterQueu
     await dlq.check()
 
 
-async def test_a_copy_that_another_queue_has_is_counted(dlq: DeadLetterQueue) -> None:
+@pytest.mark.parametrize("is_seen", [True, False])
+async def test_a_copy_that_another_queue_has_is_counted(dlq: DeadLetterQueue, is_seen: bool) -> None:
     """The letter is nacked because one queue is full; the other one has it, and gets it again with the next run."""
+    asked = ["--management", dlq.admin.node.management_url if is_seen else "http://127.0.0.1:1"]
     await dlq.fill([letter(9_999, kind="Refused", key="refusing.queue")], counted=False)
     await dlq.admin.bind("cache.generation", EXCHANGE, "refusing.queue")
     await dlq.fill((letter(n, kind="Refused") for n in range(10)), counted=False)
-    told = summary(await dlq.recover())
-    assert (told["failed"], told["possible_duplicates"]) == (10, 10)
+    told = summary(await dlq.recover(*asked))
+    counted = (told["possible_duplicates"], told["perhaps_elsewhere"])
+    assert (told["failed"], *counted) == ((10, 10, 0) if is_seen else (10, 0, 10))
     assert await dlq.admin.count("cache.generation") == 10
+
+
+@pytest.mark.parametrize("way", [(), ("--to", "refusing.queue")], ids=["seen", "straight"])
+async def test_a_nack_where_one_queue_alone_gets_it_is_no_duplicate(dlq: DeadLetterQueue, way: tuple[str, ...]) -> None:
+    await dlq.fill([letter(9_999, kind="Refused", key="refusing.queue")], counted=False)
+    await dlq.fill((letter(n, kind="Refused") for n in range(10)), counted=False)
+    asked = ["--management", "http://127.0.0.1:1" if way else dlq.admin.node.management_url]
+    told = summary(await dlq.recover(*asked, *way, routes=not way))
+    assert (told["failed"], told["possible_duplicates"], told["perhaps_elsewhere"]) == (10, 0, 0)
 
 
 async def test_a_backup_that_cannot_be_written_ends_the_run_in_order(dlq: DeadLetterQueue) -> None:

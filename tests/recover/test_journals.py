@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.proof.proxy import Proxy
 from holdfast.stores.journal import RECORD_BYTES
-from tests.faults.serving import serving
+from tests.faults.serving import Serving
 from tests.recover.dead_letter_queue import DeadLetterQueue, ended_by_kill, letter, summary
 from tests.support.eventually import eventually
 
@@ -47,7 +47,7 @@ async def serve(dlq: DeadLetterQueue, *, crash_at: str = "") -> None:
     toml = f'[recover."{dlq.name}"]\non_start = true\nroutes = "routes.toml"\n'
     (dlq.folder / "holdfast.toml").write_text(toml)
     env = {"HOLDFAST_BROKER_URL": dlq.url, **({"HOLDFAST_CRASH_AT": crash_at} if crash_at else {})}
-    async with serving(f"sqlite:///{dlq.folder}/work", dlq.folder, env=env) as server:
+    async with Serving(f"sqlite:///{dlq.folder}/work", dlq.folder, env=env) as server:
         child = await server.launch()
         if crash_at:
             assert await child.wait(timeout_s=60) == -signal.SIGKILL, child.stderr.tail

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.message import Delivery, Outcome, Outgoing
 from holdfast.core.recovery import StoppedBy
-from holdfast.ports.broker import RecoveryBroker, Told
+from holdfast.ports.broker import OnOutcome, RecoveryBroker
 from holdfast.proof.proxy import Proxy
 from tests.recover.dead_letter_queue import DeadLetterQueue, letter
 from tests.recover.inside import DrainAround, Inside
@@ -26,11 +26,11 @@ class LateAnswers(DrainAround):
 
     def __init__(self, broker: RecoveryBroker) -> None:
         super().__init__(broker)
-        self.answers: list[tuple[Told, Sequence[Outgoing], Outcome]] = []
+        self.answers: list[tuple[OnOutcome, Sequence[Outgoing], Outcome]] = []
         send = broker.publisher.send
 
-        def send_and_wait(messages: Sequence[Outgoing], told: Told, *, timeout_s: float) -> None:
-            send(messages, lambda *what: self.answers.append((told, *what)), timeout_s=timeout_s)
+        def send_and_wait(messages: Sequence[Outgoing], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+            send(messages, lambda *what: self.answers.append((on_outcome, *what)), timeout_s=timeout_s)
 
         broker.publisher.send = send_and_wait  # type: ignore[method-assign]
 
@@ -41,8 +41,8 @@ class LateAnswers(DrainAround):
         batch = await self.real.take(count_max=count_max, timeout_s=timeout_s)
         if any(one.redelivered for one in batch or ()):
             answers, self.answers = self.answers, []
-            for told, messages, outcome in answers:
-                told(messages, outcome)
+            for on_outcome, messages, outcome in answers:
+                on_outcome(messages, outcome)
         return batch
 
 
@@ -51,7 +51,7 @@ async def test_a_letter_that_comes_again_with_its_confirm_counts_once(any_dlq: D
     await dlq.fill(letter(n) for n in range(COUNT))
     async with Proxy("127.0.0.1", dlq.admin.node.port) as proxy:
         LateAnswers.proxy = proxy
-        told = await Inside(LateAnswers, dlq, port=proxy.port).run()
-    assert (told.interruptions, told.recovered, told.recognised) == (1, COUNT, COUNT)
-    assert (told.stopped_by, told.possible_duplicates) == (StoppedBy.EMPTY, 0)
+        summary = await Inside(LateAnswers, dlq, port=proxy.port).run()
+    assert (summary.interruptions, summary.recovered, summary.recognised) == (1, COUNT, COUNT)
+    assert (summary.stopped_by, summary.possible_duplicates) == (StoppedBy.EMPTY, 0)
     await dlq.check()

@@ -18,7 +18,7 @@ from holdfast.services.recover import run
 from holdfast.services.recover.letter_table import LetterTable
 
 EXCHANGES = ("a", "b")
-ENDS = frozenset((RunState.SETTLED, RunState.PUT_BACK, RunState.UNKNOWN, RunState.GIVEN_BACK))
+ENDS = frozenset((RunState.SETTLED, RunState.PUT_BACK, RunState.UNANSWERED, RunState.GIVEN_BACK))
 LIMIT = 10
 some = st.integers(0, 2**16)
 
@@ -93,9 +93,9 @@ class Letters(RuleBasedStateMachine):
     @precondition(lambda self: not self.ended)
     @rule(missed=some)
     def settled(self, missed: int) -> None:
-        here = [one for one in self.table.unsettled() if one.here]
+        here = [one for one in self.table.take_confirmed() if one.here]
         lost = [one for place, one in enumerate(here) if self.holds and missed >> (place % 16) & 1]
-        assert self.table.stored(here) == [one.delivery for one in here]
+        assert self.table.ackable(here) == [one.delivery for one in here]
         done = self.table.settle(here, [one.delivery for one in lost])
         assert [one for one in here if one not in lost] == list(done)
 
@@ -108,7 +108,7 @@ class Letters(RuleBasedStateMachine):
     @precondition(lambda self: not self.ended)
     @rule(mark=some, stored=st.booleans())
     def put_back_answered(self, mark: int, stored: bool) -> None:
-        letters = self.table.answered(self.pick(mark, RunState.RETURNING))
+        letters = self.table.answered(self.pick(mark, RunState.PUTTING_BACK))
         self.table.was_put_back(letters) if stored else self.table.not_put_back(letters)
 
     @precondition(lambda self: not self.ended and self.holds)
@@ -123,13 +123,13 @@ class Letters(RuleBasedStateMachine):
         away = self.table.away()
         again = self.new(0, "a", 1, redelivered=True)
         again.digest = away[mark % len(away)].digest
-        letter = self.table.find(again)
+        letter = self.table.take_again(again)
         assert letter is not None
         assert letter.here
         if letter.state is RunState.WAITING:
             self.table.wait([letter])
         elif letter.state is RunState.CONFIRMED:
-            self.table.unsettled()
+            self.table.take_confirmed()
             self.table.settle([letter])
         elif letter.state in (RunState.HELD, RunState.PUT_BACK):
             self.table.hold(letter)
@@ -137,7 +137,7 @@ class Letters(RuleBasedStateMachine):
     @precondition(lambda self: not self.ended)
     @rule(stored=st.booleans(), leftovers=st.lists(some, max_size=2))
     def end(self, stored: bool, leftovers: list[int]) -> None:
-        self.table.settle([one for one in self.table.unsettled() if one.here])
+        self.table.settle([one for one in self.table.take_confirmed() if one.here])
         self.step()
         self.table.give_up()
         self.step()
@@ -173,9 +173,9 @@ class Letters(RuleBasedStateMachine):
     def containers(self) -> None:
         table = self.table
         assert all(one.state is RunState.WAITING and one.here for one in table.waiting)
-        assert all(one.state in (RunState.SENT, RunState.RETURNING) for one in table.sent)
+        assert all(one.state in (RunState.SENT, RunState.PUTTING_BACK) for one in table.sent)
         assert table.sent_bytes == sum(one.size_bytes for one in table.sent)
-        assert all(one.state in (RunState.HELD, RunState.RETURNING) and one.here for one in table.held)
+        assert all(one.state in (RunState.HELD, RunState.PUTTING_BACK) and one.here for one in table.held)
         away = table.away()
         assert len(away) == len(set(away)) == table.away_count
         assert not any(one.here for one in away)
@@ -203,12 +203,12 @@ def test_nothing_is_acked_that_the_broker_does_not_have() -> None:
     table.put_back([put_back])
     for wrong in ([sent], [held], [put_back], [stored, sent]):
         with pytest.raises(RuntimeError, match="letters cannot be acked; some are"):
-            table.stored(wrong)
+            table.ackable(wrong)
     table.was_put_back(table.answered([put_back]))
-    assert table.stored([stored, put_back]) == [stored.delivery, put_back.delivery]
+    assert table.ackable([stored, put_back]) == [stored.delivery, put_back.delivery]
     table.settle([stored])
     with pytest.raises(RuntimeError, match="letters cannot be acked; some are settled"):
-        table.stored([stored])  # a second ack could be that of a twin
+        table.ackable([stored])  # a second ack could be that of a twin
 
 
 def test_a_change_that_is_none_of_the_moves_ends_the_run() -> None:
@@ -223,4 +223,4 @@ def test_the_run_acks_at_one_place() -> None:
     """Behind the gate of the table."""
     folder = Path(run.__file__).parent
     found = [line.strip() for file in folder.glob("*.py") for line in file.read_text().splitlines() if ".ack(" in line]
-    assert found == ["return self._drain.ack(self._letters.stored(letters))"]
+    assert found == ["return self._drain.ack(self._letters.ackable(letters))"]

@@ -83,7 +83,7 @@ async def test_it_ends_rather_than_have_a_letter_returned_too_often(admin: Admin
             for sign in (b"Started DLQ consumer", b"Connected again"):
                 await asyncio.wait_for(asyncio.to_thread(_says, process, sign), 60.0)
                 arrived = await admin.count("collection.scan")
-                await eventually(partial(_more_than, dlq, arrived))
+                await dlq.arrived(arrived + 1)
                 await proxy.cut()
             out, err = await asyncio.to_thread(process.communicate, timeout=60.0)
         again = summary(await asyncio.to_thread(dlq.command(), *given))
@@ -99,7 +99,3 @@ async def test_it_ends_rather_than_have_a_letter_returned_too_often(admin: Admin
 def _says(process: subprocess.Popen[bytes], sign: bytes) -> None:
     assert process.stderr is not None
     assert any(sign in line for line in process.stderr), "it ended before"
-
-
-async def _more_than(dlq: DeadLetterQueue, count: int) -> bool:
-    return await dlq.admin.count("collection.scan") > count

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.recovery import StoppedBy
-from tests.recover.dead_letter_queue import DeadLetterQueue, letter, summary
+from tests.recover.dead_letter_queue import DeadLetterQueue, letter, noted, summary
 from tests.recover.inside import DrainAround, Inside
 from tests.support.amqp import Admin, message_id_of
 
@@ -30,7 +30,7 @@ async def test_a_window_full_of_refused_letters_holds_nobody_up(
 
 async def test_an_exchange_that_cannot_be_is_the_trouble_of_its_letters_alone(dlq: DeadLetterQueue) -> None:
     """Whoever sends a letter can write its headers."""
-    told = {"x-original-exchange": "e" * 300, "x-original-routing-key": "k"}
+    told = noted("e" * 300, "k")
     await dlq.fill([letter(0, kind=None, told=told), *(letter(n) for n in range(1, 10))])
     ended = await dlq.recover()
     found = summary(ended)

@@ -19,6 +19,7 @@ from tests.recover.dead_letter_queue import (
     essence,
     header,
     letter,
+    noted,
     peak_mb,
     summary,
 )
@@ -133,7 +134,7 @@ async def test_what_would_make_the_publish_unsafe_is_taken_off_and_kept(dlq: Dea
 
 
 async def test_a_letter_without_a_type_goes_where_it_came_from(dlq: DeadLetterQueue) -> None:
-    own = {"x-original-exchange": EXCHANGE, "x-original-routing-key": "cache.generation"}
+    own = noted(EXCHANGE, "cache.generation")
     wait = {"count": 1, "reason": "expired", "queue": "q.retry", "exchange": "", "routing-keys": ["q.retry"]}
     died = {
         "count": 1,
@@ -175,7 +176,7 @@ async def test_to_source_to_exchange_through_wait_and_to_one_place(dlq: DeadLett
 
 
 async def test_an_unroutable_letter_is_kept(dlq: DeadLetterQueue) -> None:
-    await dlq.fill([letter(1, kind=None, told={"x-original-exchange": EXCHANGE, "x-original-routing-key": "nowhere"})])
+    await dlq.fill([letter(1, kind=None, told=noted(EXCHANGE, "nowhere"))])
     await dlq.fill(letter(n) for n in range(2, 50))
     told = summary(await dlq.recover())
     assert (told["recovered"], told["failed"], told["remaining"]) == (48, 1, 1)
@@ -185,7 +186,7 @@ async def test_an_unroutable_letter_is_kept(dlq: DeadLetterQueue) -> None:
 
 async def test_a_publish_that_is_refused_harms_no_neighbour(any_dlq: DeadLetterQueue) -> None:
     dlq = any_dlq
-    bad = letter(1, kind=None, told={"x-original-exchange": "missing", "x-original-routing-key": "k"})
+    bad = letter(1, kind=None, told=noted("missing", "k"))
     await dlq.fill([*(letter(n) for n in range(2, 300)), bad, *(letter(n) for n in range(300, 600))])
     told = summary(await dlq.recover())
     assert (told["recovered"], told["failed"], told["remaining"]) == (598, 1, 1)
@@ -360,20 +361,22 @@ async def test_a_signal_stops_cleanly(any_dlq: DeadLetterQueue) -> None:
     dlq = any_dlq
     await dlq.fill(letter(n) for n in range(3_000))
     with dlq.start("--rate", "500/s") as process:
-        await eventually(lambda: _some(dlq))
+        await dlq.arrived(101)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 3
     told = json.loads(out.splitlines()[-1])
     assert told["stopped_by"] == "signal"
     assert told["recovered"] + told["remaining"] == 3_000
+    assert (told["possible_duplicates"], told["perhaps_elsewhere"]) == (0, 0)
     await dlq.check()
 
 
 async def test_the_other_queues_that_get_a_copy_are_named(dlq: DeadLetterQueue) -> None:
     await dlq.admin.bind("cache.generation", EXCHANGE, "collection.scan")
     await dlq.fill([letter(1)], counted=False)
-    ended = await dlq.recover("--to-exchange", "--management", dlq.admin.node.management_url, routes=False)
+    way = ("--to-exchange", "--allow-copies")
+    ended = await dlq.recover(*way, "--management", dlq.admin.node.management_url, routes=False)
     [queues] = summary(ended)["copies"].values()
     assert queues == ["cache.generation", "collection.scan"]
 
@@ -382,7 +385,7 @@ async def test_a_queue_that_is_deleted_in_the_middle(dlq: DeadLetterQueue) -> No
     await dlq.fill((letter(n) for n in range(3_000)), counted=False)
     # Of the rest, most are still in the queue.
     with dlq.start("--rate", "500/s", "--window", "500", "--stall-timeout", "1s") as process:
-        await eventually(lambda: _some(dlq))
+        await dlq.arrived(101)
         await dlq.admin.delete(dlq.name)
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -393,7 +396,7 @@ async def test_a_queue_that_is_deleted_when_all_of_its_letters_are_in_hand(dlq: 
     """Then none is lost: they go where they were to go. Nobody can say that nothing is left."""
     await dlq.fill(letter(n) for n in range(1_000))
     with dlq.start("--rate", "500/s") as process:
-        await eventually(lambda: _are_half_done(dlq))  # all were taken long ago
+        await dlq.arrived(500)  # all were taken long ago
         await dlq.admin.delete(dlq.name)
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 3
@@ -408,7 +411,7 @@ async def test_two_recoveries_at_once(any_dlq: DeadLetterQueue) -> None:
     dlq = any_dlq
     await dlq.fill(letter(n) for n in range(2_000))
     with dlq.start("--rate", "100/s") as process:
-        await eventually(lambda: _some(dlq))
+        await dlq.arrived(101)
         second = await dlq.recover("--journal", dlq.folder / "second.journal")
         assert second.code == 1
         assert "another recovery" in second.stderr
@@ -436,14 +439,6 @@ async def test_large_letters_within_bounds(dlq: DeadLetterQueue) -> None:
 
 async def _has(dlq: DeadLetterQueue, count: int) -> bool:
     return await dlq.admin.count(dlq.name) == count
-
-
-async def _some(dlq: DeadLetterQueue) -> bool:
-    return await dlq.admin.count("collection.scan") > 100
-
-
-async def _are_half_done(dlq: DeadLetterQueue) -> bool:
-    return await dlq.admin.count("collection.scan") >= 500
 
 
 async def _text(dlq: DeadLetterQueue, *more: str | Path) -> Ended:

@@ -24,7 +24,7 @@ from holdfast.core.message import Address, Delivery, Message, Outcome, OutcomeKi
 from holdfast.core.recovery import Depth, Preflight, RecoveryOrder, RunLetter, RunLimits, StoppedBy, Summary
 from holdfast.core.routes import Route, RouteTable
 from holdfast.errors import BrokerLost
-from holdfast.ports.broker import RecoveryBroker, Told
+from holdfast.ports.broker import OnOutcome, RecoveryBroker
 from holdfast.services.recover.run import RecoveryRun
 from holdfast.services.recover.service import how_it_ended
 from holdfast.stores.journal import FileJournal, JournalPaths
@@ -194,7 +194,7 @@ class WorstQueue:
     async def publish(self, messages: Sequence[Outgoing], *, timeout_s: float | None = None) -> list[Outcome]:
         raise NotImplementedError
 
-    def send(self, messages: Sequence[Outgoing], told: Told, *, timeout_s: float) -> None:
+    def send(self, messages: Sequence[Outgoing], told: OnOutcome, *, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         for message in messages:
             if self._left_behind is not None:
@@ -233,11 +233,11 @@ class WorstQueue:
     def forget_body(self, delivery: Delivery) -> None:
         pass
 
-    async def stop(self, keeps: Callable[[Delivery], bool]) -> Sequence[Delivery]:
+    async def stop(self, wanted: Callable[[Delivery], bool]) -> Sequence[Delivery]:
         self._stopped = True
         return ()
 
-    async def release_all(self, *, others_count: int) -> int:
+    async def give_back_all(self, *, others_count: int) -> int:
         count = len(self.unacked)
         self._requeue()
         return count
@@ -473,9 +473,9 @@ class SlowQueue(WorstQueue):
         self._silent_at = silent_at
         self.abandoned_count = 0
 
-    async def release_all(self, *, others_count: int) -> int:
+    async def give_back_all(self, *, others_count: int) -> int:
         await self._may_be_silent("release")
-        return await super().release_all(others_count=others_count)
+        return await super().give_back_all(others_count=others_count)
 
     async def abandon(self) -> None:
         self.abandoned_count += 1
@@ -510,7 +510,7 @@ class LateConfirms(WorstQueue):
     def __init__(self, letters: list[Held], folder: Path, *, kinds: Sequence[OutcomeKind] = ()) -> None:
         super().__init__(letters, [], folder)
         self._kinds = list(kinds)  # of the first put-backs; all others are confirmed
-        self._unheard: list[tuple[Held, Outgoing, Told, Outcome]] = []
+        self._unheard: list[tuple[Held, Outgoing, OnOutcome, Outcome]] = []
 
     def put_back(self, letter: RunLetter) -> Outgoing:
         return Outgoing("", "dlq", b"", b"", letter)
@@ -518,7 +518,7 @@ class LateConfirms(WorstQueue):
     async def publish(self, messages: Sequence[Outgoing], *, timeout_s: float | None = None) -> list[Outcome]:
         return [self._published(message)[1] for message in messages]
 
-    def send(self, messages: Sequence[Outgoing], told: Told, *, timeout_s: float) -> None:
+    def send(self, messages: Sequence[Outgoing], told: OnOutcome, *, timeout_s: float) -> None:
         for message in messages:
             copy, outcome = self._published(message)
             self._unheard.append((copy, message, told, outcome))

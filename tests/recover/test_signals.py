@@ -18,9 +18,8 @@ import pytest
 from holdfast.proof.proxy import Proxy
 from tests.recover.dead_letter_queue import EXCHANGE, DeadLetterQueue, letter
 from tests.recover.test_schedule import rows
-from tests.support.command import PROGRAM
+from tests.support.command import PROGRAM, all_of
 from tests.support.eventually import eventually
-from tests.support.terminal import all_of
 
 pytestmark = pytest.mark.rabbitmq
 

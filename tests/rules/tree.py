@@ -5,6 +5,7 @@ Between `<!-- NAME -->` and `<!-- end -->` a document holds what `PICTURES` make
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -16,36 +17,10 @@ ROOT = Path(__file__).parents[2]
 SOURCE = Path(holdfast.__file__).parent
 WIDTH = 118
 
-#: What a package is for. A package that is not here has no place yet.
-DUTIES = {
-    "": "what is public, and what puts everything together",
-    "core": "pure values and decisions: no clock, no file, no socket",
-    "core/requests": "what callers may ask for, and what they get",
-    "core/topology": "what stands in a virtual host, layouts, differences, hazards",
-    "ports": "what services need of engines",
-    "stores": "what we keep, written once over a database or files",
-    "engines/rabbitmq": "AMQP, confirms, consumers, the management API",
-    "engines/rabbitmq/wire": "AMQP 0-9-1 without I/O",
-    "engines/sqlite": "queues and databases in files of this machine, or in memory",
-    "engines/postgres": "queues and databases that several servers share",
-    "engines/folder": "blobs as files",
-    "engines/objects": "blobs in a bucket",
-    "services/queue": "the queue service: one loop for each queue",
-    "services/consume": "handlers, retries, parking",
-    "services/recover": "a run that empties a dead-letter queue",
-    "services/vault": "capture, plans, redrives, roles",
-    "services/collect": "results out of numbered messages",
-    "services": "what Holdfast does, whoever asks and whatever stores it",
-    "faces": "the ways in: Python, HTTP, shell. They decide nothing",
-    "faces/api": "HTTP",
-    "faces/cli": "the `holdfast` command",
-    "telemetry": "events, counts, Prometheus",
-    "proof": "what proves that nothing is lost: crash points, proxy, kills, counts",
-}
 
-
-def tree() -> str:
-    """Every module, by package."""
+def tree(before: str) -> str:
+    """Every module, by package. What each is for is taken from the picture `before`: a new one has no place yet."""
+    duties = dict(re.findall(r"^(\S+/) +(.+)$", before, re.MULTILINE))
     lines = ["```"]
     packages: dict[str, list[str]] = {}
     for file in sorted(SOURCE.rglob("*.py")):
@@ -55,12 +30,13 @@ def tree() -> str:
     for package in sorted(
         packages, key=lambda name: (list(MAY_IMPORT).index(name.split("/")[0]) if name else -1, name)
     ):
-        lines.append(f"{package + '/' if package else 'holdfast/':24} {DUTIES[package]}")
+        place = f"{package or 'holdfast'}/"
+        lines.append(f"{place:24} {duties[place]}")
         lines += textwrap.wrap(" ".join(packages[package]), WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4)
     return "\n".join([*lines, "```"])
 
 
-def layers() -> str:
+def layers(_: str) -> str:
     """Who may import whom; what everybody may, and what follows from others, is left out."""
     lines = ["```mermaid", "flowchart TD"]
     shown = [part for part in MAY_IMPORT if part not in ("", "__main__", "errors")]
@@ -71,7 +47,7 @@ def layers() -> str:
     return "\n".join([*lines, "```"])
 
 
-PICTURES: dict[str, Callable[[], str]] = {"tree": tree, "layers": layers}
+PICTURES: dict[str, Callable[[str], str]] = {"tree": tree, "layers": layers}
 DOCUMENTS = (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md")
 
 
@@ -81,7 +57,8 @@ def drawn(text: str) -> str:
         start, end = f"<!-- {name} -->\n", "<!-- end -->"
         if start in text:
             before, _, rest = text.partition(start)
-            text = f"{before}{start}{draw()}\n{end}{rest.partition(end)[2]}"
+            picture, _, after = rest.partition(end)
+            text = f"{before}{start}{draw(picture)}\n{end}{after}"
     return text
 
 

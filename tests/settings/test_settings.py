@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import grp
+import os
+import pwd
+import re
 from pathlib import Path
 
 import pytest
 
 from holdfast.errors import CannotStart
-from holdfast.settings import ListenAddress, Settings, explain, load_settings, masked, parse_address
+from holdfast.settings import ListenAddress, Settings, _has_others, explain, load_settings, masked, parse_address
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +61,14 @@ def test_a_url_stands_in_for_the_storages_of_a_weaker_source() -> None:
     assert [(s.name, s.affinity) for s in load(toml).storages] == [("a", 1.0), ("b", 2.0)]
     settings = load(env={"HOLDFAST_URL": "sqlite:///c"})
     assert [(s.name, s.url) for s in settings.storages] == [("default", "sqlite:///c")]
+
+
+def test_names_with_commas_may_be_a_list_in_a_file() -> None:
+    settings = load('dead_queues = ["*.dlq", "graves"]\ncapture = ["orders.dlq"]')
+    assert (settings.dead_queues, settings.capture) == ("*.dlq,graves", "orders.dlq")
+    assert load('dead_queues = "*.dlq"').dead_queues == "*.dlq"
+    assert "'dead_queues'" in refused('dead_queues = ["a,b"]')
+    assert "'dead_queues'" in refused("dead_queues = [1]")
 
 
 def test_a_file_can_be_named(tmp_path: Path) -> None:
@@ -170,8 +182,38 @@ def test_a_server_needs_a_storage_and_a_client_may_name_a_server() -> None:
 
 @pytest.mark.parametrize("url", ["http://[::1", "postgresql://me:s3cret@db:port/q"])
 def test_a_url_that_cannot_be_read_is_refused_without_showing_it(url: str) -> None:
-    assert refused(url=url) == "storage URL is invalid; the one of 'default' (argument --url) is not a URL"
+    text = "storage URL is invalid; the one of 'default' (argument --url): it cannot be read"
+    assert refused(url=url).startswith(text)
     assert masked(url) == "***"
+
+
+#: A password that ends the login too early, each with a scheme that takes one.
+UNESCAPED = [
+    f"{scheme}://me:{password}@host:1234/place"
+    for scheme in ("postgresql", "amqp", "http")
+    for password in ("12/s3cret", "12?s3cret", "12#s3cret", "s3/cret", "/s3cret", "12/s3@cret", "s3cret@12/s3cret")
+]
+
+
+@pytest.mark.parametrize("url", [*UNESCAPED, "//me:s3cret@host", "host=h password=s3cret", "s3://key:s3cret@bucket/a"])
+def test_a_password_that_is_not_escaped_is_not_shown(url: str) -> None:
+    assert not {"s3", "12", "cret"} & set(re.split(r"\W+", masked(url)[3:]))
+    if "://" in url:
+        assert "s3cret" not in str(explain(Settings(blobs=url, vault_blobs=url)))
+
+
+@pytest.mark.parametrize("url", UNESCAPED[:3])
+def test_a_password_that_is_not_escaped_is_refused(url: str) -> None:
+    text = refused(url=url)
+    assert "write these as %2F, %3F and %23" in text
+    assert "12" not in text
+    assert "s3cret" not in text
+    assert load(url=url.replace("12/", "12%2F").replace("12?", "12%3F").replace("12#", "12%23")).storages
+
+
+def test_several_hosts_are_clear() -> None:
+    assert load(url="postgresql://me:s3cret@one:1,two:2/place").storages
+    assert masked("postgresql://me:s3cret@one:1,two:2/place") == "postgresql://me:***@one:1,two:2/place"
 
 
 def test_no_secret_is_ever_shown() -> None:
@@ -195,7 +237,7 @@ def test_a_url_without_a_password_is_shown_as_it_is(url: str) -> None:
 
 def test_everything_is_explained() -> None:
     explained = explain(load())
-    assert {row.key for row in explained} == set(Settings.__struct_fields__) - {"sources"}
+    assert {row.key for row in explained} == set(Settings.__struct_fields__) - {"sources", "found_code"}
     assert all(row.meaning and row.value and row.source == "default" for row in explained)
 
 
@@ -242,3 +284,73 @@ def test_a_mistake_in_a_recovery_is_named(toml: str, text: str) -> None:
 
 def test_a_recovery_cannot_be_a_variable() -> None:
     assert refused(env={"HOLDFAST_RECOVER": "x"}).endswith('use [recover."NAME"] in a file')
+
+
+@pytest.mark.parametrize("key", ["first_byte_timeout", "headers_timeout", "body_timeout", "idle_timeout"])
+def test_a_time_limit_of_a_connection_is_a_duration_of_a_second_at_least(key: str) -> None:
+    assert f"{key} (environment HOLDFAST_{key.upper()})" in refused(env={f"HOLDFAST_{key.upper()}": "soon"})
+    assert refused(f'{key} = "10ms"').endswith(f"{key} (holdfast.toml) is 10ms, 1s is the least")
+    assert load(f'{key} = "1m"') is not None
+
+
+# --- a file that lay there -----------------------------------------------------------------------------------------
+
+
+def given_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To somebody who is neither we nor root."""
+    if os.geteuid() == 0:
+        os.chown(path, 54_321, -1, follow_symlinks=False)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 54_321)
+
+
+def test_a_file_of_somebody_else_is_refused_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path("holdfast.toml")
+    path.write_text('url = "http://elsewhere:8470"', "utf-8")
+    given_away(path, monkeypatch)
+    text = refused()
+    assert text.startswith("configuration is refused; ./holdfast.toml belongs to ")
+    assert text.endswith("look into it, and name it with --config if it is right")
+    assert load(serving=False, env={"HOLDFAST_CONFIG": "holdfast.toml"}).storages[0].url == "http://elsewhere:8470"
+    assert load_settings(environment={}, file=path, serving=False).storages[0].url == "http://elsewhere:8470"
+
+
+def test_a_link_of_somebody_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("ours.toml").write_text("open_files_max = 7", "utf-8")
+    Path("holdfast.toml").symlink_to("ours.toml")
+    assert load().open_files_max == 7
+    given_away(Path("holdfast.toml"), monkeypatch)
+    assert "belongs to" in refused()
+
+
+@pytest.mark.parametrize(
+    ("mode", "others", "why"),
+    [
+        (0o600, True, ""),
+        (0o644, True, ""),
+        (0o664, False, ""),
+        (0o664, True, "a group with other members may write it"),
+        (0o646, False, "everybody may write it"),
+        (0o666, True, "everybody may write it"),
+    ],
+)
+def test_a_file_that_others_may_write_is_refused(
+    monkeypatch: pytest.MonkeyPatch, mode: int, others: bool, why: str
+) -> None:
+    monkeypatch.setattr("holdfast.settings._has_others", lambda _: others)
+    path = Path("holdfast.toml")
+    path.write_text("open_files_max = 7", "utf-8")
+    path.chmod(mode)
+    if why:
+        assert why in refused()
+    else:
+        assert load().open_files_max == 7
+    assert load_settings(environment={}, file=path).open_files_max == 7
+
+
+def test_a_group_has_others_by_name_or_as_their_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    me, other = pwd.getpwuid(os.geteuid()), pwd.struct_passwd(("other", "x", 54_321, 77, "", "", ""))
+    monkeypatch.setattr(pwd, "getpwall", lambda: [me, other])
+    members: dict[int, list[str]] = {76: ["other"], 77: [], 78: [me.pw_name], 79: []}
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group(("g", "x", gid, members[gid])))
+    assert [_has_others(gid) for gid in members] == [True, True, False, False]

@@ -10,12 +10,14 @@ import argparse
 import asyncio
 import json
 import logging
+import random
 import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,24 +32,21 @@ from tests.collect.large import CEILING_MIB, peak_mib
 from tests.collect.shared import running_bucket
 from tests.faults.consuming import random_faults
 from tests.faults.load import random_kills
-from tests.model.installation import Backend
-from tests.model.profile import settings_for
+from tests.model.installation import Backend, settings_for
 from tests.model.test_moves import MemoryMoves, SqliteMoves
 from tests.model.test_service import MemoryMachine, PostgresMachine, SqliteMachine
-from tests.recover import soak as recover
-from tests.recover import soak_embedded
+from tests.recover.soak import Recoveries
 from tests.support.amqp import Admin
 from tests.support.postgres import Cluster
 from tests.support.rabbitmq import Node
-from tests.support.rabbitmq_cluster import running_rabbitmq_cluster
+from tests.support.rabbitmq_cluster import RabbitCluster
 from tests.vault import soak as custody
 from tests.vault.test_model import MemoryVault, PostgresVault, SqliteVault
 
 KILLS_DEFAULT = 60
 EXAMPLES_DEFAULT = 1_000
 LARGE_COUNT = 2_048
-COLLECT_KILLS_MIN = 200
-CUSTODY_KILLS = 200
+MANY_KILLS = 200
 
 MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "memory-model": MemoryMachine,
@@ -58,18 +57,19 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "custody-sqlite-model": SqliteVault,
 }
 
-#: Scenario, and how many kills or cuts it has to bear.
-RECOVERIES: dict[str, tuple[Callable[[int, int], Coroutine[Any, Any, recover.Tally]], int]] = {
-    "recover-kills-classic": (lambda count, seed: recover.kills("classic", count=count, seed=seed), 100),
-    "recover-kills-quorum": (lambda count, seed: recover.kills("quorum", count=count, seed=seed), 100),
-    "recover-broker-classic": (lambda count, seed: recover.broker_kills("classic", count=count, seed=seed), 20),
-    "recover-broker-quorum": (lambda count, seed: recover.broker_kills("quorum", count=count, seed=seed), 20),
-    "recover-cuts": (lambda count, seed: recover.cuts(count=count, seed=seed), 30),
-    "recover-cluster": (lambda count, seed: recover.cluster(), 1),
-    "recover-embedded": (lambda count, seed: soak_embedded.kills(count=count, seed=seed), 100),
-    "recover-story": (lambda count, seed: recover.seed_shape(), 0),
-    "recover-large": (lambda count, seed: recover.large(), 0),
+#: Scenario, the kind of its queue, and how many kills or cuts it has to bear.
+RECOVERIES: dict[str, tuple[Callable[[Recoveries], Coroutine[Any, Any, None]], str, int]] = {
+    "recover-kills-classic": (Recoveries.kills, "classic", 100),
+    "recover-kills-quorum": (Recoveries.kills, "quorum", 100),
+    "recover-broker-classic": (Recoveries.broker_kills, "classic", 20),
+    "recover-broker-quorum": (Recoveries.broker_kills, "quorum", 20),
+    "recover-cuts": (Recoveries.cuts, "quorum", 30),
+    "recover-cluster": (Recoveries.cluster, "quorum", 1),
+    "recover-embedded": (Recoveries.embedded, "embedded", 100),
+    "recover-story": (Recoveries.story, "classic", 0),
+    "recover-large": (Recoveries.large, "classic", 0),
 }
+COUNTED = ("kills", "messages", "lost", "duplicates", "possible_duplicates", "altered", "unexpected")
 
 
 class Soak:
@@ -85,11 +85,11 @@ class Soak:
             "postgres-kills": lambda: self._kills(self._database("soak")),
             "rabbitmq-cluster": self._rabbitmq_cluster,
             **{name: partial(self._machine, machine) for name, machine in MACHINES.items()},
-            "postgres-model": self._postgres_machine,
+            "postgres-model": lambda: self._machine(PostgresMachine, Backend),
             **{name: partial(self._recover, *scenario) for name, scenario in RECOVERIES.items()},
             "custody-sqlite": lambda: self._custody(""),
             "custody-postgres": lambda: self._custody(self._database("custody")),
-            "custody-postgres-model": self._postgres_vault,
+            "custody-postgres-model": lambda: self._machine(PostgresVault, PostgresVault),
             "collect-embedded": lambda: self._collect(collect.random_kills),
             "collect-shared": self._collect_shared,
             "collect-large": self._collect_large,
@@ -116,25 +116,24 @@ class Soak:
     def _database(self, name: str) -> str:
         return self._stack.enter_context(Cluster()).create_database(name)
 
-    def _tell_report(self, report: ConservationReport, **numbers: int) -> None:
+    def _tell_report(self, report: ConservationReport, *, duplicates_max: int | None = 0, **numbers: int) -> None:
         self._tell(json.loads(report.line(self._name, **numbers, seed=self._seed)))
+        report.check(duplicates_max=duplicates_max)
 
     def _rabbitmq_cluster(self) -> None:
         """Each fault costs a node's restart: a tenth of the kills takes as long."""
-        faults = max(1, self._kills_count // 10)
-        cluster = self._stack.enter_context(running_rabbitmq_cluster())
+        faults = max(1, (self._kills_count or KILLS_DEFAULT) // 10)
+        cluster = self._stack.enter_context(RabbitCluster())
         report = asyncio.run(random_faults(cluster, faults=faults, seed=self._seed))
-        self._tell_report(report, kills=faults)
-        report.check(duplicates_max=None)
+        self._tell_report(report, kills=faults, duplicates_max=None)
 
     def _kills(self, url: str) -> None:
-        kills = self._kills_count
+        kills = self._kills_count or KILLS_DEFAULT
         report = asyncio.run(random_kills(url, self._folder(), kills=kills, seed=self._seed, partitions=2))
         self._tell_report(report, kills=kills, items=report.put_count)
-        report.check()
 
     def _collect(self, scenario: Callable[[int, int], Coroutine[Any, Any, Mapping[str, int]]]) -> None:
-        tally = asyncio.run(scenario(max(COLLECT_KILLS_MIN, self._kills_count), self._seed))
+        tally = asyncio.run(scenario(self._kills_count or MANY_KILLS, self._seed))
         self._tell({**tally, "seed": self._seed})
 
     def _collect_shared(self) -> None:
@@ -153,29 +152,27 @@ class Soak:
         self.ok = self.ok and told["peak_mib"] < CEILING_MIB
         self._tell({"parts": LARGE_COUNT, **told, "ceiling_mib": CEILING_MIB})
 
-    def _recover(self, scenario: Callable[[int, int], Coroutine[Any, Any, recover.Tally]], least: int) -> None:
-        kills = least if self._kills_count == KILLS_DEFAULT else self._kills_count
-        numbers = vars(asyncio.run(scenario(kills, self._seed)))
-        more = numbers.pop("more")
-        self._tell({**numbers, **more})
+    def _recover(self, scenario: Callable[[Recoveries], Coroutine[Any, Any, None]], kind: str, least: int) -> None:
+        tally = Counter(dict.fromkeys(COUNTED, 0))
+        version = "4.0" if scenario is Recoveries.cuts else "3.10"  # where a quorum queue has a limit by default
+        with closing(Node(version)) as node:
+            recoveries = Recoveries(node, kind, self._kills_count or least, random.Random(self._seed), tally)
+            asyncio.run(scenario(recoveries))
+        self._tell(tally)
 
     def _custody(self, vault: str) -> None:
-        kills = CUSTODY_KILLS if self._kills_count == KILLS_DEFAULT else self._kills_count
+        kills = self._kills_count or MANY_KILLS
         found = asyncio.run(custody.random_kills(kills=kills, seed=self._seed, vault=vault))
         self._tell({**found, "seed": self._seed})
         self.ok = self.ok and not found["lost"] and found["balanced"] and found["chain"] == "holds"
 
-    def _postgres_machine(self) -> None:
-        Backend.url = self._database("model")
-        # Each look at the store is a dozen round trips: a tenth of the examples takes as long.
-        self._machine(PostgresMachine, 10)
-
-    def _postgres_vault(self) -> None:
-        PostgresVault.url = self._database("vault")
-        self._machine(PostgresVault, 10)
-
-    def _machine(self, machine: type[RuleBasedStateMachine], share: int = 1) -> None:
-        examples = max(1, self._examples // share)
+    def _machine(
+        self, machine: type[RuleBasedStateMachine], place: type[Backend | PostgresVault] | None = None
+    ) -> None:
+        """`place` is told its database. There a look is a dozen round trips: a tenth of the examples takes as long."""
+        if place is not None:
+            place.url = self._database("model")
+        examples = max(1, self._examples // (10 if place else 1))
         profile = settings(settings_for(examples=examples, steps=60), database=None)
         test = get_state_machine_test(machine, settings=profile)
         seeded(self._seed)(test)()
@@ -186,7 +183,7 @@ def main() -> int:
     """Run what was asked for."""
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)  # the faults are on purpose
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--kills", type=int, default=KILLS_DEFAULT, help="kills per store")
+    parser.add_argument("--kills", type=int, help="kills per scenario, each of which has its own default")
     parser.add_argument("--examples", type=int, default=EXAMPLES_DEFAULT, help="examples per state machine")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="what chance begins with")
     parser.add_argument("--only", action="append", help="a scenario; may be given more than once")

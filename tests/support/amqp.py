@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from pamqp import commands as amqp
 
 from holdfast.core.message import Delivery, Outgoing
 from holdfast.engines.rabbitmq.connection import Channel, Close, Connection, Listener
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+from holdfast.engines.rabbitmq.consumer import ResumingConsumer
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties, table
@@ -29,9 +30,9 @@ PUBLISHED_COUNT = 5_000
 __all__ = [
     "Admin",
     "BrokerUrl",
-    "RabbitConsumer",
     "RabbitPublisher",
     "Recorder",
+    "ResumingConsumer",
     "decoded",
     "headers_of",
     "message_id_of",
@@ -89,13 +90,13 @@ def message_id_of(message: Delivery | Outgoing) -> str:
     return str(decoded(message)["message_id"])
 
 
+@dataclass
 class Admin:
     """One virtual host of one node."""
 
-    def __init__(self, node: Node, vhost: str, channel: Channel) -> None:
-        self.node = node
-        self.vhost = vhost
-        self.channel = channel
+    node: Node
+    vhost: str
+    channel: Channel
 
     @classmethod
     @asynccontextmanager
@@ -109,8 +110,13 @@ class Admin:
             if node.pid and not keep:
                 node.delete_vhost(vhost)
 
+    @property
+    def url(self) -> str:
+        """The address of the virtual host."""
+        return self.node.url(self.vhost)
+
     def address(self, *, port: int | None = None, more: str = "") -> BrokerUrl:
-        """The address of the virtual host; `port` for a proxy."""
+        """The same, taken apart; `port` for a proxy."""
         return BrokerUrl.parse(self.node.url(self.vhost, port=port, more=more))
 
     async def queue(self, name: str, **arguments: int | str) -> str:
@@ -161,7 +167,7 @@ class Admin:
         count = await self.count(queue)
         held: list[Delivery] = []
         if count:
-            async with RabbitConsumer(self.address(), queue, prefetch=count) as consumer:
+            async with ResumingConsumer(self.address(), queue, prefetch=count) as consumer:
                 while len(held) < count and (batch := await consumer.batch(timeout_s=60.0)):
                     held += batch
 
@@ -174,7 +180,7 @@ class Admin:
     async def drain(self, queue: str, count: int) -> list[Delivery]:
         """Take and ack exactly `count` messages; fails when there are fewer."""
         taken: list[Delivery] = []
-        async with RabbitConsumer(self.address(), queue, prefetch=max(1, min(count, 4000))) as consumer:
+        async with ResumingConsumer(self.address(), queue, prefetch=max(1, min(count, 4000))) as consumer:
             while len(taken) < count:
                 batch = await consumer.batch(count_max=count - len(taken), timeout_s=60.0)
                 assert batch, f"{len(taken)} of {count} messages came"

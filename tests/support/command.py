@@ -1,21 +1,26 @@
-"""Runs the `holdfast` command with a clean environment: in a process of its own, or, much faster, in this one."""
+"""Runs the `holdfast` command with a clean environment: in a process of its own, or, much faster, in this one.
+
+And what one wrote to a terminal, and a dead queue to run it on.
+"""
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
 import subprocess
 import sys
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
+from typer.testing import CliRunner
+
+import holdfast
 from holdfast.faces.cli import main
-from tests.support.forking import parent
+from holdfast.testing import assert_dead
+from tests.support.forking import run_forked
 
 PROGRAM = Path(sys.executable).with_name("holdfast")
 TIMEOUT_S = 60.0
@@ -104,7 +109,7 @@ class Forked(Command):
 
     def run(self, *arguments: str, stdin: bytes, **variables: str) -> Ended:
         argv, environment = [str(PROGRAM), *arguments], self.environment(**variables)
-        code, stdout, stderr = parent().run(
+        code, stdout, stderr = run_forked(
             argv, stdin=stdin, folder=self.folder, environment=environment, timeout_s=TIMEOUT_S
         )
         return Ended(code, stdout, stderr.decode())
@@ -114,23 +119,42 @@ class Inside(Command):
     """The same in this process, for tests with many commands: only the start of Python is left out."""
 
     def run(self, *arguments: str, stdin: bytes, **variables: str) -> Ended:
-        stdout, stderr = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
         logger = logging.getLogger("holdfast")
         handlers, propagate = logger.handlers, logger.propagate
+        environment = {**dict.fromkeys(os.environ), **self.environment(**variables)}
         source = self.folder / "stdin"
         source.write_bytes(stdin)
         try:
             with (
-                source.open() as file,
-                patch.dict(os.environ, self.environment(**variables), clear=True),
-                patch.object(sys, "stdin", file),
+                CliRunner().isolation(env=environment) as (out, err, _),
+                source.open() as sys.stdin,  # one with a number, as the program wants
                 chdir(self.folder),
-                redirect_stdout(stdout),
-                redirect_stderr(stderr),
             ):
                 code = main(arguments)
+                sys.stdout.flush()
+                sys.stderr.flush()
+                return Ended(code, out.getvalue(), err.getvalue().decode())
         finally:
             logger.handlers, logger.propagate = handlers, propagate
-        stdout.flush()
-        stderr.flush()
-        return Ended(code, stdout.buffer.getvalue(), stderr.buffer.getvalue().decode())
+
+
+def all_of(terminal: int) -> str:
+    """Everything until the other side is closed."""
+    parts = []
+    try:
+        while part := os.read(terminal, 65_536):
+            parts.append(part)
+    except OSError:  # the other side is closed
+        pass
+    return b"".join(parts).decode()
+
+
+async def fill_dead_queue(url: str, count: int) -> None:
+    """So many items of `orders` have died, and are in `dead`."""
+    async with holdfast.open(url) as queues:
+        await queues.queues_create("dead")
+        await queues.queues_create("orders", dead_queue="dead")
+        await queues.queue_produce("orders", [b"x"] * count)
+        leased = await queues.queue_lease("orders", batch_size=count)
+        await queues.queue_retry("orders", [holdfast.RetryItem(id=item.id, dead=True) for item in leased.items])
+        assert await assert_dead(queues, "dead", source_queue="orders")

@@ -1,7 +1,8 @@
 """Any storage, with a switch: fail before a commit, or after it took effect and the answer was lost.
 
 `flaky(storage)` behaves as the storage does until `faults` says otherwise. Whatever it reports as failed is
-StorageFailed, as from a disk. It also counts the calls, so that a test can wait until a store is at rest.
+StorageFailed, as from a disk. It also counts the calls, so that a test can wait until a store is at rest. And queues in
+memory that outlive the service over them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 from holdfast.core.item import QueueRecord
+from holdfast.engines.sqlite.storage import SqliteStorage
 from holdfast.errors import StorageFailed
+from holdfast.ports.clock import Clock
 from holdfast.ports.queue_store import Committed, DyingItem, Operation, QueueStore, Storage
 
 T = TypeVar("T")
@@ -161,3 +164,24 @@ class _FlakyStorage(Around):
 def flaky(storage: Storage, faults: Faults | None = None, *, name: str = "") -> Storage:
     """The storage, with the switch."""
     return cast(Storage, _FlakyStorage(storage, faults or Faults(), name))
+
+
+class LastingMemory(SqliteStorage):
+    """Opened again after it was closed, it has the same data; `forget` ends that."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(None, clock=clock)
+        self._is_begun = False
+
+    async def open(self) -> None:
+        if not self._is_begun:
+            await super().open()
+            self._is_begun = True
+
+    async def close(self) -> None:
+        for store in list(self.open_stores):
+            await store.close()
+
+    async def forget(self) -> None:
+        """Its data are gone."""
+        await super().close()

@@ -22,7 +22,14 @@ def free_port() -> int:
     last = int(RANGE.read_text().split()[0]) - 1 if RANGE.exists() else 32_767
     for _ in range(TRIES_COUNT_MAX):
         port = random.SystemRandom().randint(FIRST, last)  # not what hypothesis or randomly has sown
-        if _is_free(port) and _is_ours(port):
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(f"\0holdfast-test-port-{port}")
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            name.close()
+        else:
+            _ours.append(name)
             return port
     raise RuntimeError(f"no free port between {FIRST} and {last}")
 
@@ -30,23 +37,3 @@ def free_port() -> int:
 def free_ports(count: int) -> list[int]:
     """So many of them."""
     return [free_port() for _ in range(count)]
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-def _is_ours(port: int) -> bool:
-    name = socket.socket(socket.AF_UNIX)
-    try:
-        name.bind(f"\0holdfast-test-port-{port}")
-    except OSError:
-        name.close()
-        return False
-    _ours.append(name)
-    return True

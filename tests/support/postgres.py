@@ -11,13 +11,14 @@ import os
 import re
 import signal
 from pathlib import Path
-from pwd import getpwnam
+from pwd import getpwall
 from tempfile import mkdtemp
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from holdfast.engines.postgres.database import SCHEMA
 from tests.support.ports import free_port
 from tests.support.servers import Server, fail_without, run_tool
 
@@ -99,6 +100,14 @@ class Cluster(Server):
             file.write(CONFIGURATION.format(port=self.port, folder=self.folder))
 
 
+def emptied(url: str) -> str:
+    """The address of this database, in which nothing of ours is left."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SET client_min_messages = warning")
+        connection.execute(f"DROP SCHEMA IF EXISTS holdfast, {SCHEMA} CASCADE")
+    return url
+
+
 def find_binaries() -> Path:
     """The folder with `initdb` and `postgres`, newest version first; fails the test when there is none."""
     given = os.environ.get("HOLDFAST_TEST_POSTGRES_BIN")
@@ -120,10 +129,7 @@ def _account() -> dict[str, Any]:
     """Whom to run as, for Popen: ourselves, or `postgres` or `nobody` when we are root."""
     if os.geteuid() != 0:
         return {}
-    for name in ("postgres", "nobody"):
-        try:
-            found = getpwnam(name)
-        except KeyError:
-            continue
+    users = {user.pw_name: user for user in getpwall()}
+    if found := users.get("postgres") or users.get("nobody"):
         return {"user": found.pw_uid, "group": found.pw_gid, "extra_groups": []}
     raise RuntimeError("PostgreSQL does not run as root, and there is neither a postgres nor a nobody user")

@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
 from urllib.parse import quote
@@ -22,10 +22,12 @@ from urllib.parse import quote
 import httpx2
 import pytest
 
-from tests.support.certificates import Certificates
 from tests.support.ports import free_ports
-from tests.support.servers import END_TIMEOUT_S, Server, fail_without, is_alive, run_tool
+from tests.support.servers import END_TIMEOUT_S, Server, fail_without, is_alive, launch, named, run_tool
 
+KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+AUTHORITY = "keyUsage=critical,keyCertSign,cRLSign"
+BY_CA = ("-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "basicConstraints=critical,CA:FALSE")
 INSTALL = "sudo apt-get install rabbitmq-server openssl"
 BINARIES = os.environ.get("HOLDFAST_TEST_RABBITMQ_BIN", "/usr/lib/rabbitmq/bin")
 VERSIONS = {"3.10": None, "4.0": "trixie", "4.3": "sid"}
@@ -54,6 +56,22 @@ ENTER = 'mount -t proc proc "$0/proc" && mount --bind /dev/shm "$0/dev/shm" && e
 ADVANCED = "[{rabbit, [{channel_tick_interval, 500}, {dead_letter_worker_publisher_confirm_timeout, 1000}]}].\n"
 
 
+def make_certificates(folder: Path) -> None:
+    """An authority, a server for `localhost`, a client named `guest`, and a stranger; a tenth of a second.
+
+    The keys are worthless outside the test.
+    """
+    folder.mkdir()
+    for name, subject, *more in (
+        ("ca", "holdfast test authority", AUTHORITY),
+        ("stranger", "somebody else", AUTHORITY),
+        ("server", "localhost", "subjectAltName=DNS:localhost", *BY_CA),
+        ("client", "guest", "extendedKeyUsage=clientAuth", *BY_CA),
+    ):
+        files = ("-keyout", f"{name}.key", "-out", f"{name}.pem")
+        run_tool(("openssl", "req", "-x509", "-subj", f"/CN={subject}", *KEY, *files, "-addext", *more), cwd=folder)
+
+
 class Node(Server):
     """One broker with its data. On the disk, unless it is told where in memory."""
 
@@ -73,7 +91,7 @@ class Node(Server):
         super().__init__(Path(mkdtemp(prefix="holdfast-rmq-", dir=memory or self._root / "tmp")))
         self._inside = self.folder if memory else Path("/") / self.folder.relative_to(self._root)
         self.port, self.tls_port, self.management_port, self._epmd_port, self._dist_port = free_ports(5)
-        self.certificates = Certificates(self.folder / "tls")
+        self.certificates = self.folder / "tls"
         self._plugins = ("rabbitmq_management", "rabbitmq_auth_mechanism_ssl", *plugins)
         self.name = f"hf{self.port}@localhost"
         self._own_epmd = epmd_of is None
@@ -100,7 +118,7 @@ class Node(Server):
 
     def tls_url(self, *, user: str = "guest:guest", more: str = "") -> str:
         """The address over TLS; the certificate is for `localhost`, and its authority is the node's own."""
-        return f"amqps://{user}@localhost:{self.tls_port}/%2F?cacertfile={self.certificates.ca}{more}"
+        return f"amqps://{user}@localhost:{self.tls_port}/%2F?cacertfile={self.certificates}/ca.pem{more}"
 
     @property
     def management_url(self) -> str:
@@ -113,7 +131,7 @@ class Node(Server):
         self._start_epmd()
         (self.folder / "pid").unlink(missing_ok=True)
         beside = [self._epmd.pid] if self._epmd else []
-        self._run(self._command("rabbitmq-server"), beside=beside, env=self._environment(server=True))
+        self._run(self._command("rabbitmq-server"), beside=beside, env=self._environment())
 
     def is_ready(self) -> bool:
         """Whether it answers on AMQP and on its management API."""
@@ -133,7 +151,7 @@ class Node(Server):
 
     def ctl(self, *arguments: str) -> str:
         """`rabbitmqctl`; half a second each."""
-        return run_tool(self._command("rabbitmqctl", "--quiet", *arguments), env=self._environment(server=False))
+        return run_tool(self._command("rabbitmqctl", "--quiet", *arguments), env=self._environment())
 
     def api(self, method: str, path: str, body: object = None) -> httpx2.Response:
         """One call of the management API; raises for any answer but 2xx."""
@@ -153,24 +171,22 @@ class Node(Server):
     @contextmanager
     def memory_alarm(self) -> Iterator[None]:
         """The broker has no memory left, until the end of the block."""
-        self.ctl("set_vm_memory_high_watermark", "0.000001")
-        try:
+        with ExitStack() as stack:
+            stack.callback(self.ctl, "set_vm_memory_high_watermark", "0.4")
+            self.ctl("set_vm_memory_high_watermark", "0.000001")
             yield
-        finally:
-            self.ctl("set_vm_memory_high_watermark", "0.4")
 
     @contextmanager
     def consumer_timeout(self, timeout_ms: int) -> Iterator[None]:
         """Consumers that hold a message for longer are ended; for channels and queues made in the block."""
-        self.ctl("eval", f"application:set_env(rabbit, consumer_timeout, {timeout_ms}).")
-        try:
+        with ExitStack() as stack:
+            stack.callback(self.ctl, "eval", "application:set_env(rabbit, consumer_timeout, 1800000).")
+            self.ctl("eval", f"application:set_env(rabbit, consumer_timeout, {timeout_ms}).")
             yield
-        finally:
-            self.ctl("eval", "application:set_env(rabbit, consumer_timeout, 1800000).")
 
     def configure(self, more: str = "") -> None:
         """Write its files, before the first start; `more` goes into rabbitmq.conf."""
-        self.certificates.make()
+        make_certificates(self.certificates)
         ports = {"port": self.port, "tls_port": self.tls_port, "management_port": self.management_port}
         (self.folder / "rabbitmq.conf").write_text(CONFIGURATION.format(folder=self._inside, **ports) + more)
         (self.folder / "advanced.config").write_text(ADVANCED)
@@ -184,9 +200,9 @@ class Node(Server):
         enter = [] if self._root == Path("/") else ["unshare", "--mount", "sh", "-c", ENTER, str(self._root)]
         return [*enter, f"{BINARIES}/{program}", *arguments]
 
-    def _environment(self, *, server: bool) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         inside = self._inside
-        environment = {
+        return {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "LANG": "C.UTF-8",
             "HOME": f"{inside}/home",
@@ -198,25 +214,17 @@ class Node(Server):
             "RABBITMQ_ADVANCED_CONFIG_FILE": f"{inside}/advanced.config",
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{inside}/enabled_plugins",
             "RABBITMQ_PID_FILE": f"{inside}/pid",
+            "RABBITMQ_DIST_PORT": str(self._dist_port),
+            # Without this the port between nodes listens on every interface.
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
         }
-        if server:
-            environment["RABBITMQ_DIST_PORT"] = str(self._dist_port)
-            # Without this the port between nodes listens on every interface.
-            environment["RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS"] = "-kernel inet_dist_use_interface {127,0,0,1}"
-        return environment
 
     def _start_epmd(self) -> None:
         """In the foreground, so that it can be ended; else the broker makes one that outlives everything."""
         if self._own_epmd and (self._epmd is None or self._epmd.poll() is not None):
-            self._epmd = subprocess.Popen(
-                ["epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            self._epmd = launch(["epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1"])
 
 
 def cache_folder() -> Path:
@@ -225,11 +233,8 @@ def cache_folder() -> Path:
 
 
 def required() -> frozenset[str]:
-    """The versions that must not be missing. A name that is no version is an error."""
-    names = frozenset(name.strip() for name in os.environ.get(REQUIRED, "").split(",") if name.strip())
-    if unknown := names - set(VERSIONS):
-        raise pytest.UsageError(f"{REQUIRED}: no such version: {', '.join(sorted(unknown))}")
-    return names
+    """The versions that must not be missing."""
+    return named(REQUIRED, VERSIONS, "version")
 
 
 def versions() -> list[str]:

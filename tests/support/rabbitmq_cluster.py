@@ -10,14 +10,13 @@ async def test_…(rabbitmq_cluster: RabbitCluster) -> None:
 ```
 
 The fixture is in `tests/conftest.py`: one cluster per run, whole again before each test that asks for it. Every node is
-a `Node`, with its `kill`, `pause`, `stop` and `start`. `running_rabbitmq_cluster()` makes one of one's own.
+a `Node`, with its `kill`, `pause`, `stop` and `start`. `with RabbitCluster()` makes one of one's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 from urllib.parse import quote
 
 from tests.support.rabbitmq import Node, required
@@ -39,12 +38,30 @@ def cluster_versions() -> list[str]:
 
 
 class RabbitCluster:
-    """Three nodes that know one another. `close` is final."""
+    """Three nodes that know one another."""
 
     def __init__(self, version: str = "3.10") -> None:
         self.version = version
         first = Node(version)
         self.nodes = [first, *(Node(version, epmd_of=first) for _ in range(NODES_COUNT - 1))]
+
+    def __enter__(self) -> Self:
+        """Start all nodes at once, and wait until they are a cluster."""
+        names = enumerate((node.name for node in self.nodes), start=1)
+        peers = "\n".join(f"cluster_formation.classic_config.nodes.{number} = {name}" for number, name in names)
+        try:
+            for node in self.nodes:
+                node.configure(FORMATION.format(peers=peers))
+            self.heal()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all nodes, by their process ids, and remove their data; the one with the name service last."""
+        for node in reversed(self.nodes):
+            node.close()
 
     def url(self, vhost: str = "/", *, first: int = 0, more: str = "") -> str:
         """The address with all hosts; they are tried in order, beginning with node `first`."""
@@ -62,30 +79,26 @@ class RabbitCluster:
         node = self.living[0]
         if any(vhost["name"] == name for vhost in node.api("GET", "/vhosts").json()):
             node.delete_vhost(name)
-        node.create_vhost(name)
         path = f"/vhosts/{quote(name, safe='')}"
 
-        def everywhere() -> bool:
+        def is_made() -> bool:
+            node.create_vhost(name)  # 500: a node that has just joined is not ready for one yet
+            return True
+
+        def is_everywhere() -> bool:
             state = node.api("GET", path).json().get("cluster_state", {})
             return [state.get(each.name) for each in self.living] == ["running"] * len(self.living)
 
-        self._wait(everywhere, f"virtual host '{name}' on every node")
+        self._wait(is_made, f"virtual host '{name}'")
+        self._wait(is_everywhere, f"virtual host '{name}' on every node")
         return name
 
-    def declare(
-        self,
-        vhost: str,
-        queue: str,
-        *,
-        home: int = 0,
-        quorum: bool = False,
-        arguments: Mapping[str, int | str] | None = None,
-    ) -> None:
+    def declare(self, vhost: str, queue: str, *, home: int = 0, quorum: bool = False, **arguments: int | str) -> None:
         """A durable queue whose leader (classic: whose only copy) is on node `home`."""
         body = {
             "durable": True,
             "node": self.nodes[home].name,
-            "arguments": {"x-queue-type": "quorum" if quorum else "classic", **(arguments or {})},
+            "arguments": {"x-queue-type": "quorum" if quorum else "classic", **arguments},
         }
         self.living[0].api("PUT", self._path(vhost, queue), body)
         if quorum:
@@ -101,10 +114,6 @@ class RabbitCluster:
         """The names of the nodes on which a quorum queue has a member that answers."""
         return [str(name) for name in self._described(vhost, queue).get("online", [])]
 
-    def others(self, *without: Node) -> list[Node]:
-        """The nodes that run, without these."""
-        return [node for node in self.living if node not in without]
-
     def heal(self) -> None:
         """Whole again: whoever is paused goes on, whoever is dead is started, and all see one another."""
         for node in self.living:
@@ -115,19 +124,6 @@ class RabbitCluster:
         for node in dead:
             node.wait_ready()
         self._wait(self._is_whole, "a whole cluster")
-
-    def form(self) -> None:
-        """Start all nodes at once, and wait until they are a cluster."""
-        names = enumerate((node.name for node in self.nodes), start=1)
-        peers = "\n".join(f"cluster_formation.classic_config.nodes.{number} = {name}" for number, name in names)
-        for node in self.nodes:
-            node.configure(FORMATION.format(peers=peers))
-        self.heal()
-
-    def close(self) -> None:
-        """End all nodes, by their process ids, and remove their data; the one with the name service last."""
-        for node in reversed(self.nodes):
-            node.close()
 
     def _is_whole(self) -> bool:
         wanted = {node.name for node in self.nodes}
@@ -143,18 +139,5 @@ class RabbitCluster:
         return f"/queues/{quote(vhost, safe='')}/{quote(queue, safe='')}"
 
     def _wait(self, fact: Callable[[], bool], what: str) -> None:
-        def logs() -> str:
-            return "\n".join(node.log() for node in self.nodes)
-
-        wait_until(fact, f"RabbitMQ {self.version}: {what}", timeout_s=READY_TIMEOUT_S, log=logs)
-
-
-@contextmanager
-def running_rabbitmq_cluster(version: str = "3.10") -> Iterator[RabbitCluster]:
-    """A cluster of one's own. Without a server it fails the test and says what to install."""
-    cluster = RabbitCluster(version)
-    try:
-        cluster.form()
-        yield cluster
-    finally:
-        cluster.close()
+        what = f"RabbitMQ {self.version}: {what}"
+        wait_until(fact, what, timeout_s=READY_TIMEOUT_S, log=lambda: "\n".join(node.log() for node in self.nodes))

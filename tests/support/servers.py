@@ -1,4 +1,5 @@
-"""Servers that the tests start: which of them, how they are ended, and that none outlives the tests.
+"""Servers that the tests start: which of them, where their files are, how they are ended, and that none outlives the
+tests.
 
 A missing one fails; only HOLDFAST_TEST_WITHOUT leaves its tests out.
 """
@@ -10,10 +11,10 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import httpx2
 import psutil
@@ -21,25 +22,36 @@ import psycopg
 import pytest
 
 VARIABLE = "HOLDFAST_TEST_WITHOUT"
-KNOWN = frozenset({"postgres", "rabbitmq"})
+SERVERS = ("postgres", "rabbitmq")
 READY_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 60.0
 STEP_S = 0.02
 LOG_CHARS = 4_000
+#: For suites in which no plug is pulled: a kill of a process leaves the kernel what was written, on a disk and here
+#: alike, so that waiting for a disk would prove nothing more. `tests/faults` stays on the disk.
+MEMORY = Path("/dev/shm")
+#: Ends a server and removes its folder when this process is gone, also when it was killed. It waits for the end of what
+#: we never write to it: nobody else holds our end of that pipe.
+GUARD = 'folder=$0; cat; for group in "$@"; do kill -s KILL -- "-$group"; done; sleep 1; rm -rf "$folder"'
+FREE_BYTES_MIN = 512 * 2**20  # containers often have 64 MiB
 
 
-def left_out(setting: str | None = None) -> frozenset[str]:
-    """The servers named in HOLDFAST_TEST_WITHOUT. A name that is no server is an error."""
-    text = os.environ.get(VARIABLE, "") if setting is None else setting
-    names = frozenset(name.strip() for name in text.split(",") if name.strip())
-    if unknown := names - KNOWN:
-        raise pytest.UsageError(f"{VARIABLE}: no such server: {', '.join(sorted(unknown))}")
+def memory_place() -> Path | None:
+    """Where folders in memory can be; None: where all temporary files are, because there is no room."""
+    return MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= FREE_BYTES_MIN else None
+
+
+def named(variable: str, known: Collection[str], kind: str) -> frozenset[str]:
+    """The names in a variable, with commas between them. One that is not known is an error."""
+    names = frozenset(name.strip() for name in os.environ.get(variable, "").split(",") if name.strip())
+    if unknown := names - frozenset(known):
+        raise pytest.UsageError(f"{variable}: no such {kind}: {', '.join(sorted(unknown))}")
     return names
 
 
 def skip_left_out(items: list[pytest.Item]) -> None:
     """Skip the tests whose marker names a server that was left out; called by conftest."""
-    for name in left_out():
+    for name in named(VARIABLE, SERVERS, "server"):
         for item in items:
             if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=f"{VARIABLE} names {name}"))
@@ -76,7 +88,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        self._guard: Guard | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -123,8 +135,7 @@ class Server:
         if self.pid:
             server = psutil.Process(self.pid)
             server.send_signal(self.STOP)
-            with suppress(psutil.NoSuchProcess):
-                server.resume()
+            _tell([server], signal.SIGCONT)
             self._end([server])
 
     def kill(self) -> None:
@@ -133,9 +144,7 @@ class Server:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        for process in processes:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        _tell(processes, signal.SIGKILL)
         self._end(processes)
 
     def pause(self) -> list[psutil.Process]:
@@ -146,24 +155,19 @@ class Server:
         server = psutil.Process(self.pid)
         server.suspend()
         children = server.children(recursive=True)
-        for child in children:
-            with suppress(psutil.NoSuchProcess):
-                child.suspend()
+        _tell(children, signal.SIGSTOP)
         return [server, *children]
 
     def resume(self) -> None:
         """SIGCONT."""
         if self.pid is not None:
             server = psutil.Process(self.pid)
-            for process in (*server.children(recursive=True), server):
-                with suppress(psutil.NoSuchProcess):
-                    process.resume()
+            _tell([*server.children(recursive=True), server], signal.SIGCONT)
 
     def close(self) -> None:
         """End the server and remove the data."""
         self.kill()
-        if self._guard is not None:
-            self._guard.close()
+        self._dismiss()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def log(self) -> str:
@@ -174,12 +178,16 @@ class Server:
     def _run(self, argv: Sequence[str | Path], *, beside: Sequence[int] = (), **how: Any) -> None:
         """Start its process; `beside` are processes that end with it, `how` is for Popen."""
         with (self.folder / "out").open("ab") as out:
-            self._process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, **how
-            )
+            self._process = launch(argv, out=out, **how)
+        self._dismiss()
+        argv = ["sh", "-c", GUARD, self.folder, *map(str, (self._process.pid, *beside))]
+        self._guard = launch(argv, stdin=subprocess.PIPE)
+
+    def _dismiss(self) -> None:
+        """What it guards has ended in order."""
         if self._guard is not None:
-            self._guard.close()
-        self._guard = Guard(self.folder, self._process.pid, *beside)
+            with self._guard:
+                self._guard.kill()
 
     def _end(self, processes: Sequence[psutil.Process]) -> None:
         """A child that lives on holds what the next start needs: shared memory, ports."""
@@ -193,11 +201,29 @@ class Server:
         )
 
 
+def _tell(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to those that still are."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
 def is_alive(pid: int) -> bool:
     """A zombie does not live: nobody may be there to reap it."""
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
+
+
+def launch(
+    argv: Sequence[str | Path],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    out: IO[bytes] | int = subprocess.DEVNULL,
+    **how: Any,
+) -> subprocess.Popen[bytes]:
+    """Start a program in a group of its own; `how` is for Popen."""
+    return subprocess.Popen(argv, stdin=stdin, stdout=out, stderr=out, start_new_session=True, **how)
 
 
 def run_tool(argv: Sequence[str | Path], **how: Any) -> str:
@@ -206,28 +232,3 @@ def run_tool(argv: Sequence[str | Path], **how: Any) -> str:
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, argv))} failed with {done.returncode}\n{done.stdout}\n{done.stderr}")
     return str(done.stdout)
-
-
-class Guard:
-    """Ends a server and removes its folder when this process is gone, also when it was killed; `close` once it ended.
-
-    It waits for the end of what we never write to it: nobody else holds our end of that pipe.
-    """
-
-    SCRIPT = 'folder=$0; cat; for group in "$@"; do kill -s KILL -- "-$group"; done; sleep 1; rm -rf "$folder"'
-
-    def __init__(self, folder: Path, *groups: int) -> None:
-        self._process = subprocess.Popen(
-            ["sh", "-c", self.SCRIPT, str(folder), *map(str, groups)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    def close(self) -> None:
-        """It has ended in order."""
-        self._process.kill()
-        self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()

@@ -14,7 +14,7 @@ import pytest
 from holdfast.proof.process import child_process, python_argv
 from tests.support.command import PROGRAM, Command, Forked
 from tests.support.eventually import eventually
-from tests.support.forking import forked_process, parent
+from tests.support.forking import forked_process, run_forked
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,7 @@ async def test_a_limit_ends_it(tmp_path: Path) -> None:
     argv = [str(PROGRAM), "serve", "--listen", "127.0.0.1:0"]
 
     def serve() -> None:
-        parent().run(argv, stdin=b"", folder=tmp_path, environment=environment, timeout_s=2.0)
+        run_forked(argv, stdin=b"", folder=tmp_path, environment=environment, timeout_s=2.0)
 
     async def count() -> int:
         return sum(process.info["cwd"] == str(tmp_path) for process in psutil.process_iter(["cwd"]))

@@ -15,7 +15,7 @@ from holdfast.proof.process import child_process
 from tests.support.eventually import eventually
 from tests.support.forking import ROOT
 from tests.support.postgres import Cluster, find_binaries
-from tests.support.servers import left_out
+from tests.support.servers import SERVERS, VARIABLE, named
 
 pytestmark = pytest.mark.postgres
 
@@ -108,8 +108,11 @@ def test_a_missing_server_fails_with_the_command_to_install_it(monkeypatch: pyte
         find_binaries()
 
 
-def test_only_known_servers_can_be_left_out() -> None:
-    assert left_out("") == frozenset()
-    assert left_out("postgres, rabbitmq") == {"postgres", "rabbitmq"}
+def test_only_known_servers_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "")
+    assert named(VARIABLE, SERVERS, "server") == frozenset()
+    monkeypatch.setenv(VARIABLE, "postgres, rabbitmq")
+    assert named(VARIABLE, SERVERS, "server") == {"postgres", "rabbitmq"}
+    monkeypatch.setenv(VARIABLE, "postgresql")
     with pytest.raises(pytest.UsageError, match="no such server: postgresql"):
-        left_out("postgresql")
+        named(VARIABLE, SERVERS, "server")

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.core.topology.diff import DifferenceKind
 from holdfast.core.topology.layouts import design
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+from holdfast.engines.rabbitmq.consumer import ResumingConsumer
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.topology import RabbitTopology
 from holdfast.engines.rabbitmq.wire import session as methods
@@ -20,7 +20,7 @@ from tests.support.amqp import Admin, outgoing
 from tests.support.eventually import eventually
 from tests.support.ports import free_ports
 from tests.support.rabbitmq import Node
-from tests.topology.topologies import broker, example, file, topologies
+from tests.topology.conftest import broker, example, file, topologies
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.rabbitmq
 async def test_an_example_is_applied_read_back_and_proved(every_admin: Admin, name: str) -> None:
     wanted = example(name)
     async with topologies(every_admin) as service:
-        plan = await service.plan(wanted)
+        plan = await service.check(wanted)
         assert {difference.kind for difference in plan.differences} == {DifferenceKind.MISSING}
         done = await service.apply(wanted)
         assert done.is_done
@@ -59,7 +59,7 @@ async def test_a_message_goes_the_way_that_the_layout_says(every_admin: Admin) -
         assert (await service.apply(file(text))).is_done
         assert (await publisher.publish([outgoing("any", b"work", exchange="events")]))[0].stored
         for queue in ("q.one", "q.two"):
-            async with RabbitConsumer(every_admin.address(), queue, prefetch=1) as consumer:
+            async with ResumingConsumer(every_admin.address(), queue, prefetch=1) as consumer:
                 for _ in range(5):
                     (delivery,) = await consumer.batch(timeout_s=60.0)
                     assert delivery.body == b"work"
@@ -79,7 +79,7 @@ async def test_a_letter_in_a_dead_queue_may_be_looked_at_as_often_as_one_likes(e
         await service.apply(file('[queues.q]\nlayout = "quorum"'), probe=False)
         for queue in ("q", "q.dlq"):
             assert (await publisher.publish([outgoing(queue, b"letter")]))[0].stored
-            async with RabbitConsumer(every_admin.address(), queue, prefetch=1) as consumer:
+            async with ResumingConsumer(every_admin.address(), queue, prefetch=1) as consumer:
                 for _ in range(25):
                     consumer.give_back(await consumer.batch(timeout_s=60.0))
                 (delivery,) = await consumer.batch(timeout_s=60.0)
@@ -132,7 +132,7 @@ async def test_nothing_is_deleted_unless_it_is_asked_for(admin: Admin) -> None:
     async with topologies(admin, counts_age_s_max=0.0) as service:
         assert (await service.apply(wanted)).is_done
         await admin.bind("q.new", "events", "stray")
-        plan = await service.plan(wanted)
+        plan = await service.check(wanted)
         assert {(d.kind, d.what) for d in plan.differences} == {
             (DifferenceKind.SUPERFLUOUS, "binding"),
             (DifferenceKind.SUPERFLUOUS, "queue"),
@@ -144,7 +144,7 @@ async def test_nothing_is_deleted_unless_it_is_asked_for(admin: Admin) -> None:
             return not (await service.apply(wanted, delete=True, probe=False)).kept
 
         await eventually(counted)
-        assert (await service.plan(wanted)).differences == ()
+        assert (await service.check(wanted)).differences == ()
 
 
 async def test_a_queue_is_made_anew_only_when_nothing_is_in_it(admin: Admin) -> None:
@@ -167,8 +167,8 @@ async def test_a_queue_is_made_anew_only_when_nothing_is_in_it(admin: Admin) -> 
             assert (await publisher.publish([outgoing(kind, b"precious")]))[0].stored
         await eventually(lambda: _all_are({"it has 1 messages"}, reasons))
         async with (
-            RabbitConsumer(admin.address(), "classic") as classic,
-            RabbitConsumer(admin.address(), "quorum") as quorum,
+            ResumingConsumer(admin.address(), "classic") as classic,
+            ResumingConsumer(admin.address(), "quorum") as quorum,
         ):
             for consumer in (classic, quorum):
                 (delivery,) = await consumer.batch(timeout_s=60.0)
@@ -179,7 +179,7 @@ async def test_a_queue_is_made_anew_only_when_nothing_is_in_it(admin: Admin) -> 
             return (await service.apply(wanted, delete=True, probe=False)).is_done
 
         assert await eventually(anew)
-        assert (await service.plan(wanted)).differences == ()
+        assert (await service.check(wanted)).differences == ()
 
 
 async def _all_are(wanted: set[str], reasons: Callable[[], Awaitable[set[str]]]) -> bool:
@@ -205,8 +205,8 @@ async def test_old_counts_are_not_believed(admin: Admin) -> None:
         for queue in ("held", "pending"):
             assert (await publisher.publish([outgoing(queue, b"precious")]))[0].stored
         async with (
-            RabbitConsumer(admin.address(), "held", prefetch=1) as holder,
-            RabbitConsumer(admin.address(), "pending", prefetch=1) as rejecter,
+            ResumingConsumer(admin.address(), "held", prefetch=1) as holder,
+            ResumingConsumer(admin.address(), "pending", prefetch=1) as rejecter,
         ):
             assert await holder.batch(timeout_s=60.0)
             await holder.stop()  # held, and nobody consumes

@@ -10,7 +10,7 @@ import pytest
 from tests.support.command import Inside
 from tests.support.ports import free_ports
 from tests.support.rabbitmq import Node, vhost_name
-from tests.topology.topologies import EXAMPLES
+from tests.topology.conftest import EXAMPLES
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -55,6 +55,23 @@ def test_from_plan_to_clean(run: Topology) -> None:
     assert "nothing was to be done" in run.done("topology", "apply", EXAMPLES / "media.toml").text
     document = run.done("topology", "check", EXAMPLES / "media.toml", "--json").document
     assert (document["clean"], document["version"], document["differences"]) == (True, "3.10", [])
+
+
+def test_a_definitions_file_is_planned_tried_and_drawn(run: Topology, tmp_path: Path) -> None:
+    media = EXAMPLES / "media.definitions.json"
+    assert "+ queue 'q.audit.dlq' is missing" in run.done("topology", "plan", media).text
+    assert "q.audit.dlq" in run.done("topology", "draw", media).text
+    assert run("topology", "check", media).code == 1
+    assert "+ queue 'q.audit.dlq' is missing" in run.done("topology", "import", media, "--dry-run").text
+    assert run("topology", "check", media).code == 1
+    run.done("topology", "import", media)
+    run.done("topology", "check", media)
+    (tmp_path / "bad.json").write_text('{"queues": [{"name": "q", "arguments": {"x-message-ttl": 5}}]}')
+    tried = run("topology", "import", "bad.json", "--dry-run")
+    assert (tried.code, "! 'q': what expires in it is deleted" in tried.text) == (1, True)
+    assert run("topology", "import", "bad.json", "--dry-run", "--accept-hazards").code == 0
+    (tmp_path / "odd.json").write_text('{"policies": [{"name": "p", "pattern": "(", "definition": {}}]}')
+    assert "'p': its pattern cannot be read here" in run("topology", "import", "odd.json", "--dry-run").text
 
 
 def test_what_cannot_be_changed_ends_partly_done_then_failed(run: Topology, node: Node, vhost: str) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.death import DEAD_QUEUES, QueueNames
 from holdfast.core.topology.definitions import from_definitions
 from holdfast.core.topology.layouts import design, parse_file
 from holdfast.core.topology.model import Binding, Design, Exchange, Family, FamilyQueue, Queue, Version
+from holdfast.core.topology.routing import Graph
 from holdfast.core.topology.rules import hazards
 
 V3, V4 = Version(3, 10), Version(4, 0)
@@ -167,3 +169,31 @@ def test_a_design_has_remarks_at_the_most(version: Version) -> None:
         assert [hazard for hazard in hazards(example(name, version)) if hazard.fatal] == []
     assert hazards(example("quorum", version)) == []
     assert {hazard.reason[:15] for hazard in hazards(example("media", version))} == {"a classic queue"}
+
+
+LEADING = """
+[defaults]
+layout = "{layout}"
+[exchanges.events]
+[queues.orders]
+bindings = [{{ exchange = "events", key = "#" }}]
+{more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("layout", "more", "dead_queue", "leading"),
+    [
+        ("per-consumer", "", "orders.dlq", {"orders"}),
+        ("quorum", "", "orders.dlq", {"orders"}),
+        ("shared-dlq", "", "dlq", {"orders"}),
+        ("shared-dlq", "[queues.files]", "dlq", {"orders", "files"}),
+        ("per-consumer", "[queues.files]", "orders.dlq", {"orders"}),
+        ("per-consumer", "", "unroutable", set()),  # what no binding takes has died nowhere
+        ("quorum", "", "unroutable", set()),
+    ],
+)
+def test_which_queues_lead_to_a_dead_queue(layout: str, more: str, dead_queue: str, leading: set[str]) -> None:
+    made = design(parse_file(LEADING.format(layout=layout, more=more).encode(), source="f"), Version(4, 0))
+    names = QueueNames(dead_queues=(*DEAD_QUEUES, "dlq"))
+    assert Graph(made.topology).leading_to(dead_queue, names.is_main) == leading

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -249,6 +250,31 @@ def test_arguments_and_policies_together_are_what_the_broker_makes_of_them(
 )  # fmt: skip
 def test_topic_patterns(pattern: str, key: str, takes: bool) -> None:
     assert topic_matches(pattern, key) is takes
+
+
+LONG_WORDS_COUNT = 20_000
+
+
+@pytest.mark.parametrize("pattern", ["#.", "*.#.", "#.a.", "a."])
+def test_a_long_pattern_takes_no_longer_than_its_length(pattern: str) -> None:
+    """Pattern and key are a stranger's. Word by word each would be looked at for each part: 400 million looks."""
+    began_s = time.process_time()
+    assert not topic_matches(pattern * LONG_WORDS_COUNT + "x", "a." * LONG_WORDS_COUNT + "b")
+    assert time.process_time() - began_s < 5
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", "*", "#"]), max_size=6), st.lists(st.sampled_from(["a", "b", "c"]), max_size=6)
+)
+def test_a_topic_pattern_means_what_its_words_mean(parts: list[str], words: list[str]) -> None:
+    def takes(parts: list[str], words: list[str]) -> bool:
+        if not parts or (parts[0] != "#" and not words):
+            return not parts and not words
+        if parts[0] == "#":
+            return any(takes(parts[1:], words[count:]) for count in range(len(words) + 1))
+        return parts[0] in ("*", words[0]) and takes(parts[1:], words[1:])
+
+    assert topic_matches(".".join(parts), ".".join(words)) is takes(parts, words)
 
 
 def test_a_path_goes_through_exchanges_and_ends_where_nothing_is_bound() -> None:

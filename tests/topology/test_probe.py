@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+from holdfast.engines.rabbitmq.consumer import ResumingConsumer
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.topology import HELD_COUNT_MAX, send_probe
 from holdfast.engines.rabbitmq.url import BrokerUrl
@@ -12,7 +12,7 @@ from holdfast.engines.rabbitmq.wire import session as methods
 from holdfast.ports.topology import Probe
 from tests.support.amqp import Admin, outgoing
 from tests.support.eventually import eventually
-from tests.topology.topologies import file, topologies
+from tests.topology.conftest import file, topologies
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -46,7 +46,7 @@ async def test_a_queue_with_a_consumer_is_left_alone(admin: Admin) -> None:
     wanted = file(QUIET)
     async with topologies(admin) as service:
         await service.apply(wanted, probe=False)
-        async with RabbitConsumer(admin.address(), "q") as consumer:
+        async with ResumingConsumer(admin.address(), "q") as consumer:
             outcomes = {probe.name: probe for probe in (await service.apply(wanted)).probes}
             assert outcomes["q.retry → q"].outcome == "skipped"
             assert await consumer.batch(timeout_s=0.0) == []

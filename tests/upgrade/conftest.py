@@ -6,7 +6,7 @@ import gzip
 import io
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.support.amqp import Admin
 from tests.support.command import Ended, Inside
 from tests.support.postgres import Cluster
 from tests.support.rabbitmq import Node
 from tests.upgrade import story
-from tests.upgrade.broker import Broker
 
 #: So long after they were made they are opened: every short lease has run out.
 LATER_S = 600
@@ -86,8 +86,7 @@ def restored(database: str) -> str:
 
 
 @pytest.fixture
-def broker(node: Node) -> Iterator[Broker]:
+async def broker(node: Node) -> AsyncIterator[Admin]:
     """The virtual host, empty: its name is in journals and starts."""
-    node.create_vhost(story.VHOST)
-    yield Broker(node, story.VHOST)
-    node.delete_vhost(story.VHOST)
+    async with Admin.open(node, story.VHOST) as admin:
+        yield admin

@@ -3,25 +3,22 @@
     python -m tests.upgrade.golden [NAME …]     writes them anew, when a change is meant
 
 Each is taken from outside, as somebody who uses the program sees it: over HTTP, from a shell, by the public names. Only
-the events and the crash points have to be looked up inside; they are found wherever they are.
+the events and the crash points have to be looked up inside.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import logging
 import os
-import pkgutil
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from subprocess import DEVNULL, Popen
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -30,16 +27,18 @@ import httpx2
 import holdfast
 import holdfast.testing
 from holdfast import proof
+from holdfast.proof.process import child_process, python_argv
+from holdfast.telemetry.events import EVENTS
+from tests.faults.serving import TOKEN, Serving
 from tests.support.command import Inside
+from tests.support.eventually import eventually
 from tests.support.ports import free_port
-from tests.upgrade.server import Server, serving, wait_for
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
 COLUMNS = "80"
 #: What docs/queue.md promises to whoever tests with it.
 TESTING = ("FrozenClock", "assert_dead", "drain", "memory_queues")
-TOKEN = "golden"
 
 APP = """
 import holdfast
@@ -50,31 +49,6 @@ async def handle(message: holdfast.Message) -> None: ...
 
 
 # --- over HTTP ----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def busy_server(folder: Path) -> Iterator[Server]:
-    """A server that has done something of everything that it counts."""
-    (folder / "data").mkdir()
-    with serving("memory://", folder / "data", token=TOKEN) as server:
-        for queue, more in (("dead", {}), ("orders", {"dead_queue": "dead"})):
-            server.post("/v1/queues.create", {**_queue(queue), **more})
-        item = {"queue_name": "orders", "request_timeout": "5s", "items": [{"utf8": "one"}]}
-        server.post("/v1/queue.produce", item)
-        lease = {"queue_name": "orders", "client_id": "me", "batch_size": 1, "request_timeout": "5s"}
-        leased = server.post("/v1/queue.lease", lease)
-        retry = {"id": leased["items"][0]["id"], "dead": True, "reason": "no"}
-        server.post("/v1/queue.retry", {"queue_name": "orders", "items": [retry]})
-        server.post("/admin/captures", {"queue": "dead", "continuous": True})
-        wait_for(lambda: server.get("/admin/letters")["count"] == 1)
-        plan = server.post("/admin/plans", {"selection": {"queue": "dead"}})
-        server.post("/admin/redrives", {"plan": plan["hash"]})
-        wait_for(lambda: server.get("/admin/redrives")["redrives"][0]["state"] == "done")
-        yield server
-
-
-def _queue(name: str) -> dict[str, str]:
-    return {"queue_name": name, "lease_timeout": "1m", "expire_timeout": "1h"}
 
 
 def openapi() -> str:
@@ -90,24 +64,42 @@ def metrics() -> str:
 @cache
 def _served() -> dict[str, Any]:
     """Asked once for all."""
-    with TemporaryDirectory() as folder, busy_server(Path(folder)) as server:
-        document, run = server.get("/openapi.json"), _metrics_of_a_consumer(server, Path(folder))
-        return {"openapi": document, "run": run, "serve": server.http.get("/metrics").text}
+    return asyncio.run(_asked())
 
 
-def _metrics_of_a_consumer(server: Server, folder: Path) -> str:
+async def _asked() -> dict[str, Any]:
+    """Of a server that has done something of everything that it counts."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        async with Serving("memory://", folder) as server, server.client() as client:
+            await server.start(HOLDFAST_DATA_FOLDER=name)
+            await client.queues_create("dead")
+            await client.queues_create("orders", dead_queue="dead")
+            await client.queue_produce("orders", [b"one"])
+            (item,) = (await client.queue_lease("orders")).items
+            await client.queue_retry("orders", [holdfast.RetryItem(id=item.id, dead=True, reason="no")])
+            server.ask("/admin/captures", {"queue": "dead", "continuous": True})
+            await eventually(lambda: server.ask("/admin/letters")["count"] == 1)
+            plan = server.ask("/admin/plans", {"selection": {"queue": "dead"}})
+            server.ask("/admin/redrives", {"plan": plan["hash"]})
+            await eventually(lambda: server.ask("/admin/redrives")["redrives"][0]["state"] == "done")
+            run = await _metrics_of_a_consumer(server, client, folder)
+            return {"openapi": server.ask("/openapi.json"), "run": run, "serve": server.answer("GET", "/metrics").text}
+
+
+async def _metrics_of_a_consumer(server: Serving, client: holdfast.Client, folder: Path) -> str:
     (folder / "golden_app.py").write_text(APP.format(address=server.address, token=TOKEN))
     health = f"127.0.0.1:{free_port()}"
-    argv = [sys.executable, "-m", "holdfast", "run", "golden_app:app", "--declare", "--health", health]
-    with Popen(argv, cwd=folder, stdout=DEVNULL, stderr=DEVNULL) as process:
-        try:
-            produce = {"queue_name": "work", "request_timeout": "5s", "items": [{"utf8": "one"}]}
-            wait_for(lambda: server.http.post("/v1/queue.produce", json=produce).status_code == 200)
-            with httpx2.Client(base_url=f"http://{health}", trust_env=False) as http:
-                wait_for(lambda: "holdfast_handler_seconds_count" in http.get("/metrics").text)
-                return http.get("/metrics").text
-        finally:
-            process.terminate()
+    argv = python_argv("holdfast", "run", "golden_app:app", "--declare", "--health", health)
+    async with child_process(argv, cwd=folder) as child:
+        await child.wait_http(f"http://{health}/health")
+        await client.queue_produce("work", [b"one"])
+
+        def page() -> str:
+            return httpx2.get(f"http://{health}/metrics", trust_env=False).text
+
+        await eventually(lambda: "holdfast_handler_seconds_count" in page())
+        return page()
 
 
 def families(page: str) -> dict[str, Any]:
@@ -201,12 +193,8 @@ def _signature(value: Any) -> str:
 
 
 def events() -> str:
-    """The table of events, wherever below `telemetry` it is."""
-    telemetry = import_module("holdfast.telemetry")
-    below = pkgutil.iter_modules(telemetry.__path__)
-    modules = [telemetry, *(import_module(f"{telemetry.__name__}.{one.name}") for one in below)]
-    table = next(module.EVENTS for module in modules if hasattr(module, "EVENTS"))
-    return _json({name: [logging.getLevelName(one.level), one.sentence] for name, one in sorted(table.items())})
+    """The table of events."""
+    return _json({name: [logging.getLevelName(one.level), one.sentence] for name, one in sorted(EVENTS.items())})
 
 
 def crash_points() -> str:

@@ -1,4 +1,4 @@
-"""What is in the fixtures, as far as the tests need it too: names, letters and payloads. Plain values alone."""
+"""What is in the fixtures, as far as the tests need it too: names, letters and payloads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import gzip
 import json
 from pathlib import Path
 from typing import Any
+
+from tests.support.amqp import Admin
 
 FIXTURES = Path(__file__).parent / "fixtures"
 VHOST = "fixture"
@@ -35,16 +37,6 @@ def part(series: str, ordinal: int) -> bytes:
     return f"{series}/{ordinal}/".encode() + bytes(range(200))
 
 
-def payload_reference(transaction: str, series: str, ordinal: int) -> str:
-    """The attributes of a payload, as an item's reference."""
-    return json.dumps({"transaction-id": transaction, "series": series, "ordinal": ordinal})
-
-
-def header_reference(transaction: str, series: str) -> str:
-    """The attributes of a header."""
-    return json.dumps({"transaction-id": transaction, "series": series, "count": SERIES[series]})
-
-
 def letter(number: int, *, told: dict[str, Any] | None = None) -> dict[str, Any]:
     """The properties of a dead letter of RabbitMQ."""
     death = {
@@ -60,13 +52,19 @@ def letter(number: int, *, told: dict[str, Any] | None = None) -> dict[str, Any]
         "content_type": "application/json",
         "correlation_id": f"c-{number:03}",
         "message_id": f"m-{number:03}",
+        "delivery_mode": 2,
         "headers": {**headers, "x-death": [death], **(told or {})},
     }
 
 
-def body(number: int) -> bytes:
-    """The body of a letter."""
-    return json.dumps({"n": number, "text": f"apple number {number}"}).encode()
+def send(broker: Admin, queue: str, *numbers: int, told: dict[str, Any] | None = None) -> None:
+    """Put letters into a queue, by the management API as they were then: so their bytes are those of the fixtures."""
+    for number in numbers:
+        body = json.dumps({"n": number, "text": f"apple number {number}"})
+        message = {"properties": letter(number, told=told), "routing_key": queue}
+        message |= {"payload": body, "payload_encoding": "string"}
+        answer = broker.node.api("POST", f"/exchanges/{broker.vhost}/amq.default/publish", message)
+        assert answer.json()["routed"], f"no queue '{queue}'"
 
 
 PARKED = {

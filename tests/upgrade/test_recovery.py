@@ -7,15 +7,14 @@ import hashlib
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import holdfast
-from tests.support.command import Inside
+from tests.support.amqp import Admin, decoded, headers_of, message_id_of
+from tests.support.command import Forked
 from tests.support.eventually import eventually
 from tests.upgrade import story
-from tests.upgrade.broker import Broker
 from tests.upgrade.conftest import clock_offset, unpack
 
 pytestmark = pytest.mark.rabbitmq
@@ -25,20 +24,19 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @pytest.fixture
-def filled(broker: Broker) -> Broker:
+async def filled(broker: Admin) -> Admin:
     """The dead-letter queue as the killed run left it: every letter of it has been delivered before."""
-    broker.queue(story.DLQ)
-    broker.queue(story.SCAN)
-    broker.exchange(story.EXCHANGE, story.SCAN)
+    await broker.queue(story.DLQ)
+    await broker.queue(story.SCAN)
+    await broker.exchange(story.EXCHANGE)
+    await broker.bind(story.SCAN, story.EXCHANGE, story.SCAN)
     left = story.told_of("recovery")["left"]
-    for name in left:
-        number = int(name.removeprefix("m-"))
-        broker.publish(story.DLQ, story.body(number), story.letter(number))
-    assert broker.give_back(story.DLQ) == len(left)
+    story.send(broker, story.DLQ, *(int(name.removeprefix("m-")) for name in left))
+    assert len(await broker.look(story.DLQ)) == len(left)
     return broker
 
 
-def journal_of(broker: Broker) -> tuple[str, bytes]:
+def journal_of(broker: Admin) -> tuple[str, bytes]:
     """The journal of the fixture as if it had been kept here, since the last start of this machine; and its source."""
     head, _, records = (story.FIXTURES / "recovery.journal").read_bytes().partition(b"\n")
     first = json.loads(head)
@@ -60,7 +58,9 @@ def noted() -> int:
 
 
 @pytest.mark.parametrize("place", ["usual", "given"])
-def test_letters_that_a_killed_run_had_noted_are_not_sent_twice(filled: Broker, tmp_path: Path, place: str) -> None:
+async def test_letters_that_a_killed_run_had_noted_are_not_sent_twice(
+    filled: Admin, tmp_path: Path, place: str
+) -> None:
     told = story.told_of("recovery")
     source, journal = journal_of(filled)
     mark = hashlib.sha256(source.encode()).hexdigest()[:12]
@@ -69,12 +69,12 @@ def test_letters_that_a_killed_run_had_noted_are_not_sent_twice(filled: Broker, 
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(journal)
     more = () if place == "usual" else ("--journal", str(file))
-    ended = Inside(tmp_path, "memory://")("recover", filled.url, story.DLQ, "--json", *more)
+    ended = Forked(tmp_path, "memory://")("recover", filled.url, story.DLQ, "--json", *more)
     summary = json.loads(ended.stdout.splitlines()[-1])
     assert ended.code == 0, ended
     assert (summary["recovered"], summary["recognised"], summary["remaining"]) == (len(told["left"]), noted(), 0)
     assert summary["possible_duplicates"] == len(told["left"]) - noted(), "those that came again and are in no entry"
-    arrived = {one.id for one in filled.drain(story.SCAN)}
+    arrived = {message_id_of(one) for one in await filled.look(story.SCAN)}
     assert arrived | set(told["arrived"]) == {f"m-{number:03}" for number in range(1, story.RECOVERED + 1)}, (
         "none is lost"
     )
@@ -82,37 +82,36 @@ def test_letters_that_a_killed_run_had_noted_are_not_sent_twice(filled: Broker, 
     assert not file.exists(), "it has ended with the queue"
 
 
-def test_a_journal_of_before_the_machine_was_started_is_not_believed(filled: Broker, tmp_path: Path) -> None:
+async def test_a_journal_of_before_the_machine_was_started_is_not_believed(filled: Admin, tmp_path: Path) -> None:
     file = tmp_path / "some.journal"
     head, _, records = journal_of(filled)[1].partition(b"\n")
     file.write_bytes(json.dumps({**json.loads(head), "boot": "another"}).encode() + b"\n" + records)
-    ended = Inside(tmp_path, "memory://")("recover", filled.url, story.DLQ, "--json", "--journal", str(file))
+    ended = Forked(tmp_path, "memory://")("recover", filled.url, story.DLQ, "--json", "--journal", str(file))
     summary = json.loads(ended.stdout.splitlines()[-1])
     assert (summary["recovered"], summary["recognised"]) == (len(story.told_of("recovery")["left"]), 0)
 
 
-def test_the_letters_of_a_backup_of_before_are_published_byte_for_byte(broker: Broker, tmp_path: Path) -> None:
-    broker.queue(story.SCAN)
+async def test_the_letters_of_a_backup_of_before_are_published_byte_for_byte(broker: Admin, tmp_path: Path) -> None:
+    await broker.queue(story.SCAN)
     file = story.FIXTURES / "recovery.backup.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    ended = Inside(tmp_path, "memory://")(
+    ended = Forked(tmp_path, "memory://")(
         "recover", broker.url, story.DLQ, "--from-backup", file, "--to", story.SCAN, "--json"
     )
     assert json.loads(ended.stdout.splitlines()[-1])["recovered"] == len(lines), ended
-    found = broker.drain(story.SCAN)
-    assert [(one.id, one.body) for one in found] == [
+    found = await broker.drain(story.SCAN, len(lines))
+    assert [(message_id_of(one), one.body) for one in found] == [
         (line["message_id"], base64.b64decode(line["body"])) for line in lines
     ]
     for one in found:
-        number = int(one.id.removeprefix("m-"))
-        wanted: dict[str, Any] = story.letter(number)
-        kept = {name: value for name, value in one.headers.items() if name in wanted["headers"] and name != "x-death"}
-        assert kept == {name: value for name, value in wanted["headers"].items() if name != "x-death"}
-        assert one.properties["correlation_id"] == wanted["correlation_id"]
+        sent = story.letter(int(message_id_of(one).removeprefix("m-")))
+        wanted = {name: value for name, value in sent["headers"].items() if name != "x-death"}
+        assert {name: value for name, value in headers_of(one).items() if name in wanted} == wanted
+        assert decoded(one)["correlation_id"] == sent["correlation_id"]
 
 
 async def test_a_start_of_before_is_charged_to_its_message(
-    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOLDFAST_CLOCK_OFFSET_S", clock_offset(story.told_of("starts")["made_at"]))
     unpack("starts", tmp_path)
@@ -123,10 +122,9 @@ async def test_a_start_of_before_is_charged_to_its_message(
     async def handle(message: holdfast.Message) -> None:
         begun.append((message.id, message.attempt))
 
-    broker.queue("work")
-    for number in (31, 32):
-        broker.publish("work", story.body(number), story.letter(number))
-    assert broker.give_back("work") == 2
+    await broker.queue("work")
+    story.send(broker, "work", 31, 32)
+    assert len(await broker.look("work")) == 2
     async with app.running(declare=True):
         await eventually(lambda: len(begun) == 2)
     assert sorted(begun) == [("m-031", 2), ("m-032", 1)]

@@ -6,6 +6,7 @@ import json
 
 import holdfast
 from holdfast import NewItem
+from tests.collect.producing import reference
 from tests.upgrade import story
 from tests.upgrade.conftest import OldInstallation
 
@@ -43,12 +44,12 @@ async def test_what_was_under_way_is_completed(installation: OldInstallation) ->
             items = [
                 NewItem(
                     payload=story.part(series, ordinal),
-                    reference=story.payload_reference(story.OPEN, series, ordinal),
+                    reference=reference(transaction_id=story.OPEN, series=series, ordinal=ordinal),
                 )
                 for ordinal in range(story.SENT[series], count)
             ]
             await queues.queue_produce(f"transaction-{story.OPEN}-payload", items)
-        header = NewItem(reference=story.header_reference(story.OPEN, "lines"))
+        header = NewItem(reference=reference(transaction_id=story.OPEN, series="lines", count=story.SERIES["lines"]))
         await queues.queue_produce(f"transaction-{story.OPEN}-header", [header])
         ended = await collector.wait(story.OPEN, timeout_s=20)
         assert ended.state.value == "completed"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 import holdfast
@@ -15,29 +13,20 @@ from holdfast.core.moments import moment
 from holdfast.core.plan import Canary, PlanOptions, RedriveState, RedriveTask, Target
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
-from holdfast.engines.postgres.database import SCHEMA
 from holdfast.errors import Conflict, NotFound
 from holdfast.proof.proxy import Proxy
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Secret, Settings, StorageSettings
 from holdfast.wiring import open_vault_app
-from tests.faces.api.installation import open_installation
+from tests.faces.api.conftest import open_installation
 from tests.support.amqp import Admin, headers_of
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import Node, vhost_name
-from tests.vault.brokers import ADMIN, DLQ, MAIN, bodies, dead, send, vault_app_on
+from tests.support.postgres import emptied
+from tests.vault.letters import ADMIN, DLQ, MAIN, bodies, dead, vault_app_on
 
 pytestmark = pytest.mark.rabbitmq
 S = LetterState
 ACT = LedgerAct(actor="tester", action="redrives.start", reason="mended")
-
-
-@pytest.fixture
-async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Admin]:
-    async with Admin.open(node, vhost_name(request.node.name)) as admin:
-        await admin.queue(DLQ)
-        await admin.queue(MAIN)
-        yield admin
 
 
 async def captured(vault_app: VaultApp) -> int:
@@ -58,12 +47,12 @@ async def finished(vault_app: VaultApp, wish: PlanOptions) -> RedriveTask:
 
 async def check(vault_app: VaultApp) -> None:
     assert all(row.agrees for row in await vault_app.vault.ledger.balance())
-    assert not (await vault_app.vault.ledger.verify()).why
+    assert not (await vault_app.vault.seals.verify()).why
 
 
 async def test_letters_go_into_the_vault_and_back_byte_for_byte(admin: Admin, tmp_path: Path) -> None:
     sizes = [b"", b"\x00\xff" * 50, b"text", bytes(2**21)]
-    await send(admin, [dead(body, message_id=f"m{number}", extra=1.5) for number, body in enumerate(sizes)])
+    await admin.publish([dead(body, message_id=f"m{number}", extra=1.5) for number, body in enumerate(sizes)])
     async with vault_app_on(admin, tmp_path) as vault_app:
         assert await captured(vault_app) == 4
         assert await admin.count(DLQ) == 0
@@ -84,7 +73,7 @@ async def test_letters_go_into_the_vault_and_back_byte_for_byte(admin: Admin, tm
 
 
 async def test_equal_twins_and_one_id_for_two_bodies_are_all_in_the_vault(admin: Admin, tmp_path: Path) -> None:
-    await send(admin, [dead(b"twin"), dead(b"twin"), dead(b"other")])
+    await admin.publish([dead(b"twin"), dead(b"twin"), dead(b"other")])
     async with vault_app_on(admin, tmp_path) as vault_app:
         assert await captured(vault_app) == 3
         assert await bodies(vault_app) == [b"twin", b"twin", b"other"]
@@ -94,12 +83,12 @@ async def test_equal_twins_and_one_id_for_two_bodies_are_all_in_the_vault(admin:
 async def test_a_redriven_letter_that_dies_again_is_a_new_one_and_the_old_came_back(
     admin: Admin, tmp_path: Path
 ) -> None:
-    await send(admin, [dead(b"x"), dead(b"y")])
+    await admin.publish([dead(b"x"), dead(b"y")])
     async with vault_app_on(admin, tmp_path) as vault_app:
         await captured(vault_app)
         await finished(vault_app, PlanOptions(selection=Selection(ids=(1,))))
         (again,) = await admin.drain(MAIN, 1)
-        await send(admin, [died_again(again)])
+        await admin.publish([died_again(again)])
         assert await captured(vault_app) == 1
         old, new = [await vault_app.custody.letter(number, ADMIN) for number in (1, 3)]
         assert (old.state, new.state, new.came_from) == (S.CAME_BACK, S.CAPTURED, 1)
@@ -118,7 +107,8 @@ def died_again(delivery: Delivery) -> Outgoing:
 
 async def test_what_does_not_route_is_left_out_and_said(admin: Admin, tmp_path: Path) -> None:
     names = {b"good": MAIN, b"bad": "nowhere", b"none": ""}
-    await send(admin, [dead(body, **{"x-original-queue": name}) for body, name in names.items()])
+    told = {body: {"x-original-queue": name, "x-original-for": DLQ} for body, name in names.items()}
+    await admin.publish([dead(body, **headers) for body, headers in told.items()])
     async with vault_app_on(admin, tmp_path) as vault_app:
         await captured(vault_app)
         plan = await vault_app.planner.plan(PlanOptions(selection=Selection(queue=DLQ)), ADMIN)
@@ -143,7 +133,7 @@ async def test_letters_go_to_the_target_that_was_asked_for(
     await admin.bind(await admin.queue("orders.retry"), "retry.orders", "retry")
     await admin.exchange("events", "topic")
     await admin.bind(await admin.queue("audit"), "events", "a.*")
-    await send(admin, [dead(b"x", **{"x-original-exchange": "events", "x-original-routing-key": "a.b"})])
+    await admin.publish([dead(b"x", **{"x-original-exchange": "events", "x-original-routing-key": "a.b"})])
     async with vault_app_on(admin, tmp_path) as vault_app:
         await captured(vault_app)
         assert (await finished(vault_app, PlanOptions(selection=Selection(queue=DLQ), target=target))).redriven == 1
@@ -152,7 +142,7 @@ async def test_letters_go_to_the_target_that_was_asked_for(
 
 async def test_a_publish_that_comes_back_leaves_the_letter_captured(admin: Admin, tmp_path: Path) -> None:
     await admin.exchange("nobody")
-    await send(admin, [dead(b"x")])
+    await admin.publish([dead(b"x")])
     async with vault_app_on(admin, tmp_path, management=None) as vault_app:  # without it only the publish tells
         await captured(vault_app)
         wish = PlanOptions(
@@ -165,7 +155,7 @@ async def test_a_publish_that_comes_back_leaves_the_letter_captured(admin: Admin
 
 
 async def test_a_changed_world_is_reported_and_two_clicks_make_one_task(admin: Admin, tmp_path: Path) -> None:
-    await send(admin, [dead(b"1"), dead(b"2")])
+    await admin.publish([dead(b"1"), dead(b"2")])
     async with vault_app_on(admin, tmp_path) as vault_app:
         await captured(vault_app)
         wish = PlanOptions(selection=Selection(queue=DLQ))
@@ -174,7 +164,7 @@ async def test_a_changed_world_is_reported_and_two_clicks_make_one_task(admin: A
         with pytest.raises(Conflict, match="letters have changed"):
             await vault_app.planner.execute(plan.hash, ADMIN, ACT)
         plan = await vault_app.planner.plan(wish, ADMIN)
-        await send(admin, [dead(b"arrived since")])
+        await admin.publish([dead(b"arrived since")])
         await captured(vault_app)
         first, made = await vault_app.planner.execute(plan.hash, ADMIN, ACT, operation="click")
         second, again = await vault_app.planner.execute(plan.hash, ADMIN, ACT, operation="click")
@@ -196,7 +186,7 @@ async def test_a_changed_world_is_reported_and_two_clicks_make_one_task(admin: A
 
 
 async def test_a_task_goes_on_after_a_restart(admin: Admin, tmp_path: Path) -> None:
-    await send(admin, [dead(b"1"), dead(b"2")])
+    await admin.publish([dead(b"1"), dead(b"2")])
     async with vault_app_on(admin, tmp_path) as vault_app:
         await captured(vault_app)
         plan = await vault_app.planner.plan(PlanOptions(selection=Selection(queue=DLQ)), ADMIN)
@@ -213,9 +203,8 @@ async def test_a_task_goes_on_after_a_restart(admin: Admin, tmp_path: Path) -> N
 
 @pytest.mark.postgres
 async def test_a_task_is_not_taken_from_a_process_that_lives(admin: Admin, tmp_path: Path, postgres_url: str) -> None:
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
-    await send(admin, [dead(b"1"), dead(b"2"), dead(b"3")])
+    emptied(postgres_url)
+    await admin.publish([dead(b"1"), dead(b"2"), dead(b"3")])
     shared = {"vault": Secret(postgres_url), "ledger_key": Secret("k")}
     async with (
         vault_app_on(admin, tmp_path / "one", **shared) as one,
@@ -247,7 +236,7 @@ async def test_a_task_is_not_taken_from_a_process_that_lives(admin: Admin, tmp_p
 
 
 async def test_a_letter_that_is_being_redriven_cannot_be_touched(admin: Admin, tmp_path: Path) -> None:
-    await send(admin, [dead(b"1")])
+    await admin.publish([dead(b"1")])
     async with vault_app_on(admin, tmp_path) as vault_app:
         await captured(vault_app)
         plan = await vault_app.planner.plan(PlanOptions(selection=Selection(queue=DLQ)), ADMIN)
@@ -261,7 +250,7 @@ async def test_a_letter_that_is_being_redriven_cannot_be_touched(admin: Admin, t
 
 
 async def test_a_canary_stops_when_its_letters_come_back(admin: Admin, tmp_path: Path) -> None:
-    await send(admin, [dead(f"{number}".encode()) for number in range(10)])
+    await admin.publish([dead(f"{number}".encode()) for number in range(10)])
     async with vault_app_on(admin, tmp_path) as vault_app:
         canary = Canary(first=2, wait="3s", widen=2, stop_above=0.1)
         await captured(vault_app)
@@ -273,7 +262,7 @@ async def test_a_canary_stops_when_its_letters_come_back(admin: Admin, tmp_path:
         redrive, _ = await vault_app.planner.execute(plan.hash, ADMIN, ACT)
         vault_app.redrives.begin(redrive)
         for delivery in await admin.drain(MAIN, 2):
-            await send(admin, [died_again(delivery)])
+            await admin.publish([died_again(delivery)])
 
         async def is_stopped() -> bool:
             return (await vault_app.redrives.find(redrive.id)).state is RedriveState.STOPPED
@@ -295,7 +284,7 @@ async def test_only_known_queues_are_touched(admin: Admin, tmp_path: Path) -> No
 
 async def test_a_capture_that_stands_still_and_a_silent_broker_are_shown(admin: Admin, tmp_path: Path) -> None:
     await admin.queue("images.dlq")
-    await send(admin, [dead(b"1"), dead(b"2", queue="images.dlq")])
+    await admin.publish([dead(b"1"), dead(b"2", queue="images.dlq")])
     async with Proxy("127.0.0.1", admin.node.port) as proxy:
         url = admin.node.url(admin.vhost).replace(f":{admin.node.port}/", f":{proxy.port}/")
         more = {"broker": Secret(url), "management": None, "dead_queues": f"{DLQ},images.dlq"}
@@ -333,7 +322,7 @@ async def test_a_capture_that_stands_still_and_a_silent_broker_are_shown(admin: 
 
 
 async def test_a_limited_capture_takes_no_letter_that_it_gives_back(admin: Admin, tmp_path: Path) -> None:
-    await send(admin, [dead(f"{number}".encode()) for number in range(6)])
+    await admin.publish([dead(f"{number}".encode()) for number in range(6)])
     async with vault_app_on(admin, tmp_path) as vault_app:
         for _ in range(2):
             assert (await vault_app.custody.capture(DLQ, ADMIN, count_max=2, idle_s=0.3)).captured == 2
@@ -343,7 +332,7 @@ async def test_a_limited_capture_takes_no_letter_that_it_gives_back(admin: Admin
 
 
 async def test_looking_at_a_queue_leaves_it_as_it_was(admin: Admin, tmp_path: Path) -> None:
-    await send(admin, [dead(b"1"), dead(b"2")])
+    await admin.publish([dead(b"1"), dead(b"2")])
     await admin.quorum_queue("quorum.dlq")
     async with vault_app_on(admin, tmp_path) as vault_app:
         found = await vault_app.custody.peek(DLQ, ADMIN, count_max=1, live=False)
@@ -404,7 +393,7 @@ async def test_an_item_that_dies_again_is_linked_and_its_redrives_are_counted(
 async def test_letters_of_a_cancelled_redrive_that_nobody_confirmed_are_captured_with_a_note(
     admin: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await send(admin, [dead(b"1"), dead(b"2")])
+    await admin.publish([dead(b"1"), dead(b"2")])
     wish = PlanOptions(selection=Selection(queue=DLQ))
     async with (
         Proxy("127.0.0.1", admin.node.port) as proxy,

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
-from holdfast.engines.postgres.database import SCHEMA
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import load_settings
 from holdfast.wiring import open_vault_app
 from tests.support.amqp import Admin, headers_of
-from tests.support.rabbitmq import Node, vhost_name
-from tests.vault.brokers import DLQ, MAIN, bodies, dead, send
+from tests.support.postgres import emptied
+from tests.vault.letters import DLQ, MAIN, bodies, dead
 from tests.vault.worker import work
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.postgres]
@@ -33,21 +30,11 @@ def both(points: list[str], *shared: str) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Admin]:
-    async with Admin.open(node, vhost_name(request.node.name)) as admin:
-        await admin.queue(DLQ)
-        await admin.queue(MAIN)
-        yield admin
-
-
-@pytest.fixture
 def environment(request: pytest.FixtureRequest, admin: Admin, tmp_path: Path, store: str) -> dict[str, str]:
     """Where the vault is, and the broker."""
     vault = f"sqlite:///{tmp_path}/data"
     if store == "postgres":
-        vault = request.getfixturevalue("postgres_url")
-        with psycopg.connect(vault, autocommit=True) as connection:
-            connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+        vault = emptied(request.getfixturevalue("postgres_url"))
     return {
         "HOLDFAST_VAULT": vault,
         "HOLDFAST_DATA_FOLDER": str(tmp_path),
@@ -58,14 +45,14 @@ def environment(request: pytest.FixtureRequest, admin: Admin, tmp_path: Path, st
 
 async def check_ledger(vault_app: VaultApp) -> None:
     assert all(row.agrees for row in await vault_app.vault.ledger.balance())
-    assert not (await vault_app.vault.ledger.verify()).why
+    assert not (await vault_app.vault.seals.verify()).why
 
 
 @pytest.mark.parametrize(("store", "point"), both(CAPTURE, "vault.after_put", "capture.before_ack"))
 async def test_a_kill_of_a_capture_loses_no_letter_and_stores_none_twice(
     point: str, environment: dict[str, str], admin: Admin
 ) -> None:
-    await send(admin, [dead(body) for body in BODIES])
+    await admin.publish([dead(body) for body in BODIES])
     assert await work("capture", environment, f"{point}:1") == -9
     assert await work("capture", environment) == 0
     assert await admin.count(DLQ) == 0
@@ -81,7 +68,7 @@ async def test_a_kill_of_a_capture_loses_no_letter_and_stores_none_twice(
 async def test_a_kill_of_a_redrive_loses_no_letter_and_its_copies_can_be_told(
     point: str, environment: dict[str, str], admin: Admin
 ) -> None:
-    await send(admin, [dead(body) for body in BODIES])
+    await admin.publish([dead(body) for body in BODIES])
     await work("capture", environment)
     assert await work("redrive", environment, f"{point}:1") == -9
     environment = {**environment, "HOLDFAST_CLOCK_OFFSET_S": "1000"}  # the leases of the killed one have run out

@@ -12,7 +12,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psycopg
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -29,18 +28,17 @@ from holdfast.core.moments import moment
 from holdfast.core.plan import Plan, PlanOptions, RedriveState
 from holdfast.core.selection import ID_MAX, Selection
 from holdfast.core.states import LetterState
-from holdfast.engines.postgres.database import SCHEMA, PostgresDatabase
-from holdfast.engines.sqlite.database import SqliteDatabase
 from holdfast.errors import Conflict
 from holdfast.stores.redrives import Settled
-from holdfast.stores.vault import Vault
 from holdfast.testing import FrozenClock
-from tests.model.profile import settings_for
+from tests.model.installation import settings_for
+from tests.support.postgres import emptied
+from tests.support.servers import memory_place
+from tests.vault.conftest import vault_on
 from tests.vault.letters import ACT, act, letter
 from tests.vault.model import Holding, Message, Place, S, Task, VaultModel
 
 T = TypeVar("T")
-KEY = b"m" * 32
 QUEUES = ("a.dlq", "b.dlq")
 BODIES = (b"", b"twin", b"\xff")
 LEASE_S = 120
@@ -67,26 +65,16 @@ class VaultMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.clock = FrozenClock()
         self.model = VaultModel()
-        self.shm = Path("/dev/shm")
-        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-vault-", dir=self.shm if self.shm.is_dir() else None))
+        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-vault-", dir=memory_place()))
         if self.kind == "postgres":
-            with psycopg.connect(self.url, autocommit=True) as connection:
-                connection.execute("SET client_min_messages = warning")
-                connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+            emptied(self.url)
         self.open()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)
 
     def open(self) -> None:
-        match self.kind:
-            case "memory":
-                database: SqliteDatabase | PostgresDatabase = SqliteDatabase(None, kind="vault", clock=self.clock)
-            case "sqlite":
-                database = SqliteDatabase(self.folder / "vault.db", kind="vault", clock=self.clock)
-            case _:
-                database = PostgresDatabase(self.url, kind="vault", serial=True)
-        self.vault = Vault(database, key=KEY, clock=self.clock)
+        self.vault = vault_on(self.kind, self.folder, self.url, self.clock)
         self.run(self.vault.open())
 
     def teardown(self) -> None:
@@ -360,7 +348,7 @@ class VaultMachine(RuleBasedStateMachine):
         counts = Counter(one.group for one in page.letters)
         groups = await self.vault.groups.page(status=None, after=ID_MAX, count_max=ALL)
         assert Counter({group.key: group.count for group in groups}) == counts
-        assert not (await self.vault.ledger.verify()).why
+        assert not (await self.vault.seals.verify()).why
         balance = await self.vault.ledger.balance()
         assert all(row.agrees for row in balance), balance
         ever = {row.queue: row.captured_ever for row in balance}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -20,19 +19,10 @@ from holdfast.errors import Conflict, Invalid
 from holdfast.services.vault.admin import VaultApp
 from tests.support.amqp import Admin, properties
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import Node, vhost_name
-from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, send, vault_app_on
+from tests.vault.letters import ADMIN, DLQ, MAIN, dead, vault_app_on
 
 ACT = LedgerAct(actor="tester", action="redrives.start", reason="mended")
 ALL = Selection(queue=DLQ)
-
-
-@pytest.fixture
-async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Admin]:
-    async with Admin.open(node, vhost_name(request.node.name)) as admin:
-        await admin.queue(DLQ)
-        await admin.queue(MAIN)
-        yield admin
 
 
 async def captured(vault_app: VaultApp) -> None:
@@ -51,7 +41,7 @@ async def test_an_exchange_that_routes_nowhere_is_seen_and_copies_are_named(admi
     await admin.bind(DLQ, "events", "loop")
     keys = {b"good": "order.new", b"nowhere": "invoice.new", b"loop": "loop"}
     origin = "x-original-exchange", "x-original-routing-key"
-    await send(admin, [dead(body, **{origin[0]: "events", origin[1]: key}) for body, key in keys.items()])
+    await admin.publish([dead(body, **{origin[0]: "events", origin[1]: key}) for body, key in keys.items()])
     async with vault_app_on(admin, tmp_path) as vault_app:
         await captured(vault_app)
         made = await plan(vault_app, Target(kind="original"))
@@ -77,7 +67,7 @@ async def test_a_target_that_only_an_alternate_exchange_takes_is_left_out(admin:
     await admin.exchange("shop", "topic", **{"alternate-exchange": "unrouted"})
     await admin.bind(MAIN, "shop", "good")
     headers = [{"x-original-exchange": "shop", "x-original-routing-key": key} for key in ("good", "old")]
-    await send(admin, [dead(b"%d" % place, **each) for place, each in enumerate(headers)])
+    await admin.publish([dead(b"%d" % place, **each) for place, each in enumerate(headers)])
     async with vault_app_on(admin, tmp_path) as vault_app:
         await captured(vault_app)
         made = await plan(vault_app, Target(kind="original"))
@@ -92,7 +82,7 @@ async def test_a_target_that_only_an_alternate_exchange_takes_is_left_out(admin:
 
 @pytest.mark.rabbitmq
 async def test_a_target_that_is_gone_since_the_plan_is_reported(admin: Admin, tmp_path: Path) -> None:
-    await send(admin, [dead(b"x")])
+    await admin.publish([dead(b"x")])
     async with vault_app_on(admin, tmp_path) as vault_app:
         await captured(vault_app)
         made = await plan(vault_app, Target())
@@ -109,7 +99,7 @@ async def test_a_target_that_is_gone_since_the_plan_is_reported(admin: Admin, tm
 
 @pytest.mark.rabbitmq
 async def test_two_clicks_at_once_make_one_task_and_send_each_letter_once(admin: Admin, tmp_path: Path) -> None:
-    await send(admin, [dead(f"{number}".encode()) for number in range(20)])
+    await admin.publish([dead(f"{number}".encode()) for number in range(20)])
     async with vault_app_on(admin, tmp_path) as vault_app:
         await captured(vault_app)
         made = await plan(vault_app, Target())
@@ -134,7 +124,7 @@ async def test_two_clicks_at_once_make_one_task_and_send_each_letter_once(admin:
 
 @pytest.mark.rabbitmq
 async def test_a_canary_widens_while_nothing_comes_back_and_a_rate_is_kept(admin: Admin, tmp_path: Path) -> None:
-    await send(admin, [dead(f"{number}".encode()) for number in range(7)])
+    await admin.publish([dead(f"{number}".encode()) for number in range(7)])
     async with vault_app_on(admin, tmp_path) as vault_app:
         await captured(vault_app)
         await vault_app.custody.start_capture(DLQ, ADMIN)
@@ -155,7 +145,7 @@ async def test_letters_go_by_their_type(admin: Admin, tmp_path: Path) -> None:
     for queue in ("new", "paid", "rest"):
         await admin.queue(queue)
     types = {b"1": "order.new", b"2": "order.paid", b"3": "order.odd"}
-    await send(admin, [dead(body, MessageType=kind) for body, kind in types.items()])
+    await admin.publish([dead(body, MessageType=kind) for body, kind in types.items()])
     routes = {"order.new": Place(routing_key="new"), "order.paid": Place(routing_key="paid")}
     async with vault_app_on(admin, tmp_path) as vault_app:
         await captured(vault_app)
@@ -180,7 +170,7 @@ async def test_a_canary_watches_for_the_whole_ladder(admin: Admin, tmp_path: Pat
         arguments: dict[str, int | str] = {"x-message-ttl": ttl, "x-dead-letter-exchange": ""}
         await admin.queue(name, **arguments, **{"x-dead-letter-routing-key": MAIN})
     await admin.bind("orders.retry", await admin.exchange("retry.orders"), "retry")
-    await send(admin, [dead(b"x")])
+    await admin.publish([dead(b"x")])
     async with vault_app_on(admin, tmp_path) as vault_app:
         await captured(vault_app)
         await vault_app.custody.start_capture(DLQ, ADMIN)
@@ -200,7 +190,7 @@ async def test_a_canary_watches_for_the_whole_ladder(admin: Admin, tmp_path: Pat
 @pytest.mark.rabbitmq
 async def test_a_canary_that_knows_nothing_is_refused(admin: Admin, tmp_path: Path) -> None:
     await admin.queue("other")
-    await send(admin, [dead(b"x")])
+    await admin.publish([dead(b"x")])
     async with vault_app_on(admin, tmp_path) as vault_app:
         await captured(vault_app)
         await vault_app.custody.start_capture(DLQ, ADMIN)
@@ -252,6 +242,17 @@ HEADERS: list[dict[str, object]] = [
     },
     {"x-original-queue": "q", "x-kept-death": "[]", "nested": {"deep": [1, None, True, b"\xff"]}},
 ]
+
+
+def test_a_letter_that_would_expire_does_not_expire_where_it_is_sent() -> None:
+    raw = properties.encode({"expiration": "1000", "headers": {"a": 1}})
+    stamp = RedriveStamp(run="task-1", by="me", dead_queue=DLQ)
+    told = properties.decode(
+        Rewriter("guest").properties(Content(body=b"b", properties=raw), stamp, "id", at=moment(1))
+    )
+    assert "expiration" not in told
+    assert isinstance(told["headers"], dict)
+    assert told["headers"]["x-kept-expiration"] == "1000"
 
 
 @pytest.mark.parametrize("headers", HEADERS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psycopg
@@ -14,8 +13,8 @@ from holdfast.errors import StorageFailed
 from holdfast.services.vault import capture
 from holdfast.settings import Secret
 from tests.support.amqp import Admin
-from tests.support.rabbitmq import Node, vhost_name
-from tests.vault.brokers import ADMIN, DLQ, bodies, dead, send, vault_app_on
+from tests.support.postgres import emptied
+from tests.vault.letters import ADMIN, DLQ, bodies, dead, vault_app_on
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.postgres]
 TRIGGER = """
@@ -28,21 +27,13 @@ CREATE TRIGGER refusing BEFORE INSERT ON {schema}.letters FOR EACH ROW EXECUTE F
 """
 
 
-@pytest.fixture
-async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Admin]:
-    async with Admin.open(node, vhost_name(request.node.name)) as admin:
-        await admin.queue(DLQ)
-        yield admin
-
-
 @pytest.mark.parametrize(("state", "is_its_fault"), [("54000", True), ("22021", True), ("53100", False)])
 async def test_only_what_can_never_be_stored_is_kept_apart(
     admin: Admin, tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch, state: str, is_its_fault: bool
 ) -> None:
     monkeypatch.setattr(capture, "WAITS", Backoff(first_s=0.001, delay_s_max=0.001))
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
-    await send(admin, [dead(b"1"), dead(b"\xff too big", message_id="refused"), dead(b"3")])
+    emptied(postgres_url)
+    await admin.publish([dead(b"1"), dead(b"\xff too big", message_id="refused"), dead(b"3")])
     async with vault_app_on(admin, tmp_path, vault=Secret(postgres_url), ledger_key=Secret("k")) as vault_app:
         with psycopg.connect(postgres_url, autocommit=True) as connection:
             connection.execute(TRIGGER.format(schema=SCHEMA, state=state).encode())

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import struct
-from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -18,10 +17,10 @@ from holdfast.core.selection import Selection
 from holdfast.engines.postgres.database import SCHEMA
 from holdfast.errors import StorageFailed
 from holdfast.settings import Secret
-from tests.faces.api.installation import AdminInstallation, open_installation
+from tests.faces.api.conftest import AdminInstallation, open_installation
 from tests.support.amqp import Admin, properties, raw_header
-from tests.support.rabbitmq import Node, vhost_name
-from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, send, vault_app_on
+from tests.support.postgres import emptied
+from tests.vault.letters import ADMIN, DLQ, MAIN, dead, vault_app_on
 
 pytestmark = pytest.mark.rabbitmq
 LARGE = bytes(range(256)) * (16 * 1024 * 1024 // 256)
@@ -67,14 +66,6 @@ VALUES = {
 }
 
 
-@pytest.fixture
-async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Admin]:
-    async with Admin.open(node, vhost_name(request.node.name)) as admin:
-        await admin.queue(DLQ)
-        await admin.queue(MAIN)
-        yield admin
-
-
 def with_values(body: bytes) -> Outgoing:
     """A dead letter with every kind of header value."""
     plain = dead(body)
@@ -109,7 +100,7 @@ def on(admin: Admin) -> dict[str, object]:
 
 async def test_bodies_of_every_kind_are_shown_exported_and_sent_back_as_they_came(admin: Admin, tmp_path: Path) -> None:
     bodies = [b"", b"\x00", bytes(range(256)), "текст".encode(), bytes(2**20), bytes(2**20 + 1), LARGE]
-    await send(admin, [dead(body, message_id=f"m{number}") for number, body in enumerate(bodies)])
+    await admin.publish([dead(body, message_id=f"m{number}") for number, body in enumerate(bodies)])
     async with open_installation(tmp_path, **on(admin)) as installation:
         async with installation.client() as client:
             assert (await client.post("/admin/captures", json={"queue": DLQ})).json()["captured"] == len(bodies)
@@ -126,7 +117,7 @@ async def test_bodies_of_every_kind_are_shown_exported_and_sent_back_as_they_cam
 
 
 async def test_a_letter_whose_body_is_gone_does_not_hold_up_its_neighbours(admin: Admin, tmp_path: Path) -> None:
-    await send(admin, [dead(b"before"), dead(bytes(2**20 + 1), message_id="large"), dead(b"after")])
+    await admin.publish([dead(b"before"), dead(bytes(2**20 + 1), message_id="large"), dead(b"after")])
     async with open_installation(tmp_path, **on(admin)) as installation, installation.client() as client:
         assert (await client.post("/admin/captures", json={"queue": DLQ})).json()["captured"] == 3
         (blob,) = [path for path in (tmp_path / "data/vault-blobs").rglob("*") if path.is_file()]
@@ -140,7 +131,7 @@ async def test_a_letter_whose_body_is_gone_does_not_hold_up_its_neighbours(admin
 async def test_header_values_of_every_type_keep_their_bytes(admin: Admin, tmp_path: Path) -> None:
     await admin.queue("witness")
     letter = with_values(b"x")
-    await send(admin, [letter, Outgoing("", "witness", letter.properties, letter.body)])
+    await admin.publish([letter, Outgoing("", "witness", letter.properties, letter.body)])
     (witness,) = await admin.drain("witness", 1)
     assert values_of(witness) == VALUES, "the broker itself keeps them"
     async with open_installation(tmp_path, **on(admin)) as installation:
@@ -173,7 +164,7 @@ async def test_header_values_of_every_type_keep_their_bytes(admin: Admin, tmp_pa
 async def test_a_queue_may_be_called_anything(admin: Admin, tmp_path: Path, name: str) -> None:
     dlq = await admin.queue(f"{name}.dlq")
     await admin.queue(name)
-    await send(admin, [dead(b"1", queue=dlq, message_id=name, **{"x-original-queue": name})])
+    await admin.publish([dead(b"1", queue=dlq, message_id=name, **{"x-original-queue": name})])
     async with open_installation(tmp_path, **on(admin)) as installation:
         async with installation.client() as client:
             answer = await client.post("/admin/captures", json={"queue": dlq})
@@ -196,10 +187,9 @@ async def test_a_queue_may_be_called_anything(admin: Admin, tmp_path: Path, name
 async def test_postgresql_keeps_large_bodies_in_a_blob_store_that_is_named(
     admin: Admin, tmp_path: Path, postgres_url: str
 ) -> None:
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+    emptied(postgres_url)
     bodies = [b"small", bytes(2**20 + 1)]
-    await send(admin, [dead(body) for body in bodies])
+    await admin.publish([dead(body) for body in bodies])
     vault, key = Secret(postgres_url), Secret("k")
     async with vault_app_on(
         admin, tmp_path, vault=vault, ledger_key=key, vault_blobs=f"{tmp_path}/shared"

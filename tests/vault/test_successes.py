@@ -7,14 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 import holdfast
 from holdfast.core.plan import PlanOptions
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
-from holdfast.engines.postgres.database import SCHEMA
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Secret
 from holdfast.stores.redrives import Settled
@@ -22,9 +20,9 @@ from holdfast.stores.vault import Vault
 from holdfast.testing import FrozenClock
 from tests.support.amqp import Admin
 from tests.support.eventually import eventually
+from tests.support.postgres import emptied
 from tests.support.rabbitmq import Node, vhost_name
-from tests.vault.brokers import ADMIN, DLQ, MAIN, dead, send, vault_app_on
-from tests.vault.letters import act
+from tests.vault.letters import ADMIN, DLQ, MAIN, act, dead, vault_app_on
 from tests.vault.test_redrives import lease, states, task
 
 S = LetterState
@@ -54,10 +52,7 @@ async def admin(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Adm
 def vault_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/data"
-    url = str(request.getfixturevalue("postgres_url"))
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
-    return url
+    return emptied(request.getfixturevalue("postgres_url"))
 
 
 def consuming(admin: Admin, vault: str) -> tuple[holdfast.App, list[bytes]]:
@@ -87,7 +82,7 @@ async def test_a_message_that_is_done_resolves_its_letter(
     app, seen = consuming(admin, vault_url)
     vault, key = Secret(vault_url), Secret("k" * 32)
     async with vault_app_on(admin, tmp_path, vault=vault, ledger_key=key) as vault_app, app.running(declare=True):
-        await send(admin, [dead(b"good"), dead(b"bad")])
+        await admin.publish([dead(b"good"), dead(b"bad")])
         await redriven(vault_app)
 
         async def is_resolved() -> bool:
@@ -97,7 +92,7 @@ async def test_a_message_that_is_done_resolves_its_letter(
         await eventually(is_resolved)
         assert sorted(seen) == [b"bad", b"good"]
         assert all(row.agrees for row in await vault_app.vault.ledger.balance())
-        assert not (await vault_app.vault.ledger.verify()).why
+        assert not (await vault_app.vault.seals.verify()).why
 
 
 @pytest.mark.rabbitmq
@@ -105,7 +100,7 @@ async def test_a_vault_that_is_away_holds_nothing_up(admin: Admin, tmp_path: Pat
     app, seen = consuming(admin, "postgresql://nobody@127.0.0.1:1/nothing")
     async with app.running(declare=True):
         fresh: dict[str, Any] = {"x-redrive-id": "r", "x-retry-count": 0}
-        await send(admin, [dead(b"good", queue=MAIN, **fresh)])
+        await admin.publish([dead(b"good", queue=MAIN, **fresh)])
 
         async def is_done() -> bool:
             return seen == [b"good"]

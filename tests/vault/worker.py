@@ -12,10 +12,10 @@ from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.proof.process import python_argv
 from holdfast.services.vault.admin import VaultApp
-from holdfast.settings import Settings, load_settings
+from holdfast.settings import load_settings
 from holdfast.wiring import open_vault_app
 from tests.support.forking import ended_or_killed, forked_process
-from tests.vault.brokers import ADMIN, DLQ
+from tests.vault.letters import ADMIN, DLQ
 
 ACT = LedgerAct(actor="worker", action="redrives.start")
 
@@ -29,11 +29,6 @@ async def work(kind: str, environment: dict[str, str], crash_at: str = "", *, ki
         code = await ended_or_killed(child, kill_after_s) if kill_after_s else await child.wait()
         assert code in (0, -9), child.stderr.tail
         return code
-
-
-async def capture(vault_app: VaultApp) -> None:
-    """Empty the queue."""
-    await vault_app.custody.capture(DLQ, ADMIN, idle_s=0.3)
 
 
 async def redrive(vault_app: VaultApp) -> None:
@@ -52,10 +47,9 @@ async def redrive(vault_app: VaultApp) -> None:
 
 async def main(kind: str) -> None:
     """One piece of work, by the settings of the environment."""
-    settings: Settings = load_settings(serving=False)
     print("at work", flush=True)  # noqa: T201
-    async with open_vault_app(settings, None) as vault_app:
-        await {"capture": capture, "redrive": redrive}[kind](vault_app)
+    async with open_vault_app(load_settings(serving=False), None) as vault_app:
+        await (vault_app.custody.capture(DLQ, ADMIN, idle_s=0.3) if kind == "capture" else redrive(vault_app))
 
 
 if __name__ == "__main__" and os.environ.get("HOLDFAST_BROKER"):

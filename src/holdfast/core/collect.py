@@ -30,7 +30,7 @@ _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{ID_CHARACTERS_MAX - 1}}}", 
 _WHOLE = re.compile(r"[0-9]{1,16}", re.ASCII)
 
 
-class Transaction(Struct, frozen=True, kw_only=True):
+class Transaction(Struct, frozen=True):
     """One collected result as it is kept: everything but its request."""
 
     id: str
@@ -47,7 +47,7 @@ class Transaction(Struct, frozen=True, kw_only=True):
     is_clean: bool = False  #: its queues are gone; nothing is left to do
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class Part(Struct, frozen=True):
     """One stored ordinal."""
 
     series: str
@@ -72,7 +72,7 @@ class Payload(Struct, frozen=True, kw_only=True):
     ordinal: int
 
 
-class SeriesState(Struct, frozen=True, kw_only=True):
+class SeriesState(Struct, frozen=True):
     """How a series stands in the index. `count` is None until its header has come."""
 
     series: str

@@ -14,13 +14,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from holdfast.core.moments import format_duration, microseconds, moment, moment_or_none
+from holdfast.core.checks import (
+    ATTEMPTS_MAX,
+    DEDUPE_KEY_CHARACTERS_MAX,
+    NAMESPACE,
+    REFERENCE_CHARACTERS_MAX,
+    TEXT_CHARACTERS_MAX,
+)
+from holdfast.core.moments import go_duration, microseconds_or_zero, moment, moment_or_none
 from holdfast.errors import Invalid
 
 #: A schedule less than this ahead means now: clocks differ by more.
@@ -80,16 +87,29 @@ def partition_of(text: str) -> int:
     return int(text.rpartition("-")[2], 16)
 
 
+# What the document says of them; `core.checks` refuses with its own texts.
+At = Annotated[datetime, Meta(extra_json_schema={"format": "date-time"})] | None
+Payload = Annotated[
+    bytes,
+    Meta(extra_json_schema={"pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"}),
+]
+_NO_NUL = "^[^\\x00]*$"
+Text = Annotated[str, Meta(extra_json_schema={"maxLength": TEXT_CHARACTERS_MAX, "pattern": _NO_NUL})]
+Reference = Annotated[str, Meta(extra_json_schema={"maxLength": REFERENCE_CHARACTERS_MAX, "pattern": _NO_NUL})]
+Key = Annotated[str, Meta(extra_json_schema={"maxLength": DEDUPE_KEY_CHARACTERS_MAX, "pattern": _NO_NUL})]
+AttemptsCount = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": ATTEMPTS_MAX})]
+
+
 class NewItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """What a producer hands in."""
 
-    payload: bytes = field(name="bytes", default=b"")
+    payload: Payload = field(name="bytes", default=b"")
     utf8: str = ""
-    encoding: str = ""
-    kind: str = ""
-    reference: str = ""
-    enqueue_at: datetime | None = None
-    dedupe_key: str = ""
+    encoding: Text = ""
+    kind: Text = ""
+    reference: Reference = ""
+    enqueue_at: At = None
+    dedupe_key: Key = ""
 
 
 class PlacedItem(Struct, frozen=True, gc=False):
@@ -109,6 +129,7 @@ class LeasedItem(Struct, frozen=True, omit_defaults=True, gc=False):
     encoding: str = ""
     kind: str = ""
     reference: str = ""
+    first_id: str = ""  #: the id that it had at first, if it had another: it has a new one after every attempt
 
 
 class ExtendedItem(Struct, frozen=True):
@@ -122,32 +143,32 @@ class RetryItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one leased item goes back: at once, at a moment, or to the dead queue."""
 
     id: str
-    retry_at: datetime | None = None
+    retry_at: At = None
     dead: bool = False
-    reason: str = ""
+    reason: Text = ""
 
 
 class Item(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An item as it stands in its store: what a listing shows and an import takes."""
 
     id: str = ""
-    source_id: str = ""
-    attempts: int = 0
-    created_at: datetime | None = None
-    enqueue_at: datetime | None = None
-    lease_deadline: datetime | None = None
-    expire_deadline: datetime | None = None
+    source_id: Text = ""
+    attempts: AttemptsCount = 0
+    created_at: At = None
+    enqueue_at: At = None
+    lease_deadline: At = None
+    expire_deadline: At = None
     is_leased: bool = False
-    max_attempts: int = 0
-    reference: str = ""
-    encoding: str = ""
-    kind: str = ""
-    payload: bytes = b""
-    dedupe_key: str = ""
-    source_queue: str = ""
-    death_reason: str = ""
-    death_attempts: int = 0
-    died_at: datetime | None = None
+    max_attempts: AttemptsCount = 0
+    reference: Text = ""
+    encoding: Text = ""
+    kind: Text = ""
+    payload: Payload = b""
+    dedupe_key: Text = ""
+    source_queue: Text = ""
+    death_reason: Text = ""
+    death_attempts: AttemptsCount = 0
+    died_at: At = None
     former_key: str = ""  #: the dedupe_key that it had before it died; the key itself is free again
 
 
@@ -162,6 +183,7 @@ class QueueInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A queue as people and programs see it."""
 
     queue_name: str
+    namespace: str = ""
     lease_timeout: str = ""
     expire_timeout: str = ""
     max_attempts: int = 0
@@ -206,8 +228,9 @@ class QueueRecord(Struct, frozen=True, kw_only=True):
         """The same, for people and programs."""
         return QueueInfo(
             queue_name=self.name,
-            lease_timeout=format_duration(self.lease_timeout_us),
-            expire_timeout=format_duration(self.expire_timeout_us),
+            namespace=NAMESPACE,
+            lease_timeout=go_duration(self.lease_timeout_us),
+            expire_timeout=go_duration(self.expire_timeout_us),
             max_attempts=self.max_attempts,
             dead_queue=self.dead_queue,
             reference=self.reference,
@@ -215,7 +238,7 @@ class QueueRecord(Struct, frozen=True, kw_only=True):
             created_at=moment(self.created_at_us),
             updated_at=moment(self.updated_at_us),
             partitions=list(self.partitions),
-            dead_retention=format_duration(self.dead_retention_us) if self.dead_retention_us else "",
+            dead_retention=go_duration(self.dead_retention_us) if self.dead_retention_us else "",
             paused=self.paused,
         )
 
@@ -241,7 +264,12 @@ def after_retry(item: RetryItem, *, attempts: int, max_attempts: int, immortal: 
         reason = REASON_MAX_ATTEMPTS
     if reason and not immortal:
         return reason, 0
-    return "", microseconds(item.retry_at) if item.retry_at and not item.dead else 0
+    return "", 0 if item.dead else microseconds_or_zero(item.retry_at)
+
+
+def cause_of(item: Item) -> str:
+    """Why it died, in a line: below it a consumer may have left a traceback."""
+    return item.death_reason.partition("\n")[0]
 
 
 def listed_item(item_id: str, row: Sequence[Any]) -> Item:

@@ -33,24 +33,11 @@ _NOT_OURS = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 Origin: TypeAlias = Literal["rabbitmq", "queue"]
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 
-#: Headers that say who a message is and where it has been: an edit may not touch them.
-LOCKED_HEADERS = (
-    "x-redrive-id",
-    "x-redrive-run",
-    "x-redriven-at",
-    "x-redriven-by",
-    "x-redriven-from",
-    "x-redriven-count",
-    "x-original-exchange",
-    "x-original-routing-key",
-    "x-original-queue",
-    "x-death",
-)
-#: Headers that decide where a message goes or what it does there: an edit must say that it means them.
-SENSITIVE_HEADERS = ("CC", "BCC", "x-delay", "x-retry-count", "x-kept-cc", "x-kept-expiration", "x-kept-user-id")
+#: Headers that decide what a message does where it goes: an edit must say that it means them.
+SENSITIVE_HEADERS = ("x-kept-cc", "x-kept-expiration", "x-kept-user-id")
 
 
-class DeathStory(Struct, frozen=True, kw_only=True):
+class DeathStory(Struct, frozen=True):
     """All deaths of a letter in one: where, why, when and how often it died, and of which error."""
 
     queue: str = ""
@@ -87,7 +74,7 @@ class NewLetter(Struct, frozen=True, kw_only=True):
     body_bytes: int = 0
 
 
-class Letter(Struct, frozen=True, kw_only=True):
+class Letter(Struct, frozen=True):
     """A letter in the vault, without its body."""
 
     id: int
@@ -158,16 +145,26 @@ class Fingerprint(Struct, frozen=True):
     title: str
 
 
-#: The function that finds the group of a letter can be another one.
-Fingerprinter = Callable[[str, DeathStory], Fingerprint]
+#: The function that finds the group of a letter can be another one. Type, death, headers, and the dead-letter queue.
+Fingerprinter = Callable[[str, DeathStory, Mapping[str, JsonValue], str], Fingerprint]
 
 
-def fingerprint(message_type: str, death: DeathStory) -> Fingerprint:
-    """Message type, error type and first application frame; where there is no error, reason and queue."""
+def fingerprint(
+    message_type: str,
+    death: DeathStory,
+    headers: Mapping[str, JsonValue] | None = None,
+    queue: str = "",
+) -> Fingerprint:
+    """Message type, error type and first application frame; where there is no error, reason and queue; where nothing is
+    known of its death, dead-letter queue and type."""
+    del headers
     if death.error_type:
         frame = application_frame(death.error_stack)
         parts = ("error", message_type, death.error_type, frame)
         title = f"{death.error_type} in {frame or message_type or death.queue or 'unknown'}"
+    elif not death.reason and not death.queue:
+        parts = ("unknown", message_type, queue, "")
+        title = f"{message_type or 'unknown'} in {queue or 'unknown'}"
     else:
         parts = ("reason", death.reason, death.queue, "")
         title = f"{death.reason or 'unknown'} in {death.queue or 'unknown'}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from msgspec import Struct
@@ -42,6 +43,10 @@ class Message(Struct, frozen=True, kw_only=True):
     content_encoding: str = ""
     expiration: str = ""
     user_id: str = ""
+    reply_to: str = ""
+    app_id: str = ""
+    priority: int | None = None
+    timestamp: datetime | None = None
     headers: Headers = {}
     redelivered: bool = False
     attempt: int = 1

@@ -15,9 +15,14 @@ from holdfast.errors import Invalid
 SECOND_US = 1_000_000
 #: What has worked for so long has worked: the waits begin small again.
 STEADY_S = 5.0
+#: When nothing was written for so long the clock may have jumped: for a while nothing is deleted by what it says.
+GAP_US = 6 * 3600 * SECOND_US
+GAP_WAIT_US = 600 * SECOND_US
 #: Later than every moment, and above every count.
 NEVER_US = 1 << 62
 DURATION_CHARACTERS_MAX = 15
+#: What `go_duration` writes may be longer than what somebody may ask for.
+WRITTEN_CHARACTERS_MAX = 24
 #: A hundred years: every sum of a moment and a duration stays inside 64 bits and the year 9999.
 DURATION_US_MAX = 100 * 365 * 86_400 * SECOND_US
 
@@ -27,17 +32,26 @@ _LAST_US = (datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC) - _EPOCH) // _MICROSE
 _UNITS_US = {"ns": 0.001, "us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6, "m": 60e6, "h": 3600e6}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)", re.ASCII)
 _WHOLE = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+", re.ASCII)
+_ZERO_PART = re.compile("(?<=[hm])0[ms]")
+#: What clients of the queue service match, word for word.
+_GO_FORMATS = {
+    "request timeout": "900ms, 5m or 15m",
+    "lease timeout": "8m, 15m or 1h",
+    "expire timeout": "60m, 2h or 24h",
+}
 
 
-def parse_duration(text: str, *, what: str) -> int:
+def parse_duration(text: str, *, what: str, characters_max: int = DURATION_CHARACTERS_MAX) -> int:
     """Microseconds in `text`; raises Invalid as `{what} is invalid; …`. The empty text is 0."""
     if text in {"", "0"}:
         return 0
-    if len(text) > DURATION_CHARACTERS_MAX:
-        raise Invalid(f"{what} is invalid; cannot be greater than '{DURATION_CHARACTERS_MAX}' characters")
+    if len(text) > characters_max:
+        raise Invalid(f"{what} is invalid; cannot be greater than '{characters_max}' characters")
     if text.startswith("-"):
         raise Invalid(f"{what} is invalid; '{text}' cannot be negative")
     if not _WHOLE.fullmatch(text):
+        if what in _GO_FORMATS:
+            raise Invalid(f'{what} is invalid; time: invalid duration "{text}" - expected format: {_GO_FORMATS[what]}')
         raise Invalid(f"{what} is invalid; '{text}' is not a duration - expected format: 900ms, 5m or 1h30m")
     total_us = sum(float(number) * _UNITS_US[unit] for number, unit in _PART.findall(text))
     if total_us > DURATION_US_MAX:
@@ -45,19 +59,26 @@ def parse_duration(text: str, *, what: str) -> int:
     return round(total_us)
 
 
-def format_duration(duration_us: int) -> str:
-    """The shortest text that `parse_duration` reads back as the same: `1h30m`, `1.5s`, `900ms`."""
+def written_duration(text: str) -> int:
+    """Microseconds of what `go_duration` wrote, here or on a server."""
+    return parse_duration(text, what="duration", characters_max=WRITTEN_CHARACTERS_MAX)
+
+
+def go_duration(duration_us: int) -> str:
+    """As Go writes it, which is what clients of the queue service compare: `1h30m0s`, `1m0s`, `1.5s`, `900ms`."""
     if duration_us == 0:
         return "0s"
-    seconds, rest_us = divmod(duration_us, SECOND_US)
-    if seconds == 0:
-        return f"{_plain(rest_us, 1000)}ms" if rest_us >= 1000 else f"{rest_us}us"
-    minutes, second = divmod(seconds, 60)
+    if duration_us < SECOND_US:
+        return f"{_plain(duration_us, 1000)}ms" if duration_us >= 1000 else f"{duration_us}µs"
+    minutes, rest_us = divmod(duration_us, 60 * SECOND_US)
     hours, minute = divmod(minutes, 60)
-    parts = [f"{hours}h" if hours else "", f"{minute}m" if minute else ""]
-    if second or rest_us:
-        parts.append(f"{_plain(second * SECOND_US + rest_us, SECOND_US)}s")
-    return "".join(parts)
+    whole = f"{hours}h{minute}m" if hours else f"{minute}m" if minute else ""
+    return f"{whole}{_plain(rest_us, SECOND_US)}s"
+
+
+def format_duration(duration_us: int) -> str:
+    """The shortest text that `parse_duration` reads back as the same: `1h30m`, `1.5s`, `900ms`."""
+    return _ZERO_PART.sub("", go_duration(duration_us)).replace("µ", "u")
 
 
 def _plain(numerator: int, denominator: int) -> str:
@@ -73,6 +94,11 @@ def moment(at_us: int) -> datetime:
 def moment_or_none(at_us: int | None) -> datetime | None:
     """Like `moment`; none or zero is none."""
     return moment(at_us) if at_us else None
+
+
+def microseconds_or_zero(at: datetime | None) -> int:
+    """Like `microseconds`; 0 for none, and for the first year, which is how Go writes a moment that was not set."""
+    return microseconds(at) if at and at.year > 1 else 0
 
 
 def microseconds(at: datetime) -> int:
@@ -130,4 +156,4 @@ class BackoffTimer:
 
 def in_utc(at: datetime | None) -> datetime | None:
     """The same moment, written in UTC."""
-    return moment(microseconds(at)) if at else None
+    return moment_or_none(microseconds_or_zero(at))

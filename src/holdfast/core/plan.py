@@ -34,14 +34,21 @@ class Place(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
 class Target(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where letters go: the queue each died in, its wait queue, where it was published first, one address, or by the
     type of each: a type that is not among the routes is left out; without a type it goes where it was published first,
-    else to `redirect`."""
+    else to `redirect`. `source` is the queue that letters died in of which nothing tells it."""
 
     kind: Literal["queue", "wait", "original", "address", "type"] = "queue"
+    source: str = ""
     exchange: str = ""
     routing_key: str = ""
     routes: dict[str, Place] = {}
     redirect: Place | None = None
     type_header: str = ""
+
+    def places(self) -> list[Place]:
+        """Those that it names; where a letter says that it died or was published first is not its choice."""
+        named = [Place(exchange=self.exchange, routing_key=self.routing_key)] if self.kind == "address" else []
+        named += [Place(routing_key=self.source)] if self.source else []
+        return [*named, *self.routes.values(), *([self.redirect] if self.redirect else [])]
 
 
 class Retries(Struct, frozen=True, kw_only=True):
@@ -123,7 +130,7 @@ class RedriveState(Enum):
     DONE = "done"
 
 
-class RedriveTask(Struct, frozen=True, kw_only=True):
+class RedriveTask(Struct, frozen=True):
     """A task. What is not redriven, failed or skipped is still to come. Possible duplicates are letters that were
     published again, because nobody knows whether the first copy arrived. A running task that nobody holds has lost its
     process."""
@@ -180,10 +187,9 @@ def check_target(target: Target) -> None:
         raise Invalid("plan is invalid; the target 'type' needs routes")
     if len(target.routes) > ROUTES_COUNT_MAX:
         raise Invalid(f"plan is invalid; at most {ROUTES_COUNT_MAX} routes, got {len(target.routes)}")
-    places = [*target.routes.values(), *([target.redirect] if target.redirect else [])]
+    places = target.places()
     if any(not (place.exchange or place.routing_key) for place in places):
         raise Invalid("plan is invalid; a route needs an exchange or a routing key")
-    texts = [target.exchange, target.routing_key, target.type_header]
-    texts += [text for place in places for text in (place.exchange, place.routing_key)]
+    texts = [target.type_header, *(text for place in places for text in (place.exchange, place.routing_key))]
     if any(len(text.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX for text in texts):
         raise Invalid(f"plan is invalid; a name has {NAME_BYTES_MAX} bytes at the most")

@@ -181,6 +181,7 @@ class Summary(Struct, kw_only=True):
     possible_duplicates: int = 0
     recognised: int = 0  #: published before a connection was lost or a run killed, and not published again
     unknown: int = 0  #: of the failed: published, and nobody knows whether the broker has them
+    perhaps_elsewhere: int = 0  #: of the failed: nacked, and nobody could say whether other queues get a copy
     put_back: int = 0  #: went back by a publish, because another return would have been too many
     returned: int = 0  #: given back to the queue; each may count toward its delivery limit
     remaining: int | None = 0  #: letters in the dead-letter queue at the end; None: nobody could say
@@ -226,9 +227,9 @@ class Summary(Struct, kw_only=True):
         return self.reasons.setdefault(text, Reason())
 
 
-def add_planned(summary: Summary, route: Route) -> None:
-    """In a dry run: a letter would go there."""
-    type_, address = route.type or "(no type)", str(route.address)
+def add_planned(summary: Summary, kind: str, to: Address) -> None:
+    """In a dry run: a letter of this type would go there."""
+    type_, address = kind or "(no type)", str(to)
     if address not in summary.planned.get(type_, ()) and sum(map(len, summary.planned.values())) >= NAMES_COUNT_MAX:
         type_ = address = OTHERS
     summary.planned.setdefault(type_, Counter())[address] += 1
@@ -270,6 +271,8 @@ def summary_lines(summary: Summary) -> list[str]:
         lines.append(f"Not Looked At: {summary.unseen} (behind the limit, or the run ended before)")
     if summary.possible_duplicates:
         lines.append(f"Possible Duplicates: {summary.possible_duplicates} (same x-redrive-id)")
+    if summary.perhaps_elsewhere:
+        lines.append(f"Nacked, Perhaps Stored Elsewhere: {summary.perhaps_elsewhere} (of the failed)")
     lines += _counts("Successfully Recovered By Queue:", summary.by_queue)
     lines += _counts("Failed Recoveries By Queue:", summary.failed_by_queue)
     if summary.dry_run:

@@ -1,22 +1,23 @@
-"""Which address a letter goes back to, and why: type map, our own notes, x-death, redirect, or unknown. Pure.
+"""Which address a letter goes back to, and why: type map, else where it died, redirect, or unknown. Pure.
 
-A type that is there but not in the table is *unknown*: it does not fall through to x-death, because the table was
-written by somebody who knows, and a guess would send the letter where nobody expects it.
+A type that is there but not in the table is *unknown*: it does not fall through to its headers, because the table was
+written by somebody who knows, and a guess would send the letter where nobody expects it. Without a table a letter goes
+to the queue that it died in, since an exchange may give copies to queues that have done their work.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from holdfast.core.death import ORIGINAL_EXCHANGE, ORIGINAL_KEY, ORIGINAL_QUEUE, Death, deaths
-from holdfast.core.letter import JsonValue, Letter
+from holdfast.core.death import DEAD_QUEUES, NO_SOURCE, WAIT_QUEUES, Death, QueueNames, where_it_died
+from holdfast.core.letter import Letter
 from holdfast.core.message import Address, Headers
 from holdfast.core.plan import Place, Target
 from holdfast.errors import Invalid
@@ -24,8 +25,6 @@ from holdfast.errors import Invalid
 FILE_BYTES_MAX = 1_000_000
 NAME_BYTES_MAX = 255
 TYPE_HEADER = "MessageType"
-#: Names of queues where a message only sits out its delay: to have expired there is no death.
-WAIT_QUEUES = ("*.retry", "*.retry.*")
 WAIT_EXCHANGE = "retry.{queue}"
 WAIT_KEY = "retry"
 #: Why a letter is kept that tells nothing at all.
@@ -35,7 +34,7 @@ NOWHERE = "nothing says where it came from"
 class Mode(StrEnum):
     """Where letters go."""
 
-    ROUTES = "routes"  #: by type, else where they came from
+    ROUTES = "routes"  #: by type, else where they came from; without a routes file as SOURCE
     SOURCE = "source"  #: the queue that they died in, by the default exchange
     EXCHANGE = "exchange"  #: the original exchange and key
     WAIT = "wait"  #: the wait queue of the queue that they died in
@@ -49,6 +48,8 @@ class Route(Struct, frozen=True, kw_only=True):
     why: str
     type: str = ""
     blocked: str = ""  #: why nothing that is sent to the address gets to where it is meant for
+    is_told: bool = False  #: by the headers of the letter; not by what somebody has written for it
+    source: str = ""  #: the queue that it died in, where that had to be found out
 
 
 class RouteTable(Struct, frozen=True, kw_only=True):
@@ -57,82 +58,72 @@ class RouteTable(Struct, frozen=True, kw_only=True):
     routes: Mapping[str, Address] = {}
     type_header: str = TYPE_HEADER
     redirect: Address | None = None
-    wait_queues: tuple[str, ...] = WAIT_QUEUES
+    names: QueueNames = QueueNames()
     wait_exchange: str = WAIT_EXCHANGE
     wait_key: str = WAIT_KEY
     mode: Mode = Mode.ROUTES
     place: Address | None = None
+    source: str = ""  #: the queue that letters died in that do not tell it themselves
+    allow_copies: bool = False  #: where the headers of a letter lead to several queues, each may get one
     has_table: bool = False  #: a table was given: a type that is not in it is unknown
 
     def fixed_addresses(self) -> list[Address]:
         """All addresses that are known before the first letter is seen, each once."""
-        if self.mode is Mode.PLACE:
-            return [self.place] if self.place else []
-        found = list(self.routes.values()) if self.mode is Mode.ROUTES else []
-        if self.redirect is not None and self.mode is Mode.ROUTES:
-            found.append(self.redirect)
-        return list(dict.fromkeys(found))
+        found = {Mode.PLACE: [self.place], Mode.ROUTES: [*self.routes.values(), self.redirect]}.get(self.mode, [])
+        return [address for address in dict.fromkeys(found) if address is not None]
 
-    def is_wait_queue(self, queue: str) -> bool:
-        """Whether a queue of this name only holds messages for a while."""
-        return any(fnmatch.fnmatchcase(queue, pattern) for pattern in self.wait_queues)
+    @property
+    def goes_to_source(self) -> bool:
+        """Whether each letter goes to the queue that it died in."""
+        has_file = self.has_table or self.redirect is not None
+        return self.mode is Mode.SOURCE or (self.mode is Mode.ROUTES and not has_file)
 
 
-def find_route(headers: Headers, table: RouteTable, *, dead_queue: str) -> Route:
-    """Where a letter with these headers goes."""
-    kind = headers.get(table.type_header)
-    name = kind if isinstance(kind, str) else ""
-    address, why = _route(headers, name, table, dead_queue)
-    if address == Address(routing_key=dead_queue):
-        address, why = None, "its route leads back to the dead-letter queue"
-    return Route(address=address, why=why, type=name)
-
-
-def _route(headers: Headers, name: str, table: RouteTable, dead_queue: str) -> tuple[Address | None, str]:
+def find_route(
+    headers: Headers,
+    table: RouteTable,
+    *,
+    dead_queue: str,
+    kind: str = "",
+    sources: Callable[[], Iterable[str]] = tuple,
+) -> Route:
+    """Where a letter with these headers goes; `kind` is its type where the type header is missing, `sources` are the
+    queues that lead to the dead queue."""
+    found = headers.get(table.type_header, kind)
+    name = found if isinstance(found, str) else ""
     if table.mode is Mode.PLACE:
-        return table.place, "all go to one place"
-    if table.mode is Mode.SOURCE or table.mode is Mode.WAIT:
-        source = _source_queue(headers, table, dead_queue)
-        if not source:
-            return None, "nothing says in which queue it died"
-        if table.mode is Mode.SOURCE:
-            return Address(routing_key=source), "the queue it died in"
-        exchange = table.wait_exchange.replace("{queue}", source)
-        key = table.wait_key.replace("{queue}", source)
-        return Address(exchange=exchange, routing_key=key), "the wait queue of the queue it died in"
-    if table.mode is Mode.ROUTES and table.has_table and table.type_header in headers:
+        route = Route(address=table.place, why="all go to one place")
+    elif table.mode is Mode.ROUTES and table.has_table and (name or table.type_header in headers):
         address = table.routes.get(name)
-        return address, f"type '{name or '(no text)'}' is not in the route table" if address is None else "type"
-    if (address := _original(headers)) is not None:
-        return address, "its original exchange and key"
-    if (death := _died(headers, table, dead_queue)) is not None and (death.routing_key or death.exchange):
-        return Address(exchange=death.exchange, routing_key=death.routing_key), "x-death"
+        unknown = f"type '{name or '(no text)'}' is not in the route table"
+        route = Route(address=address, why=unknown if address is None else "type")
+    else:
+        died, why = where_it_died(headers, dead_queue, table.names, sources)
+        if died is None and table.source:
+            died = Death(queue=table.source, reason="", routing_key=table.source)
+        route = replace(_told(died, why, table), source=died.queue if died else "")
+    if route.address == Address(routing_key=dead_queue):
+        route = Route(address=None, why="its route leads back to the dead-letter queue")
+    return replace(route, type=name)
+
+
+def _told(died: Death | None, why: str, table: RouteTable) -> Route:
+    """By the queue that it died in."""
+    if table.goes_to_source or table.mode is Mode.WAIT:
+        if died is None:
+            return Route(address=None, why=why)
+        if table.goes_to_source:
+            return Route(address=Address(routing_key=died.queue), why="the queue it died in", is_told=True)
+        exchange = table.wait_exchange.replace("{queue}", died.queue)
+        key = table.wait_key.replace("{queue}", died.queue)
+        address = Address(exchange=exchange, routing_key=key)
+        return Route(address=address, why="the wait queue of the queue it died in", is_told=True)
+    if died is not None and (died.exchange or died.routing_key):
+        address = Address(exchange=died.exchange, routing_key=died.routing_key)
+        return Route(address=address, why="its original exchange and key", is_told=True)
     if table.redirect is not None and table.mode is Mode.ROUTES:
-        return table.redirect, "redirect"
-    return None, NOWHERE
-
-
-def _original(headers: Headers) -> Address | None:
-    exchange, key = headers.get(ORIGINAL_EXCHANGE), headers.get(ORIGINAL_KEY)
-    if not isinstance(exchange, str) or not isinstance(key, str) or not (exchange or key):
-        return None
-    return Address(exchange=exchange, routing_key=key)
-
-
-def _died(headers: Headers, table: RouteTable, dead_queue: str) -> Death | None:
-    """The newest death that is one: not in a wait queue, and not in the dead-letter queue itself."""
-    for death in deaths(headers):
-        if death.queue != dead_queue and not table.is_wait_queue(death.queue):
-            return death
-    return None
-
-
-def _source_queue(headers: Headers, table: RouteTable, dead_queue: str) -> str:
-    queue = headers.get(ORIGINAL_QUEUE)
-    if isinstance(queue, str) and queue and queue != dead_queue:
-        return queue
-    death = _died(headers, table, dead_queue)
-    return death.queue if death else ""
+        return Route(address=table.redirect, why="redirect")
+    return Route(address=None, why=why if why not in ("", NO_SOURCE) else NOWHERE)
 
 
 # The file.
@@ -149,6 +140,7 @@ class _RoutesFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     routes: dict[str, str | _Place] = {}
     redirect: str | _Place | None = None
     wait_queues: tuple[str, ...] = WAIT_QUEUES
+    dead_queues: tuple[str, ...] = DEAD_QUEUES
     wait_exchange: str = WAIT_EXCHANGE
     wait_key: str = WAIT_KEY
 
@@ -174,7 +166,7 @@ def parse_routes(data: bytes, *, source: str) -> RouteTable:
         routes=routes,
         type_header=file.type_header,
         redirect=None if file.redirect is None else _address(file.redirect, file.exchange, f"{source}: redirect"),
-        wait_queues=file.wait_queues,
+        names=QueueNames(wait_queues=file.wait_queues, dead_queues=file.dead_queues),
         wait_exchange=file.wait_exchange,
         wait_key=file.wait_key,
         has_table=bool(file.routes),
@@ -216,17 +208,28 @@ TARGET_MODES = {
 }
 
 
-def route_letter(letter: Letter, target: Target) -> tuple[Address | None, str]:
-    """Where a letter of the vault goes by a target, and why; no address when nothing says where."""
+def route_letter(
+    letter: Letter, target: Target, table: RouteTable, sources: Iterable[str]
+) -> tuple[Address | None, str, str]:
+    """Where a letter of the vault goes by a target and its table, why, and in which queue it died; no address when
+    nothing says where. Of RabbitMQ it is judged by its headers as they were stored, not by what was made of them then.
+    """
     if letter.origin == "queue":
-        return _route_item(letter, target)
-    found = find_route(_telling(letter, target), route_table(target), dead_queue=letter.queue)
-    return found.address, found.why
+        return *_route_item(letter, target), letter.death.queue
+    headers, queue = letter.headers, letter.queue
+    leading = (target.source,) if target.source else sources
+    found = find_route(headers, table, dead_queue=queue, kind=letter.type, sources=lambda: leading)
+    source = found.source
+    if not source and not found.is_told:
+        died, _ = where_it_died(headers, queue, table.names, lambda: leading)
+        source = died.queue if died else ""
+    return found.address, found.why, source
 
 
-def route_table(target: Target) -> RouteTable:
+def route_table(target: Target, names: QueueNames) -> RouteTable:
     """What a target says, as the table that routes are found by."""
     return RouteTable(
+        names=names,
         mode=TARGET_MODES[target.kind],
         place=Address(exchange=target.exchange, routing_key=target.routing_key),
         routes={name: _address_of(place) for name, place in target.routes.items()},
@@ -234,20 +237,6 @@ def route_table(target: Target) -> RouteTable:
         type_header=target.type_header or TYPE_HEADER,
         has_table=bool(target.routes),
     )
-
-
-def _telling(letter: Letter, target: Target) -> dict[str, JsonValue]:
-    """The headers by which a letter finds its way."""
-    told: dict[str, JsonValue] = {ORIGINAL_QUEUE: letter.death.queue} if letter.death.queue else {}
-    for name in (ORIGINAL_EXCHANGE, ORIGINAL_KEY):
-        value = letter.headers.get(name)
-        if isinstance(value, str):
-            told[name] = value
-    if target.kind not in ("original", "type"):
-        return told
-    header = target.type_header or TYPE_HEADER
-    typed: dict[str, JsonValue] = {header: letter.type} if letter.type and header not in letter.headers else {}
-    return {**letter.headers, **told, **typed}
 
 
 def _route_item(letter: Letter, target: Target) -> tuple[Address | None, str]:
@@ -260,7 +249,7 @@ def _route_item(letter: Letter, target: Target) -> tuple[Address | None, str]:
             return None, f"type '{letter.type}' is not in the route table"
         return _queue_of(place.exchange, place.routing_key, "type")
     if not letter.death.queue:
-        return None, "nothing says in which queue it died"
+        return None, NO_SOURCE
     return Address(routing_key=letter.death.queue), "the queue it died in"
 
 

@@ -8,11 +8,12 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Sequence
+from operator import contains, eq, ne
 from typing import TypeAlias
 
 from msgspec import Struct, ValidationError, json
 
-from holdfast.core.death import Death, deaths
+from holdfast.core.death import QueueNames, newest_death, where_it_died
 from holdfast.core.message import Message
 from holdfast.core.moments import SECOND_US, microseconds, parse_duration
 from holdfast.core.states import LetterState
@@ -32,14 +33,9 @@ NOT_INDEXED = ("error", "header", "reason", "source_queue", *MOMENTS)
 CONDITIONS_COUNT_MAX = 50
 #: The name of a header ends before the operator: neither its `!` nor a space before it belongs to the name.
 FORM = re.compile(r"(type|reason|queue|age|body|header\.[^=~<>]*[^=~<>!\s])\s*(!=|[=~<>])\s*(.*)", re.DOTALL)
-OPERATORS = {
-    "type": ("=", "!=", "~"),
-    "reason": ("=", "!=", "~"),
-    "queue": ("=", "!=", "~"),
-    "age": ("<", ">"),
-    "body": ("~",),
-}
-HEADER_OPERATORS = ("=", "!=", "~")
+#: What a text is compared by; age and body have others.
+COMPARISONS: dict[str, Callable[[str, str], bool]] = {"=": eq, "!=": ne, "~": contains}
+OPERATORS = {"age": ("<", ">"), "body": ("~",)}
 
 #: Message, its type, and the moment in microseconds → whether it fits.
 Condition: TypeAlias = Callable[[Message, str, int], bool]
@@ -131,11 +127,11 @@ class LetterFilter:
     header.tenant!=acme   body~timeout   reason~NoSuchOrder
     """
 
-    def __init__(self, texts: Sequence[str] = ()) -> None:
+    def __init__(self, texts: Sequence[str] = (), names: QueueNames | None = None) -> None:
         if len(texts) > CONDITIONS_COUNT_MAX:
             raise Invalid(f"filter is invalid; more than {CONDITIONS_COUNT_MAX} conditions were given")
         self.texts = tuple(texts)
-        self._conditions = [_condition(text) for text in texts]
+        self._conditions = [_condition(text, names or QueueNames()) for text in texts]
 
     def __bool__(self) -> bool:
         return bool(self._conditions)
@@ -145,48 +141,51 @@ class LetterFilter:
         return all(condition(message, kind, now_us) for condition in self._conditions)
 
 
-def _condition(text: str) -> Condition:
+def _condition(text: str, names: QueueNames) -> Condition:
     found = FORM.fullmatch(text.strip())
     if found is None:
         forms = "type=…, reason=…, queue=…, age>1h, header.NAME=… or body~…"
         raise Invalid(f"filter is invalid; '{text}' is none of {forms}")
     name, operator, value = found[1], found[2], found[3].strip()
-    allowed = OPERATORS.get(name, HEADER_OPERATORS)
+    allowed = OPERATORS.get(name, tuple(COMPARISONS))
     if operator not in allowed:
         raise Invalid(f"filter is invalid; '{text}': {name} is compared with {' or '.join(allowed)}")
     if name == "age":
-        return _age(operator, parse_duration(value, what="age"))
+        return _age(operator, parse_duration(value, what="age"), names)
     if name == "body":
         wanted = value.encode()
         return lambda message, kind, now_us: wanted in message.body
     if name == "reason":
-        return _reason(operator, value)
-    return _text_condition(_reader(name), operator, value)
+        return _reason(operator, value, names)
+    return _text_condition(_reader(name, names), operator, value)
 
 
-def _reader(name: str) -> Callable[[Message, str], str]:
+def _reader(name: str, names: QueueNames) -> Callable[[Message, str], str]:
     if name == "type":
-        return lambda message, kind: kind
+        return lambda message, kind: kind or message.type
     if name == "queue":
-        return lambda message, kind: death.queue if (death := _death(message)) else ""
+        return lambda message, kind: died_in(message, names)
     header = name.removeprefix("header.")
     return lambda message, kind: _shown(message.headers.get(header))
 
 
 def _text_condition(read: Callable[[Message, str], str], operator: str, value: str) -> Condition:
-    if operator == "=":
-        return lambda message, kind, now_us: read(message, kind) == value
-    if operator == "!=":
-        return lambda message, kind, now_us: read(message, kind) != value
-    return lambda message, kind, now_us: value in read(message, kind)
+    compare = COMPARISONS[operator]
+    return lambda message, kind, now_us: compare(read(message, kind), value)
 
 
-def _reason(operator: str, value: str) -> Condition:
+def died_in(message: Message, names: QueueNames) -> str:
+    """The queue in which a letter died, as far as it tells."""
+    died, _ = where_it_died(message.headers, message.queue, names)
+    return died.queue if died else ""
+
+
+def _reason(operator: str, value: str, names: QueueNames) -> Condition:
     """The reason itself, or what stands before its details: `permanent; shop.NoSuchOrder: …` is permanent."""
 
     def fits(message: Message, kind: str, now_us: int) -> bool:
-        death = _death(message)
-        reason = death.reason if death else _parked_reason(message)
+        death = newest_death(message.headers, message.queue, names)
+        reason = death.reason if death else _shown(message.headers.get("x-parked-reason"))
         if operator == "~":
             return value in reason
         return (value in (reason, reason.partition(";")[0].strip())) == (operator == "=")
@@ -194,9 +193,9 @@ def _reason(operator: str, value: str) -> Condition:
     return fits
 
 
-def _age(operator: str, age_us: int) -> Condition:
+def _age(operator: str, age_us: int, names: QueueNames) -> Condition:
     def fits(message: Message, kind: str, now_us: int) -> bool:
-        death = _death(message)
+        death = newest_death(message.headers, message.queue, names)
         if death is None or death.at is None:
             return False  # nobody knows: not older than anything, and not younger
         died_us = microseconds(death.at)
@@ -204,15 +203,6 @@ def _age(operator: str, age_us: int) -> Condition:
         return now_us - died_us > age_us if operator == ">" else now_us - died_us < age_us + SECOND_US
 
     return fits
-
-
-def _death(message: Message) -> Death | None:
-    found = deaths(message.headers)
-    return found[0] if found else None
-
-
-def _parked_reason(message: Message) -> str:
-    return _shown(message.headers.get("x-parked-reason"))
 
 
 def _shown(value: object) -> str:

@@ -21,19 +21,22 @@ class ItemState(Enum):
 
 
 ITEM_MOVES: Mapping[tuple[ItemState, ItemState], str] = {
-    (ItemState.OUTSIDE, ItemState.QUEUED): "produce, import, arrive from a queue it died in",
+    (ItemState.OUTSIDE, ItemState.QUEUED): "produce, import, arrive from the queue it died in or was redriven from",
     (ItemState.OUTSIDE, ItemState.SCHEDULED): "produce or import with enqueue_at",
     (ItemState.SCHEDULED, ItemState.QUEUED): "its moment has come",
     (ItemState.SCHEDULED, ItemState.OUTSIDE): "clear, delete",
     (ItemState.QUEUED, ItemState.LEASED): "lease, attempts + 1",
-    (ItemState.QUEUED, ItemState.DYING): "expired, or attempts at a lowered limit",
+    (ItemState.QUEUED, ItemState.DYING): "expired, attempts at a lowered limit, or redriven",
     (ItemState.QUEUED, ItemState.OUTSIDE): "clear, delete, dead_retention",
     (ItemState.LEASED, ItemState.QUEUED): "retry, or the lease ran out",
     (ItemState.LEASED, ItemState.SCHEDULED): "retry with retry_at",
     (ItemState.LEASED, ItemState.DYING): "attempts used up, or retry with dead",
     (ItemState.LEASED, ItemState.OUTSIDE): "complete, destructive clear, delete",
-    (ItemState.DYING, ItemState.OUTSIDE): "arrived in its dead queue, or deleted where there is none",
-    (ItemState.DYING, ItemState.QUEUED): "its dead queue is gone",
+    (
+        ItemState.DYING,
+        ItemState.OUTSIDE,
+    ): "arrived in its dead queue or where it was redriven to, or deleted where there is no dead queue",
+    (ItemState.DYING, ItemState.QUEUED): "the queue it was to arrive in is gone",
 }
 
 
@@ -113,10 +116,10 @@ class RunState(StrEnum):
     SENT = "sent"  #: published, and not answered yet
     CONFIRMED = "confirmed"  #: the broker has its copy; only the ack is missing
     HELD = "held"  #: it stays in the queue; unacked until the run ends
-    RETURNING = "returning"  #: on its way back into its queue by a publish: it bears no other return
+    PUTTING_BACK = "putting_back"  #: on its way back into its queue by a publish: it bears no other return
     SETTLED = "settled"
     PUT_BACK = "put_back"
-    UNKNOWN = "unknown"  #: published, and nobody answered
+    UNANSWERED = "unanswered"  #: published, and nobody answered
     GIVEN_BACK = "given_back"
 
 
@@ -133,14 +136,14 @@ RECOVERY_MOVES: Mapping[tuple[RunState, RunState], str] = {
     (RunState.SENT, RunState.CONFIRMED): "confirmed, and not returned",
     (RunState.SENT, RunState.HELD): "returned, nacked, refused or unknown",
     (RunState.CONFIRMED, RunState.SETTLED): "noted in the journal, then acked; away at the end, a possible duplicate",
-    (RunState.HELD, RunState.RETURNING): "near the delivery limit",
-    (RunState.RETURNING, RunState.PUT_BACK): "confirmed, then acked",
-    (RunState.RETURNING, RunState.HELD): "not confirmed",
+    (RunState.HELD, RunState.PUTTING_BACK): "near the delivery limit",
+    (RunState.PUTTING_BACK, RunState.PUT_BACK): "confirmed, then acked",
+    (RunState.PUTTING_BACK, RunState.HELD): "not confirmed",
     (RunState.PUT_BACK, RunState.HELD): "was away, and came again",
-    (RunState.SENT, RunState.UNKNOWN): "no answer at the end; given back",
-    (RunState.OUTSIDE, RunState.RETURNING): "the end, near the delivery limit: delivered, and never looked at",
-    (RunState.WAITING, RunState.RETURNING): "the end, near the delivery limit",
-    (RunState.UNKNOWN, RunState.RETURNING): "the end, near the delivery limit",
+    (RunState.SENT, RunState.UNANSWERED): "no answer at the end; given back",
+    (RunState.OUTSIDE, RunState.PUTTING_BACK): "the end, near the delivery limit: delivered, and never looked at",
+    (RunState.WAITING, RunState.PUTTING_BACK): "the end, near the delivery limit",
+    (RunState.UNANSWERED, RunState.PUTTING_BACK): "the end, near the delivery limit",
     (RunState.WAITING, RunState.GIVEN_BACK): "the end",
     (RunState.HELD, RunState.GIVEN_BACK): "the end",
 }

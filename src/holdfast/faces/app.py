@@ -16,11 +16,10 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Literal, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
@@ -37,7 +36,7 @@ from holdfast.services.queue.broker import QueueBroker
 from holdfast.services.queue.queues import Queues
 from holdfast.settings import ListenAddress
 from holdfast.telemetry.prometheus import QueueGauge, Requests, render
-from holdfast.wiring import SystemClock, open_queue_broker, open_rabbit_broker
+from holdfast.wiring import Location, SystemClock, open_queues, open_rabbit_broker
 
 REQUEST_TIMEOUT_S = 5.0
 REQUEST_BYTES_MAX = 8 * 1024
@@ -75,6 +74,8 @@ async def serving_health(address: ListenAddress, consumers: Callable[[], list[He
                 words = head.split(b" ", 2)
                 path = words[1].decode("ascii", "replace").partition("?")[0] if len(words) == 3 else ""
                 status, kind, body = page(path, consumers())
+                if status is not HTTPStatus.NOT_FOUND and words[0] not in (b"GET", b"HEAD"):
+                    status, kind, body = HTTPStatus.METHOD_NOT_ALLOWED, "text/plain\r\nallow: GET, HEAD", b"use GET\n"
                 writer.write(
                     f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: {kind}\r\n"
                     f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
@@ -291,21 +292,21 @@ class App:
 
     @asynccontextmanager
     async def _open(self, file: TopologyFile | None) -> AsyncIterator[Broker]:
-        scheme = urlsplit(self.url).scheme
-        async with AsyncExitStack() as stack:
-            if scheme in {"http", "https"}:
-                from holdfast.faces.client import Client
+        url, clock = self.url, self._clock
+        kind = Location.parse(url).kind
+        if kind == "amqp":
+            async with open_rabbit_broker(
+                url, clock=clock, management=self._management, topology=file, store=self._store
+            ) as broker:
+                yield broker
+            return
+        opened: AbstractAsyncContextManager[Queues] = open_queues(url, clock=clock)
+        if kind == "http":
+            from holdfast.faces.client import Client
 
-                client = await stack.enter_async_context(Client(self.url, self._token))
-                yield QueueBroker(client, clock=self._clock)
-            elif scheme in {"amqp", "amqps"}:
-                yield await stack.enter_async_context(
-                    open_rabbit_broker(
-                        self.url, clock=self._clock, management=self._management, topology=file, store=self._store
-                    )
-                )
-            else:
-                yield await stack.enter_async_context(open_queue_broker(self.url, clock=self._clock))
+            opened = Client(url, self._token)
+        async with opened as queues:
+            yield QueueBroker(queues, clock=clock)
 
 
 def _with_delays(plan: ConsumerPlan, file: TopologyFile) -> ConsumerPlan:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ssl
 from functools import cache
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, cast
 
 import httpx2
 import msgspec
 
 from holdfast.core.checks import REQUEST_TIMEOUT_US_MAX
-from holdfast.core.requests.declare import JSON, Caller, Request, Stream, from_wire, to_wire
+from holdfast.core.requests.declare import JSON, Caller, Request, Stream, WireRequest, from_wire, to_wire
 from holdfast.core.requests.queue import ErrorReply
 from holdfast.core.requests.vault import Problem
 from holdfast.errors import (
@@ -80,9 +79,7 @@ class Client(Queues):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -94,9 +91,9 @@ class Client(Queues):
         declared, written = request.declared, to_wire(request)
         url = f"{self._url}{written.target(declared.path)}"
         if declared.reply is Stream:
-            return cast(R, self._stream(url, request))
+            return cast(R, self._stream(written, url, request))
         try:
-            answer = await self._http.request(declared.method, url, content=written.body)
+            answer = await self._http.request(written.method, url, content=written.body)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise self._unreachable(error) from error
         if answer.status_code != 200:
@@ -104,9 +101,9 @@ class Client(Queues):
         reply = answer.content if declared.reply is bytes else _decoder(declared.reply).decode(answer.content)
         return cast(R, reply)
 
-    async def _stream(self, url: str, request: Request[Any]) -> Stream:
+    async def _stream(self, written: WireRequest, url: str, request: Request[Any]) -> Stream:
         try:
-            async with self._http.stream(request.declared.method, url) as answer:
+            async with self._http.stream(written.method, url, content=written.body) as answer:
                 if answer.status_code != 200:
                     raise _error_of(answer.status_code, await answer.aread(), request)
                 async for chunk in answer.aiter_bytes():

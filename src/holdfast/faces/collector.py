@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import KW_ONLY, dataclass
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from holdfast.core.collect import SeriesState, Transaction
 from holdfast.core.policy import delay_us
@@ -91,11 +90,9 @@ class Collector:
         self._service = await self._opening.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         self._service = None
-        await self._opening.__aexit__(kind, error, trace)
+        await self._opening.__aexit__(*error)
 
     async def start(
         self,

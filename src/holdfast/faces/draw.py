@@ -8,6 +8,7 @@ what cannot be routed.
 from __future__ import annotations
 
 from html import escape
+from statistics import fmean
 from typing import NamedTuple
 
 from holdfast.core.moments import format_duration
@@ -168,7 +169,9 @@ def _places(boxes: list[Node], lines: list[Edge]) -> dict[str, tuple[float, floa
     rows: dict[str, float] = {}
     for column in (1, 0, 2, 3):
         members = [node for node in boxes if node.column == column]
-        wished = {node.id: _middle([rows[other] for other in near[node.id] if other in rows]) for node in members}
+        wished = {
+            node.id: fmean([rows[other] for other in near[node.id] if other in rows] or [0.0]) for node in members
+        }
         members.sort(key=lambda node: (wished[node.id], node.name))
         row = 0.0
         for node in members:
@@ -177,10 +180,6 @@ def _places(boxes: list[Node], lines: list[Edge]) -> dict[str, tuple[float, floa
             # A main queue leaves room for the wait and dead queues that belong to it.
             row += max(1, leaving[node.id]) if column == 1 else 1
     return {node.id: (MARGIN_PX + node.column * COLUMN_PX, MARGIN_PX + rows[node.id] * ROW_PX) for node in boxes}
-
-
-def _middle(rows: list[float]) -> float:
-    return sum(rows) / len(rows) if rows else 0.0
 
 
 def _width(node_name: str, note: str) -> float:

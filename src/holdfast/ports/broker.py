@@ -8,13 +8,13 @@ delivered a second time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from holdfast.core.death import RedriveStamp
+from holdfast.core.death import QueueNames, RedriveStamp
 from holdfast.core.letter import Content, DeathStory, NewLetter, Origin
 from holdfast.core.message import Address, Delivery, Message, Outcome, Outgoing
 from holdfast.core.policy import Park, RetryPolicy, Wait
@@ -23,7 +23,7 @@ from holdfast.core.routes import RouteTable
 from holdfast.errors import HoldfastError
 
 #: Called with messages that share an outcome.
-Told: TypeAlias = Callable[[Sequence[Outgoing], Outcome], None]
+OnOutcome: TypeAlias = Callable[[Sequence[Outgoing], Outcome], None]
 Layout: TypeAlias = Literal["per-consumer", "quorum", "shared-dlq"]
 
 
@@ -88,8 +88,28 @@ class Consumer(Protocol):
     async def park(self, delivery: Delivery, park: Park) -> None:
         """It goes to the dead queue, with the story of its death."""
 
-    async def release(self, delivery: Delivery) -> None:
+    async def give_back(self, delivery: Delivery) -> None:
         """It goes back to the queue as it is, now."""
+
+
+class Starts(Protocol):
+    """Which messages a handler has begun and nobody has settled, kept where the end of a process does not reach: a
+    classic queue of RabbitMQ says that a message came before, and neither how often nor whether a handler ever saw it.
+
+    One entry for each start. Several processes of one machine may share it.
+    """
+
+    def begin(self, queue: str, key: bytes) -> int:
+        """A handler is about to run; the number of this start. Raises StorageFailed: then it must not run."""
+
+    def end(self, numbers: Iterable[int]) -> None:
+        """Their message is settled: they are forgotten, soon."""
+
+    def left(self, queue: str, key: bytes) -> Sequence[int]:
+        """The starts of such a message that were not ended, oldest first. Raises StorageFailed."""
+
+    def close(self) -> None:
+        """Forget what was ended, and let go of the store."""
 
 
 class Publisher(Protocol):
@@ -110,8 +130,8 @@ class Publisher(Protocol):
     async def publish(self, messages: Sequence[Outgoing], *, timeout_s: float | None = None) -> list[Outcome]:
         """Publish and wait; outcomes in the same order. Raises BrokerLost only when the publisher is closed."""
 
-    def send(self, messages: Sequence[Outgoing], told: Told, *, timeout_s: float) -> None:
-        """As `publish`, without waiting: `told` hears of every message once, as soon as its outcome is known."""
+    def send(self, messages: Sequence[Outgoing], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+        """As `publish`, without waiting: `on_outcome` hears of every message once, as soon as its outcome is known."""
 
 
 class QueueFacts(Struct, frozen=True, kw_only=True):
@@ -142,6 +162,9 @@ class Inspector(Protocol):
 
     async def queue(self, name: str) -> QueueFacts | None:
         """One of them, or None when it is not known or not there."""
+
+    async def sources(self, queue: str, names: QueueNames) -> frozenset[str]:
+        """The queues whose letters come into a dead-letter queue, as far as anything tells but the letters."""
 
     async def reach(self, addresses: Sequence[Address]) -> Mapping[Address, Reach]:
         """Where each leads now."""
@@ -177,19 +200,19 @@ class DrainConsumer(Protocol):
         many are in hand as fit the window, beside `held_count` that are only held."""
 
     async def take(self, *, count_max: int, timeout_s: float) -> Sequence[Delivery] | None:
-        """Wait for letters; none when none came in time, None when no more will ever come. Raises BrokerLost: nothing
+        """Wait for letters. Empty when none came in time; None when no more will ever come. Raises BrokerLost: nothing
         that was in hand still is."""
 
     def ack(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Settle those that are in hand; answers those that are not."""
 
     def forget_body(self, delivery: Delivery) -> None:
-        """The letter is only held from now on."""
+        """The letter is only held from now on: its body and properties may be dropped."""
 
-    async def stop(self, keeps: Callable[[Delivery], bool]) -> Sequence[Delivery]:
-        """No new letters. Answers those that were delivered and not taken, as far as somebody wants to see them."""
+    async def stop(self, wanted: Callable[[Delivery], bool]) -> Sequence[Delivery]:
+        """No new letters. Answers those that were delivered and not taken, as far as they are wanted."""
 
-    async def release_all(self, *, others_count: int) -> int:
+    async def give_back_all(self, *, others_count: int) -> int:
         """Everything that is unsettled goes back, in order, by one frame; only after `stop`. Answers how many.
         `others_count` others consume the queue as well."""
 

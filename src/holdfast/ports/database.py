@@ -7,7 +7,9 @@ ledger is a chain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, contextmanager
 from importlib.resources import files
 from typing import Any, Protocol, TypeVar
 
@@ -60,6 +62,13 @@ class Tx(Protocol):
         """Run a statement once for each set of values."""
 
 
+class Look(Protocol):
+    """Reads of one and the same moment."""
+
+    async def __call__(self, work: Callable[[Tx], T], /) -> T:
+        """See `Database.read`."""
+
+
 class Database(Protocol):
     """One database."""
 
@@ -74,6 +83,19 @@ class Database(Protocol):
 
     async def read(self, work: Callable[[Tx], T]) -> T:
         """Read what is committed. Raises StorageFailed."""
+
+    def look(self) -> AbstractAsyncContextManager[Look]:
+        """Read in many steps what is committed now, in nobody's way."""
+
+
+@contextmanager
+def closing_soon(thread: ThreadPoolExecutor, close: Callable[[], None]) -> Iterator[ThreadPoolExecutor]:
+    """A thread that works alone with a connection, which it closes after what it has in hand: nobody waits for that."""
+    try:
+        yield thread
+    finally:
+        thread.submit(close)
+        thread.shutdown(wait=False)
 
 
 # SQL lives in files, one per subject, each statement under its name; migrations are numbered.
@@ -90,17 +112,12 @@ def statements(package: str) -> dict[str, str]:
     return found
 
 
-def migrated_kinds(package: str) -> list[str]:
-    """The kinds of files or schemas that an engine's package has migrations for."""
-    return sorted(entry.name for entry in (files(package) / "migrations").iterdir() if entry.is_dir())
-
-
-def migrations(package: str, *, kind: str) -> dict[int, str]:
-    """Every `migrations/<kind>/NNNN.sql` of an engine's package, by number, in order."""
-    folder = files(package) / "migrations" / kind
-    found = {
-        int(entry.name.removesuffix(".sql")): entry.read_text("utf-8")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".sql")
-    }
-    return dict(sorted(found.items()))
+def migrations(package: str) -> dict[str, dict[int, str]]:
+    """By kind of file or schema every `migrations/<kind>/NNNN.sql` of an engine's package, by number, in order."""
+    found: dict[str, dict[int, str]] = {}
+    for folder in (files(package) / "migrations").iterdir():
+        if folder.is_dir():
+            steps = [entry for entry in folder.iterdir() if entry.name.endswith(".sql")]
+            numbered = {int(entry.name.removesuffix(".sql")): entry.read_text("utf-8") for entry in steps}
+            found[folder.name] = dict(sorted(numbered.items()))
+    return found

@@ -365,6 +365,10 @@ class Storage(Protocol):
 
     abilities: StorageAbilities
 
+    def spared_us(self) -> int:
+        """For how long nothing is to be deleted by time, asked before it is opened: nothing was written in it for long,
+        and perhaps the clock has jumped. 0 where its clock is not the machine's."""
+
     async def open(self) -> None:
         """Open and check the schema version. Raises CannotStart with what to do."""
 

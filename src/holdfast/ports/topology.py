@@ -69,9 +69,6 @@ class TopologyBroker(Protocol):
     @property
     def vhost(self) -> str: ...
 
-    async def version(self) -> Version:
-        """The broker's version. Raises BrokerError when there is no management API."""
-
     async def read(self) -> LiveTopology:
         """What stands there now. Raises BrokerError: without the management API nobody can say."""
 

@@ -77,18 +77,11 @@ def crash_points(folder: Path = PACKAGE) -> frozenset[str]:
 def _names(source: str, file: str) -> list[str]:
     names = []
     for node in ast.walk(ast.parse(source, file)):
-        if not isinstance(node, ast.Call) or not _is_crash_point(node.func):
-            continue
-        match node.args:
-            case [ast.Constant(value=str(name))]:
+        match node:
+            case ast.Call(
+                ast.Name(id="crash_point") | ast.Attribute(attr="crash_point"), [ast.Constant(value=str(name))]
+            ):
                 names.append(name)
-            case _:
+            case ast.Call(ast.Name(id="crash_point") | ast.Attribute(attr="crash_point")):
                 raise ValueError(f"{file}:{node.lineno}: crash_point takes one plain string")
     return names
-
-
-def _is_crash_point(function: ast.expr) -> bool:
-    match function:
-        case ast.Name(id="crash_point") | ast.Attribute(attr="crash_point"):
-            return True
-    return False

@@ -16,6 +16,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from pwd import getpwnam
 from re import Match
@@ -262,21 +263,16 @@ class ChildOutput:
 async def http_status(url: str) -> int | None:
     """The status that a GET of a plain http address gives, or None when nobody answers properly."""
     parts = urlsplit(url)
-    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    request = f"GET {target} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
+
+    def ask() -> int:
+        with contextlib.closing(HTTPConnection(parts.netloc, timeout=HTTP_TIMEOUT_S)) as connection:
+            connection.request("GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+            return connection.getresponse().status
+
     try:
-        async with asyncio.timeout(HTTP_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
-            try:
-                writer.write(request.encode("ascii"))
-                words = (await reader.readline()).split()
-            finally:
-                writer.close()
-                with contextlib.suppress(OSError):
-                    await writer.wait_closed()
-    except (OSError, TimeoutError, ValueError):
+        return await asyncio.to_thread(ask)
+    except (OSError, HTTPException, ValueError):
         return None
-    return int(words[1]) if len(words) > 1 and words[1].isdigit() else None
 
 
 async def _read(stream: asyncio.StreamReader, output: ChildOutput) -> None:

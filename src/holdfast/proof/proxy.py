@@ -14,7 +14,6 @@ import socket
 import struct
 import termios
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Literal, Self
 
 CHUNK_BYTES = 1 << 16
@@ -48,9 +47,7 @@ class Proxy:
         self.accept()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.refuse()
         await self.cut()
 
@@ -104,7 +101,8 @@ class Proxy:
 
         The bytes of all connections are counted together. `await trip.fired.wait()` tells when it happened.
         """
-        return self._arm(Trip(way, bytes_left=bytes_count))
+        self._trips.append(trip := Trip(way, bytes_left=bytes_count))
+        return trip
 
     def cut_when(self, way: Way, seen: Seen, *, deliver: bool = False) -> Trip:
         """Reset the first connection on which `seen(recent bytes)` is true; once.
@@ -112,10 +110,7 @@ class Proxy:
         Recent bytes are the chunk and up to 64 KiB before it. With `deliver`, the chunk still reaches the
         receiver (the answer gets lost); without, it does not (the request gets lost).
         """
-        return self._arm(Trip(way, seen=seen, deliver=deliver))
-
-    def _arm(self, trip: Trip) -> Trip:
-        self._trips.append(trip)
+        self._trips.append(trip := Trip(way, seen=seen, deliver=deliver))
         return trip
 
     async def _accept(self, listener: socket.socket) -> None:
@@ -134,7 +129,7 @@ class Proxy:
 
     async def _serve(self, link: ProxyLink) -> None:
         try:
-            await link.run(self._server, connect_timeout_s=CONNECT_TIMEOUT_S)
+            await link.run(self._server)
         finally:
             self._links.discard(link)
 
@@ -194,15 +189,15 @@ class ProxyLink:
         """Reset both ends, soon."""
         self._cut.set()
 
-    async def run(self, server: tuple[str, int], *, connect_timeout_s: float) -> None:
+    async def run(self, server: tuple[str, int]) -> None:
         """Connect to the server and forward. Never raises for what the ends do to each other."""
         reset = True
         try:
             async with asyncio.TaskGroup() as group:
                 cutter = group.create_task(self._wait_for_cut())
-                async with asyncio.timeout(connect_timeout_s):
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     await asyncio.get_running_loop().sock_connect(self._ends["up"][1], server)
-                pumps = [group.create_task(self._direction(way)) for way in self._ends]
+                pumps = [group.create_task(self._pump(way)) for way in self._ends]
                 await asyncio.wait(pumps)
                 cutter.cancel()
             reset = False
@@ -216,33 +211,24 @@ class ProxyLink:
         await self._cut.wait()
         raise Cut
 
-    async def _direction(self, way: Way) -> None:
-        """Pump until the sender ends; then tell the receiver."""
-        await self._pump(way)
-        with contextlib.suppress(OSError):
-            self._ends[way][1].shutdown(socket.SHUT_WR)
-
     async def _pump(self, way: Way) -> None:
+        """Until the sender ends; then tell the receiver."""
         loop = asyncio.get_running_loop()
         source, target = self._ends[way]
         recent = b""
         while chunk := await loop.sock_recv(source, CHUNK_BYTES):
             await self._gates[way].wait()
-            allowed = self._inspect(way, recent, chunk)
-            if allowed is not None:
-                await loop.sock_sendall(target, chunk[:allowed])
-                await _sent(target)
-                raise Cut
+            for trip in self._trips:
+                allowed = trip.inspect(way, recent, chunk)
+                if allowed is not None:
+                    await loop.sock_sendall(target, chunk[:allowed])
+                    await _sent(target)
+                    raise Cut
             await loop.sock_sendall(target, chunk)
             recent = (recent + chunk)[-RECENT_BYTES_MAX:]
         await self._gates[way].wait()
-
-    def _inspect(self, way: Way, recent: bytes, chunk: bytes) -> int | None:
-        for trip in self._trips:
-            allowed = trip.inspect(way, recent, chunk)
-            if allowed is not None:
-                return allowed
-        return None
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
 
 
 async def _sent(end: socket.socket) -> None:

@@ -27,6 +27,7 @@ from holdfast.core.topology.model import (
     Queue,
     Topology,
     Version,
+    in_force,
 )
 from holdfast.core.topology.routing import Graph, cut_off, without
 from holdfast.core.topology.rules import Hazard, hazards, refuse
@@ -48,8 +49,8 @@ class TopologyPlan(Struct, frozen=True, kw_only=True):
 
     @property
     def is_clean(self) -> bool:
-        """The broker is as the file says, and no probe was lost."""
-        return not self.differences and not _lost(self.probes)
+        """The broker is as the file says, nothing in that loses messages, and no probe was lost."""
+        return not (self.differences or _lost(self.probes) or any(hazard.fatal for hazard in self.remarks))
 
 
 class Applied(Struct, kw_only=True):
@@ -84,6 +85,7 @@ class ImportReport(Struct, frozen=True, kw_only=True):
     remaining: tuple[Difference, ...] = ()
     left_out: tuple[str, ...] = ()
     hazards: tuple[Hazard, ...] = ()
+    failure: str = ""
 
 
 class Topologies:
@@ -97,13 +99,18 @@ class Topologies:
         """The virtual host."""
         return self._broker.vhost
 
-    async def plan(self, file: TopologyFile) -> TopologyPlan:
-        """What would change. Raises Invalid for an unsafe file, BrokerError without the management API."""
-        return await self.check(file)
-
-    async def check(self, file: TopologyFile, *, probe: bool = False) -> TopologyPlan:
-        """Whether the broker is as the file says; with `probe`, whether messages get through as well."""
+    async def check(self, file: TopologyFile | Definitions, *, probe: bool = False) -> TopologyPlan:
+        """Whether the broker is as the file says, or what would change; with `probe`, whether messages get through as
+        well. Raises Invalid for an unsafe topology file, BrokerError without the management API."""
         live = await self._broker.read()
+        if isinstance(file, Definitions):
+            _check_ends(file.topology, live.declared)
+            return TopologyPlan(
+                vhost=live.vhost,
+                version=live.version,
+                differences=tuple(_to_be_made(diff(file.topology, live.declared))),
+                remarks=tuple(_made_by(file.topology, live)),
+            )
         wanted = design(file, live.version)
         differences = _differences(wanted, live)
         probes: tuple[ProbeResult, ...] = ()
@@ -143,23 +150,28 @@ class Topologies:
         return {"rabbit_version": str(live.version), **to_definitions(live.declared, vhost=live.vhost)}
 
     async def import_definitions(self, given: Definitions, *, accept_hazards: bool = False) -> ImportReport:
-        """Import and read back. Raises Invalid (nothing changed) for what is unsafe, unless that is accepted."""
+        """Import and read back. Raises Invalid (nothing changed) for what is unsafe, unless that is accepted, and
+        BrokerError with nothing changed; what was made before a refusal is in the answer."""
         live = await self._broker.read()
         wanted = given.topology
-        found = hazards(Design(topology=_merged(wanted, live.declared), version=live.version))
-        names = {exchange.name for exchange in wanted.exchanges} | {queue.name for queue in wanted.queues}
-        fatal = [hazard for hazard in found if hazard.fatal and hazard.name in names]
+        fatal = [hazard for hazard in _made_by(wanted, live) if hazard.fatal]
         if not accept_hazards:
             refuse(fatal, "definitions are")
         _check_ends(wanted, live.declared)
         unlike = _to_be_made(diff(wanted, live.declared))
-        missing = _missing(unlike)
+        missing, failed = _missing(unlike), None
         if missing or any(each.what == "policy" for each in unlike):
-            await self._broker.import_topology(wanted)
+            try:
+                await self._broker.import_topology(wanted)
+            except BrokerError as error:
+                failed = error
         after = await self._broker.read()
+        if failed is not None and after.declared == live.declared:
+            raise failed
         remaining = _to_be_made(diff(wanted, after.declared))
         still = {(each.what, each.name) for each in _missing(remaining)}
         return ImportReport(
+            failure=str(failed or ""),
             vhost=live.vhost,
             version=live.version,
             created=tuple(f"{each.what} {each.name}" for each in missing if (each.what, each.name) not in still),
@@ -293,14 +305,25 @@ def _not_to_go(
         in_use |= found.keys()
 
 
+def _made_by(new: Topology, live: LiveTopology) -> list[Hazard]:
+    """What is dangerous after an import, of what the file names and of what its policies change."""
+    before, after = in_force(live.declared), in_force(_merged(new, live.declared))
+    names = {each.name for each in new.exchanges} | {each.name for each in new.queues}
+    names |= {each.name for each in new.policies} | {each.source for each in new.bindings}
+    names |= {each.name for each in after.exchanges if each not in before.exchanges}
+    names |= {each.name for each in after.queues if each not in before.queues}
+    return [hazard for hazard in hazards(Design(topology=after, version=live.version)) if hazard.name in names]
+
+
 def _merged(new: Topology, old: Topology) -> Topology:
-    """What stands there after an import, for judging it: the new, and of the old what is not in the new."""
-    exchanges = {each.name for each in new.exchanges}
-    queues = {each.name for each in new.queues}
+    """What stands there after an import: what is there stays as it is, but for policies, of which the new one holds."""
+    exchanges, queues = {each.name for each in old.exchanges}, {each.name for each in old.queues}
+    policies = {each.name for each in new.policies}
     return Topology(
-        exchanges=(*new.exchanges, *(each for each in old.exchanges if each.name not in exchanges)),
-        queues=(*new.queues, *(each for each in old.queues if each.name not in queues)),
+        exchanges=(*old.exchanges, *(each for each in new.exchanges if each.name not in exchanges)),
+        queues=(*old.queues, *(each for each in new.queues if each.name not in queues)),
         bindings=(*new.bindings, *old.bindings),
+        policies=(*new.policies, *(each for each in old.policies if each.name not in policies)),
     )
 
 

@@ -39,9 +39,14 @@ def run_many(tx: Tx, name: str, values: Sequence[Values]) -> None:
     tx.many(statement(name, tx.dialect), values)
 
 
-def record(kind: type[S], row: Row, **reads: Callable[[Any], Any]) -> S:
-    """A row whose columns are the fields of a struct, in their order; `reads` says how some of them are read."""
-    values = dict(zip(kind.__struct_fields__, row, strict=True))
-    for name, read in reads.items():
-        values[name] = read(values[name])
-    return kind(**values)
+def reader(kind: type[S], **reads: Callable[[Any], Any]) -> Callable[[Sequence[Any]], S]:
+    """Reads rows whose columns are the fields of a struct, in their order; `reads` says how some of them are read."""
+    places = [(kind.__struct_fields__.index(name), read) for name, read in reads.items()]
+
+    def read_row(row: Sequence[Any]) -> S:
+        values = list(row)
+        for place, read in places:
+            values[place] = read(values[place])
+        return kind(*values)
+
+    return read_row

@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from holdfast.core.collect import Header, Part, Range, SeriesState, Transaction
 from holdfast.core.states import TransactionState
 from holdfast.errors import LeaseLost
 from holdfast.ports.database import Database, Row, Tx
-from holdfast.stores import record, run, statement
+from holdfast.stores import reader, run, run_many, statement
 
 T = TypeVar("T")
 
@@ -117,18 +118,9 @@ class CollectStore:
 
         Where the store is not shared, all others' leases count as run out: their process is gone.
         """
-
-        def work(tx: Tx) -> list[Row]:
-            return run(
-                tx,
-                "collect_take",
-                owner=owner,
-                lease_us=lease_us,
-                is_shared=int(tx.dialect.shared),
-                count_max=count_max,
-            )
-
-        return [_transaction(row) for row in await self._database.write(work)]
+        given = {"owner": owner, "lease_us": lease_us, "count_max": count_max}
+        rows = await self._database.write(lambda tx: run(tx, "collect_take", is_shared=int(tx.dialect.shared), **given))
+        return [_transaction(row) for row in rows]
 
     async def seize(self, transaction: str, *, owner: str, lease_us: int) -> Transaction | None:
         """Own it whoever owns it; the fence rises."""
@@ -138,14 +130,10 @@ class CollectStore:
     async def extend(self, fences: Mapping[str, int], *, lease_us: int) -> Sequence[str]:
         """Heartbeat: renew the leases; returns the ids that are still ours."""
 
-        def work(tx: Tx) -> list[str]:
-            return [
-                name
-                for name, fence in fences.items()
-                if run(tx, "collect_extend", transaction=name, fence=fence, lease_us=lease_us)
-            ]
+        def is_ours(tx: Tx, name: str) -> bool:
+            return bool(run(tx, "collect_extend", transaction=name, fence=fences[name], lease_us=lease_us))
 
-        return await self._database.write(work)
+        return await self._database.write(lambda tx: [name for name in fences if is_ours(tx, name)])
 
     async def give_back(self, transaction: str, *, fence: int) -> None:
         """End the lease, so that another may take it at once. Nothing happens when it is not ours."""
@@ -188,8 +176,8 @@ class CollectStore:
         The path of a part that lost to other bytes is noted for removal in the same commit. Raises LeaseLost.
         """
 
-        def work(tx: Tx) -> PartsStored:
-            given = [(part.series, part.ordinal, part.path, part.size_bytes, part.sha256) for part in parts]
+        def work(tx: Tx) -> tuple[Sequence[Part], Callable[[], list[Row]]]:
+            given = [astuple(part) for part in parts]
             rows = run(tx, "collect_insert_parts", transaction=transaction, given=_encode(given).decode())
             new = {(row[0], row[1]): row[2] for row in rows}
             others = [part for part in parts if new.get((part.series, part.ordinal)) != part.path]
@@ -202,20 +190,21 @@ class CollectStore:
                 sizes[series] += size_bytes
             for series, count in counts.items():
                 _add_stored(tx, transaction, series, count, sizes[series])
-            winners = [known.get((part.series, part.ordinal), part) for part in parts]
-            return PartsStored(winners=winners, stand=_stand(tx, transaction))
+            # How the series stand is answered along with the commit.
+            return [known.get((part.series, part.ordinal), part) for part in parts], _series_rows(tx, transaction)
 
-        return await self._write(transaction, fence, work)
+        winners, rows = await self._write(transaction, fence, work)
+        return PartsStored(winners=winners, stand=_stand(rows()))
 
     async def put_header(self, transaction: str, header: Header, *, fence: int) -> Mapping[str, SeriesState]:
         """Keep a series' count; returns how the series stand now. Raises LeaseLost."""
 
-        def work(tx: Tx) -> Mapping[str, SeriesState]:
+        def work(tx: Tx) -> Callable[[], list[Row]]:
             given = {"series": header.series, "count": header.count, "series_count": header.series_count}
             run(tx, "collect_put_header", transaction=transaction, **given)
-            return _stand(tx, transaction)
+            return _series_rows(tx, transaction)
 
-        return await self._write(transaction, fence, work)
+        return _stand((await self._write(transaction, fence, work))())
 
     async def find_parts(self, transaction: str, keys: Sequence[tuple[str, int]]) -> Mapping[tuple[str, int], Part]:
         """Those of the ordinals that are there."""
@@ -223,7 +212,7 @@ class CollectStore:
 
     async def stand(self, transaction: str) -> Mapping[str, SeriesState]:
         """How every series stands that has a header or a part; as of the last commit."""
-        return await self._database.read(lambda tx: _stand(tx, transaction))
+        return _stand(await self._read("collect_select_series", transaction=transaction))
 
     async def count(self, transaction: str) -> Mapping[str, tuple[int, int, int]]:
         """For each series the number of rows, their bytes, and the highest ordinal; counted row by row."""
@@ -233,7 +222,7 @@ class CollectStore:
     async def parts(self, transaction: str, series: str, *, first: int, count_max: int) -> Sequence[Part]:
         """Parts by ordinal, from `first` on."""
         given = {"transaction": transaction, "series": series, "first": first, "count_max": count_max}
-        return [_part(row) for row in await self._read("collect_select_parts", **given)]
+        return [Part(*row) for row in await self._read("collect_select_parts", **given)]
 
     async def stored(self, transaction: str, series: str, *, count_max: int) -> Sequence[Range]:
         """The ordinals that are there, as ranges in order; the first `count_max` of them."""
@@ -290,14 +279,15 @@ def _lost(transaction: str) -> LeaseLost:
 
 def _find_parts(tx: Tx, transaction: str, keys: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Part]:
     rows = run(tx, "collect_find_parts", transaction=transaction, given=_encode(keys).decode())
-    return {(row[0], row[1]): _part(row) for row in rows if row[2] is not None}
+    return {(row[0], row[1]): Part(*row) for row in rows if row[2] is not None}
 
 
-def _stand(tx: Tx, transaction: str) -> dict[str, SeriesState]:
-    return {
-        row[0]: SeriesState(series=row[0], count=row[1], series_count=row[2], stored_count=row[3], stored_bytes=row[4])
-        for row in run(tx, "collect_select_series", transaction=transaction)
-    }
+def _series_rows(tx: Tx, transaction: str) -> Callable[[], list[Row]]:
+    return tx.later(statement("collect_select_series", tx.dialect), transaction=transaction)
+
+
+def _stand(rows: Sequence[Row]) -> dict[str, SeriesState]:
+    return {row[0]: SeriesState(*row) for row in rows}
 
 
 def _add_stored(tx: Tx, transaction: str, series: str, count: int, size_bytes: int) -> None:
@@ -306,17 +296,9 @@ def _add_stored(tx: Tx, transaction: str, series: str, count: int, size_bytes: i
 
 def _note_strays(tx: Tx, transaction: str, paths: Sequence[str]) -> None:
     if paths:
-        values = [{"transaction": transaction, "path": path} for path in paths]
-        tx.many(statement("collect_insert_stray", tx.dialect), values)
+        run_many(tx, "collect_insert_stray", [{"transaction": transaction, "path": path} for path in paths])
 
 
-def _transaction(row: Row) -> Transaction:
-    return record(Transaction, row, state=TransactionState, series=_read_series, is_clean=bool)
-
-
-def _read_series(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else _decode_series(text)
-
-
-def _part(row: Row) -> Part:
-    return Part(series=row[0], ordinal=row[1], path=row[2], size_bytes=row[3], sha256=row[4])
+_transaction = reader(
+    Transaction, state=TransactionState, series=lambda text: text and _decode_series(text), is_clean=bool
+)

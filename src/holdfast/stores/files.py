@@ -137,10 +137,10 @@ class BackupDrain:
     def forget_body(self, delivery: Delivery) -> None:
         pass
 
-    async def stop(self, keeps: Callable[[Delivery], bool]) -> Sequence[Delivery]:
+    async def stop(self, wanted: Callable[[Delivery], bool]) -> Sequence[Delivery]:
         return ()
 
-    async def release_all(self, *, others_count: int) -> int:
+    async def give_back_all(self, *, others_count: int) -> int:
         return 0
 
     async def abandon(self) -> None:

@@ -33,7 +33,7 @@ DIGEST_BYTES = 16
 RECORD_BYTES = 1 + DIGEST_BYTES
 READ_BYTES_MAX = 64 * 2**20
 FILE_BYTES_MAX = 4 * 2**20  #: then what has been acked is left out
-CONFIRMED, ACKING, DOUBTED = b"C", b"A", b"D"
+RECORD_CONFIRMED, RECORD_ACKING, RECORD_DOUBTED = b"C", b"A", b"D"
 WHAT = "holdfast recovery journal 1"
 ELSEWHERE = ".at-"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -135,10 +135,10 @@ class FileJournal:
         for file in self._files:
             if file.left and (ended := [digest for digest in set(digests) if digest in file.left]):
                 every = [digest for digest in ended for _ in range(file.left.pop(digest))]
-                self._guarded(file, file.append, ACKING, every)
+                self._guarded(file, file.append, RECORD_ACKING, every)
         if self._own:
             self._open.update(digests)
-            self._guarded(self._own, self._own.append, CONFIRMED, digests)
+            self._guarded(self._own, self._own.append, RECORD_CONFIRMED, digests)
 
     def acking(self, digests: Sequence[bytes]) -> None:
         """Their acks are about to be sent: from here on they are not recognised any more, whatever happens."""
@@ -148,7 +148,7 @@ class FileJournal:
         for digest in digests:
             if (count := still.pop(digest, 0)) > 1:
                 still[digest] = count - 1
-        self._guarded(own, own.append, ACKING, digests)
+        self._guarded(own, own.append, RECORD_ACKING, digests)
         if own.size_bytes > FILE_BYTES_MAX:
             self._guarded(own, own.rewrite, (own.left + still).elements())
 
@@ -159,7 +159,7 @@ class FileJournal:
         for file in self._files:
             if digest in file.left:
                 file.use_up(digest)
-                self._guarded(file, file.append, ACKING, [digest])
+                self._guarded(file, file.append, RECORD_ACKING, [digest])
                 return True
         if digest in self._open:
             self.acking([digest])
@@ -284,7 +284,7 @@ class JournalFile:
         old, self.number, self.size_bytes = self.number, file, 0
         try:
             doubted = self._doubted() if self.doubted_count else b""
-            self._write(self._head + doubted + b"".join(CONFIRMED + digest for digest in digests))
+            self._write(self._head + doubted + b"".join(RECORD_CONFIRMED + digest for digest in digests))
             os.fsync(file)
             os.replace(fresh, self.path)
         except OSError:
@@ -307,7 +307,7 @@ class JournalFile:
             data = data[os.write(self.number, data) :]
 
     def _doubted(self) -> bytes:
-        return DOUBTED + self.doubted_count.to_bytes(DIGEST_BYTES, "big")
+        return RECORD_DOUBTED + self.doubted_count.to_bytes(DIGEST_BYTES, "big")
 
     def _read(self, head: Head) -> None:
         data = os.pread(self.number, READ_BYTES_MAX, 0)
@@ -331,11 +331,11 @@ class JournalFile:
             return  # what was written last may be missing: nothing of it can be believed
         for start in range(0, len(records) - RECORD_BYTES + 1, RECORD_BYTES):
             kind, digest = records[start : start + 1], records[start + 1 : start + RECORD_BYTES]
-            if kind == CONFIRMED:
+            if kind == RECORD_CONFIRMED:
                 self.left[digest] += 1
-            elif kind == ACKING:
+            elif kind == RECORD_ACKING:
                 self.use_up(digest)
-            elif kind == DOUBTED:
+            elif kind == RECORD_DOUBTED:
                 self.doubted_count = int.from_bytes(digest, "big")
             else:
                 self.left.clear()

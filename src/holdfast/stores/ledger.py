@@ -19,33 +19,39 @@ from msgspec.structs import asdict, replace
 from holdfast.core.ledger import (
     FIRST,
     TEXT_CHARACTERS_MAX,
-    ChainBreak,
     LedgerAct,
+    LedgerKey,
     LedgerRow,
+    Link,
     covers,
-    is_anchor,
-    mac_of,
+    ends,
     ranges,
     verify,
 )
 from holdfast.core.letter import NOTE_CHARACTERS_MAX, GroupStatus, clip
-from holdfast.core.moments import microseconds, moment, moment_or_none
+from holdfast.core.moments import GAP_US, GAP_WAIT_US, microseconds, moment, moment_or_none
 from holdfast.core.requests.declare import Token
-from holdfast.core.requests.vault import BalanceRow, GroupView, Verified
-from holdfast.errors import CannotStart, Invalid
+from holdfast.core.requests.vault import BalanceRow, GroupView
+from holdfast.errors import CannotStart
 from holdfast.ports.clock import Clock
 from holdfast.ports.database import Database, Row, Tx
-from holdfast.stores import SQL, record, run
+from holdfast.stores import SQL, reader, run
 from holdfast.stores.files import made_once
 
 T = TypeVar("T")
 P = ParamSpec("P")
 LEDGER_IDS_CHARACTERS_MAX = 1_000_000
+#: A row names each of so many letters, however long their ids are.
+MOVED_COUNT_MAX = 50_000
 PAGE_COUNT = 5_000
+#: So many rows are looked at for a gap: more in ten minutes hide it.
+MOMENTS_COUNT_MAX = 100_000
 KEY_BYTES = 32
 
 _encode = msgspec.json.Encoder().encode
 _token = msgspec.json.Decoder(Token).decode
+_row = reader(LedgerRow, at=moment, mac=bytes)
+_group = reader(GroupView, first_at=moment, last_at=moment, status=GroupStatus)
 
 
 class QueueTally(Struct, frozen=True):
@@ -63,7 +69,8 @@ class LedgerWriter:
     """
 
     def __init__(self, database: Database, *, key: bytes, clock: Clock) -> None:
-        self.key = key
+        self.key = LedgerKey(key)
+        self.look = database.look
         self.now_us = clock.now_us
         #: Moves of letters that are committed, by queue, source and target; "" is outside.
         self.moves: Counter[tuple[str, str, str]] = Counter()
@@ -90,15 +97,21 @@ class LedgerWriter:
         run(tx, "set_counter", name=name, value=last + count)
         return last + 1
 
-    def record_moves(self, tx: Tx, act: LedgerAct, rows: Sequence[Row], target: str, *, counted_from: str = "") -> None:
+    def record_moves(
+        self, tx: Tx, act: LedgerAct, rows: Sequence[Row], target: str, *, counted_from: str = "", folded: int = 0
+    ) -> None:
         """Letters (id, queue, state; "" is outside) came into a state: one row for each queue and old state, and the
-        tallies. `counted_from` stands for their old state among the moves of this process."""
+        tallies. `counted_from` stands for their old state among the moves of this process; the first row vouches for
+        what is `folded`."""
         kinds: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
         for letter, queue, source, *_ in rows:
             kinds[queue, source].append(letter)
         for (queue, source), ids in kinds.items():
             self._moved[queue, counted_from or source, target] += len(ids)
-            self.append(tx, act, queue=queue, source=source, target=target, ids=ids)
+            for start in range(0, len(ids), MOVED_COUNT_MAX):
+                these = ids[start : start + MOVED_COUNT_MAX]
+                self.append(tx, act, queue=queue, source=source, target=target, ids=these, folded=folded)
+                folded = 0
             run(tx, "add_tally", queue=queue, state=target, count=len(ids))
             if source:
                 run(tx, "add_tally", queue=queue, state=source, count=-len(ids))
@@ -122,8 +135,9 @@ class LedgerWriter:
         ids: Sequence[int] = (),
         letters: str = "",
         count: int = 0,
+        folded: int = 0,
     ) -> LedgerRow:
-        """The next row of the chain."""
+        """The next row of the chain. `folded` are the seals that come, or go, with it."""
         newest = run(tx, "newest_ledger")
         number, previous = (int(newest[0][0]), bytes(newest[0][1])) if newest else (0, FIRST)
         text = ranges(ids) if ids else letters
@@ -144,9 +158,9 @@ class LedgerWriter:
             reason=clip(act.reason, TEXT_CHARACTERS_MAX),
             detail=clip(act.detail, TEXT_CHARACTERS_MAX),
         )
-        row = replace(row, mac=mac_of(self.key, previous, row))
-        values = asdict(row) | {"at": microseconds(row.at)}
-        run(tx, "insert_ledger", **values, first_letter=min(ids, default=0), last_letter=max(ids, default=0))
+        link = Link(row, *ends(row), digest=self.key.digest(row.number, folded))
+        row = replace(row, mac=self.key.mac_of(previous, link))
+        run(tx, "insert_ledger", **asdict(link) | asdict(row) | {"at": microseconds(row.at)})
         return row
 
 
@@ -219,7 +233,20 @@ class Ledger(VaultPart):
     def head(self, tx: Tx) -> str:
         """The anchor: noted elsewhere, it makes a tail that was cut off visible."""
         newest = run(tx, "newest_ledger")
-        return _head(*newest[0]) if newest else _head(0, FIRST)
+        return head_of(*newest[0][:2]) if newest else head_of(0, FIRST)
+
+    @one_look
+    def spared_until_us(self, tx: Tx) -> int:
+        """Until when nothing is to be deleted by time: a while ago somebody wrote again after a long gap, or nobody
+        has written since; 0 without one."""
+        now_us = later_us = self.writer.now_us()
+        for (at_us,) in run(tx, "newest_moments", count_max=MOMENTS_COUNT_MAX):
+            if later_us < now_us - GAP_WAIT_US:
+                break
+            if later_us - at_us > GAP_US:
+                return later_us + GAP_WAIT_US
+            later_us = at_us
+        return 0
 
     async def unlock(self, *, given: str | None, file: Path | None) -> None:
         """Find the key of the chain: the given one, or that in a file, made once; without a file, one for now.
@@ -227,11 +254,11 @@ class Ledger(VaultPart):
         Raises CannotStart when the chain was begun with another one: it would break at the next row. The first row
         tells, whatever happened to the others.
         """
-        first = await self.rows(after=0, count_max=1)
+        first = await self._first()
         if given is not None:
-            self.writer.key = given.encode()
+            key = given.encode()
         elif file is None:
-            self.writer.key = secrets.token_bytes(KEY_BYTES)
+            key = secrets.token_bytes(KEY_BYTES)
         elif first and not await asyncio.to_thread(file.exists):
             # A new one would only be in the way of the right one.
             raise CannotStart(
@@ -240,35 +267,21 @@ class Ledger(VaultPart):
             )
         else:
             try:
-                self.writer.key = await asyncio.to_thread(made_once, file, secrets.token_hex(KEY_BYTES))
+                key = await asyncio.to_thread(made_once, file, secrets.token_hex(KEY_BYTES))
             except OSError as error:
                 raise CannotStart(
                     f"key of the ledger cannot be kept; {file}: {error.strerror}, set HOLDFAST_LEDGER_KEY"
                 ) from error
-        if first and verify(self.writer.key, first, previous=FIRST) is not None and first[0].number == 1:
+        self.writer.key = LedgerKey(key)
+        if first and verify(self.writer.key, first, previous=FIRST) is not None and first[0].row.number == 1:
             raise CannotStart(
                 "key of the ledger is another one; the vault's chain was begun with another key, or its first row was "
                 "changed, bring back the file ledger-key or set HOLDFAST_LEDGER_KEY"
             )
 
-    async def verify(self, *, anchor: str = "") -> Verified:
-        """Walk the whole chain. `anchor` is a head that was noted before: it must still be in it.
-
-        Raises Invalid for a text that is no head: that is a slip of the pen, not a chain that was tampered with.
-        """
-        if anchor and not is_anchor(anchor):
-            raise Invalid("anchor is invalid; it is not NUMBER:HASH as the head is")
-        previous, number, anchored = FIRST, 0, not anchor
-        found: ChainBreak | None = None
-        while found is None and (rows := await self.rows(after=number, count_max=PAGE_COUNT)):
-            found = verify(self.writer.key, rows, previous=previous, number=number)
-            if found is None:
-                previous, number = rows[-1].mac, rows[-1].number
-                anchored = anchored or any(_head(row.number, row.mac) == anchor for row in rows)
-        if found is None and not anchored:
-            found = ChainBreak(number + 1, "the anchor is not in the chain: its tail was cut off")
-        found = found or ChainBreak(0, "")
-        return Verified(rows=number, head=_head(number, previous), broken_at=found.number, why=found.why)
+    @one_look
+    def _first(self, tx: Tx) -> list[Link]:
+        return links(tx, after=0, count_max=1)
 
     async def balance(self) -> list[BalanceRow]:
         """For each queue, captured ever is the sum over all states, from two sides; both as of one moment, so that
@@ -296,12 +309,17 @@ class Ledger(VaultPart):
         ]
 
 
+def links(tx: Tx, *, after: int, count_max: int) -> list[Link]:
+    """Rows as they are chained, those behind `after`."""
+    found = run(tx, "select_links", after=after, count_max=count_max)
+    return [Link(_row(row[:-3]), row[-3], row[-2], bytes(row[-1])) for row in found]
+
+
 def _rows(tx: Tx, where: str, **values: object) -> list[LedgerRow]:
-    found = tx.rows(f"{SQL['select_ledger']} {where}", **values)
-    return [record(LedgerRow, row, at=moment, mac=bytes) for row in found]
+    return [_row(row) for row in tx.rows(f"{SQL['select_ledger']} {where}", **values)]
 
 
-def _head(number: int, mac: bytes) -> str:
+def head_of(number: int, mac: bytes) -> str:
     """A row's number and hash, as they are noted elsewhere."""
     return f"{number}:{mac.hex()}"
 
@@ -330,8 +348,7 @@ class Groups(VaultPart):
 
 
 def _groups(tx: Tx, where: str, **values: object) -> list[GroupView]:
-    found = tx.rows(f"{SQL['select_group']} {where}", **values)
-    return [record(GroupView, row, first_at=moment, last_at=moment, status=GroupStatus) for row in found]
+    return [_group(row) for row in tx.rows(f"{SQL['select_group']} {where}", **values)]
 
 
 class Tokens(VaultPart):
@@ -340,8 +357,11 @@ class Tokens(VaultPart):
     @one_commit
     def put(self, tx: Tx, token: Token, act: LedgerAct) -> bool:
         """Keep one; false when the name is taken."""
-        rows = run(tx, "insert_token", name=token.name, document=_encode(token).decode())
-        self.writer.append(tx, act, outcome="done" if rows else "refused")
+        key, document = self.writer.key, _encode(token).decode()
+        seal = key.seal("token", (token.name, document, 0))
+        rows = run(tx, "insert_token", name=token.name, document=document, seal=seal)
+        folded = key.fold("token", [seal] if rows else [])
+        self.writer.append(tx, act, outcome="done" if rows else "refused", folded=folded)
         return bool(rows)
 
     @one_look
@@ -352,6 +372,11 @@ class Tokens(VaultPart):
     @one_commit
     def revoke(self, tx: Tx, name: str, act: LedgerAct) -> bool:
         """Never let it in again; false when there is none of that name that is valid."""
-        rows = run(tx, "revoke_token", name=name, now=self.writer.now_us())
-        self.writer.append(tx, act, outcome="done" if rows else "refused")
+        key, now = self.writer.key, self.writer.now_us()
+        rows = run(tx, "revoke_token", name=name, now=now)
+        seals: list[bytes] = []
+        for document, former in rows:
+            seals = [bytes(former), key.seal("token", (name, document, now))]
+            run(tx, "seal_token", key=name, seal=seals[1])
+        self.writer.append(tx, act, outcome="done" if rows else "refused", folded=key.fold("token", seals))
         return bool(rows)

@@ -18,9 +18,9 @@ from holdfast.core.plan import Plan, PlanOptions, RedriveState, RedriveTask
 from holdfast.core.states import LetterState
 from holdfast.ports.database import Row, Tx
 from holdfast.proof import crash_point
-from holdfast.stores import SQL, record, run, run_many
+from holdfast.stores import SQL, reader, run, run_many
 from holdfast.stores.ledger import VaultPart, one_commit, one_look
-from holdfast.stores.letter_search import content_of
+from holdfast.stores.letters import content_of
 
 WHY_CHARACTERS_MAX = 500
 #: How many bytes of bodies are leased at once.
@@ -29,6 +29,7 @@ LEASE_BYTES_MAX = 64 * 1024 * 1024
 _encode = msgspec.json.Encoder().encode
 _plan = msgspec.json.Decoder(Plan).decode
 _wish = msgspec.json.Decoder(PlanOptions).decode
+_task = reader(RedriveTask, state=RedriveState, wish=_wish, started_at=moment, held_until=moment_or_none)
 
 
 class LeasedLetter(Struct, frozen=True):
@@ -78,8 +79,9 @@ class RedriveStore(VaultPart):
         act: LedgerAct,
     ) -> tuple[RedriveTask, bool]:
         """A task over these letters, each with its address, or the one that this operation id started before."""
-        if operation and (started := self._started_by(tx, operation)) is not None:
-            return started, False
+        started = self._tasks(tx, "WHERE operation = :operation", operation=operation) if operation else []
+        if started:
+            return started[0], False
         number = self.writer.number(tx, "redrives")
         run(
             tx,
@@ -111,7 +113,7 @@ class RedriveStore(VaultPart):
     @one_look
     def by_operation(self, tx: Tx, operation: str) -> RedriveTask | None:
         """The task that an operation id started."""
-        return self._started_by(tx, operation)
+        return next(iter(self._tasks(tx, "WHERE operation = :operation", operation=operation)), None)
 
     @one_look
     def page(self, tx: Tx, *, before: int, count_max: int) -> list[RedriveTask]:
@@ -173,6 +175,12 @@ class RedriveStore(VaultPart):
         leased = await self.writer.write(work)
         crash_point("vault.after_lease")
         return leased
+
+    @one_look
+    def next_origin(self, tx: Tx, redrive: int) -> Origin | None:
+        """Where the next letter of a running task came from; none when none is left to be leased now."""
+        rows = run(tx, "find_next_origin", redrive=redrive, now=self.writer.now_us())
+        return rows[0][0] if rows else None
 
     @one_look
     def contents(self, tx: Tx, leased: Sequence[LeasedLetter]) -> list[Content]:
@@ -274,9 +282,6 @@ class RedriveStore(VaultPart):
         why = "" if came_back else f"it is {state or 'deleted'} now"
         self._set_status(tx, redrive, [(letter,)], "redriven" if came_back else "skipped", why)
 
-    def _started_by(self, tx: Tx, operation: str) -> RedriveTask | None:
-        return next(iter(self._tasks(tx, "WHERE operation = :operation", operation=operation)), None)
-
     def _tasks(self, tx: Tx, where: str, **values: object) -> list[RedriveTask]:
         return [self._task(tx, row) for row in tx.rows(f"{SQL['select_redrive']} {where}", **values)]
 
@@ -289,8 +294,7 @@ class RedriveStore(VaultPart):
         known = [counts.get(status, 0) for status in ("redriven", "failed", "skipped")]
         unknown = sum(counts.get(status, 0) for status in ("unknown", "leased", "released"))
         held = (holder, held_until) if held_until > self.writer.now_us() else ("", 0)
-        values = (*told, *known, unknown, came_back, repeated, why, *held)
-        return record(RedriveTask, values, state=RedriveState, wish=_wish, started_at=moment, held_until=moment_or_none)
+        return _task((*told, *known, unknown, came_back, repeated, why, *held))
 
 
 def _is_ours(row: Row) -> bool:

@@ -16,6 +16,7 @@ from holdfast.ports.database import Database
 from holdfast.stores.ledger import Groups, Ledger, LedgerWriter, Tokens
 from holdfast.stores.letters import Letters, UnclaimedBlobs
 from holdfast.stores.redrives import RedriveStore
+from holdfast.stores.seals import Seals
 
 
 class Vault:
@@ -29,6 +30,7 @@ class Vault:
         self.redrives = RedriveStore(writer)
         self.ledger = Ledger(writer)
         self.tokens = Tokens(writer)
+        self.seals = Seals(writer)
         self.unclaimed = UnclaimedBlobs(writer)
         #: How many letters this process has moved, by queue, source and target; "" is outside, and a source "unknown"
         #: is *redriving* of a task that was cancelled.

@@ -28,6 +28,11 @@ EVENTS: dict[str, Event] = {
     "server.stopping": Event(logging.INFO, "stopping"),
     "server.stopped": Event(logging.INFO, "stopped"),
     "server.bug": Event(logging.ERROR, "{method} failed with {error}"),
+    "server.crowded": Event(logging.WARNING, "{count} idle connections were ended to make room; {most} is the maximum"),
+    "server.slow": Event(logging.DEBUG, "a client was too slow with {what}"),
+    "server.wrong_token": Event(
+        logging.WARNING, "{tries} wrong tokens came from {address}, its answers are slowed down"
+    ),
     "server.open_door": Event(logging.WARNING, "{warning}"),
     "queue.loaded": Event(logging.DEBUG, "queue '{queue}' is loaded from storage '{storage}'"),
     "queue.created": Event(logging.INFO, "queue '{queue}' was created"),
@@ -37,6 +42,11 @@ EVENTS: dict[str, Event] = {
     "queue.updated": Event(logging.INFO, "queue '{queue}' was updated"),
     "queue.deleted": Event(logging.INFO, "queue '{queue}' was deleted with {count} items"),
     "queue.cleared": Event(logging.INFO, "queue '{queue}' was cleared of {count} items"),
+    "queue.deletions_wait": Event(
+        logging.WARNING,
+        "nothing was written for more than 6 h, and up to {count} items of queue '{queue}' are past their time by this "
+        "clock; none is deleted for {delay}: is the clock right? --accept-clock does not wait",
+    ),
     "queue.storage_failed": Event(
         logging.ERROR, "storage '{storage}' of queue '{queue}' failed and is set aside; {error}"
     ),
@@ -106,10 +116,28 @@ EVENTS: dict[str, Event] = {
     ),
     "capture.failed": Event(logging.WARNING, "the capture of '{queue}' waits and tries again; {error}"),
     "capture.resumed": Event(logging.INFO, "the capture of '{queue}' runs"),
+    "ledger.upgrading": Event(
+        logging.INFO, "what an older program left in the vault is sealed; that takes a while once"
+    ),
+    "ledger.key_beside": Event(
+        logging.WARNING,
+        "the key of the ledger, '{file}', lies beside the vault: whoever can change the one can forge the other; where "
+        "that matters keep it elsewhere, with ledger_key_file or HOLDFAST_LEDGER_KEY",
+    ),
+    "vault.deletions_wait": Event(
+        logging.WARNING,
+        "nothing was written for more than 6 h: {count} letters are past their retention by this clock, and none is "
+        "deleted before {until}; is the clock right? --accept-clock does not wait",
+    ),
     "vault.failed": Event(logging.WARNING, "the vault cannot be looked after, trying again; {error}"),
     "dead_queues.unknown": Event(logging.WARNING, "dead-letter queues of a broker are not known now; {error}"),
     "redrive.waits": Event(logging.WARNING, "redrive {redrive} waits and tries again; {error}"),
     "redrive.ended": Event(logging.INFO, "redrive {redrive} is {state}; {redriven} redriven, {failed} failed"),
+    "broker.awaited": Event(
+        logging.WARNING,
+        "{address} is not there; what needs it waits (captures, redrives, dead-letter queues), everything else is "
+        "served: {error}",
+    ),
     "broker.lost": Event(logging.WARNING, "no connection to {address}, trying again; {error}"),
     "broker.found": Event(logging.INFO, "connected to {address} again"),
     "broker.blocked": Event(logging.WARNING, "{address} takes no publishes; {error}"),
@@ -143,7 +171,8 @@ def set_up_logging(*, level: str, form: str) -> None:
         JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     )
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("holdfast").setLevel(level.upper())
+    logger.setLevel(level.upper())
+    logger.handlers, logger.propagate = [], True  # what a command has set up is over
 
 
 class JsonFormatter(logging.Formatter):

@@ -1,14 +1,15 @@
 """Prometheus text: what events counted, how requests went, how the queues stand, and the vault with its captures.
 
-Queues of the vault are bounded: the ones with the most letters are named, the rest is one.
+Queues of the vault are bounded: the ones with the most letters are named, the rest is one. What somebody may not
+see is in that rest, too: `shown` gives the name that a queue is shown by.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from holdfast.telemetry.events import counts
 
@@ -27,6 +28,10 @@ MOVES = {
 RETURNS = {("redriving", "captured"): "failed", ("unknown", "captured"): "released"}
 
 
+N = TypeVar("N", int, float)
+Shown: TypeAlias = Callable[[str], str]
+
+
 class Durations:
     """How long something took, by verb or queue. Their number bounds it."""
 
@@ -41,6 +46,15 @@ class Durations:
             buckets = self.buckets[name] = [0] * (len(BUCKETS_S) + 1)
         buckets[bisect_left(BUCKETS_S, seconds)] += 1
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    def under(self, shown: Shown) -> Durations:
+        """The same by the names that are shown."""
+        found = Durations()
+        for name, buckets in self.buckets.items():
+            before = found.buckets.get(shown(name), [0] * len(buckets))
+            found.buckets[shown(name)] = [sum(both) for both in zip(before, buckets, strict=True)]
+            found.seconds[shown(name)] = found.seconds.get(shown(name), 0.0) + self.seconds[name]
+        return found
 
 
 class Requests:
@@ -77,22 +91,24 @@ class CaptureGauge(NamedTuple):
 handler_seconds = Durations()
 
 
-def render(requests: Requests, gauges: Iterable[QueueGauge]) -> str:
+def render(requests: Requests, gauges: Iterable[QueueGauge], shown: Shown = str) -> str:
     """The whole page."""
-    return "\n".join([*_requests(requests), *_gauges(gauges), *_handlers(), *_events()]) + "\n"
+    return "\n".join([*_requests(requests), *_gauges(gauges, shown), *_handlers(shown), *_events(shown)]) + "\n"
 
 
 def render_vault(
     tallies: Mapping[tuple[str, str], int],
     moves: Mapping[tuple[str, str, str], int],
     captures: Iterable[CaptureGauge],
+    shown: Shown = str,
 ) -> str:
     """The vault's part of the page. `tallies` by queue and state, `moves` by queue, source and target."""
+    tallies, moves = _under(shown, tallies), _under(shown, moves)
     weights: Counter[str] = Counter()
     for (queue, _), count in tallies.items():
         weights[queue] += count
     named = {queue for queue, _ in weights.most_common(QUEUES_COUNT_MAX)}
-    return "\n".join([*_letters(tallies, named), *_moves(moves, named), *_captures(captures)]) + "\n"
+    return "\n".join([*_letters(tallies, named), *_moves(moves, named), *_captures(captures, shown)]) + "\n"
 
 
 def _requests(requests: Requests) -> Iterator[str]:
@@ -103,20 +119,30 @@ def _requests(requests: Requests) -> Iterator[str]:
     yield from _histogram("request_seconds", "verb", requests.durations)
 
 
-def _gauges(gauges: Iterable[QueueGauge]) -> Iterator[str]:
+def _under(shown: Shown, values: Mapping[Any, N]) -> dict[Any, N]:
+    """Values by queue and more, by the names that are shown; what is of no queue stays so."""
+    found: dict[Any, N] = {}
+    for (queue, *more), value in values.items():
+        key = (queue and shown(queue), *more)
+        found[key] = found[key] + value if key in found else value
+    return found
+
+
+def _gauges(gauges: Iterable[QueueGauge], shown: Shown) -> Iterator[str]:
     yield from _about("queue_items", "gauge", "Items by queue and state, and requests that wait.")
-    for gauge in gauges:
-        yield f'holdfast_queue_items{{queue="{_quoted(gauge.queue)}",state="{gauge.state}"}} {gauge.value:g}'
+    for (queue, state), value in _under(shown, {(one.queue, one.state): one.value for one in gauges}).items():
+        yield f'holdfast_queue_items{{queue="{_quoted(queue)}",state="{state}"}} {value:g}'
 
 
-def _handlers() -> Iterator[str]:
+def _handlers(shown: Shown) -> Iterator[str]:
     yield from _about("handler_seconds", "histogram", "How long handlers ran, by queue.")
-    yield from _histogram("handler_seconds", "queue", handler_seconds)
+    yield from _histogram("handler_seconds", "queue", handler_seconds.under(shown))
 
 
-def _events() -> Iterator[str]:
+def _events(shown: Shown) -> Iterator[str]:
     yield from _about("events_total", "counter", "What happened, by event and queue.")
-    for (event, queue), count in sorted(counts.items()):
+    found = _under(shown, {(queue, event): count for (event, queue), count in counts.items()})
+    for event, queue, count in sorted((event, queue, count) for (queue, event), count in found.items()):
         yield f'holdfast_events_total{{event="{event}",queue="{_quoted(queue)}"}} {count}'
 
 
@@ -143,8 +169,14 @@ def _moves(moves: Mapping[tuple[str, str, str], int], named: set[str]) -> Iterat
                 yield f'holdfast_letters_{name}_total{{queue="{_quoted(queue)}"}} {count}'
 
 
-def _captures(captures: Iterable[CaptureGauge]) -> Iterator[str]:
-    found = sorted(captures)[:QUEUES_COUNT_MAX]
+def _captures(captures: Iterable[CaptureGauge], shown: Shown) -> Iterator[str]:
+    by_name: dict[str, CaptureGauge] = {}
+    for one in captures:
+        name = shown(one.queue)
+        other = by_name.get(name, CaptureGauge(name, running=True, lag_s=0.0, failed_imports=0))
+        running, lag_s = one.running and other.running, max(one.lag_s, other.lag_s)
+        by_name[name] = CaptureGauge(name, running, lag_s, one.failed_imports + other.failed_imports)
+    found = sorted(by_name.values())[:QUEUES_COUNT_MAX]
     for name, kind, meaning in (
         ("capture_running", "gauge", "Whether this process captures the queue."),
         ("capture_lag_seconds", "gauge", "From the death of the letter captured last to its capture."),

@@ -24,17 +24,15 @@ from holdfast.ports.queue_store import (
     IdsRefused,
     Import,
     LeaseItems,
-    MoveTarget,
     Produce,
     RelatedQueues,
     Release,
     RetryItems,
 )
-from tests.engines.postgres.queues import (
+from tests.engines.postgres.conftest import (
     HOUR,
     LIVES,
     SECOND,
-    STORAGE,
     delete_queue,
     ids,
     lease,
@@ -42,6 +40,7 @@ from tests.engines.postgres.queues import (
     new_name,
     one,
     produce,
+    target,
 )
 from tests.support.eventually import eventually
 
@@ -249,21 +248,11 @@ async def test_a_delete_counts_under_its_lock_and_leaves_nothing(storage: Postgr
 # --- death in one commit ----------------------------------------------------------------------------------------------
 
 
-def dead_target(record: QueueRecord) -> MoveTarget:
-    return MoveTarget(
-        queue_name=record.name,
-        generation=record.generation,
-        partition=0,
-        storage=STORAGE,
-        expire_timeout_us=2 * HOUR,
-    )
-
-
 async def test_a_death_in_the_same_database_is_one_commit(storage: PostgresStorage) -> None:
     dead = await make_queue(storage)
     source = await make_queue(storage, dead_queue=dead.name)
     here, there = storage.queue_store(source, [0]), storage.queue_store(dead, [0])
-    rules = DeathRules(max_attempts=1, target=dead_target(dead))
+    rules = DeathRules(max_attempts=1, target=target(dead))
     await produce(here, b"a", dedupe_key="k")
     (held,) = await lease(here)
     ended = await one(here, RetryItems(0, [RetryItem(id=held.id, dead=True, reason="why")], rules), Ended)
@@ -288,7 +277,7 @@ async def test_a_letter_that_was_imported_before_does_not_come_twice(storage: Po
     await produce(here, b"a", b"b")
     first, second = await lease(here)
     await one(there, Import(0, [ImportedItem(payload=b"a", source_id=first.id)], HOUR), list)
-    rules = DeathRules(target=dead_target(dead))
+    rules = DeathRules(target=target(dead))
     retried = [RetryItem(id=item.id, dead=True) for item in (first, second)]
     await one(here, RetryItems(0, retried, rules), Ended)
     letters = await there.list_items(0, pivot="", count_max=10, scheduled=False)
@@ -303,11 +292,11 @@ async def test_a_dead_queue_that_is_gone_leaves_the_item_dying(storage: Postgres
     await produce(here, b"a")
     (held,) = await lease(here)
     await delete_queue(storage, dead.name)
-    rules = DeathRules(target=dead_target(dead))
+    rules = DeathRules(target=target(dead))
     ended = await one(here, RetryItems(0, [RetryItem(id=held.id, dead=True)], rules), Ended)
     assert (ended.moved, ended.dying) == (0, 1)
     (dying_item,) = await here.dying_items(0, count_max=10)
-    assert dying_item.target == dead_target(dead)
+    assert dying_item.target == target(dead)
 
 
 async def test_the_ledger_is_append_only(storage: PostgresStorage, postgres_url: str) -> None:

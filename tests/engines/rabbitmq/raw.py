@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from pamqp import base
 from pamqp import commands as amqp
-from pamqp import frame as pamqp_frame
+from pamqp.frame import marshal
 
 from holdfast.engines.rabbitmq.wire import table
 
@@ -66,14 +66,12 @@ def short(text: str) -> bytes:
 
 def deliver(channel: int, tag: int, properties: bytes, body: bytes) -> list[bytes]:
     """The frames of a delivery."""
-    method = b"\0\x3c\0\x3c" + short("ctag") + struct.pack(">QB", tag, 0) + short("x") + short("k")
-    return [frame(1, channel, method), *content(channel, properties, body)]
+    return [marshal(amqp.Basic.Deliver("ctag", tag, False, "x", "k"), channel), *content(channel, properties, body)]
 
 
 def returned(channel: int, properties: bytes, body: bytes, *, exchange: str = "x", key: str = "k") -> list[bytes]:
     """The frames of a return."""
-    method = b"\0\x3c\0\x32" + struct.pack(">H", 312) + short("NO_ROUTE") + short(exchange) + short(key)
-    return [frame(1, channel, method), *content(channel, properties, body)]
+    return [marshal(amqp.Basic.Return(312, "NO_ROUTE", exchange, key), channel), *content(channel, properties, body)]
 
 
 def content(channel: int, properties: bytes, body: bytes, *, part_bytes: int = 100) -> list[bytes]:
@@ -85,7 +83,7 @@ def content(channel: int, properties: bytes, body: bytes, *, part_bytes: int = 1
 
 def ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
     """A confirm."""
-    return frame(1, channel, b"\0\x3c\0\x50" + struct.pack(">QB", tag, multiple))
+    return marshal(amqp.Basic.Ack(tag, multiple), channel)
 
 
 class SocketClient:
@@ -117,7 +115,7 @@ class SocketClient:
 
     def say(self, channel: int, method: base.Frame) -> None:
         """Send a method."""
-        self._socket.sendall(pamqp_frame.marshal(method, channel))
+        self._socket.sendall(marshal(method, channel))
 
     def read(self) -> tuple[int, bytes]:
         """The next frame: kind and payload."""
@@ -130,8 +128,8 @@ class SocketClient:
         """Publish to a queue and wait for the confirm."""
         self.say(1, amqp.Confirm.Select())
         self.read()
-        method = b"\0\x3c\0\x28\0\0" + short("") + short(queue) + b"\1"
-        self._socket.sendall(frame(1, 1, method) + b"".join(content(1, properties, body, part_bytes=100_000)))
+        self.say(1, amqp.Basic.Publish(routing_key=queue, mandatory=True))
+        self._socket.sendall(b"".join(content(1, properties, body, part_bytes=100_000)))
         _, payload = self.read()
         assert payload[:4] == b"\0\x3c\0\x50", "not confirmed"
 

@@ -63,7 +63,7 @@ async def test_tls_with_the_right_authority_works(every_node: Node) -> None:
 
 async def test_external_login_by_client_certificate_works(every_node: Node) -> None:
     files = every_node.certificates
-    more = f"&certfile={files.client}&keyfile={files.client_key}&auth_mechanism=external"
+    more = f"&certfile={files}/client.pem&keyfile={files}/client.key&auth_mechanism=external"
     assert await connect(every_node.tls_url(user="nobody:secret", more=more))
 
 
@@ -72,7 +72,7 @@ async def test_external_login_without_a_certificate_is_refused(node: Node) -> No
 
 
 async def test_an_unknown_authority_is_refused_by_us(node: Node) -> None:
-    url = node.tls_url().replace(str(node.certificates.ca), str(node.certificates.stranger_ca))
+    url = node.tls_url().replace("/ca.pem", "/stranger.pem")
     text = await failure(url, TlsRefused)
     assert "TLS was refused" in text
     assert await connect(url + "&verify=verify_none")
@@ -189,6 +189,18 @@ async def test_an_answer_that_does_not_come_has_a_limit(admin: Admin) -> None:
         # The answer that was given up comes first, and must not be taken for the next one.
         answer = await channel.call(methods.QueueDelete(queue="q"))
         assert answer.name == "Queue.DeleteOk"
+
+
+async def test_the_refusal_of_a_question_that_was_given_up_is_no_answer_to_the_next(every_admin: Admin) -> None:
+    await every_admin.queue("there")
+    async with await Connection.open(every_admin.address()) as connection:
+        assert await connection.has_queue("there")
+        for _ in range(20):
+            given_up = asyncio.create_task(connection.has_queue("nowhere"))
+            await asyncio.sleep(0)  # it is sent
+            given_up.cancel()
+            assert await connection.has_queue("there")
+        await eventually(lambda: len(connection._channels) == 1)
 
 
 async def test_a_broker_that_falls_silent_is_noticed_by_its_heartbeats(admin: Admin) -> None:

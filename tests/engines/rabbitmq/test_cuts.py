@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.core.message import Outgoing
 from holdfast.core.moments import Backoff
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+from holdfast.engines.rabbitmq.consumer import ResumingConsumer
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.proof.conservation import Conservation
 from holdfast.proof.proxy import Proxy
@@ -64,7 +64,7 @@ def seen(kind: str) -> Callable[[bytes], bool]:
     return lambda data: pattern.search(data) is not None
 
 
-async def move(consumer: RabbitConsumer, publisher: RabbitPublisher, moved: set[bytes]) -> None:
+async def move(consumer: ResumingConsumer, publisher: RabbitPublisher, moved: set[bytes]) -> None:
     """Publish first, settle second, until everything was moved at least once."""
     while len(moved) < COUNT or consumer.unsettled_count:
         batch = await consumer.batch(count_max=7, timeout_s=0.05)
@@ -109,7 +109,7 @@ async def test_a_cut_at_any_frame_loses_nothing(
         messages = [outgoing("from", b"%d" % number, message_id=f"{number}") for number in range(COUNT)]
         assert all(outcome.stored for outcome in await publisher.publish(messages))
         address = queues.address(port=proxies["consumer"].port)
-        consumer = await stack.enter_async_context(RabbitConsumer(address, "from", prefetch=20, backoff=QUICK))
+        consumer = await stack.enter_async_context(ResumingConsumer(address, "from", prefetch=20, backoff=QUICK))
         trip = proxies[who].cut_when(way, seen(kind), deliver=deliver)
         # What is only said when a connection is made is cut while it is made again.
         await proxies[who].cut()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.message import Delivery, Outgoing
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+from holdfast.engines.rabbitmq.consumer import ResumingConsumer
 from holdfast.engines.rabbitmq.letters import digest
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties
@@ -27,12 +27,12 @@ async def test_redelivered_letters_have_the_digest_that_they_had(every_admin: Ad
     async with RabbitPublisher(admin.address()) as publisher:
         outcomes = await publisher.publish([Outgoing("", "main", one, b"body") for one in raw])
         assert all(outcome.stored for outcome in outcomes)
-    async with RabbitConsumer(admin.address(), "main") as consumer:
+    async with ResumingConsumer(admin.address(), "main") as consumer:
         consumer.dead_letter(await _all(consumer))
     seen = []
     letters: list[Delivery] = []
     for _ in range(3):
-        async with RabbitConsumer(admin.address(), "dead") as consumer:
+        async with ResumingConsumer(admin.address(), "dead") as consumer:
             letters = await _all(consumer)
             seen.append(
                 {properties.decode(one.properties)["message_id"]: digest(one.properties, one.body) for one in letters}
@@ -42,7 +42,7 @@ async def test_redelivered_letters_have_the_digest_that_they_had(every_admin: Ad
     assert len(set(seen[0].values())) == len(raw)
 
 
-async def _all(consumer: RabbitConsumer) -> list[Delivery]:
+async def _all(consumer: ResumingConsumer) -> list[Delivery]:
     found: list[Delivery] = []
     while len(found) < 4:
         batch = await consumer.batch(timeout_s=60.0)

@@ -91,7 +91,7 @@ async def test_a_stop_does_not_wait_for_room(admin: Admin, limit: int, kept: boo
             leftovers = await source.stop()
         assert peak_count == COUNT - 1 if kept else peak_count * LETTER_BYTES < 2 * WINDOW_BYTES
         assert len(leftovers) == (COUNT - 1 if kept else 0)
-        assert await source.drain.release_all(others_count=0) == COUNT - 1
+        assert await source.drain.give_back_all(others_count=0) == COUNT - 1
     await eventually(lambda: _has(admin, COUNT - 1))
 
 
@@ -107,7 +107,7 @@ async def test_a_wider_window_waits_until_there_is_room(admin: Admin) -> None:
         await take(drain, COUNT - 3)
         assert drain._channels.capacity_count == 100
         await source.stop()
-        assert await source.drain.release_all(others_count=0) == 0
+        assert await source.drain.give_back_all(others_count=0) == 0
     assert await admin.count(QUEUE) == 0
 
 

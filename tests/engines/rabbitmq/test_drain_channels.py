@@ -106,6 +106,6 @@ async def test_what_came_by_several_consumers_of_a_channel_goes_back_in_order(ru
         await run.channels.widen(100)
         await run.take(wanted)
     await run.channels.stop()
-    assert await run.channels.release_all() == 100
+    assert await run.channels.give_back_all() == 100
     bodies = [one.body for one in await admin.drain("dead", 100)]
     assert bodies == [b"%02d" % number for number in range(100)]

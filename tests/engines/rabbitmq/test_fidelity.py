@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from holdfast.core.message import Outgoing
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+from holdfast.engines.rabbitmq.consumer import ResumingConsumer
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.wire import properties, table
 from tests.engines.rabbitmq.raw import HEADERS, SocketClient, header_table, short
@@ -60,7 +60,7 @@ async def test_every_type_passes_through_a_move_byte_for_byte(every_admin: Admin
         for raw in RAW_LISTS.values():
             bare.publish("from", raw, b"body")
         async with (
-            RabbitConsumer(every_admin.address(), "from") as consumer,
+            ResumingConsumer(every_admin.address(), "from") as consumer,
             RabbitPublisher(every_admin.address()) as publisher,
         ):
             for _ in RAW_LISTS:
@@ -105,7 +105,7 @@ async def test_the_smallest_frame_size_works_both_ways(admin: Admin) -> None:
     await admin.queue("q")
     address = admin.address(more="?frame_max=8192")
     body = b"q" * 50_000
-    async with RabbitPublisher(address) as publisher, RabbitConsumer(address, "q") as consumer:
+    async with RabbitPublisher(address) as publisher, ResumingConsumer(address, "q") as consumer:
         assert (await publisher.publish([Outgoing("", "q", properties.NONE, body)]))[0].stored
         (delivery,) = await consumer.batch(timeout_s=60.0)
         assert delivery.body == body
@@ -124,7 +124,7 @@ async def test_a_transient_message_is_published_persistent(admin: Admin) -> None
 async def test_a_queue_of_any_name_can_be_consumed(admin: Admin) -> None:
     name = "größe (1) *!?"
     await admin.queue(name)
-    async with RabbitPublisher(admin.address()) as publisher, RabbitConsumer(admin.address(), name) as consumer:
+    async with RabbitPublisher(admin.address()) as publisher, ResumingConsumer(admin.address(), name) as consumer:
         assert (await publisher.publish([Outgoing("", name, properties.NONE, b"x")]))[0].stored
         (delivery,) = await consumer.batch(timeout_s=60.0)
         assert delivery.routing_key == name

@@ -6,7 +6,7 @@ import asyncio
 
 from holdfast.core.message import Delivery
 from holdfast.core.recovery import RunLimits
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
+from holdfast.engines.rabbitmq.consumer import ResumingConsumer
 from holdfast.engines.rabbitmq.drain import RabbitDrain
 from holdfast.engines.rabbitmq.url import BrokerUrl
 
@@ -18,7 +18,7 @@ def delivery() -> Delivery:
 
 
 async def test_a_consumer_hands_out_what_came_as_the_time_was_up() -> None:
-    consumer = RabbitConsumer(ADDRESS, "q")
+    consumer = ResumingConsumer(ADDRESS, "q")
     taking = asyncio.create_task(consumer.batch(timeout_s=0))
     await asyncio.sleep(0)  # it waits, and the end of its time is the next thing to happen
     consumer._arrived([delivery()])

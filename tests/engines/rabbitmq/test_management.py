@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import zlib
+from contextlib import suppress
+
 import pytest
 
 from holdfast.core.topology.model import Binding
@@ -84,6 +88,37 @@ async def test_failures_are_told_without_the_password(node: Node) -> None:
 def test_what_is_no_answer_of_a_broker_is_said() -> None:
     with pytest.raises(NotABroker, match="makes no sense"):
         module._decode(b"<html>", module.Overview, "http://somewhere")
+
+
+def zipped() -> bytes:
+    """1 GiB of nothing in 1 MiB."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    return b"".join([packer.compress(bytes(2**20)) for _ in range(1024)]) + packer.flush()
+
+
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "endless"])
+async def test_an_answer_is_bounded_whoever_gives_it(is_packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 2**20)
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        how = b"Content-Encoding: gzip\r\n" if is_packed else b""
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + how + b"\r\n")
+        with suppress(ConnectionError):
+            if is_packed:
+                writer.write(zipped())
+            while not is_packed and not reader.at_eof():
+                writer.write(bytes(2**16))
+                await writer.drain()
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        text = await failure(f"http://u:secret@127.0.0.1:{port}", NotABroker)
+    assert ("is packed" if is_packed else "more than 1048576 bytes") in text
+    assert b"accept-encoding: identity" in asked[0].lower()
 
 
 @pytest.mark.parametrize("url", ["ftp://u:secret@h", "http://", "http://u:secret@h:port"])

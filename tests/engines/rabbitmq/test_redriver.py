@@ -59,6 +59,44 @@ def test_a_letter_is_redriven_as_if_it_were_the_first(tables: list[bytes], type_
         assert (again.route, again.returns, again.size_bytes) == (first.route, first.returns, first.size_bytes)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {"expiration": "60000"}),
+        ({"expiration": "1"}, {"expiration": "60000"}),
+        ({"user_id": "eve"}, {"expiration": "60000"}),
+        ({}, {"type": "Scan"}),
+        ({"type": "Other"}, {"type": "Scan"}),
+    ],
+)
+def test_a_property_of_one_letter_decides_nothing_for_another(first: dict[str, str], second: dict[str, str]) -> None:
+    def redriver() -> RabbitRedriver:
+        stamp = RedriveStamp(run="r", by="me", dead_queue="dlq")
+        table = RouteTable(
+            routes={"Scan": Address(routing_key="scan")}, redirect=Address(routing_key="k"), has_table=True
+        )
+        made = RabbitRedriver(stamp, table, now=lambda: datetime(2026, 11, 15, tzinfo=UTC))
+        made.tick()
+        return made
+
+    letters = [
+        Delivery(1, 1, False, "", "dlq", "t", properties.encode({"headers": {}, **one}), b"") for one in (first, second)
+    ]
+    remembering, fresh = redriver(), redriver()
+    remembering.letter(letters[0])
+    again, expected = remembering.letter(letters[1]), fresh.letter(letters[1])
+    assert again.properties == expected.properties
+    assert again.route == expected.route
+    assert "expiration" not in properties.decode(again.properties)
+
+
+def test_a_type_that_decides_nothing_is_not_remembered() -> None:
+    redriver = _redriver("MessageType")
+    redriver.tick()
+    raws = [properties.encode({"type": kind}) for kind in ("Scan", "Other")]
+    assert [redriver.letter(Delivery(1, 1, False, "", "dlq", "t", raw, b"")).route.type for raw in raws] == ["", ""]
+
+
 @pytest.mark.parametrize("name", ["stack", "MessageType", "x-death"])
 @pytest.mark.parametrize("size", [8_000, 100_000])
 def test_what_is_remembered_is_bounded_by_its_bytes(name: str, size: int) -> None:

@@ -99,7 +99,7 @@ async def test_whoever_waits_for_the_lock_can_be_stopped(admin: Admin) -> None:
             await waiting
         assert time.monotonic() - began_s < 30.0
         await drain.stop(lambda delivery: False)
-        assert await drain.release_all(others_count=0) == 0
+        assert await drain.give_back_all(others_count=0) == 0
         assert (await drain.depth()).consumers == 0
         await other.close()
         await drain.open()
@@ -123,7 +123,7 @@ async def test_a_cancelled_return_leaves_no_consumer_behind(admin: Admin, questi
         with pytest.raises(asyncio.CancelledError):
             await waiting
         await drain.stop(lambda delivery: False)
-        await drain.release_all(others_count=0)
+        await drain.give_back_all(others_count=0)
         await eventually(lambda: _has_no_consumer(drain))
         await drain.open()
         assert (await drain.depth()).consumers == 1

@@ -11,7 +11,7 @@ from pamqp import frame as pamqp_frame
 
 from holdfast.core.moments import STEADY_S, Backoff, BackoffTimer
 from holdfast.engines.rabbitmq.url import BrokerUrl, Tls
-from holdfast.engines.rabbitmq.wire.events import Blocked, ClosedByBroker, Opened
+from holdfast.engines.rabbitmq.wire.events import ClosedByBroker, Method
 from holdfast.engines.rabbitmq.wire.frames import ProtocolBroken
 from holdfast.engines.rabbitmq.wire.session import AmqpSession, HandshakeFailed, Login, State
 from holdfast.errors import BadAddress
@@ -42,7 +42,8 @@ def opened(login: Login | None = None) -> AmqpSession:
     session.start()
     session.feed(start())
     session.feed(said(0, amqp.Connection.Tune(2047, 131_072, 60)))
-    assert session.feed(said(0, amqp.Connection.OpenOk())) == [Opened()]
+    session.feed(said(0, amqp.Connection.OpenOk()))
+    assert session.state is State.OPEN
     session.take()
     return session
 
@@ -126,9 +127,13 @@ def test_a_closed_connection_is_answered() -> None:
 
 def test_blocked_is_a_state() -> None:
     session = opened()
-    assert session.feed(said(0, amqp.Connection.Blocked("low on memory"))) == [Blocked("low on memory")]
+    (event,) = session.feed(said(0, amqp.Connection.Blocked("low on memory")))
+    assert isinstance(event, Method)
+    assert isinstance(event.method, amqp.Connection.Blocked)
     assert session.blocked == "low on memory"
-    assert session.feed(said(0, amqp.Connection.Unblocked())) == [Blocked(None)]
+    (event,) = session.feed(said(0, amqp.Connection.Unblocked()))
+    assert isinstance(event, Method)
+    assert isinstance(event.method, amqp.Connection.Unblocked)
     assert session.blocked is None
 
 
@@ -169,7 +174,10 @@ def test_the_usual_defaults(url: str) -> None:
     ("url", "text"),
     [
         ("http://u:secret@h", "expected amqp"),
-        ("amqp://u:secret@h:port", "host or port"),
+        ("amqp://u:secret@h:port", "cannot be read"),
+        ("amqp://u:12/secret@h:5672/v", "write these as %2F"),
+        ("amqp://u:12?secret@h:5672/v", "write these as %2F"),
+        ("amqp://u:secret", "cannot be read"),
         ("amqp://u:secret@h/?heart=1", "no parameter 'heart'"),
         ("amqp://u:secret@h/?heartbeat=x", "heartbeat"),
         ("amqp://u:secret@h/?frame_max=100", "frame_max"),

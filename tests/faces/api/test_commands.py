@@ -14,7 +14,7 @@ import holdfast
 from holdfast.testing import assert_dead
 from tests.support.command import Command, Inside
 from tests.support.eventually import eventually
-from tests.vault.letters import QUEUE
+from tests.vault.letters import DLQ
 
 pytestmark = pytest.mark.slow
 
@@ -29,22 +29,22 @@ def run(tmp_path: Path) -> Inside:
 
 async def _prepare(url: str) -> None:
     async with holdfast.open(url) as queues:
-        await queues.queues_create(QUEUE)
-        await queues.queues_create("orders", dead_queue=QUEUE)
+        await queues.queues_create(DLQ)
+        await queues.queues_create("orders", dead_queue=DLQ)
         await queues.queue_produce("orders", [b"one apple", b"two"])
         leased = await queues.queue_lease("orders", batch_size=2)
         dead = [holdfast.RetryItem(id=item.id, dead=True, reason="ValueError: no") for item in leased.items]
         await queues.queue_retry("orders", dead)
 
         async def arrived() -> bool:
-            return len(await assert_dead(queues, QUEUE, source_queue="orders")) == 2
+            return len(await assert_dead(queues, DLQ, source_queue="orders")) == 2
 
         await eventually(arrived)
 
 
 def test_letters_are_captured_found_edited_and_redriven(run: Inside) -> None:
-    assert run.done("capture", QUEUE, "--json").document["captured"] == 2
-    assert [one["id"] for one in run.done("letters", "list", "--queue", QUEUE, "--json").documents] == [2, 1]
+    assert run.done("capture", DLQ, "--json").document["captured"] == 2
+    assert [one["id"] for one in run.done("letters", "list", "--queue", DLQ, "--json").documents] == [2, 1]
     assert [one["id"] for one in run.done("letters", "search", "apple", "--json").documents] == [1]
     assert run.done("letters", "show", "1", "--body").stdout == b"one apple"
     assert "orders.dlq" in run.done("letters", "show", "1").text
@@ -54,14 +54,14 @@ def test_letters_are_captured_found_edited_and_redriven(run: Inside) -> None:
     assert run.done(*edit).document == {"revision": 1}
     conflict = run(*edit)
     assert (conflict.code, conflict.error["code"], conflict.error["code_text"]) == (1, 409, "Conflict")
-    sensitive = run("letters", "edit", "1", "--revision", "1", "--set", "BCC=1")
+    sensitive = run("letters", "edit", "1", "--revision", "1", "--set", "x-kept-cc=1")
     assert sensitive.stderr.endswith("say --sensitive\n"), sensitive.stderr
     changed = run.done("letters", "diff", "1", "--json").document
     assert changed["put"] == {"tenant": 7}
     assert "+one pear" in changed["body"]
-    exported = run.done("letters", "export", "--queue", QUEUE).documents
+    exported = run.done("letters", "export", "--queue", DLQ).documents
     assert [one["id"] for one in exported] == [2, 1]
-    plan = run.done("plan", "--queue", QUEUE, "--json").document
+    plan = run.done("plan", "--queue", DLQ, "--json").document
     assert (plan["count"], plan["targets"]) == (2, {"orders": 2})
     task = run.done("redrive", "start", plan["hash"], "--reason", "mended", "--json").document
     assert (task["state"], task["redriven"]) == ("done", 2)
@@ -79,12 +79,12 @@ def test_a_queue_that_only_a_broker_could_have_says_how_to_name_one(run: Inside)
 
 
 def test_actions_name_their_count_and_the_ledger_tells_of_them(run: Inside) -> None:
-    run.done("capture", QUEUE)
+    run.done("capture", DLQ)
     assert run("letters", "archive", "--count", "2").code == 2, "no selection"
-    asked = run("letters", "archive", "--queue", QUEUE, "--json")
+    asked = run("letters", "archive", "--queue", DLQ, "--json")
     assert (asked.code, asked.document["count"], asked.document["done"]) == (2, 2, False)
-    assert run("letters", "archive", "--queue", QUEUE, "--count", "1").code == 1
-    assert run.done("letters", "archive", "--queue", QUEUE, "--count", "2", "--json").document == {"count": 2}
+    assert run("letters", "archive", "--queue", DLQ, "--count", "1").code == 1
+    assert run.done("letters", "archive", "--queue", DLQ, "--count", "2", "--json").document == {"count": 2}
     assert run.done("letters", "restore", "--ids", "1", "--count", "1", "--json").document == {"count": 1}
     assert run.done("letters", "discard", "--ids", "1", "--count", "1", "--json").document == {"count": 1}
     (group,) = run.done("groups", "list", "--json").documents
@@ -98,8 +98,8 @@ def test_actions_name_their_count_and_the_ledger_tells_of_them(run: Inside) -> N
 
 
 def test_an_interrupted_redrive_is_paused_and_can_be_resumed(run: Inside) -> None:
-    run.done("capture", QUEUE)
-    plan = run.done("plan", "--queue", QUEUE, "--max-per-s", "1", "--json").document
+    run.done("capture", DLQ)
+    plan = run.done("plan", "--queue", DLQ, "--max-per-s", "1", "--json").document
     command = Command(run.folder, run.url)
     with command.start("redrive", "start", plan["hash"], "--json") as process:
         # What the database says is all that can be seen from outside: the first letter is on its way.
@@ -115,8 +115,8 @@ def test_an_interrupted_redrive_is_paused_and_can_be_resumed(run: Inside) -> Non
 
 
 def test_a_task_whose_process_was_killed_is_taken_over_and_tells_what_may_be_there_twice(run: Inside) -> None:
-    run.done("capture", QUEUE)
-    plan = run.done("plan", "--queue", QUEUE, "--json").document
+    run.done("capture", DLQ)
+    plan = run.done("plan", "--queue", DLQ, "--json").document
     command = Command(run.folder, run.url)
     killed = command("redrive", "start", plan["hash"], HOLDFAST_CRASH_AT="redrive.after_confirm:1")
     assert killed.code == -9, killed
@@ -135,8 +135,8 @@ def test_a_task_whose_process_was_killed_is_taken_over_and_tells_what_may_be_the
 def test_a_cancelled_task_of_a_killed_process_gives_its_letters_back_and_says_what_may_be_there_twice(
     run: Inside,
 ) -> None:
-    run.done("capture", QUEUE)
-    plan = run.done("plan", "--queue", QUEUE, "--json").document
+    run.done("capture", DLQ)
+    plan = run.done("plan", "--queue", DLQ, "--json").document
     killed = Command(run.folder, run.url)("redrive", "start", plan["hash"], HOLDFAST_CRASH_AT="redrive.after_confirm:1")
     assert killed.code == -9, killed
     told = " ".join(run.done("redrive", "cancel", "1").text.split())
@@ -147,19 +147,19 @@ def test_a_cancelled_task_of_a_killed_process_gives_its_letters_back_and_says_wh
     assert (task["state"], task["redriven"], task["failed"], task["unknown"]) == ("cancelled", 0, 0, 2)
     assert "nobody knows whether it was published" in " ".join(run.done("letters", "show", "1").text.split())
     run.done("letters", "discard", "--ids", "1", "--count", "1")
-    plan = run.done("plan", "--queue", QUEUE, "--json").document
+    plan = run.done("plan", "--queue", DLQ, "--json").document
     again = run.done("redrive", "start", plan["hash"], "--json").document
     assert (again["redriven"], again["possible_duplicates"]) == (1, 1)
     assert run.done("balance").code == 0
 
 
 def test_a_plan_says_how_long_it_takes_and_why_letters_are_left_out(run: Inside) -> None:
-    run.done("capture", QUEUE)
-    told = run.done("plan", "--queue", QUEUE).text
+    run.done("capture", DLQ)
+    told = run.done("plan", "--queue", DLQ).text
     assert "it takes about 1s" in told
     assert "execute it: holdfast redrive start" in told
-    run.done("letters", "archive", "--queue", QUEUE, "--count", "2")
-    empty = run("plan", "--queue", QUEUE)
+    run.done("letters", "archive", "--queue", DLQ, "--count", "2")
+    empty = run("plan", "--queue", DLQ)
     assert (empty.code, "2 letters are left out, 1 for one: it is archived" in empty.text) == (1, True), empty.text
     assert "there is nothing to execute" in empty.text
     assert "redrive start" not in empty.text
@@ -176,7 +176,7 @@ def _has_redriven(path: Path) -> bool:
 
 
 def test_what_would_change_nothing_is_refused_with_the_reason(run: Inside) -> None:
-    run.done("capture", QUEUE)
+    run.done("capture", DLQ)
     unchanged = run("letters", "edit", "1", "--revision", "0")
     assert (unchanged.code, "nothing is changed" in unchanged.stderr) == (1, True), unchanged
     assert run.done("letters", "diff", "1", "--json").document["revision"] == 0
@@ -191,7 +191,7 @@ def test_what_would_change_nothing_is_refused_with_the_reason(run: Inside) -> No
 
 
 def test_no_key_is_made_for_a_ledger_that_has_another(run: Inside) -> None:
-    run.done("capture", QUEUE)
+    run.done("capture", DLQ)
     key = run.folder / "data" / "ledger-key"
     kept = key.read_bytes()
     key.unlink()
@@ -211,7 +211,7 @@ def test_tokens_are_made_listed_and_revoked(run: Inside) -> None:
 
 
 def test_a_changed_ledger_is_found(run: Inside) -> None:
-    run.done("capture", QUEUE)
+    run.done("capture", DLQ)
     run.done("token", "create", "ci")
     database = apsw.Connection(str(run.folder / "data" / "vault.db"))
     database.execute("DROP TRIGGER ledger_is_not_changed")

@@ -7,11 +7,13 @@ import json
 
 import pytest
 
-from holdfast import NewItem, RetryItem
+from holdfast import Client, NewItem, RetryItem
+from holdfast.core.death import DROPPED_HEADERS, STORY_HEADERS
 from holdfast.core.requests.declare import Declared, Role, declared_under
-from tests.faces.api.installation import AdminInstallation
+from holdfast.core.requests.vault import ExportLetters, SearchLetters
+from tests.faces.api.conftest import TOKEN, AdminInstallation
 from tests.support.eventually import eventually
-from tests.vault.letters import QUEUE
+from tests.vault.letters import DLQ
 
 PATHS = {"queue": "orders.dlq", "id": "1", "key": "none", "hash": "none", "name": "none"}
 ENDPOINTS = list(declared_under("/admin/").values())
@@ -22,15 +24,15 @@ async def dead_item(installation: AdminInstallation, body: bytes = b"\xff1") -> 
     await dying_item(installation, body)
 
     async def has_arrived() -> bool:
-        return bool(await installation.queues.storage_items_list(QUEUE))
+        return bool(await installation.queues.storage_items_list(DLQ))
 
     await eventually(has_arrived)
 
 
 async def dying_item(installation: AdminInstallation, body: bytes = b"\xff1") -> None:
     """One item that dies in `orders`, on its way to its dead queue; whoever captures may have it before it is seen."""
-    await installation.queues.queues_create(QUEUE)
-    await installation.queues.queues_create("orders", dead_queue=QUEUE)
+    await installation.queues.queues_create(DLQ)
+    await installation.queues.queues_create("orders", dead_queue=DLQ)
     await installation.queues.queue_produce("orders", [NewItem(payload=body, kind="order")])
     leased = await installation.queues.queue_lease("orders")
     await installation.queues.queue_retry(
@@ -69,16 +71,17 @@ async def test_the_endpoints_of_the_seed_on_an_embedded_dead_queue(installation:
     await dead_item(installation)
     async with installation.client() as client:
         (queue,) = (await client.get("/admin/dlq/queues")).json()
-        assert (queue["queue"], queue["source_queue"], queue["ready"], queue["captured"]) == (QUEUE, "orders", 1, 0)
+        assert (queue["queue"], queue["source_queue"], queue["ready"], queue["captured"]) == (DLQ, "orders", 1, 0)
         assert set(queue) == {"queue", "source_queue", "ready", "captured", "oldest_at", "consumers"}
-        live = (await client.get(f"/admin/dlq/queues/{QUEUE}/messages?limit=5")).json()
+        live = (await client.get(f"/admin/dlq/queues/{DLQ}/messages?limit=5")).json()
         assert live["source"] == "live"
         assert base64.b64decode(live["messages"][0]["body"]) == b"\xff1"
-        assert (await client.post("/admin/captures", json={"queue": QUEUE})).json()["captured"] == 1
-        kept = (await client.get(f"/admin/dlq/queues/{QUEUE}/messages")).json()
+        assert (await client.post("/admin/captures", json={"queue": DLQ})).json()["captured"] == 1
+        kept = (await client.get(f"/admin/dlq/queues/{DLQ}/messages")).json()
         assert (kept["source"], kept["messages"][0]["id"], kept["messages"][0]["type"]) == ("vault", "1", "order")
-        done = (await client.post(f"/admin/dlq/queues/{QUEUE}/re-drive", json={"limit": 10})).json()
-        assert done == {"redriven": 1, "kept": 0, "possible_duplicates": 0, "reasons": {}}
+        done = (await client.post(f"/admin/dlq/queues/{DLQ}/re-drive", json={"limit": 10})).json()
+        counts = {"redriven": 1, "kept": 0, "possible_duplicates": 0, "reasons": {}}
+        assert done == {**counts, "kept_in": "", "kept_ids": []}
         (item,) = (await installation.queues.queue_lease("orders")).items
         assert item.payload == b"\xff1"
         assert (await client.get("/admin/dlq/queues/nowhere.dlq/messages")).status_code == 404
@@ -91,14 +94,15 @@ async def test_letters_that_cannot_go_are_in_nobodys_way(installation: AdminInst
     await installation.put(b"1", b"2", b"3")  # of a broker that this installation does not have
     await dead_item(installation)
     async with installation.client() as client:
-        seen = (await client.get(f"/admin/dlq/queues/{QUEUE}/messages")).json()
+        seen = (await client.get(f"/admin/dlq/queues/{DLQ}/messages")).json()
         assert (seen["source"], len(seen["messages"]), seen["waiting"]) == ("vault", 3, 1)
-        url = f"/admin/dlq/queues/{QUEUE}/re-drive"
-        why = {"its broker is not configured here": 3}
+        url = f"/admin/dlq/queues/{DLQ}/re-drive"
+        kept = {"possible_duplicates": 0, "reasons": {"its broker is not configured here": 3}, "kept_ids": [1, 2, 3]}
+        kept["kept_in"] = f"/admin/letters?queue={DLQ}&state=captured"
         done = (await client.post(url, json={"limit": 1})).json()
-        assert done == {"redriven": 1, "kept": 3, "possible_duplicates": 0, "reasons": why}
+        assert done == {"redriven": 1, "kept": 3, **kept}
         again = (await client.post(url, json={"limit": 1})).json()
-        assert again == {"redriven": 0, "kept": 3, "possible_duplicates": 0, "reasons": why}
+        assert again == {"redriven": 0, "kept": 3, **kept}
         plan = (await client.post("/admin/plans", json={"selection": {"ids": [1, 2, 3]}})).json()
         assert plan["reasons"] == [{"why": "its broker is not configured here", "count": 3, "sample": 1}]
 
@@ -108,7 +112,7 @@ async def test_letters_are_found_page_by_page_and_looked_at(installation: AdminI
     async with installation.client() as client:
         seen, cursor = [], ""
         while True:
-            page = (await client.get("/admin/letters", params={"limit": 2, "cursor": cursor, "queue": QUEUE})).json()
+            page = (await client.get("/admin/letters", params={"limit": 2, "cursor": cursor, "queue": DLQ})).json()
             seen += [one["id"] for one in page["letters"]]
             assert (page["count"], page["count_is_exact"]) == (5, True)
             if not (cursor := page["next"]):
@@ -129,11 +133,11 @@ async def test_letters_are_found_page_by_page_and_looked_at(installation: AdminI
 async def test_an_action_needs_the_count_that_was_seen(installation: AdminInstallation) -> None:
     await installation.put(b"1", b"2", b"3")
     async with installation.client() as client:
-        wrong = await client.post("/admin/letters/archive", json={"selection": {"queue": QUEUE}, "count": 2})
+        wrong = await client.post("/admin/letters/archive", json={"selection": {"queue": DLQ}, "count": 2})
         assert (wrong.status_code, "3 fit" in wrong.json()["detail"]) == (409, True)
         empty = await client.post("/admin/letters/discard", json={"selection": {}, "count": 3})
         assert empty.status_code == 400
-        done = await client.post("/admin/letters/archive", json={"selection": {"queue": QUEUE}, "count": 3})
+        done = await client.post("/admin/letters/archive", json={"selection": {"queue": DLQ}, "count": 3})
         assert done.json() == {"count": 3}
         history = (await client.get("/admin/letters/1/history")).json()["rows"]
         assert [row["action"] for row in history] == ["capture", "letters.archive"]
@@ -151,20 +155,33 @@ async def test_an_edit_keeps_the_original_and_refuses_locked_headers(installatio
         assert (await client.post(url, json=edit)).status_code == 409
         assert (await client.get("/admin/letters/1/body")).content == b"good"
         assert (await client.get("/admin/letters/1/body?original=1")).content == b"bad"
-        for bad in ({"put": {"x-redrive-id": "1"}}, {"put": {"CC": ["x"]}}, {"drop": [""]}, {"revision": -1}, {}):
+        for bad in ({"put": {"x-redrive-id": "1"}}, {"put": {"x-kept-cc": "x"}}, {"drop": [""]}, {"revision": -1}, {}):
             answer = await client.post(url, json={"revision": 1, **bad})
             assert answer.status_code == 400, bad
-        assert (await client.post(url, json={"revision": 1, "put": {"CC": "x"}, "sensitive": True})).status_code == 200
+        kept = {"revision": 1, "put": {"x-kept-cc": "x"}, "sensitive": True}
+        assert (await client.post(url, json=kept)).status_code == 200
         assert (await client.post(url, json={"revision": 2, "restore": True})).json() == {"revision": 3}
         assert (await client.get("/admin/letters/1/body")).content == b"bad"
         assert [one["number"] for one in (await client.get(url)).json()] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("name", [*DROPPED_HEADERS, *STORY_HEADERS])
+@pytest.mark.parametrize("is_put", [True, False])
+async def test_a_header_that_a_redrive_takes_off_or_writes_cannot_be_edited(
+    installation: AdminInstallation, name: str, is_put: bool
+) -> None:
+    await installation.put(b"x")
+    async with installation.client() as client:
+        edit = {"revision": 0, "sensitive": True, **({"put": {name: "1"}} if is_put else {"drop": [name]})}
+        answer = await client.post("/admin/letters/1/revisions", json=edit)
+        assert (answer.status_code, "is locked" in answer.json()["detail"]) == (400, True)
+
+
 async def test_a_plan_is_executed_once_and_its_task_is_seen(installation: AdminInstallation) -> None:
     await dead_item(installation)
     async with installation.client() as client:
-        await client.post("/admin/captures", json={"queue": QUEUE})
-        plan = (await client.post("/admin/plans", json={"selection": {"queue": QUEUE}})).json()
+        await client.post("/admin/captures", json={"queue": DLQ})
+        plan = (await client.post("/admin/plans", json={"selection": {"queue": DLQ}})).json()
         assert (plan["count"], plan["targets"], plan["left_out_count"]) == (1, {"orders": 1}, 0)
         start = {"plan": plan["hash"], "operation": "one", "reason": "mended"}
         tasks = [(await client.post("/admin/redrives", json=start)).json() for _ in range(2)]
@@ -188,7 +205,7 @@ async def test_tokens_are_shown_once_and_end_when_they_are_revoked(installation:
         (listed,) = (await client.get("/admin/tokens")).json()
         assert made["token"] not in json.dumps(listed)
         async with installation.client(made["token"]) as limited:
-            assert (await limited.get("/admin/letters", params={"queue": QUEUE})).status_code == 403
+            assert (await limited.get("/admin/letters", params={"queue": DLQ})).status_code == 403
             assert (await limited.get("/admin/letters", params={"queue": "other.dlq"})).status_code == 200
             assert (await limited.get("/admin/letters/1")).status_code == 404
             produce = {"queue_name": "orders", "request_timeout": "1s", "items": [{"utf8": "x"}]}
@@ -206,22 +223,22 @@ async def test_a_token_held_to_queues_sends_letters_to_no_other_place_that_it_na
     await dead_item(installation)
     await installation.queues.queues_create("other")
     async with installation.client() as client:
-        await client.post("/admin/captures", json={"queue": QUEUE})
-        wanted = {"name": "ci", "role": "operator", "queues": [QUEUE]}
+        await client.post("/admin/captures", json={"queue": DLQ})
+        wanted = {"name": "ci", "role": "operator", "queues": [DLQ]}
         token = (await client.post("/admin/tokens", json=wanted)).json()["token"]
         places: list[dict[str, object]] = [
             {"kind": "address", "routing_key": "other"},
-            {"kind": "address", "exchange": "events", "routing_key": QUEUE},
+            {"kind": "address", "exchange": "events", "routing_key": DLQ},
             {"kind": "type", "routes": {"order": {"routing_key": "other"}}},
-            {"kind": "type", "routes": {"order": {"routing_key": QUEUE}}, "redirect": {"routing_key": "other"}},
+            {"kind": "type", "routes": {"order": {"routing_key": DLQ}}, "redirect": {"routing_key": "other"}},
         ]
         async with installation.client(token) as limited:
             for place in places:
-                refused = await limited.post("/admin/plans", json={"selection": {"queue": QUEUE}, "target": place})
+                refused = await limited.post("/admin/plans", json={"selection": {"queue": DLQ}, "target": place})
                 assert (refused.status_code, "cannot send letters to" in refused.text) == (403, True), place
-            home = await limited.post("/admin/plans", json={"selection": {"queue": QUEUE}})
+            home = await limited.post("/admin/plans", json={"selection": {"queue": DLQ}})
             assert (home.status_code, home.json()["count"]) == (200, 1)
-            wish = {"selection": {"queue": QUEUE}, "target": places[0]}
+            wish = {"selection": {"queue": DLQ}, "target": places[0]}
             theirs = (await client.post("/admin/plans", json=wish)).json()
             assert theirs["count"] == 1
             assert (await limited.post("/admin/redrives", json={"plan": theirs["hash"]})).status_code == 403
@@ -253,6 +270,9 @@ async def test_the_ledger_is_read_and_verified(installation: AdminInstallation) 
     [
         ("GET", "/admin/nothing", b"", 404),
         ("PUT", "/admin/letters", b"", 405),
+        ("OPTIONS", "/admin/letters", b"", 405),
+        ("PROPFIND", "/admin/letters/1", b"", 405),
+        ("PROPFIND", "/admin/nothing", b"", 404),
         ("GET", "/admin/letters/99", b"", 404),
         ("GET", "/admin/no%0Athing", b"", 404),
         ("DELETE", "/admin/tokens/a%0A%2Fb", b"", 404),
@@ -271,6 +291,11 @@ async def test_the_ledger_is_read_and_verified(installation: AdminInstallation) 
         ("GET", "/admin/letters?text=%22%29%28", b"", 400),
         ("GET", "/admin/letters?queue=nothing-fits", b"", 200),
         ("GET", "/admin/letters?ids=1,2,x", b"", 400),
+        ("GET", "/admin/letters?ids=", b"", 400),
+        ("GET", "/admin/letters?ids=,", b"", 400),
+        ("GET", "/admin/export?ids=", b"", 400),
+        ("POST", "/admin/letters/discard", b'{"selection": {"ids": [], "queue": "orders.dlq"}, "count": 0}', 400),
+        ("POST", "/admin/plans", b'{"selection": {"ids": [], "queue": "orders.dlq"}}', 400),
         ("POST", "/admin/plans", b"", 400),
         ("POST", "/admin/plans", b"\xff", 400),
         ("POST", "/admin/plans", b"[" * 100_000, 400),
@@ -309,3 +334,45 @@ async def test_the_document_describes_every_endpoint(installation: AdminInstalla
         document = (await client.get("/openapi.json")).json()
     described = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
     assert {(endpoint.path, endpoint.method) for endpoint in ENDPOINTS} <= described
+
+
+async def test_more_ids_than_a_url_takes_go_by_post(installation: AdminInstallation) -> None:
+    letters = await installation.put(b"1", b"2", b"3")
+    ids = ",".join(map(str, [*letters[:2], *range(100_000, 103_000)]))
+    async with installation.client() as client:
+        assert (await client.get("/admin/letters", params={"ids": ids})).status_code == 414
+        found = (await client.post("/admin/letters", data={"ids": ids})).json()
+        assert sorted(one["id"] for one in found["letters"]) == letters[:2]
+        assert len((await client.post("/admin/export", data={"ids": ids})).text.splitlines()) == 2
+        assert len((await client.get("/admin/letters", params={"ids": "1,2"})).json()["letters"]) == 2
+        assert (await client.post("/admin/groups", data={"ids": ids})).status_code == 405
+    async with Client(installation.url, TOKEN) as server:
+        page = await server.call(SearchLetters(ids=(*letters[:2], *range(100_000, 103_000))))
+        assert len(page.letters) == 2
+        one = ExportLetters(ids=(letters[0], *range(100_000, 103_000)))
+        lines = [line async for line in await server.call(one)]
+        assert len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "bytes_max"),
+    [
+        ("GET", "/admin/letters", 65_536),
+        ("POST", "/admin/letters/archive", 3_000_000),
+        ("POST", "/admin/redrives", 512_000),
+        ("POST", "/admin/nothing", 512_000),
+        ("POST", "/admin/letters/1/revisions", 96 * 1024 * 1024),
+    ],
+)
+async def test_a_body_may_be_as_large_as_its_endpoint_needs(
+    installation: AdminInstallation, method: str, path: str, bytes_max: int
+) -> None:
+    if method == "POST" and path != "/admin/nothing":
+        async with installation.client() as client:
+            answer = await client.post(path, content=b" " * (bytes_max + 1))
+            told = f"body is too large; {bytes_max} bytes is the maximum"
+            assert (answer.status_code, answer.json()["detail"]) == (400, told)
+    viewer = await installation.token("viewer", Role.VIEWER)
+    async with installation.client(viewer) as client:
+        answer = await client.request(method, path, content=b" " * 600_000)
+        assert answer.status_code in (200, 400, 403, 404)

@@ -7,12 +7,12 @@ import pytest
 
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.requests.declare import Role
-from holdfast.services.vault.access import SESSION_S, SESSIONS_COUNT_MAX, Sessions, is_csrf
+from holdfast.services.vault.access import SESSION_S, SESSIONS_COUNT_MAX, Sessions, is_own_page
 from holdfast.testing import FrozenClock
-from tests.faces.api.installation import TOKEN, AdminInstallation
-from tests.vault.letters import QUEUE
+from tests.faces.api.conftest import TOKEN, AdminInstallation
+from tests.vault.letters import DLQ
 
-ARCHIVE = {"selection": {"queue": QUEUE}, "count": 1}
+ARCHIVE = {"selection": {"queue": DLQ}, "count": 1}
 
 
 async def opened(installation: AdminInstallation, token: str = TOKEN) -> tuple[httpx2.AsyncClient, str]:
@@ -91,7 +91,7 @@ async def test_sessions_end_by_time_and_are_bounded() -> None:
     assert len(sessions) == SESSIONS_COUNT_MAX
     assert [sessions.find(secret) is None for secret in kept[:4]] == [True, True, True, False]
     secret, session = sessions.open("t")
-    assert is_csrf(session, session.csrf)
-    assert not is_csrf(session, secret)
+    assert is_own_page(session, session.csrf)
+    assert not is_own_page(session, secret)
     assert sessions.close(secret)
     assert not sessions.close(secret)

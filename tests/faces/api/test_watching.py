@@ -20,10 +20,10 @@ from holdfast.services.vault import admin, capture
 from holdfast.services.vault.admin import SERVER
 from holdfast.services.vault.capture import load_fingerprint
 from holdfast.telemetry.prometheus import OTHERS, QUEUES_COUNT_MAX, CaptureGauge, render_vault
-from tests.faces.api.installation import AdminInstallation, open_installation
+from tests.faces.api.conftest import AdminInstallation, open_installation
 from tests.faces.api.test_endpoints import dead_item, dying_item
 from tests.support.eventually import eventually
-from tests.vault.letters import QUEUE, act
+from tests.vault.letters import DLQ, act
 
 
 async def test_events_tell_of_arrivals_and_of_progress_as_they_happen(
@@ -35,7 +35,7 @@ async def test_events_tell_of_arrivals_and_of_progress_as_they_happen(
     assert [_event(chunk) for chunk in seen] == [("tallies", []), ("redrives", [])]
     await installation.put(b"1", b"2")
     name, tallies = _event(await anext(stream))
-    assert (name, tallies) == ("tallies", [{"queue": QUEUE, "state": "captured", "count": 2}])
+    assert (name, tallies) == ("tallies", [{"queue": DLQ, "state": "captured", "count": 2}])
     await installation.vault_app.vault.letters.move(
         [1], source=LetterState.CAPTURED, target=LetterState.ARCHIVED, act=act("archive"), expected=1
     )
@@ -51,13 +51,13 @@ async def test_events_are_served_as_server_sent_events(
     monkeypatch.setattr(admin, "EVENTS_STEP_S", 0.0)
     await dead_item(installation)
     async with installation.client() as client:
-        await client.post("/admin/captures", json={"queue": QUEUE})
-        plan = (await client.post("/admin/plans", json={"selection": {"queue": QUEUE}})).json()
+        await client.post("/admin/captures", json={"queue": DLQ})
+        plan = (await client.post("/admin/plans", json={"selection": {"queue": DLQ}})).json()
         await client.post("/admin/redrives", json={"plan": plan["hash"], "name": "mended"})
         answer = await client.get("/admin/events")
     assert answer.headers["content-type"].startswith("text/event-stream")
     found = dict(_event(chunk + b"\n\n") for chunk in answer.content.split(b"\n\n") if chunk)
-    assert found["tallies"][0]["queue"] == QUEUE
+    assert found["tallies"][0]["queue"] == DLQ
     (redrive,) = found["redrives"]
     assert (redrive["name"], redrive["total"]) == ("mended", 1)
 
@@ -70,17 +70,16 @@ def _event(chunk: bytes) -> tuple[str, Any]:
 async def test_metrics_tell_of_letters_and_captures(installation: AdminInstallation) -> None:
     await dead_item(installation)
     async with installation.client() as client:
-        await client.post("/admin/captures", json={"queue": QUEUE})
-        await client.post(f"/admin/dlq/queues/{QUEUE}/re-drive", json={"limit": 1})
+        await client.post("/admin/captures", json={"queue": DLQ})
+        await client.post(f"/admin/dlq/queues/{DLQ}/re-drive", json={"limit": 1})
         await installation.put(b"1", b"2")
-        async with installation.client("") as nobody:
-            page = (await nobody.get("/metrics")).text.splitlines()
-    assert f'holdfast_letters{{queue="{QUEUE}",state="captured"}} 2' in page
-    assert f'holdfast_letters{{queue="{QUEUE}",state="redriven"}} 1' in page
-    assert f'holdfast_letters_captured_total{{queue="{QUEUE}"}} 3' in page
-    assert f'holdfast_letters_redriven_total{{queue="{QUEUE}"}} 1' in page
-    assert f'holdfast_failed_imports_total{{queue="{QUEUE}"}} 0' in page
-    lag = next(line for line in page if line.startswith(f'holdfast_capture_lag_seconds{{queue="{QUEUE}"}}'))
+        page = (await client.get("/metrics")).text.splitlines()
+    assert f'holdfast_letters{{queue="{DLQ}",state="captured"}} 2' in page
+    assert f'holdfast_letters{{queue="{DLQ}",state="redriven"}} 1' in page
+    assert f'holdfast_letters_captured_total{{queue="{DLQ}"}} 3' in page
+    assert f'holdfast_letters_redriven_total{{queue="{DLQ}"}} 1' in page
+    assert f'holdfast_failed_imports_total{{queue="{DLQ}"}} 0' in page
+    lag = next(line for line in page if line.startswith(f'holdfast_capture_lag_seconds{{queue="{DLQ}"}}'))
     assert 0 <= float(lag.rpartition(" ")[2]) < 60
 
 
@@ -98,19 +97,19 @@ async def test_a_capture_of_a_queue_that_is_not_there_yet_is_tried_again_and_tol
         return await find(queue, caller)
 
     monkeypatch.setattr(installation.vault_app.custody, "known", counted)
-    report = installation.vault_app.custody.keep_capturing(QUEUE, SERVER)
-    assert installation.vault_app.custody.keep_capturing(QUEUE, SERVER) is report
+    report = installation.vault_app.custody.keep_capturing(DLQ, SERVER)
+    assert installation.vault_app.custody.keep_capturing(DLQ, SERVER) is report
     await eventually(lambda: tries >= 5)
     assert (report.state, "queue is unknown" in report.why) == ("waiting", True)
     async with installation.client() as client:
-        assert (await client.post("/admin/captures", json={"queue": QUEUE})).status_code == 404
+        assert (await client.post("/admin/captures", json={"queue": DLQ})).status_code == 404
     await dying_item(installation)
     await eventually(lambda: report.captured == 1)
     assert (report.state, report.why) == ("running", "")
-    told = [record.message for record in caplog.records if f"the capture of '{QUEUE}'" in record.message]
+    told = [record.message for record in caplog.records if f"the capture of '{DLQ}'" in record.message]
     assert [line.partition(";")[0] for line in told] == [
-        f"the capture of '{QUEUE}' waits and tries again",
-        f"the capture of '{QUEUE}' runs",
+        f"the capture of '{DLQ}' waits and tries again",
+        f"the capture of '{DLQ}' runs",
     ]
 
 
@@ -133,7 +132,7 @@ async def test_a_move_that_was_not_committed_is_not_counted(installation: AdminI
         await installation.vault_app.vault.letters.move(
             [1, 99], source=LetterState.CAPTURED, target=LetterState.ARCHIVED, act=act("archive"), expected=2
         )
-    assert installation.vault_app.vault.moves == moves == {(QUEUE, "", "captured"): 1}
+    assert installation.vault_app.vault.moves == moves == {(DLQ, "", "captured"): 1}
 
 
 REDRIVES = {
@@ -160,7 +159,7 @@ async def test_an_operator_may_not_redrive_where_the_settings_say_so(tmp_path: P
         await installation.put(b"1")
         token = await installation.token("op", Role.OPERATOR)
         async with installation.client(token) as client:
-            for path in (f"dlq/queues/{QUEUE}/re-drive", "plans", "redrives", "redrives/1/pause"):
+            for path in (f"dlq/queues/{DLQ}/re-drive", "plans", "redrives", "redrives/1/pause"):
                 answer = await client.post(f"/admin/{path}", json={})
                 assert (answer.status_code, "role admin" in answer.json()["detail"]) == (403, True), path
             redrive = {"queue_name": "q", "ids": []}
@@ -175,6 +174,12 @@ def by_queue(message_type, death):
     if death.reason == "bug":
         raise ValueError("no")
     return Fingerprint(death.queue or "none", "all of " + death.queue)
+
+def by_tenant(message_type, death, headers, queue):
+    return Fingerprint(headers["tenant"] + " in " + queue, "")
+
+def by_names(message_type, death, *, queue, headers):
+    return by_tenant(message_type, death, {"tenant": "acme", **headers}, queue)
 
 def wrong(message_type, death):
     return "text"
@@ -192,10 +197,15 @@ def test_a_fingerprint_function_can_be_ones_own(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert load_fingerprint(None) is fingerprint
     grouped = load_fingerprint("own_groups:by_queue")
-    assert grouped("t", DeathStory(queue="orders")) == Fingerprint("orders", "all of orders")
+    assert grouped("t", DeathStory(queue="orders"), {}, "dlq") == Fingerprint("orders", "all of orders")
     buggy = DeathStory(queue="orders", reason="bug")
-    assert grouped("t", buggy) == fingerprint("t", buggy), "a letter is grouped whatever the function does"
+    assert grouped("t", buggy, {}, "dlq") == fingerprint("t", buggy, {}, "dlq"), (
+        "a letter is grouped whatever the function does"
+    )
+    told = load_fingerprint("own_groups:by_names")
+    assert told("t", buggy, {"tenant": "zeta"}, "dlq").key == "zeta in dlq"
     for target, why in (
+        ("own_groups:by_tenant", "raised KeyError"),
         ("own_groups", "is not MODULE:FUNCTION"),
         ("own_groups:", "is not MODULE:FUNCTION"),
         ("nowhere_to_be_found:f", "ModuleNotFoundError"),
@@ -208,6 +218,14 @@ def test_a_fingerprint_function_can_be_ones_own(tmp_path: Path, monkeypatch: pyt
             load_fingerprint(target)
 
 
+def test_letters_of_which_nothing_is_known_are_grouped_by_queue_and_type() -> None:
+    groups = [fingerprint(kind, DeathStory(), {}, queue) for kind in ("t", "") for queue in ("a.dlq", "b.dlq")]
+    assert len({group.key for group in groups}) == 4
+    assert [group.title for group in groups] == ["t in a.dlq", "t in b.dlq", "unknown in a.dlq", "unknown in b.dlq"]
+    known = DeathStory(queue="q", reason="rejected")
+    assert fingerprint("t", known, {}, "a.dlq") == fingerprint("u", known, {"x": 1}, "b.dlq")
+
+
 async def test_letters_are_grouped_by_the_function_of_the_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +235,6 @@ async def test_letters_are_grouped_by_the_function_of_the_settings(
     async with open_installation(tmp_path, fingerprint="other_groups:by_queue") as installation:
         await dead_item(installation)
         async with installation.client() as client:
-            await client.post("/admin/captures", json={"queue": QUEUE})
+            await client.post("/admin/captures", json={"queue": DLQ})
             (group,) = (await client.get("/admin/groups")).json()["groups"]
     assert (group["key"], group["title"]) == ("orders", "all of orders")

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import apsw
 import pytest
 
 from tests.support.command import Command, Inside
@@ -29,13 +32,13 @@ def test_a_queue_lives_from_create_to_delete(run: Command) -> None:
     assert run.done("queue", "create", "orders", *options, "--reference", "shop").text == "queue 'orders' was created\n"
     found = run.done("queue", "info", "orders", "--json").document
     assert (found["dead_queue"], found["max_attempts"], found["reference"]) == ("orders-dead", 2, "shop")
-    assert (found["lease_timeout"], found["expire_timeout"], len(found["partitions"])) == ("5m", "24h", 2)
+    assert (found["lease_timeout"], found["expire_timeout"], len(found["partitions"])) == ("5m0s", "24h0m0s", 2)
 
     run.done("queue", "update", "orders", "--dead-queue", "", "--max-attempts", "0")
     found = run.done("queue", "info", "orders", "--json").document
     assert "dead_queue" not in found
     assert "max_attempts" not in found
-    assert (found["lease_timeout"], found["reference"]) == ("5m", "shop")
+    assert (found["lease_timeout"], found["reference"]) == ("5m0s", "shop")
 
     assert [queue["queue_name"] for queue in run.done("queue", "list", "--json").documents] == ["orders", "orders-dead"]
     assert run.done("queue", "list", "--limit", "1", "--json").document["queue_name"] == "orders"
@@ -203,6 +206,7 @@ def test_an_export_comes_back_byte_for_byte(run: Command) -> None:
     ended = run.done("queue", "items", "export", "orders", "--scheduled", "--output", "all.jsonl")
     assert ended.stderr == "2 501 items exported from 'orders'\n"
     assert not (run.folder / "all.jsonl.partial").exists()
+    assert (run.folder / "all.jsonl").stat().st_mode & 0o777 == 0o600, "it holds bodies"
     assert "is there already" in run("queue", "items", "export", "orders", "--output", "all.jsonl").stderr
     assert run.done("queue", "items", "export", "orders").stdout.count(b"\n") == 2_500
 
@@ -320,3 +324,75 @@ def test_settings_are_shown_with_their_source(run: Command) -> None:
     assert "from: environment HOLDFAST_ADMIN_TOKEN" in told
     assert "s3cret" not in told + json.dumps(shown)
     assert "would refuse this" in run.done("config", "show", HOLDFAST_LISTEN="0.0.0.0:1").stderr
+
+
+def test_code_that_a_file_names_which_lay_there_is_not_run_in_a_shell(run: Command) -> None:
+    """It is in `serve`, where somebody has decided in which folder it runs."""
+    run.done("queue", "create", "orders.dlq")
+    run.done("queue", "create", "orders", "--dead-queue", "orders.dlq")
+    function = "def by_queue(kind, death):\n    return Fingerprint('orders', 'all of orders')\n"
+    module = f"from holdfast.core.groups import Fingerprint\nopen('it-ran', 'w').close()\n{function}"
+    (run.folder / "lying_there.py").write_text(module, "utf-8")
+    (run.folder / "holdfast.toml").write_text('fingerprint = "lying_there:by_queue"', "utf-8")
+    run.done("queue", "list")
+    run.done("letters", "list")
+    refused = run("capture", "orders.dlq")
+    assert (refused.code, (run.folder / "it-ran").exists()) == (1, False)
+    assert refused.stderr.startswith("error: capture is refused; letters are grouped by 'lying_there:by_queue'")
+    assert "say --config holdfast.toml if it is to run" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    run.done("capture", "orders.dlq", "--config", "holdfast.toml")
+    assert (run.folder / "it-ran").exists()
+
+
+@pytest.mark.parametrize("arguments", [["queue", "list"], ["config", "show"], ["ledger", "verify"], ["serve"]])
+def test_a_file_that_everybody_may_write_is_not_believed(run: Command, arguments: list[str]) -> None:
+    (run.folder / "holdfast.toml").write_text('url = "http://127.0.0.1:1"', "utf-8")
+    (run.folder / "holdfast.toml").chmod(0o666)
+    ended = run(*arguments, HOLDFAST_TOKEN="mine")
+    assert (ended.code, ended.stderr.count("\n")) == (1, 1)
+    assert ended.stderr.startswith("error: configuration is refused; ./holdfast.toml is not yours alone")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE queues SET record = CAST(x'7bff' AS TEXT)",
+        "UPDATE queues SET record = '{'",
+        "UPDATE queues SET record = '{}'",
+        "DROP TABLE files",
+        b"no database at all, whatever its name says",
+        b"SQLite format 3\0" + b"\xff" * 5_000,
+    ],
+)
+def test_a_corrupt_catalog_is_one_line(run: Command, damage: str | bytes) -> None:
+    run.done("queue", "create", "orders")
+    path = run.folder / "work" / "catalog.db"
+    if isinstance(damage, bytes):
+        path.write_bytes(damage)
+    else:
+        with closing(apsw.Connection(str(path))) as connection:
+            connection.execute(damage)
+    for arguments in (
+        ["queue", "list"],
+        ["queue", "create", "more"],
+        ["letters", "list"],
+        ["serve", "--listen", "127.0.0.1:0"],
+    ):
+        ended = run(*arguments)
+        assert (ended.code, ended.stderr.count("\n")) == (1, 1), ended
+        assert "catalog.db" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["queue", "list"], ["config", "show"], ["serve", "--listen", "127.0.0.1:0"], ["ledger", "verify"]]
+)
+@pytest.mark.parametrize("variable", ["URL", "VAULT", "BROKER", "MANAGEMENT", "VAULT_BLOBS"])
+def test_a_password_that_is_not_escaped_is_in_no_output(run: Command, variable: str, arguments: list[str]) -> None:
+    scheme = {"BROKER": "amqp", "MANAGEMENT": "http", "VAULT_BLOBS": "s3"}.get(variable, "postgresql")
+    (run.folder / "holdfast.toml").write_text('dead_queues = "*.dlq"', "utf-8")
+    if arguments[0] == "serve" and variable == "MANAGEMENT":
+        return  # it is asked when somebody wants to know something
+    variables: dict[str, Any] = {f"HOLDFAST_{variable}": f"{scheme}://me:12/s3cret@host:1/place"}
+    ended = run(*arguments, **variables)
+    assert not any(part in ended.text + ended.stderr for part in ("12/", "'12'", "s3cret", ":12"))

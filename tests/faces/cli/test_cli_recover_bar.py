@@ -14,8 +14,7 @@ import pytest
 
 from holdfast.core.recovery import Summary
 from holdfast.faces.cli.progress import progress_of
-from tests.support.command import PROGRAM, TIMEOUT_S, Command
-from tests.support.terminal import all_of, fill_dead_queue
+from tests.support.command import PROGRAM, TIMEOUT_S, Command, all_of, fill_dead_queue
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import TIMEOUT_S, Command
-from tests.support.terminal import fill_dead_queue
+from tests.support.command import TIMEOUT_S, Command, fill_dead_queue
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import os
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.proof.process import Child, child_process
+from tests.support.certificate import make_certificate
 from tests.support.command import PROGRAM, TIMEOUT_S, Command, Ended, Inside
 from tests.support.ports import free_port
 
@@ -125,22 +125,8 @@ async def test_a_server_that_goes_away_leaves_a_clear_word(tmp_path: Path) -> No
         assert error["details"] == {"done_count": 1, "line": 2}
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """A certificate for this machine that signs itself, and its key."""
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1",
-            "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert,
-        ],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return cert, key
-
-
-async def test_https_is_trusted_by_its_certificate(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
-    cert, key = certificate
+async def test_https_is_trusted_by_its_certificate(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path)
     async with serving(tmp_path, "--tls-cert", str(cert), "--tls-key", str(key)) as (child, run):
         await done(run, "queue", "list", "--ca-file", str(cert))
         refused = await call(run, "queue", "list")

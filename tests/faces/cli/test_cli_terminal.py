@@ -18,8 +18,7 @@ import holdfast
 from holdfast.faces.cli.letters import _show_letter
 from holdfast.faces.cli.output import Output, folded
 from holdfast.testing import assert_dead
-from tests.support.command import PROGRAM, TIMEOUT_S, Command
-from tests.support.terminal import all_of
+from tests.support.command import PROGRAM, TIMEOUT_S, Command, all_of
 
 pytestmark = pytest.mark.slow
 

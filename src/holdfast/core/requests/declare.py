@@ -1,36 +1,38 @@
 """What may be asked of Holdfast, said once: a request is a class, and `declare` gives it a name, a place and a role.
 
 ```python
-@declare("letters.search", "GET /admin/letters", role=Role.VIEWER)
+@declare("letters.search", "GET /admin/letters", role=Role.VIEWER, about="queue")
 class SearchLetters(Request[LettersReply], frozen=True, kw_only=True):
     \"\"\"Find letters, newest first.\"\"\"
 ```
 
-From REQUESTS follow the routes of HTTP and what decodes them, the check of roles, `/openapi.json`, what a client can
-call, and most commands. What answers a request says so with `handles`. Pure.
+From REQUESTS follow the routes of HTTP and what decodes them, the check of roles and of the queues that a token is held
+to, `/openapi.json`, what a client can call, and most commands. What answers a request says so with `handles`. Pure.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from enum import IntEnum
+from enum import Enum, IntEnum
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 from msgspec import Struct, structs
 
+from holdfast.core.plan import Place, Target
 from holdfast.core.selection import ID_MAX
-from holdfast.errors import BadBody, Invalid, NotFound
+from holdfast.errors import BadBody, Forbidden, Invalid, NotFound
 
 JSON = "application/json"
 BYTES = "application/octet-stream"
 
+EMPTY_BODY = "body is empty; a JSON object is expected"
 #: What is answered piece by piece.
 Stream = AsyncGenerator[bytes, None]
 
@@ -53,6 +55,15 @@ class Role(IntEnum):
         return self.name.lower()
 
 
+class Access(Enum):
+    """What a request is about that names no queue, and so what of it a caller gets who is held to some queues."""
+
+    ALL = "all"  #: what is of all queues: nothing
+    EACH = "each"  #: a list: whoever answers leaves out what is of others
+    FOUND = "found"  #: one thing, whose queues are known when it is found: whoever answers checks them then
+    ITSELF = "itself"  #: who asks: everything
+
+
 class Caller(Struct, frozen=True, kw_only=True):
     """Who a request comes from. `queues` are patterns; none means all queues."""
 
@@ -64,6 +75,32 @@ class Caller(Struct, frozen=True, kw_only=True):
     def may_touch(self, queue: str) -> bool:
         """Whether this caller's patterns let him at a queue."""
         return not self.queues or any(fnmatchcase(queue, pattern) for pattern in self.queues)
+
+    def may_send(self, place: Place) -> bool:
+        """Whether his patterns let him send there: to queues, and to no exchange, which may lead anywhere."""
+        return not self.queues or (not place.exchange and self.may_touch(place.routing_key))
+
+    def check_queue(self, queue: str) -> None:
+        """Who is held to some queues names one of them. Raises Forbidden."""
+        if self.queues and (not queue or not self.may_touch(queue)):
+            raise Forbidden(f"forbidden; {self.held}, name one of them")
+
+    def check_all_queues(self) -> None:
+        """What is of all queues is not for a caller who is held to some. Raises Forbidden."""
+        if self.queues:
+            raise Forbidden(f"forbidden; {self.held}, and this is of all: it needs a token for all queues")
+
+    def check_places(self, named: object) -> None:
+        """Who is held to some queues makes nothing go to another place. Raises Forbidden."""
+        for place in _places(named):
+            if not self.may_send(place):
+                where = f"exchange '{place.exchange}'" if place.exchange else f"queue '{place.routing_key}'"
+                raise Forbidden(f"forbidden; {self.held}, it cannot send letters to {where}, nor anything else")
+
+    @property
+    def held(self) -> str:
+        """What a caller who is held to some queues is told."""
+        return f"this token is for the queues {', '.join(self.queues)} alone"
 
 
 class Token(Struct, frozen=True, kw_only=True):
@@ -89,13 +126,21 @@ class Declared:
     """A request's name, its place in HTTP, and who may ask. `limit` says which limit its body has."""
 
     def __init__(
-        self, name: str, place: str, role: Role, request: type[Request[Any]], options: Mapping[str, Any]
+        self,
+        name: str,
+        place: str,
+        role: Role,
+        about: str | Access,
+        request: type[Request[Any]],
+        options: Mapping[str, Any],
     ) -> None:
         self.name = name
         self.method, _, self.path = place.partition(" ")
         self.role = role
+        self.about = about
         self.request = request
         self.reply = _reply_of(request)
+        self.names: tuple[str, ...] = options.get("names", ())
         self.limit: str = options.get("limit", "other")
         self.media: str = options.get("media", JSON)
         self.schema: str = options.get("schema", "")
@@ -105,6 +150,16 @@ class Declared:
     def needs(self, redrive_role: Role = Role.OPERATOR) -> Role:
         """The role that it takes in an installation in which redriving takes `redrive_role`."""
         return max(self.role, redrive_role) if self.redrives else self.role
+
+    def check_queues(self, request: Request[Any], caller: Caller) -> None:
+        """Whether a caller who is held to some queues may ask this, as far as the request says. Raises Forbidden."""
+        if not caller.queues:
+            return
+        if self.about is Access.ALL:
+            caller.check_all_queues()
+        elif isinstance(self.about, str):
+            caller.check_queue(next(iter(_values(request, self.about)), ""))
+        caller.check_places([value for path in self.names for value in _values(request, path)])
 
     @property
     def sentence(self) -> str:
@@ -130,7 +185,8 @@ class Declared:
         kind = next(one for one in self.request.__mro__ if inspect.get_annotations(one))
         if not self.in_path and not self.schema:
             return kind
-        fields = [(one.name, one.type, _default(one)) for one in self.fields]
+        make: Any = msgspec.field  # its stubs do not know that it takes both
+        fields = [(f.name, f.type, make(default=f.default, default_factory=f.default_factory)) for f in self.fields]
         more = {"__doc__": self.request.__doc__}
         return msgspec.defstruct(
             self.schema or kind.__name__, fields, namespace=more, kw_only=True, forbid_unknown_fields=True
@@ -142,10 +198,27 @@ class Declared:
         return msgspec.json.Decoder(self.body if self.in_path and self.body else self.request)
 
 
-def _default(field: structs.FieldInfo) -> Any:
-    if field.default_factory is not msgspec.NODEFAULT:
-        return msgspec.field(default_factory=field.default_factory)
-    return msgspec.field(default=field.default) if field.default is not msgspec.NODEFAULT else msgspec.field()
+def _values(source: Any, path: str) -> list[Any]:
+    """What stands at a path of fields, in each of a list; nothing where something on the way was left out."""
+    found = [source]
+    for name in path.split("."):
+        found = [getattr(one, name) for one in found if isinstance(one, Struct)]
+        found = [one for value in found for one in (value if isinstance(value, list) else [value])]
+    return found
+
+
+def _places(named: object) -> Iterator[Place]:
+    """All places in what names some; a text is a queue."""
+    match named:
+        case str() if named:
+            yield Place(routing_key=named)
+        case Place():
+            yield named
+        case Target():
+            yield from named.places()
+        case list() | tuple():
+            for one in named:
+                yield from _places(one)
 
 
 def _reply_of(request: type) -> Any:
@@ -164,15 +237,17 @@ REQUESTS: dict[str, Declared] = {}
 HANDLERS: dict[type[Request[Any]], Callable[..., Any]] = {}
 
 
-def declare(name: str, place: str, *, role: Role, **options: Any) -> Callable[[C], C]:
+def declare(name: str, place: str, *, role: Role, about: str | Access, **options: Any) -> Callable[[C], C]:
     """Make a class a request that can be asked, at `METHOD /path`; fields that the path names stand in it.
 
-    `limit` is which limit the body has, `media` what is answered if not JSON, `schema` what the body is called in the
-    document, `redrives` that the settings may leave it to admins, `is_change` whether who is refused is written down.
+    `about` is the field with the queue that it is about, `names` are those with other places where it makes something
+    go: to these a token is held that is held to queues. `limit` is which limit the body has, `media` what is answered
+    if not JSON, `schema` what the body is called in the document, `redrives` that the settings may leave it to admins,
+    `is_change` whether who is refused is written down.
     """
 
     def register(request: C) -> C:
-        request.declared = REQUESTS[name] = Declared(name, place, role, request, options)
+        request.declared = REQUESTS[name] = Declared(name, place, role, about, request, options)
         return request
 
     return register
@@ -190,8 +265,10 @@ def handles(request: type[Request[Any]]) -> Callable[[F], F]:
 
 def view(kind: type[V], source: Struct, **others: Any) -> V:
     """A `kind` of what the source has under the same names, and of the others."""
-    same = {name: getattr(source, name) for name in kind.__struct_fields__ if name not in others}
-    return kind(**same, **others)
+    for name in kind.__struct_fields__:
+        if name not in others:
+            others[name] = getattr(source, name)
+    return kind(**others)
 
 
 def declared_under(prefix: str) -> dict[str, Declared]:
@@ -203,8 +280,9 @@ def declared_under(prefix: str) -> dict[str, Declared]:
 
 
 class WireRequest(NamedTuple):
-    """A request as it travels: the values in its path, its query, and its body."""
+    """A request as it travels: by which method, the values in its path, its query, and its body."""
 
+    method: str
     names: Mapping[str, str]
     query: Mapping[str, str]
     body: bytes
@@ -216,20 +294,26 @@ class WireRequest(NamedTuple):
 
 
 _encode = msgspec.json.Encoder().encode
+#: What is longer goes as a body: a server takes 8 KiB of URL.
+QUERY_BYTES_MAX = 4 * 1024
 
 
 def to_wire(request: Request[Any]) -> WireRequest:
     """A request, written down. What a GET leaves at its default is left out."""
     declared = request.declared
     if declared.method != "GET" and not declared.in_path:
-        return WireRequest({}, {}, _encode(request))
+        return WireRequest(declared.method, {}, {}, _encode(request))
     names = {name: str(getattr(request, name)) for name in declared.in_path}
     if declared.method != "GET":
         values = msgspec.to_builtins(request)
-        return WireRequest(names, {}, _encode({key: value for key, value in values.items() if key not in names}))
+        rest = {key: value for key, value in values.items() if key not in names}
+        return WireRequest(declared.method, names, {}, _encode(rest))
     query = {one.name: getattr(request, one.name) for one in declared.fields}
     set_ones = {one.name: query[one.name] for one in declared.fields if query[one.name] != one.default}
-    return WireRequest(names, {name: _text(value) for name, value in set_ones.items()}, b"")
+    texts = {name: _text(value) for name, value in set_ones.items()}
+    if len(form := urlencode(texts).encode()) > QUERY_BYTES_MAX:
+        return WireRequest("POST", names, {}, form)
+    return WireRequest("GET", names, texts, b"")
 
 
 def _text(value: object) -> str:
@@ -246,7 +330,8 @@ def _text(value: object) -> str:
 def from_wire(
     declared: Declared, names: Mapping[str, str], query: Iterable[tuple[str, str]], body: bytes
 ) -> Request[Any]:
-    """The request that was written down. Raises NotFound, Invalid, BadBody."""
+    """The request that was written down; a query that is too long for a URL is the body of a POST. Raises NotFound,
+    Invalid, BadBody."""
     made: Request[Any]
     given: dict[str, Any] = {name: _in_path(declared, name, names[name]) for name in declared.in_path}
     if declared.body is not None:
@@ -256,7 +341,7 @@ def from_wire(
         made = declared.request(**given, **{one.name: getattr(read, one.name) for one in declared.fields})
         return made
     if declared.fields:
-        given |= _read_query(declared, query)
+        given |= _read_query(declared, [*query, *parse_qsl(body.decode("latin-1"), keep_blank_values=True)])
     try:
         made = msgspec.convert(given, declared.request, strict=False)
     except msgspec.ValidationError as error:
@@ -275,6 +360,8 @@ def _in_path(declared: Declared, name: str, text: str) -> Any:
 
 
 def _read_body(declared: Declared, body: bytes) -> Any:
+    if not body:
+        raise BadBody(EMPTY_BODY)
     try:
         return declared.decoder.decode(body)
     except msgspec.ValidationError as error:

@@ -6,36 +6,64 @@ client sends. Unknown fields are refused; texts and limits are checked in `core.
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType, convert, field
 from msgspec.structs import replace
 
-from holdfast.core.item import ExtendedItem, Item, LeasedItem, NewItem, PlacedItem, QueueInfo, RetryItem
-from holdfast.core.moments import in_utc, moment
-from holdfast.core.requests.declare import REQUESTS, Request, Role, declare
+from holdfast.core import checks
+from holdfast.core.item import At, ExtendedItem, Item, LeasedItem, NewItem, PlacedItem, QueueInfo, RetryItem
+from holdfast.core.moments import DURATION_CHARACTERS_MAX, in_utc, microseconds_or_zero, moment, moment_or_none
+from holdfast.core.requests.declare import REQUESTS, Access, Request, Role, declare
 
 R = TypeVar("R")
 
-QueueName = Annotated[str, Meta(description="The queue's name.")]
-Partition = Annotated[int, Meta(description="The partition that they are in.")]
-Ids = Annotated[list[str], Meta(description="The ids, as 'queue lease' shows them.")]
-Wait = Annotated[str, Meta(description="How long the request may wait, 10ms to 15m.")]
+# What `core.checks` refuses is told to `/openapi.json`, and only told: checks refuse it, in their order and with the
+# texts that clients match. A default that is refused is none: the document says that the field is required.
+NAME = {"minLength": 1, "maxLength": checks.QUEUE_NAME_CHARACTERS_MAX, "pattern": r"^[^\s~]+$"}
+NAME_OR_NONE = {"maxLength": checks.QUEUE_NAME_CHARACTERS_MAX, "pattern": r"^[^\s~]*$"}
+DURATION = {"maxLength": DURATION_CHARACTERS_MAX, "pattern": r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"}
+DURATION_OR_NONE = {"maxLength": DURATION_CHARACTERS_MAX, "pattern": r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))*$"}
+BATCH = {"minItems": 1, "maxItems": checks.BATCH_COUNT_MAX}
+ATTEMPTS_COUNT = {"minimum": 0, "maximum": checks.ATTEMPTS_MAX}
+ONE_BODY = Meta(extra_json_schema={"not": {"required": ["bytes", "utf8"]}})
+PARTITION_NUMBER = {"minimum": 0, "maximum": checks.PARTITIONS_COUNT_MAX - 1}
+
+
+def told(description: str, schema: dict[str, Any]) -> Meta:
+    """What the document says of a field."""
+    return Meta(description=description, extra_json_schema=schema)
+
+
+QueueName = Annotated[str, told("The queue's name.", NAME)]
+Partition = Annotated[int, told("The partition that they are in.", PARTITION_NUMBER)]
+Ids = Annotated[list[str], told("The ids, as 'queue lease' shows them.", BATCH)]
+Wait = Annotated[str, told("How long the request may wait, 10ms to 15m.", {"minLength": 1, **DURATION})]
 Pivot = Annotated[str, Meta(description="Begin with this one.")]
-Count = Annotated[int, Meta(description="At most so many; 0 is as many as a page has.")]
-Moment = Annotated[datetime | None, Meta(description="Accepted and ignored: the server alone decides it.")]
+QueuePivot = Annotated[str, told("Begin with this one.", {"pattern": "^[^~]*$"})]
+Count = Annotated[
+    int, told("At most so many; 0 is as many as a page has.", {"minimum": 0, "maximum": checks.LIST_COUNT_MAX})
+]
+Moment = Annotated[At, Meta(description="Accepted and ignored: the server alone decides it.")]
 Partitions = Annotated[
     list[dict[str, int | str]], Meta(description="Accepted and ignored: the server alone decides them.")
 ]
 
-LEASE = Meta(description="How long a lease lasts, such as 30s or 5m.")
-EXPIRE = Meta(description="How long an item may wait before it dies, such as 24h.")
-ATTEMPTS = Meta(description="How often an item may be leased before it dies; 0 is without limit.")
-DEAD = Meta(description="The queue that dead items go to; it must exist.")
-REFERENCE = Meta(description="A text of your own to find the queue by.")
-PARTITIONS = Meta(description="How many partitions it has; an update may only raise it.")
-RETENTION = Meta(description="In a dead queue: how long an item is kept before it is deleted; for ever if left out.")
+#: The field with the queue that a verb is about.
+QUEUE = "queue_name"
+
+LEASE = told("How long a lease lasts, such as 30s or 5m.", {"minLength": 1, **DURATION})
+EXPIRE = told("How long an item may wait before it dies, such as 24h.", {"minLength": 1, **DURATION})
+ATTEMPTS = told("How often an item may be leased before it dies; 0 is without limit.", ATTEMPTS_COUNT)
+DEAD = told("The queue that dead items go to; it must exist.", NAME_OR_NONE)
+REFERENCE = told("A text of your own to find the queue by.", {"maxLength": checks.REFERENCE_CHARACTERS_MAX})
+PARTITIONS = told(
+    "How many partitions it has; an update may only raise it.",
+    {"minimum": 0, "maximum": checks.PARTITIONS_COUNT_MAX},
+)
+RETENTION = told(
+    "In a dead queue: how long an item is kept before it is deleted; for ever if left out.", DURATION_OR_NONE
+)
 
 
 # --- what is answered -----------------------------------------------------------------------------------------
@@ -118,7 +146,7 @@ class ErrorReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class QueueRequest(Request[R], Generic[R], frozen=True, kw_only=True):
     """What every request may carry: other services of this family send a namespace."""
 
-    namespace: Annotated[str, Meta(description="Left out, or _system.")] = ""
+    namespace: Annotated[str, told("Left out, or _system.", {"enum": ["", checks.NAMESPACE]})] = ""
 
 
 class QueueNameRequest(QueueRequest[R], Generic[R], frozen=True, kw_only=True):
@@ -127,24 +155,32 @@ class QueueNameRequest(QueueRequest[R], Generic[R], frozen=True, kw_only=True):
     queue_name: QueueName = ""
 
 
-@declare("queue.produce", "POST /v1/queue.produce", role=Role.OPERATOR, limit="produce")
+@declare("queue.produce", "POST /v1/queue.produce", role=Role.OPERATOR, about=QUEUE, limit="produce")
 class ProduceRequest(QueueNameRequest[ProduceReply], frozen=True, kw_only=True):
     """Store items; 200 means committed."""
 
     request_timeout: Wait = ""
-    items: Annotated[list[NewItem], Meta(description="What to store, 1 to 1000 of them.")] = []
+    items: Annotated[list[Annotated[NewItem, ONE_BODY]], told("What to store, 1 to 1000 of them.", BATCH)] = []
 
 
-@declare("queue.lease", "POST /v1/queue.lease", role=Role.OPERATOR)
+@declare("queue.lease", "POST /v1/queue.lease", role=Role.OPERATOR, about=QUEUE)
 class LeaseRequest(QueueNameRequest[LeaseReply], frozen=True, kw_only=True):
     """Wait for items and lease them."""
 
-    batch_size: Annotated[int, Meta(description="At most so many items, 1 to 1000.")] = 0
+    batch_size: Annotated[
+        int, told("At most so many items, 1 to 1000.", {"minimum": 1, "maximum": checks.BATCH_COUNT_MAX})
+    ] = 0
     request_timeout: Wait = ""
-    client_id: Annotated[str, Meta(description="Who leases; unique among those who wait.")] = ""
+    client_id: Annotated[
+        str,
+        told(
+            "Who leases; unique among those who wait.",
+            {"minLength": 1, "maxLength": checks.TEXT_CHARACTERS_MAX, "pattern": r"\S"},
+        ),
+    ] = ""
 
 
-@declare("queue.complete", "POST /v1/queue.complete", role=Role.OPERATOR)
+@declare("queue.complete", "POST /v1/queue.complete", role=Role.OPERATOR, about=QUEUE)
 class CompleteRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Finish leased items: all or none."""
 
@@ -153,29 +189,29 @@ class CompleteRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     ids: Ids = []
 
 
-@declare("queue.retry", "POST /v1/queue.retry", role=Role.OPERATOR)
+@declare("queue.retry", "POST /v1/queue.retry", role=Role.OPERATOR, about=QUEUE)
 class RetryRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Give leased items back, later, or to the dead queue."""
 
     partition: Partition = 0
-    items: Annotated[list[RetryItem], Meta(description="Which, and how each goes back.")] = []
+    items: Annotated[list[RetryItem], told("Which, and how each goes back.", BATCH)] = []
 
 
-@declare("queue.extend", "POST /v1/queue.extend", role=Role.OPERATOR)
+@declare("queue.extend", "POST /v1/queue.extend", role=Role.OPERATOR, about=QUEUE)
 class ExtendRequest(QueueNameRequest[ExtendReply], frozen=True, kw_only=True):
     """Let leases run longer: all or none."""
 
     partition: Partition = 0
     ids: Ids = []
-    lease_timeout: Annotated[str, Meta(description="From now on; the queue's own if left out.")] = ""
+    lease_timeout: Annotated[str, told("From now on; the queue's own if left out.", DURATION_OR_NONE)] = ""
 
 
-@declare("queue.stats", "POST /v1/queue.stats", role=Role.VIEWER)
+@declare("queue.stats", "POST /v1/queue.stats", role=Role.VIEWER, about=QUEUE)
 class StatsRequest(QueueNameRequest[StatsReply], frozen=True, kw_only=True):
     """Count what waits, is leased, scheduled, dying."""
 
 
-@declare("queue.clear", "POST /v1/queue.clear", role=Role.ADMIN)
+@declare("queue.clear", "POST /v1/queue.clear", role=Role.ADMIN, about=QUEUE)
 class ClearRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Delete queued or scheduled items."""
 
@@ -184,31 +220,38 @@ class ClearRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     destructive: Annotated[bool, Meta(description="With --queue: leased items too.")] = False
 
 
-@declare("queue.pause", "POST /v1/queue.pause", role=Role.ADMIN)
+@declare("queue.pause", "POST /v1/queue.pause", role=Role.ADMIN, about=QUEUE)
 class PauseRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Take items in and give none out."""
 
 
-@declare("queue.resume", "POST /v1/queue.resume", role=Role.ADMIN)
+@declare("queue.resume", "POST /v1/queue.resume", role=Role.ADMIN, about=QUEUE)
 class ResumeRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Give items out again."""
 
 
-@declare("queue.reload", "POST /v1/queue.reload", role=Role.ADMIN)
+@declare("queue.reload", "POST /v1/queue.reload", role=Role.ADMIN, about=QUEUE)
 class ReloadRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Read the queue's state from its store again."""
 
 
-@declare("queue.redrive", "POST /v1/queue.redrive", role=Role.OPERATOR, redrives=True)
+@declare(
+    "queue.redrive",
+    "POST /v1/queue.redrive",
+    role=Role.OPERATOR,
+    about=QUEUE,
+    names=("source_queue",),
+    redrives=True,
+)
 class RedriveItemsRequest(QueueNameRequest[RedriveItemsReply], frozen=True, kw_only=True):
     """Move dead items back to the queue they died in."""
 
     partition: Partition = 0
-    source_queue: Annotated[str, Meta(description="The queue that they died in.")] = ""
+    source_queue: Annotated[str, told("The queue that they died in.", NAME)] = ""
     ids: Ids = []
 
 
-@declare("queues.create", "POST /v1/queues.create", role=Role.ADMIN)
+@declare("queues.create", "POST /v1/queues.create", role=Role.ADMIN, about=QUEUE, names=("dead_queue",))
 class CreateQueueRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Make a queue.
 
@@ -228,7 +271,7 @@ class CreateQueueRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True)
     paused: Annotated[bool, Meta(description="Accepted and ignored: 'queue pause' does that.")] = False
 
 
-@declare("queues.update", "POST /v1/queues.update", role=Role.ADMIN)
+@declare("queues.update", "POST /v1/queues.update", role=Role.ADMIN, about=QUEUE, names=("dead_queue",))
 class UpdateQueueRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Change a queue's settings.
 
@@ -247,27 +290,27 @@ class UpdateQueueRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True)
     partitions: Partitions = []
 
 
-@declare("queues.list", "POST /v1/queues.list", role=Role.VIEWER)
+@declare("queues.list", "POST /v1/queues.list", role=Role.VIEWER, about=Access.ALL)
 class ListRequest(QueueRequest[QueuesReply], frozen=True, kw_only=True):
     """List queues by name."""
 
-    pivot: Pivot = ""
+    pivot: QueuePivot = ""
     limit: Count = 0
 
 
-@declare("queues.info", "POST /v1/queues.info", role=Role.VIEWER)
+@declare("queues.info", "POST /v1/queues.info", role=Role.VIEWER, about=QUEUE)
 class InfoRequest(QueueNameRequest[QueueInfo], frozen=True, kw_only=True):
     """Show one queue."""
 
 
-@declare("queues.delete", "POST /v1/queues.delete", role=Role.ADMIN)
+@declare("queues.delete", "POST /v1/queues.delete", role=Role.ADMIN, about=QUEUE)
 class DeleteQueueRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Delete a queue and its items."""
 
     force: Annotated[bool, Meta(description="Delete it with the items that are in it.")] = False
 
 
-@declare("storage/items.list", "POST /v1/storage/items.list", role=Role.OPERATOR)
+@declare("storage/items.list", "POST /v1/storage/items.list", role=Role.OPERATOR, about=QUEUE)
 class ListItemsRequest(QueueNameRequest[ItemsReply], frozen=True, kw_only=True):
     """List queued and leased items."""
 
@@ -276,39 +319,28 @@ class ListItemsRequest(QueueNameRequest[ItemsReply], frozen=True, kw_only=True):
     limit: Count = 0
 
 
-@declare("storage/scheduled.list", "POST /v1/storage/scheduled.list", role=Role.OPERATOR)
+@declare("storage/scheduled.list", "POST /v1/storage/scheduled.list", role=Role.OPERATOR, about=QUEUE)
 class ListScheduledRequest(ListItemsRequest, frozen=True, kw_only=True):
     """List scheduled items."""
 
 
-class ImportedItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An item to import. `id`, `is_leased`, `lease_deadline`, `updated_at`, `dead_deadline`, `max_attempts` are
-    accepted, so that an export can be sent back, and ignored: an imported item is new and un-leased."""
+class ImportedItem(Item, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An item to import. What is leased stays leased until its `lease_deadline`, under its new id. `id`, `updated_at`,
+    `dead_deadline`, `max_attempts` are accepted, so that an export can be sent back, and ignored."""
 
-    id: str = ""
-    source_id: str = ""
-    attempts: int = 0
-    created_at: datetime | None = None
-    enqueue_at: datetime | None = None
-    lease_deadline: datetime | None = None
-    expire_deadline: datetime | None = None
-    dead_deadline: datetime | None = None
-    updated_at: datetime | None = None
-    is_leased: bool = False
-    max_attempts: int = 0
-    reference: str = ""
-    encoding: str = ""
-    kind: str = ""
-    payload: bytes = b""
-    dedupe_key: str = ""
-    source_queue: str = ""
-    death_reason: str = ""
-    death_attempts: int = 0
-    died_at: datetime | None = None
-    former_key: str = ""
+    dead_deadline: At = None
+    updated_at: At = None
 
 
-def imported_item(item: ImportedItem, item_id: str, *, created_at_us: int, expire_at_us: int, scheduled: bool) -> Item:
+def leased_until_us(item: ImportedItem, now_us: int) -> int:
+    """Until when an imported item is leased; 0 when it is not, or no more."""
+    until_us = microseconds_or_zero(item.lease_deadline) if item.is_leased else 0
+    return until_us if until_us > now_us else 0
+
+
+def imported_item(
+    item: ImportedItem, item_id: str, *, created_at_us: int, expire_at_us: int, scheduled: bool, until_us: int
+) -> Item:
     """An item that was imported, as it stands now."""
     return replace(
         convert(item, Item, from_attributes=True),
@@ -317,21 +349,28 @@ def imported_item(item: ImportedItem, item_id: str, *, created_at_us: int, expir
         enqueue_at=in_utc(item.enqueue_at) if scheduled else None,
         expire_deadline=moment(expire_at_us),
         died_at=in_utc(item.died_at),
-        lease_deadline=None,
-        is_leased=False,
+        lease_deadline=moment_or_none(until_us),
+        is_leased=until_us > 0,
         max_attempts=0,
     )
 
 
-@declare("storage/items.import", "POST /v1/storage/items.import", role=Role.ADMIN, limit="import")
+@declare(
+    "storage/items.import",
+    "POST /v1/storage/items.import",
+    role=Role.ADMIN,
+    about=QUEUE,
+    names=("items.source_queue",),
+    limit="import",
+)
 class ImportItemsRequest(QueueNameRequest[ItemsReply], frozen=True, kw_only=True):
     """Store items with their story."""
 
-    partition: Annotated[int, Meta(description="The partition that they go into.")] = 0
-    items: Annotated[list[ImportedItem], Meta(description="What to store, 1 to 1000 of them.")] = []
+    partition: Annotated[int, told("The partition that they go into.", PARTITION_NUMBER)] = 0
+    items: Annotated[list[ImportedItem], told("What to store, 1 to 1000 of them.", BATCH)] = []
 
 
-@declare("storage/items.delete", "POST /v1/storage/items.delete", role=Role.ADMIN)
+@declare("storage/items.delete", "POST /v1/storage/items.delete", role=Role.ADMIN, about=QUEUE)
 class DeleteItemsRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True):
     """Delete items by id."""
 

@@ -10,7 +10,8 @@ from msgspec import Meta, Struct, field
 
 from holdfast.core.collect import Range, SeriesState, Transaction
 from holdfast.core.moments import moment
-from holdfast.core.requests.declare import BYTES, Request, Role, Stream, declare, view
+from holdfast.core.plan import Place
+from holdfast.core.requests.declare import BYTES, Access, Request, Role, Stream, declare, view
 
 PAGE_COUNT_MAX = 1_000
 
@@ -62,7 +63,7 @@ class GapsReply(Struct, frozen=True, kw_only=True):
     items: Sequence[GapView]
 
 
-@declare("results.list", "GET /v1/results", role=Role.VIEWER)
+@declare("results.list", "GET /v1/results", role=Role.VIEWER, about=Access.EACH)
 class ListResults(Request[ResultsReply], frozen=True, kw_only=True):
     """Transactions by id, a page at a time."""
 
@@ -70,7 +71,14 @@ class ListResults(Request[ResultsReply], frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=PAGE_COUNT_MAX, description="How many.")] = PAGE_COUNT_MAX
 
 
-@declare("results.start", "POST /v1/results", role=Role.OPERATOR)
+@declare(
+    "results.start",
+    "POST /v1/results",
+    role=Role.OPERATOR,
+    about="producer",
+    names=("notify", "places"),
+    limit="result",
+)
 class StartResultRequest(Request[ResultView], frozen=True, kw_only=True):
     """Ask for a result, or find the one that has this id.
 
@@ -89,16 +97,27 @@ class StartResultRequest(Request[ResultView], frozen=True, kw_only=True):
     request: Annotated[bytes, Meta(description="The request's body.")] = field(name="bytes", default=b"")
     utf8: Annotated[str, Meta(description="The request's body, as text.")] = ""
 
+    @property
+    def places(self) -> list[Place]:
+        """Where it makes something go."""
+        return places(self.producer, self.notify)
+
 
 # The more specific path stands first.
-@declare("results.gaps", "GET /v1/results/{id}/gaps", role=Role.VIEWER)
+@declare("results.gaps", "GET /v1/results/{id}/gaps", role=Role.VIEWER, about=Access.FOUND)
 class ReadGaps(Request[GapsReply], frozen=True, kw_only=True):
     """Which ordinals are missing, as ranges with both ends."""
 
     id: TransactionId
 
 
-@declare("results.abandon", "POST /v1/results/{id}/abandon", role=Role.OPERATOR, schema="AbandonResultRequest")
+@declare(
+    "results.abandon",
+    "POST /v1/results/{id}/abandon",
+    role=Role.OPERATOR,
+    about=Access.FOUND,
+    schema="AbandonResultRequest",
+)
 class AbandonResult(Request[ResultView], frozen=True, kw_only=True):
     """Give a result up."""
 
@@ -106,7 +125,7 @@ class AbandonResult(Request[ResultView], frozen=True, kw_only=True):
     reason: Annotated[str, Meta(description="Why, for the ledger.")] = "by hand"
 
 
-@declare("results.read", "GET /v1/results/{id}/{series}", role=Role.OPERATOR, media=BYTES)
+@declare("results.read", "GET /v1/results/{id}/{series}", role=Role.OPERATOR, about=Access.FOUND, media=BYTES)
 class ReadSeries(Request[Stream], frozen=True, kw_only=True):
     """The bytes of a series in order, verified, up to the first gap."""
 
@@ -114,11 +133,20 @@ class ReadSeries(Request[Stream], frozen=True, kw_only=True):
     series: Annotated[str, Meta(description="The series.")]
 
 
-@declare("results.show", "GET /v1/results/{id}", role=Role.VIEWER)
+@declare("results.show", "GET /v1/results/{id}", role=Role.VIEWER, about=Access.FOUND)
 class ReadResult(Request[ResultView], frozen=True, kw_only=True):
     """One transaction with its series."""
 
     id: TransactionId
+
+
+def places(*addresses: str) -> list[Place]:
+    """Addresses as places: what may be EXCHANGE/KEY is taken for it."""
+    parts = [(text, *text.partition("/")) for text in addresses if text]
+    return [
+        Place(exchange=exchange, routing_key=key) if slash else Place(routing_key=text)
+        for text, exchange, slash, key in parts
+    ]
 
 
 def result_view(transaction: Transaction, series: Sequence[SeriesState] = ()) -> ResultView:

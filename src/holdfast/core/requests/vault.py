@@ -8,11 +8,11 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from msgspec import Meta, Struct, field
 
-from holdfast.core.ledger import LedgerRow
+from holdfast.core.ledger import ChainBreak, LedgerRow
 from holdfast.core.letter import GroupStatus, Letter, NewLetter
 from holdfast.core.moments import microseconds, moment, moment_or_none, parse_duration
 from holdfast.core.plan import Canary, Plan, PlanOptions, RedriveTask, Target
-from holdfast.core.requests.declare import BYTES, Request, Role, Stream, declare, view
+from holdfast.core.requests.declare import BYTES, Access, Request, Role, Stream, declare, view
 from holdfast.core.selection import ID_MAX, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX, TEXT_CHARACTERS_MAX, Selection
 from holdfast.core.states import LetterState
 from holdfast.errors import BadBody, BrokerError, HoldfastError, ShuttingDown, TryAgain
@@ -67,6 +67,10 @@ class Verified(Struct, frozen=True, kw_only=True):
     head: str
     broken_at: int = 0
     why: str = ""
+    broken: list[ChainBreak] = []  #: all that was found, up to a hundred; the first one is said above
+    sealed_from: int = 0  #: from this row on letters, revisions and tokens are vouched for
+    letters: int = 0
+    unknown: list[str] = []  #: what cannot be told from here
 
 
 class BalanceRow(Struct, frozen=True, kw_only=True):
@@ -188,12 +192,14 @@ class MessagesReply(Struct, frozen=True, kw_only=True):
 
 
 class RedriveQueueReply(Struct, frozen=True, kw_only=True):
-    """What became of them. Kept ones are in the vault."""
+    """What became of them. `kept_in` is where the kept ones are found, in the vault, and `kept_ids` are the first."""
 
     redriven: int
     kept: int
     possible_duplicates: int
     reasons: dict[str, int]
+    kept_in: str = ""
+    kept_ids: list[int] = []
 
 
 class ActionReply(Struct, frozen=True):
@@ -208,7 +214,7 @@ class EditReply(Struct, frozen=True):
     revision: int
 
 
-class RevisionView(Struct, frozen=True, kw_only=True):
+class RevisionView(Struct, frozen=True):
     """One edit."""
 
     number: int
@@ -220,7 +226,7 @@ class RevisionView(Struct, frozen=True, kw_only=True):
     drop: list[str]
 
 
-class GroupView(Struct, frozen=True, kw_only=True):
+class GroupView(Struct, frozen=True):
     """A failure group."""
 
     key: str
@@ -247,7 +253,7 @@ class RedrivesReply(Struct, frozen=True, kw_only=True):
     next: str = ""
 
 
-class FailedView(Struct, frozen=True, kw_only=True):
+class FailedView(Struct, frozen=True):
     """What could not become a letter."""
 
     id: int
@@ -346,12 +352,12 @@ class PageRequest(Request[R], Generic[R], frozen=True, kw_only=True):
     cursor: Annotated[str, Meta(max_length=200, description="Where the page before ended.")] = ""
 
 
-@declare("dlq.queues", "GET /admin/dlq/queues", role=Role.VIEWER)
+@declare("dlq.queues", "GET /admin/dlq/queues", role=Role.VIEWER, about=Access.EACH)
 class ListDeadQueues(Request[list[QueueView]], frozen=True, kw_only=True):
     """Dead-letter queues and their letters."""
 
 
-@declare("dlq.messages", "GET /admin/dlq/queues/{queue}/messages", role=Role.OPERATOR)
+@declare("dlq.messages", "GET /admin/dlq/queues/{queue}/messages", role=Role.OPERATOR, about="queue")
 class ListMessages(Request[MessagesReply], frozen=True, kw_only=True):
     """Letters of a queue, from the vault, or from the queue itself where that costs nothing."""
 
@@ -364,6 +370,7 @@ class ListMessages(Request[MessagesReply], frozen=True, kw_only=True):
     "dlq.redrive",
     "POST /admin/dlq/queues/{queue}/re-drive",
     role=Role.OPERATOR,
+    about="queue",
     redrives=True,
     schema="RedriveQueueRequest",
 )
@@ -372,14 +379,17 @@ class RedriveQueue(Request[RedriveQueueReply], frozen=True, kw_only=True):
 
     queue: Annotated[str, Meta(description="A dead-letter queue.")]
     limit: Annotated[int, Meta(ge=1, le=10_000, description="How many letters to send back.")] = 10
+    via: Annotated[
+        Literal["queue", "retry"], Meta(description="Straight, or through the exchange of the wait queue.")
+    ] = "queue"
 
 
-@declare("captures.list", "GET /admin/captures", role=Role.VIEWER)
+@declare("captures.list", "GET /admin/captures", role=Role.VIEWER, about=Access.EACH)
 class ListCaptures(Request[list[CaptureReport]], frozen=True, kw_only=True):
     """Captures of this server."""
 
 
-@declare("captures.start", "POST /admin/captures", role=Role.OPERATOR, schema="CaptureRequest")
+@declare("captures.start", "POST /admin/captures", role=Role.OPERATOR, about="queue", schema="CaptureRequest")
 class StartCapture(Request[CaptureReport], frozen=True, kw_only=True):
     """Take the letters of a queue into custody.
 
@@ -391,7 +401,7 @@ class StartCapture(Request[CaptureReport], frozen=True, kw_only=True):
     continuous: Annotated[bool, Meta(description="On a server: go on until it stops, and return at once.")] = False
 
 
-@declare("imports.failed", "GET /admin/imports/failed", role=Role.OPERATOR)
+@declare("imports.failed", "GET /admin/imports/failed", role=Role.OPERATOR, about=Access.ALL)
 class ListFailed(PageRequest[FailedReply], frozen=True, kw_only=True):
     """What could not become a letter."""
 
@@ -402,7 +412,8 @@ class ListFailed(PageRequest[FailedReply], frozen=True, kw_only=True):
 class Filter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Which letters: all of what is set must fit."""
 
-    ids: Annotated[tuple[Id, ...], Meta(max_length=100_000, description="Ids, separated by commas.")] = ()
+    # None at all, said explicitly, would be all letters.
+    ids: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=100_000, description="Ids, separated by commas.")] = ()
     queue: Annotated[Text, Meta(description="The dead-letter queue it was captured from.")] = ""
     source_queue: Annotated[Text, Meta(description="The queue it died in.")] = ""
     type: Annotated[Text, Meta(description="The message type.")] = ""
@@ -439,7 +450,7 @@ class Filter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
         )
 
 
-@declare("letters.search", "GET /admin/letters", role=Role.VIEWER)
+@declare("letters.search", "GET /admin/letters", role=Role.VIEWER, about="queue", limit="ids")
 class SearchLetters(Filter, Request[LettersReply], frozen=True, kw_only=True):
     """Find letters, newest first."""
 
@@ -457,34 +468,34 @@ class ActionRequest(Request[ActionReply], frozen=True, kw_only=True):
     reason: Reason = ""
 
 
-@declare("letters.archive", "POST /admin/letters/archive", role=Role.OPERATOR)
+@declare("letters.archive", "POST /admin/letters/archive", role=Role.OPERATOR, about="selection.queue", limit="ids")
 class ArchiveLetters(ActionRequest, frozen=True, kw_only=True):
     """Archive a selection: as many letters as were seen, or none."""
 
 
-@declare("letters.restore", "POST /admin/letters/restore", role=Role.OPERATOR)
+@declare("letters.restore", "POST /admin/letters/restore", role=Role.OPERATOR, about="selection.queue", limit="ids")
 class RestoreLetters(ActionRequest, frozen=True, kw_only=True):
     """Restore a selection: as many letters as were seen, or none."""
 
 
-@declare("letters.discard", "POST /admin/letters/discard", role=Role.ADMIN)
+@declare("letters.discard", "POST /admin/letters/discard", role=Role.ADMIN, about="selection.queue", limit="ids")
 class DiscardLetters(ActionRequest, frozen=True, kw_only=True):
     """Discard a selection: as many letters as were seen, or none."""
 
 
-@declare("letters.resolve", "POST /admin/letters/resolve", role=Role.OPERATOR)
+@declare("letters.resolve", "POST /admin/letters/resolve", role=Role.OPERATOR, about="selection.queue", limit="ids")
 class ResolveLetters(ActionRequest, frozen=True, kw_only=True):
     """Resolve a selection: as many letters as were seen, or none."""
 
 
-@declare("letters.show", "GET /admin/letters/{id}", role=Role.VIEWER)
+@declare("letters.show", "GET /admin/letters/{id}", role=Role.VIEWER, about=Access.FOUND)
 class ReadLetter(Request[LetterView], frozen=True, kw_only=True):
     """One letter."""
 
     id: LetterId
 
 
-@declare("letters.body", "GET /admin/letters/{id}/body", role=Role.OPERATOR, media=BYTES)
+@declare("letters.body", "GET /admin/letters/{id}/body", role=Role.OPERATOR, about=Access.FOUND, media=BYTES)
 class ReadBody(Request[bytes], frozen=True, kw_only=True):
     """The bytes of a letter."""
 
@@ -493,14 +504,21 @@ class ReadBody(Request[bytes], frozen=True, kw_only=True):
     original: Annotated[bool, Meta(description="Of the original.")] = False
 
 
-@declare("letters.revisions", "GET /admin/letters/{id}/revisions", role=Role.OPERATOR)
+@declare("letters.revisions", "GET /admin/letters/{id}/revisions", role=Role.OPERATOR, about=Access.FOUND)
 class ListRevisions(Request[list[RevisionView]], frozen=True, kw_only=True):
     """Edits of a letter."""
 
     id: LetterId
 
 
-@declare("letters.edit", "POST /admin/letters/{id}/revisions", role=Role.ADMIN, schema="EditRequest")
+@declare(
+    "letters.edit",
+    "POST /admin/letters/{id}/revisions",
+    role=Role.ADMIN,
+    about=Access.FOUND,
+    schema="EditRequest",
+    limit="letter",
+)
 class EditLetter(Request[EditReply], frozen=True, kw_only=True):
     """Edit a letter: a new revision, the original stays.
 
@@ -519,14 +537,16 @@ class EditLetter(Request[EditReply], frozen=True, kw_only=True):
     reason: Reason = ""
 
 
-@declare("letters.history", "GET /admin/letters/{id}/history", role=Role.VIEWER)
+@declare("letters.history", "GET /admin/letters/{id}/history", role=Role.VIEWER, about=Access.FOUND)
 class ReadHistory(Request[HistoryReply], frozen=True, kw_only=True):
     """What was done to it."""
 
     id: LetterId
 
 
-@declare("letters.export", "GET /admin/export", role=Role.OPERATOR, media="application/jsonl")
+@declare(
+    "letters.export", "GET /admin/export", role=Role.OPERATOR, about="queue", media="application/jsonl", limit="ids"
+)
 class ExportLetters(Filter, Request[Stream], frozen=True, kw_only=True):
     """Letters as JSON Lines, byte for byte."""
 
@@ -534,7 +554,7 @@ class ExportLetters(Filter, Request[Stream], frozen=True, kw_only=True):
 # --- groups, plans and redrives -------------------------------------------------------------------------------
 
 
-@declare("groups.list", "GET /admin/groups", role=Role.VIEWER)
+@declare("groups.list", "GET /admin/groups", role=Role.VIEWER, about=Access.ALL)
 class ListGroups(Request[GroupsReply], frozen=True, kw_only=True):
     """Letters that died of one cause."""
 
@@ -546,7 +566,7 @@ class ListGroups(Request[GroupsReply], frozen=True, kw_only=True):
     cursor: Annotated[Text, Meta(description="Where the page before ended.")] = ""
 
 
-@declare("groups.change", "POST /admin/groups/{key}", role=Role.OPERATOR, schema="GroupChange")
+@declare("groups.change", "POST /admin/groups/{key}", role=Role.OPERATOR, about=Access.ALL, schema="GroupChange")
 class ChangeGroup(Request[GroupView], frozen=True, kw_only=True):
     """Resolve, ignore or reopen a group, or note something about it."""
 
@@ -557,7 +577,17 @@ class ChangeGroup(Request[GroupView], frozen=True, kw_only=True):
     note: Annotated[LongText | None, Meta(description="What is known about it.")] = None
 
 
-@declare("plans.make", "POST /admin/plans", role=Role.OPERATOR, redrives=True, is_change=False, schema="PlanRequest")
+@declare(
+    "plans.make",
+    "POST /admin/plans",
+    role=Role.OPERATOR,
+    about="selection.queue",
+    names=("target",),
+    redrives=True,
+    is_change=False,
+    schema="PlanRequest",
+    limit="ids",
+)
 class PlanRedrive(Request[Plan], frozen=True, kw_only=True):
     """What a redrive would do: the frozen set, its targets, and what is left out."""
 
@@ -575,19 +605,26 @@ class PlanRedrive(Request[Plan], frozen=True, kw_only=True):
         return view(PlanOptions, self, selection=self.selection.selection(now_us))
 
 
-@declare("plans.show", "GET /admin/plans/{hash}", role=Role.OPERATOR, redrives=True)
+@declare("plans.show", "GET /admin/plans/{hash}", role=Role.OPERATOR, about=Access.FOUND, redrives=True)
 class ReadPlan(Request[Plan], frozen=True, kw_only=True):
     """A plan."""
 
     hash: Annotated[str, Meta(description="The hash of a plan.")]
 
 
-@declare("redrives.list", "GET /admin/redrives", role=Role.VIEWER)
+@declare("redrives.list", "GET /admin/redrives", role=Role.VIEWER, about=Access.ALL)
 class ListRedrives(PageRequest[RedrivesReply], frozen=True, kw_only=True):
     """Tasks, newest first."""
 
 
-@declare("redrives.start", "POST /admin/redrives", role=Role.OPERATOR, redrives=True, schema="StartRequest")
+@declare(
+    "redrives.start",
+    "POST /admin/redrives",
+    role=Role.OPERATOR,
+    about=Access.FOUND,
+    redrives=True,
+    schema="StartRequest",
+)
 class StartRedrive(Request[RedriveTask], frozen=True, kw_only=True):
     """Execute a plan, exactly."""
 
@@ -603,22 +640,22 @@ class TaskRequest(Request[RedriveTask], frozen=True, kw_only=True):
     id: TaskId
 
 
-@declare("redrives.show", "GET /admin/redrives/{id}", role=Role.VIEWER)
+@declare("redrives.show", "GET /admin/redrives/{id}", role=Role.VIEWER, about=Access.FOUND)
 class ReadRedrive(TaskRequest, frozen=True, kw_only=True):
     """One task and its progress."""
 
 
-@declare("redrives.pause", "POST /admin/redrives/{id}/pause", role=Role.OPERATOR, redrives=True)
+@declare("redrives.pause", "POST /admin/redrives/{id}/pause", role=Role.OPERATOR, about=Access.FOUND, redrives=True)
 class PauseRedrive(TaskRequest, frozen=True, kw_only=True):
     """Pause a task."""
 
 
-@declare("redrives.resume", "POST /admin/redrives/{id}/resume", role=Role.OPERATOR, redrives=True)
+@declare("redrives.resume", "POST /admin/redrives/{id}/resume", role=Role.OPERATOR, about=Access.FOUND, redrives=True)
 class ResumeRedrive(TaskRequest, frozen=True, kw_only=True):
     """Resume a task."""
 
 
-@declare("redrives.cancel", "POST /admin/redrives/{id}/cancel", role=Role.OPERATOR, redrives=True)
+@declare("redrives.cancel", "POST /admin/redrives/{id}/cancel", role=Role.OPERATOR, about=Access.FOUND, redrives=True)
 class CancelRedrive(TaskRequest, frozen=True, kw_only=True):
     """Cancel a task."""
 
@@ -626,34 +663,34 @@ class CancelRedrive(TaskRequest, frozen=True, kw_only=True):
 # --- ledger, tokens, events and sessions ----------------------------------------------------------------------
 
 
-@declare("ledger.read", "GET /admin/ledger", role=Role.OPERATOR)
+@declare("ledger.read", "GET /admin/ledger", role=Role.OPERATOR, about=Access.ALL)
 class ReadLedger(PageRequest[LedgerReply], frozen=True, kw_only=True):
     """Who did what, oldest first."""
 
 
-@declare("ledger.head", "GET /admin/ledger/head", role=Role.VIEWER)
+@declare("ledger.head", "GET /admin/ledger/head", role=Role.VIEWER, about=Access.ALL)
 class ReadHead(Request[HeadReply], frozen=True, kw_only=True):
     """The anchor of the chain."""
 
 
-@declare("ledger.verify", "GET /admin/ledger/verify", role=Role.OPERATOR)
+@declare("ledger.verify", "GET /admin/ledger/verify", role=Role.OPERATOR, about=Access.ALL)
 class VerifyLedger(Request[Verified], frozen=True, kw_only=True):
     """Whether the chain holds."""
 
     anchor: Annotated[str, Meta(description="A head that was noted before.")] = ""
 
 
-@declare("balance.read", "GET /admin/balance", role=Role.VIEWER)
+@declare("balance.read", "GET /admin/balance", role=Role.VIEWER, about=Access.EACH)
 class ReadBalance(Request[list[BalanceRow]], frozen=True, kw_only=True):
     """Letters by queue and state, from two sides."""
 
 
-@declare("tokens.list", "GET /admin/tokens", role=Role.ADMIN)
+@declare("tokens.list", "GET /admin/tokens", role=Role.ADMIN, about=Access.ALL)
 class ListTokens(Request[list[TokenView]], frozen=True, kw_only=True):
     """API tokens."""
 
 
-@declare("tokens.create", "POST /admin/tokens", role=Role.ADMIN, schema="TokenRequest")
+@declare("tokens.create", "POST /admin/tokens", role=Role.ADMIN, about=Access.ALL, schema="TokenRequest")
 class CreateToken(Request[TokenReply], frozen=True, kw_only=True):
     """Make a token; it is shown this once."""
 
@@ -669,28 +706,28 @@ class CreateToken(Request[TokenReply], frozen=True, kw_only=True):
         return moment(now_us) + timedelta(microseconds=parse_duration(self.expires_in, what="expires_in"))
 
 
-@declare("tokens.revoke", "DELETE /admin/tokens/{name}", role=Role.ADMIN)
+@declare("tokens.revoke", "DELETE /admin/tokens/{name}", role=Role.ADMIN, about=Access.ALL)
 class RevokeToken(Request[ActionReply], frozen=True, kw_only=True):
     """Revoke a token."""
 
     name: Annotated[str, Meta(description="Which one.")]
 
 
-@declare("events.watch", "GET /admin/events", role=Role.VIEWER, media="text/event-stream")
+@declare("events.watch", "GET /admin/events", role=Role.VIEWER, about=Access.ALL, media="text/event-stream")
 class WatchEvents(Request[Stream], frozen=True, kw_only=True):
     """Progress and arrivals as server-sent events."""
 
 
-@declare("session.open", "POST /admin/session", role=Role.VIEWER)
+@declare("session.open", "POST /admin/session", role=Role.VIEWER, about=Access.ITSELF)
 class OpenSession(Request[SessionReply], frozen=True, kw_only=True):
     """Open a session with a token: a cookie, and the token that every change by cookie needs."""
 
 
-@declare("session.show", "GET /admin/session", role=Role.VIEWER)
+@declare("session.show", "GET /admin/session", role=Role.VIEWER, about=Access.ITSELF)
 class ReadSession(Request[SessionReply], frozen=True, kw_only=True):
     """The session of this cookie."""
 
 
-@declare("session.close", "DELETE /admin/session", role=Role.VIEWER)
+@declare("session.close", "DELETE /admin/session", role=Role.VIEWER, about=Access.ITSELF)
 class CloseSession(Request[ActionReply], frozen=True, kw_only=True):
     """End the session of this cookie."""

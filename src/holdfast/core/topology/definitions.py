@@ -96,16 +96,7 @@ def to_definitions(found: Topology, *, vhost: str | None = "/") -> dict[str, obj
         "exchanges": [{"name": each.name, **place, **msgspec.to_builtins(each)} for each in found.exchanges],
         "queues": queues,
         "bindings": [{"source": each.source, **place, **msgspec.to_builtins(each)} for each in found.bindings],
-        "policies": [
-            {
-                **place,
-                "name": each.name,
-                "pattern": each.pattern,
-                "apply-to": each.apply_to,
-                **msgspec.to_builtins(each),
-            }
-            for each in found.policies
-        ],
+        "policies": [{**place, **msgspec.to_builtins(each)} for each in found.policies],
     }
 
 

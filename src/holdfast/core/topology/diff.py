@@ -5,6 +5,7 @@ AMQP can add, and can delete; it can change nothing. Each difference says which 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -148,18 +149,14 @@ def _way_out(what: str, name: str, aspects: list[Aspect]) -> str:
         return "set the policy anew, with the management API or rabbitmqctl set_policy"
     addable = all(aspect.found is None and aspect.name in _POLICY_NAMES for aspect in aspects)
     if addable:
-        keys = ", ".join(f'"{_POLICY_NAMES[aspect.name]}": {_json(aspect.wanted)}' for aspect in aspects)
-        return f"a policy can add it: pattern ^{_escaped(name)}$, definition {{{keys}}}"
+        added = json.dumps({_POLICY_NAMES[aspect.name]: aspect.wanted for aspect in aspects}, ensure_ascii=False)
+        return f"a policy can add it: pattern ^{_escaped(name)}$, definition {added}"
     if what == "exchange":
         return "make an exchange of another name, move the bindings and the publishers, then delete this one"
     return (
         "empty it and end its consumers, then apply with --delete makes it anew; or give the new queue another name, "
         "move the bindings, and delete this one when it has run empty"
     )
-
-
-def _json(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _escaped(name: str) -> str:

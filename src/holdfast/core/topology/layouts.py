@@ -138,14 +138,14 @@ STYLES: dict[str, _Style] = {
         structs.replace(
             _WAIT_NAMES,
             retry_exchange="retry.{queue}",
-            dead_exchange="dlq.{queue}",
+            dead_exchange=t.DEAD_EXCHANGES[0],
             dead_key="parking",
             dead_queue="{queue}.dlq",
         ),
     ),
     "quorum": _Style(
         "quorum",
-        structs.replace(_WAIT_NAMES, dead_exchange="{queue}.dlq", dead_queue="{queue}.dlq"),
+        structs.replace(_WAIT_NAMES, dead_exchange=t.DEAD_EXCHANGES[1], dead_queue="{queue}.dlq"),
         dead_type="fanout",
     ),
     "shared-dlq": _Style(
@@ -262,7 +262,7 @@ def _add_queue(parts: _Parts, name: str, entry: QueueEntry, defaults: DefaultsEn
         key = names.retry_key if rejected_to in waits and rejected_to.exchange else rejected_to.key
         arguments |= _dead_lettering(rejected_to.exchange, key, kind, version)
     if rejected_to is None or rejected_to in waits:
-        arguments = {**_no_limit(kind, version), **arguments}
+        arguments = {**no_limit(kind, version), **arguments}
     parts.queues.append(Queue(name=name, type=kind, arguments={**arguments, **entry.arguments}))
     parts.bindings += _bindings(name, "queue", entry.bindings)
     parts.families.append(
@@ -284,7 +284,7 @@ def _waits(parts: _Parts, names: _Names, steps: list[int], kind: str, version: V
         key = (names.retry_key + suffix) if exchange else queue
         back = _dead_lettering(t.DEFAULT_EXCHANGE, names.queue, kind, version)
         parts.queues.append(
-            Queue(name=queue, type=kind, arguments={t.TTL: delay_ms, **back, **_no_limit(kind, version)})
+            Queue(name=queue, type=kind, arguments={t.TTL: delay_ms, **back, **no_limit(kind, version)})
         )
         if exchange:
             # The first step is also where the main queue's own dead letters go, which all have the same key.
@@ -297,7 +297,7 @@ def _waits(parts: _Parts, names: _Names, steps: list[int], kind: str, version: V
 def _dead(parts: _Parts, names: _Names, style: _Style, kind: str, version: Version) -> FamilyQueue:
     exchange, queue = names.text("dead_exchange"), names.text("dead_queue")
     key = names.text("dead_key") if exchange else queue
-    parts.queues.append(Queue(name=queue, type=kind, arguments=_no_limit(kind, version)))
+    parts.queues.append(Queue(name=queue, type=kind, arguments=no_limit(kind, version)))
     if exchange:
         parts.exchanges.append(Exchange(name=exchange, type=style.dead_type))
         parts.bindings.append(Binding(source=exchange, destination=queue, key=key))
@@ -317,7 +317,7 @@ def _add_unroutable(parts: _Parts, file: TopologyFile, version: Version) -> Fami
         for exchange in parts.exchanges
     ]
     parts.exchanges.append(Exchange(name=entry.exchange, type="fanout"))
-    parts.queues.append(Queue(name=entry.queue, type=kind, arguments=_no_limit(kind, version)))
+    parts.queues.append(Queue(name=entry.queue, type=kind, arguments=no_limit(kind, version)))
     parts.bindings.append(Binding(source=entry.exchange, destination=entry.queue))
     return FamilyQueue(queue=entry.queue, exchange=entry.exchange, key="")
 
@@ -335,7 +335,7 @@ def _dead_lettering(exchange: str, key: str, kind: str, version: Version) -> dic
     return arguments
 
 
-def _no_limit(kind: str, version: Version) -> dict[str, Any]:
+def no_limit(kind: str, version: Version) -> dict[str, Any]:
     """-1 from 4.0, where the default of 20 deletes. Nothing on 3.x, where -1 drops a message at its first requeue."""
     return {t.DELIVERY_LIMIT: -1} if kind == "quorum" and version >= HAS_DEFAULT_LIMIT else {}
 

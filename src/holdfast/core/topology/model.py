@@ -6,11 +6,12 @@ In JSON each thing is written as RabbitMQ writes it, in `definitions.json` and i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Annotated, Any, NamedTuple
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, field, structs
 
 from holdfast.errors import Invalid
 
@@ -27,6 +28,8 @@ BYTES_MAX = "x-max-length-bytes"
 OVERFLOW = "x-overflow"
 DELIVERY_LIMIT = "x-delivery-limit"
 ALTERNATE = "alternate-exchange"
+#: What the layouts call the exchange before the dead queue of one queue.
+DEAD_EXCHANGES = ("dlq.{queue}", "{queue}.dlq")
 
 #: What a policy calls what an argument sets; those with a number: the smaller of the two holds.
 POLICY_KEYS = {
@@ -99,8 +102,8 @@ class Queue(Struct, frozen=True, kw_only=True):
 
     @property
     def all_arguments(self) -> dict[str, Any]:
-        """The arguments to declare it with. Classic is said by leaving the type out, as older clients do."""
-        return dict(self.arguments) if self.type == "classic" else {QUEUE_TYPE: self.type, **self.arguments}
+        """The arguments to declare it with. The type is always said: a virtual host may have a default of its own."""
+        return {QUEUE_TYPE: self.type, **self.arguments}
 
 
 class Binding(Struct, frozen=True, kw_only=True):
@@ -122,9 +125,9 @@ class Policy(Struct, frozen=True, kw_only=True):
 
     name: Text
     pattern: Text
+    apply_to: str = field(default="all", name="apply-to")
     definition: dict[str, Any]
     priority: int = 0
-    apply_to: str = field(default="all", name="apply-to")
 
 
 class Topology(Struct, frozen=True, kw_only=True):
@@ -259,6 +262,45 @@ def effective(arguments: Arguments, policy: Arguments) -> dict[str, Any]:
         elif isinstance(ours, int) and isinstance(theirs, int) and not (argument == DELIVERY_LIMIT and theirs == -1):
             merged[argument] = min(ours, theirs)
     return merged
+
+
+def in_force(topology: Topology) -> Topology:
+    """The same with what its policies add. Of several that fit, the one with the highest priority is in force alone."""
+    fitting = sorted(topology.policies, key=lambda policy: -policy.priority)
+
+    def added(thing: Exchange | Queue, kinds: tuple[str, ...]) -> dict[str, Any]:
+        found = next((p.definition for p in fitting if p.apply_to in kinds and fits(p, thing.name)), {})
+        return {key: value for key, value in found.items() if _is_sound(key, value)}
+
+    return structs.replace(
+        topology,
+        queues=tuple(
+            structs.replace(
+                queue, arguments=effective(queue.arguments, added(queue, ("all", "queues", f"{queue.type}_queues")))
+            )
+            for queue in topology.queues
+        ),
+        exchanges=tuple(
+            structs.replace(each, arguments={**({ALTERNATE: net} if net else {}), **each.arguments})
+            for each in topology.exchanges
+            for net in [added(each, ("all", "exchanges")).get(ALTERNATE)]
+        ),
+    )
+
+
+def fits(policy: Policy, name: str) -> bool | None:
+    """Whether its pattern is in a name; None for a pattern that the broker may read, and we cannot."""
+    try:
+        return re.search(policy.pattern, name) is not None
+    except (re.error, RecursionError, OverflowError):
+        return None
+
+
+def _is_sound(key: str, value: object) -> bool:
+    """Whether a policy can say so: the broker refuses a number in the place of a text."""
+    if POLICY_KEYS.get(key) in _NUMBERS:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, str)
 
 
 def binding_id(binding: Binding) -> tuple[str, str, str, str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 from msgspec import structs
@@ -30,7 +30,11 @@ class Graph:
     @cached_property
     def targets(self) -> dict[str, frozenset[str]]:
         """Queue → the queues that its dead letters can reach."""
-        return {name: self._dead_targets(queue) for name, queue in self._queues.items()}
+        found: dict[str, frozenset[str]] = dict.fromkeys(self._queues, frozenset())
+        for name, queue in self._queues.items():
+            if queue.dead_exchange is not None:
+                found[name] = self.possible(queue.dead_exchange, queue.arguments.get(t.DEAD_KEY))
+        return found
 
     @cached_property
     def cyclic(self) -> frozenset[str]:
@@ -49,6 +53,32 @@ class Graph:
         """Queues that dead letters reach and do not leave."""
         reached = {name for targets in self.targets.values() for name in targets}
         return frozenset(name for name in reached if not self.targets[name])
+
+    def leading_to(self, dead_queue: str, is_main: Callable[[str], bool]) -> frozenset[str]:
+        """The queues whose letters end in it: the broker sends them there, if need be through wait queues and other
+        dead queues, or the exchange by which the layouts have their consumers park leads there."""
+        targets = {name: self._letters_of(queue) for name, queue in self._queues.items()}
+        found = {name for name in self._queues if dead_queue in self._parked_into(name)}
+        seen, waiting = {dead_queue}, [dead_queue]
+        while waiting:
+            queue = waiting.pop()
+            before = {name for name, reached in targets.items() if queue in reached} - seen
+            seen |= before
+            found |= before
+            waiting += [name for name in before if not is_main(name)]
+        return frozenset(name for name in found if is_main(name) and name != dead_queue)
+
+    def _letters_of(self, queue: Queue) -> set[str]:
+        """Where its dead letters are meant to go: what only an alternate exchange takes has lost its way."""
+        exchange, key = queue.dead_exchange, queue.arguments.get(t.DEAD_KEY)
+        if exchange is None or (not exchange and key is None):
+            return set()
+        return self._walk(exchange, key, alternates=False)[0]
+
+    def _parked_into(self, queue: str) -> set[str]:
+        found = [pattern.format(queue=queue) for pattern in t.DEAD_EXCHANGES]
+        exchanges = [exchange for exchange in found if exchange in self._exchanges]
+        return {name for exchange in exchanges for name in self._walk(exchange, None, alternates=False)[0]}
 
     def possible(self, exchange: str, key: str | None) -> frozenset[str]:
         """The queues that a publish with that key can reach; None is a key that is not known.
@@ -94,11 +124,6 @@ class Graph:
                 waiting.append(there.alternate)
         return found, is_certain
 
-    def _dead_targets(self, queue: Queue) -> frozenset[str]:
-        if queue.dead_exchange is None:
-            return frozenset()
-        return self.possible(queue.dead_exchange, queue.arguments.get(t.DEAD_KEY))
-
     def _reach(self, start: Iterable[str], edges: dict[str, frozenset[str]] | None = None) -> set[str]:
         steps = self.targets if edges is None else edges
         found: set[str] = set()
@@ -132,16 +157,20 @@ def cut_off(before: Topology, after: Topology) -> str:
 def topic_matches(pattern: str, key: str) -> bool:
     """Whether a topic exchange would route the key by this binding: `*` is one word, `#` any number."""
     words = key.split(".") if key else []
-    # Which prefixes of the words the pattern so far can end at: linear, however many # a stranger writes.
-    ends = {0}
+    places: dict[str, int] = {}  # of each word, as bits
+    for place, word in enumerate(words):
+        places[word] = places.get(word, 0) | 1 << place
+    everywhere = (1 << len(words) + 1) - 1
+    # Which prefixes of the words the pattern so far can end at. All at a time: the pattern is a stranger's.
+    ends = 1
     for part in pattern.split(".") if pattern else ():
         if part == "#":
-            ends = set(range(min(ends), len(words) + 1))
+            ends = everywhere & -(ends & -ends)  # from the first of them on
         else:
-            ends = {end + 1 for end in ends if end < len(words) and part in ("*", words[end])}
+            ends = (ends & (everywhere if part == "*" else places.get(part, 0))) << 1 & everywhere
         if not ends:
             return False
-    return len(words) in ends
+    return bool(ends >> len(words))
 
 
 def _takes(kind: str, binding_key: str, key: str | None) -> bool:

@@ -61,7 +61,9 @@ def hazards(design: Design) -> list[Hazard]:
         if queue.type == "classic" and queue.dead_exchange is not None:
             found.add(Hazard(name=queue.name, reason=AT_MOST_ONCE, fatal=False))
         found |= {Hazard(name=queue.name, reason=reason) for reason in reasons}
-    found |= set(_about_exchanges(design.topology))
+    found |= {*_about_exchanges(design.topology), *_about_bindings(design.topology)}
+    reason = "its pattern cannot be read here: nobody can say what it does to which queue"
+    found |= {Hazard(name=each.name, reason=reason) for each in design.topology.policies if t.fits(each, "") is None}
     return sorted(found, key=lambda hazard: (not hazard.fatal, hazard.name, hazard.reason))
 
 
@@ -170,6 +172,14 @@ def _about_nowhere(queue: Queue, version: Version) -> Iterator[str]:
     limit = _delivery_limit(queue, version)
     if limit is not None:
         yield f"a delivery limit ({limit}) without a dead-letter exchange deletes what comes back too often"
+
+
+def _about_bindings(topology: Topology) -> Iterator[Hazard]:
+    direct = {exchange.name for exchange in topology.exchanges if exchange.type == "direct"}
+    for binding in topology.bindings:
+        if binding.source in direct and {"#", "*"} & set(binding.key.split(".")):
+            reason = f"it is a direct exchange: to '{binding.key}' only messages go whose key is that very text"
+            yield Hazard(name=binding.source, reason=f"{reason}; make it a topic exchange, or a fanout")
 
 
 def _about_exchanges(topology: Topology) -> Iterator[Hazard]:

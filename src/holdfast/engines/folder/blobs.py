@@ -7,18 +7,10 @@ import hashlib
 import os
 import stat
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from holdfast.engines.folder.files import (
-    BlobFolder,
-    PartialFile,
-    UnnamedFile,
-    in_thread,
-    is_file,
-    put_blobs,
-    remove_leftovers,
-)
+from holdfast.engines.folder.files import BlobFolder, PartialFile, UnnamedFile, in_thread, put_blobs, remove_leftovers
 from holdfast.errors import BlobExists, BlobMissing, CannotStart, HoldfastError, Invalid, StorageFailed
 from holdfast.ports.blobs import Blob, BlobContent, BlobStat, check_path
 
@@ -79,29 +71,24 @@ class FolderBlobs:
         return await in_thread(self._put_all, blobs)
 
     async def get(self, path: str) -> AsyncGenerator[bytes, None]:
-        reader = BlobReader(self._root, check_path(path))
-        try:
+        segments = check_path(path)
+        with ExitStack() as stack:
             with _translated("reading", path):
-                there = await in_thread(reader.open)
-            if not there:
+                file = await in_thread(self._open, segments, stack)
+            if file is None:
                 raise BlobMissing(f"blob does not exist; {path!r}")
             while True:
                 with _translated("reading", path):
-                    chunk = await in_thread(reader.read, CHUNK_BYTES)
+                    chunk = await in_thread(os.read, file, CHUNK_BYTES)
                 if not chunk:
                     return
                 yield chunk
-        finally:
-            reader.close()
 
     async def stat(self, path: str) -> BlobStat | None:
-        reader = BlobReader(self._root, check_path(path))
-        try:
-            with _translated("looking at", path):
-                there = await in_thread(reader.open)
-        finally:
-            reader.close()
-        return BlobStat(path=path, size_bytes=reader.size_bytes) if there else None
+        segments = check_path(path)
+        with ExitStack() as stack, _translated("looking at", path):
+            file = await in_thread(self._open, segments, stack)
+            return None if file is None else BlobStat(path=path, size_bytes=os.fstat(file).st_size)
 
     async def delete(self, path: str) -> bool:
         segments = check_path(path)
@@ -171,11 +158,23 @@ class FolderBlobs:
         return False
 
     def _sha256(self, segments: tuple[str, ...]) -> str | None:
-        reader = BlobReader(self._root, segments)
+        with ExitStack() as stack:
+            if (descriptor := self._open(segments, stack)) is None:
+                return None
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def _open(self, segments: tuple[str, ...], stack: ExitStack) -> int | None:
+        """A descriptor that the stack closes; none when there is no blob: a link, or a directory, is none."""
         try:
-            return reader.sha256() if reader.open() else None
-        finally:
-            reader.close()
+            with self._root.directory(segments[:-1]) as folder:
+                file = os.open(segments[-1], READ, dir_fd=folder)
+        except OSError as error:
+            if error.errno in NO_BLOB:
+                return None
+            raise
+        stack.callback(os.close, file)
+        return file if stat.S_ISREG(os.fstat(file).st_mode) else None
 
     def _is_taken(self, segments: tuple[str, ...]) -> bool:
         with suppress(FileNotFoundError), self._root.directory(segments[:-1]) as folder:
@@ -186,8 +185,8 @@ class FolderBlobs:
     def _delete(self, segments: tuple[str, ...]) -> bool:
         try:
             with self._root.directory(segments[:-1]) as folder:
-                if not is_file(segments[-1], folder):
-                    return False
+                if not stat.S_ISREG(os.stat(segments[-1], dir_fd=folder, follow_symlinks=False).st_mode):
+                    return False  # nor is a link to one
                 os.unlink(segments[-1], dir_fd=folder)
                 os.fsync(folder)
         except (FileNotFoundError, NotADirectoryError):
@@ -209,44 +208,6 @@ class FolderBlobs:
         # With its slash, a directory sorts among the files where the paths below it belong.
         found.sort(key=lambda entry: entry[0] + ("/" if entry[1] is None else ""), reverse=True)
         return found
-
-
-class BlobReader:
-    """Open, read, and `close` in any case."""
-
-    def __init__(self, root: BlobFolder, segments: tuple[str, ...]) -> None:
-        self.size_bytes = 0
-        self._root = root
-        self._segments = segments
-        self._file = -1
-
-    def open(self) -> bool:
-        """False when there is no blob: a link, or a directory, is none. Raises OSError."""
-        try:
-            with self._root.directory(self._segments[:-1]) as folder:
-                self._file = os.open(self._segments[-1], READ, dir_fd=folder)
-        except OSError as error:
-            if error.errno in NO_BLOB:
-                return False
-            raise
-        status = os.fstat(self._file)
-        self.size_bytes = status.st_size
-        return stat.S_ISREG(status.st_mode)
-
-    def read(self, bytes_max: int) -> bytes:
-        """The next bytes; empty at the end. Raises OSError."""
-        return os.read(self._file, bytes_max)
-
-    def sha256(self) -> str:
-        """Of all the bytes, from the beginning. Raises OSError."""
-        with os.fdopen(os.dup(self._file), "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
-    def close(self) -> None:
-        """May be called when `open` failed, and more than once."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
 
 
 async def _sized(content: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:

@@ -354,11 +354,6 @@ def remove_leftovers(root: BlobFolder) -> int:
     return removed
 
 
-def is_file(name: str, folder: int) -> bool:
-    """Whether the entry is a plain file; a link to one is not. Raises FileNotFoundError."""
-    return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-
-
 def fsync_folder(path: Path) -> None:
     descriptor = os.open(path, DIRECTORY)
     try:

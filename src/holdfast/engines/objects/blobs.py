@@ -48,7 +48,7 @@ async def open_object_blobs(url: str) -> AsyncIterator[ObjectBlobs]:
             },
         )
     except (obstore.exceptions.BaseError, ValueError) as error:
-        raise CannotStart(f"blob URL is invalid; {place}: {_first_line(error)}") from error
+        raise CannotStart(f"blob URL is invalid; {place}: {_first_line(error).replace(url, place)}") from error
     yield ObjectBlobs(store, place=place)
 
 

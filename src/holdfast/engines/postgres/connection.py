@@ -46,7 +46,7 @@ SESSION = (
 )
 
 Rows = list[tuple[Any, ...]]
-_BINARY_FORMATS = tuple((1,) * count for count in range(32))
+BINARY_FORMATS = tuple((1,) * count for count in range(32))
 
 #: What a statement takes: arrays are encoded by the functions below and are bytes by then.
 Value: TypeAlias = int | str | bytes | None
@@ -76,13 +76,11 @@ _WHAT_HAPPENED = {
     "57P03": "it is starting up",
 }
 
-MIGRATIONS = migrations(PACKAGE, kind="queue")
+MIGRATIONS = migrations(PACKAGE)
 SERVER_VERSION_MIN = 15
 
 _LOCK = "SELECT pg_advisory_xact_lock(1212106564, -2)"
-_BEGINNING = (
-    "CREATE SCHEMA IF NOT EXISTS holdfast; CREATE TABLE IF NOT EXISTS holdfast.{table} (version integer NOT NULL)"
-)
+_BEGINNING = "CREATE SCHEMA IF NOT EXISTS {schema}; CREATE TABLE IF NOT EXISTS {table} (version integer NOT NULL)"
 
 
 async def connect(url: str) -> psycopg.AsyncConnection[tuple[Any, ...]]:
@@ -147,7 +145,7 @@ class PipelineConnection:
                 self._pq.send_prepare(name, SQL[statement])
                 self._prepared.add(statement)
                 self._awaited.append(False)
-            self._pq.send_query_prepared(name, [encoded(value) for value in values], _BINARY_FORMATS[len(values)], 1)
+            self._pq.send_query_prepared(name, [encoded(value) for value in values], BINARY_FORMATS[len(values)], 1)
         except (psycopg.Error, OSError) as error:
             raise failed(error, self._place) from error
         self._awaited.append(True)
@@ -380,7 +378,7 @@ def _first_line(error: Exception) -> str:
 # --- the schema -------------------------------------------------------------------------------------------------------
 
 
-async def migrate(url: str, *, kind: str = "queue") -> None:
+async def migrate(url: str, *, kind: str = "queue", schema: str = "holdfast") -> None:
     """Make or upgrade the tables of a kind. Raises CannotStart with what to do."""
     place = place_of(url)
     try:
@@ -396,7 +394,7 @@ async def migrate(url: str, *, kind: str = "queue") -> None:
             )
         async with connection.transaction():
             await connection.execute(_LOCK)
-            await _upgrade(connection, place, kind)
+            await _upgrade(connection, place, kind, schema)
     except psycopg.errors.InsufficientPrivilege as error:
         raise CannotStart(
             f"storage cannot be prepared; {place}: {error.diag.message_primary}, let the user create a schema "
@@ -409,15 +407,16 @@ async def migrate(url: str, *, kind: str = "queue") -> None:
         await connection.close()
 
 
-async def _upgrade(connection: psycopg.AsyncConnection[tuple[object, ...]], place: str, kind: str) -> None:
-    steps = MIGRATIONS if kind == "queue" else migrations(PACKAGE, kind=kind)
-    table = "schema_version" if kind == "queue" else f"{kind}_schema_version"
-    exists = await connection.execute("SELECT to_regclass(%s) IS NOT NULL", (f"holdfast.{table}",))
+async def _upgrade(connection: psycopg.AsyncConnection[tuple[object, ...]], place: str, kind: str, schema: str) -> None:
+    steps = MIGRATIONS[kind]
+    table = f"{schema}.collect_schema_version" if kind == "collect" else f"{schema}.schema_version"
+    exists = await connection.execute("SELECT to_regclass(%s) IS NOT NULL", (table,))
     row = await exists.fetchone()
     if row is None or not row[0]:
-        await connection.execute(_BEGINNING.format(table=table).encode())
-    found = await (await connection.execute(f"SELECT version FROM holdfast.{table}".encode())).fetchone()  # noqa: S608 - our own name
-    version = int(str(found[0])) if found else 0
+        await connection.execute(_BEGINNING.format(schema=schema, table=table).encode())
+    await connection.execute(f"SET LOCAL search_path = {schema}, public".encode())
+    found = await (await connection.execute(f"SELECT max(version) FROM {table}".encode())).fetchone()  # noqa: S608 - our own name
+    version = int(str(found[0] or 0)) if found else 0
     newest = max(steps)
     if version > newest:
         raise CannotStart(
@@ -427,6 +426,6 @@ async def _upgrade(connection: psycopg.AsyncConnection[tuple[object, ...]], plac
         if number > version:
             await connection.execute(step.encode())
     if version == 0:
-        await connection.execute(f"INSERT INTO holdfast.{table} VALUES (%s)".encode(), (newest,))  # noqa: S608
+        await connection.execute(f"INSERT INTO {table} VALUES (%s)".encode(), (newest,))  # noqa: S608
     elif version < newest:
-        await connection.execute(f"UPDATE holdfast.{table} SET version = %s".encode(), (newest,))  # noqa: S608
+        await connection.execute(f"UPDATE {table} SET version = %s".encode(), (newest,))  # noqa: S608

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
 from typing import Any
 
 from holdfast.core.item import (
@@ -26,11 +25,19 @@ from holdfast.core.item import (
     is_scheduled,
     is_used_up,
 )
-from holdfast.core.moments import NEVER_US, microseconds, moment
-from holdfast.core.requests.queue import ImportedItem, imported_item
+from holdfast.core.moments import NEVER_US, microseconds_or_zero, moment
+from holdfast.core.requests.queue import ImportedItem, imported_item, leased_until_us
 from holdfast.engines.postgres.connection import Rows, bigints, byteas, texts, texts_or_null
-from holdfast.engines.postgres.partition import CountChange, PostgresPartition, earlier
-from holdfast.engines.postgres.transaction import Finish, OperationBatch, State, columns, refusal
+from holdfast.engines.postgres.transaction import (
+    CountChange,
+    Finish,
+    OperationBatch,
+    PostgresPartition,
+    State,
+    columns,
+    earlier,
+    refusal,
+)
 from holdfast.errors import StorageFailed
 from holdfast.ports.queue_store import (
     Arrive,
@@ -113,14 +120,14 @@ async def _produce_keyed(batch: OperationBatch, operation: Produce, partition: P
             operation.expire_timeout_us,
             *_labels(items),
             texts_or_null([item.dedupe_key for item in items]),
-            bigints([_us(item.enqueue_at) for item in items]),
+            bigints([microseconds_or_zero(item.enqueue_at) for item in items]),
             byteas([item.payload for item in items]),
             SCHEDULE_US_MIN,
         ):
             index, item = left[position - 1]
             ids[index] = partition.id_of(number)
             if waits:
-                change.schedule(1, at_us=_us(item.enqueue_at))
+                change.schedule(1, at_us=microseconds_or_zero(item.enqueue_at))
             else:
                 change.queue(1, expire_at_us=batch.now_us + operation.expire_timeout_us)
                 batch.made_available()
@@ -145,28 +152,30 @@ def _labels(items: Sequence[NewItem] | Sequence[ImportedItem]) -> list[bytes]:
     ]
 
 
-def _us(at: datetime | None) -> int:
-    return microseconds(at) if at else 0
-
-
 async def _import(batch: OperationBatch, operation: Import, partition: PostgresPartition) -> Finish:
     """Append items with their story; what is here already is left out."""
     change = batch.change(partition)
     stored: list[Item] = []
-    for position, number, waits, created_at, expire_at in await _insert_story(
+    for position, number, waits, created_at, expire_at, until_us in await _insert_story(
         batch, partition, operation.items, operation.expire_timeout_us
     ):
         item = operation.items[position - 1]
-        if waits:
-            change.schedule(1, at_us=_us(item.enqueue_at))
+        if until_us:
+            change.lease(1, until_us=until_us)
+        elif waits:
+            change.schedule(1, at_us=microseconds_or_zero(item.enqueue_at))
         else:
             change.queue(1, expire_at_us=expire_at)
-            if item.died_at:
-                change.death_us = min(change.death_us or _us(item.died_at), _us(item.died_at))
+            change.death_us = earlier(change.death_us, microseconds_or_zero(item.died_at))
             batch.made_available()
         stored.append(
             imported_item(
-                item, partition.id_of(number), created_at_us=created_at, expire_at_us=expire_at, scheduled=waits
+                item,
+                partition.id_of(number),
+                created_at_us=created_at,
+                expire_at_us=expire_at,
+                scheduled=waits,
+                until_us=until_us,
             )
         )
     return lambda: stored
@@ -175,7 +184,8 @@ async def _import(batch: OperationBatch, operation: Import, partition: PostgresP
 async def _insert_story(
     batch: OperationBatch, partition: PostgresPartition, items: Sequence[ImportedItem], expire_timeout_us: int
 ) -> Rows:
-    """Those that are new here: position, from 1, id, whether it waits for its moment, created_at, expire_at."""
+    """Those that are new here: position, from 1, id, whether it waits for its moment, created_at, expire_at, and until
+    when it is leased, or 0."""
     return await batch.ask(
         "import_items",
         partition,
@@ -187,14 +197,15 @@ async def _insert_story(
         texts_or_null([item.source_queue for item in items]),
         texts_or_null([item.death_reason for item in items]),
         bigints([item.death_attempts for item in items]),
-        bigints([_us(item.died_at) for item in items]),
-        bigints([_us(item.created_at) for item in items]),
-        bigints([_us(item.expire_deadline) for item in items]),
-        bigints([_us(item.enqueue_at) for item in items]),
+        bigints([microseconds_or_zero(item.died_at) for item in items]),
+        bigints([microseconds_or_zero(item.created_at) for item in items]),
+        bigints([microseconds_or_zero(item.expire_deadline) for item in items]),
+        bigints([microseconds_or_zero(item.enqueue_at) for item in items]),
         bigints([item.attempts for item in items]),
         byteas([item.payload for item in items]),
         SCHEDULE_US_MIN,
         texts_or_null([item.former_key for item in items]),
+        bigints([leased_until_us(item, 0) for item in items]),
     )
 
 
@@ -259,11 +270,26 @@ async def _lease(batch: OperationBatch, operation: LeaseItems, partition: Postgr
         change = batch.change(partition)
         change.queued -= len(rows)
         change.lease(len(rows), until_us=until_us)
-        _remember(partition, first_id, rows[-1][0] + 1 if len(rows) == operation.count_max else 0)
-        if len(rows) < operation.count_max:
+        is_short = len(rows) < operation.count_max
+        partition.first_id = 0 if is_short else rows[-1][0] + 1
+        if not first_id:
+            partition.first_id_until_s = asyncio.get_running_loop().time() + FIRST_ID_BELIEVED_S
+        if is_short:
             batch.short[partition] = batch.short.get(partition, False) or first_id > 0
-        deadline, suffix = moment(until_us), partition.suffix
-        return [LeasedItem(f"{row[0]:014x}{suffix}", row[1], deadline, *row[2:]) for row in rows]
+        deadline, suffix, id_of = moment(until_us), partition.suffix, partition.id_of
+        return [
+            LeasedItem(
+                f"{number:014x}{suffix}",
+                attempts,
+                deadline,
+                payload,
+                encoding,
+                kind,
+                reference,
+                id_of(first) if first else "",
+            )
+            for number, attempts, payload, encoding, kind, reference, first in rows
+        ]
 
     return finish
 
@@ -276,12 +302,6 @@ def _first_id(partition: PostgresPartition, count: int) -> int:
     if partition.queued < count or asyncio.get_running_loop().time() >= partition.first_id_until_s:
         return 0
     return partition.first_id
-
-
-def _remember(partition: PostgresPartition, first_id: int, next_id: int) -> None:
-    partition.first_id = next_id
-    if not first_id:
-        partition.first_id_until_s = asyncio.get_running_loop().time() + FIRST_ID_BELIEVED_S
 
 
 async def _release(batch: OperationBatch, operation: Release, partition: PostgresPartition) -> Finish:
@@ -356,17 +376,13 @@ async def _retry(batch: OperationBatch, operation: RetryItems, partition: Postgr
         else:
             back.append(state)
     _requeue(batch, partition, back)
-    _schedule(batch, partition, later)
-    ends = [await _die(batch, partition, states, reason, rules) for reason, states in dead.items()]
-    ended = Ended.joined(ends, requeued=len(back) + len(later))
-    return lambda: ended
-
-
-def _schedule(batch: OperationBatch, partition: PostgresPartition, later: Sequence[tuple[State, int]]) -> None:
     if later:
         moments = [at_us for _, at_us in later]
         batch.put("schedule_items", partition, *columns([state for state, _ in later]), bigints(moments))
         batch.change(partition).schedule(len(later), at_us=min(moments))
+    ends = [await _die(batch, partition, states, reason, rules) for reason, states in dead.items()]
+    ended = Ended.joined(ends, requeued=len(back) + len(later))
+    return lambda: ended
 
 
 # --- deadlines, deaths, deletions ------------------------------------------------------------------------------------

@@ -9,14 +9,26 @@ headers and body goes on as it came.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cached_property
 from typing import Any, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.core.death import HeaderChange, RedriveStamp, attempts_used, is_of_cycle, parked, retried, returns
+from holdfast.core.death import (
+    DEAD_QUEUES,
+    DEATH,
+    HeaderChange,
+    QueueNames,
+    RedriveStamp,
+    as_first_seen,
+    attempts_used,
+    is_of_cycle,
+    parked,
+    retried,
+    returns,
+)
 from holdfast.core.letter import Content, DeathStory, Fingerprinter, NewLetter, Origin, fingerprint
 from holdfast.core.message import Address, Delivery, Message, Outcome, OutcomeKind, Outgoing
 from holdfast.core.moments import moment
@@ -24,9 +36,9 @@ from holdfast.core.plan import Retries
 from holdfast.core.policy import Park, Wait, step_for
 from holdfast.core.topology.layouts import TopologyFile
 from holdfast.core.topology.model import Version
-from holdfast.engines.rabbitmq.connection import NOT_FOUND, retry_call
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
-from holdfast.engines.rabbitmq.inspector import PATTERNS, RabbitInspector
+from holdfast.engines.rabbitmq.connection import NOT_FOUND, Connection, retry_call
+from holdfast.engines.rabbitmq.consumer import ResumingConsumer
+from holdfast.engines.rabbitmq.inspector import RabbitInspector
 from holdfast.engines.rabbitmq.letters import digest, new_letter, read_message
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.redriver import Rewriter
@@ -34,9 +46,8 @@ from holdfast.engines.rabbitmq.topology import Declarer, QueueFamily, family_for
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.errors import BrokerError, BrokerRefused, MessageRefused, NotOurs, QueueMissing, StorageFailed
-from holdfast.ports.broker import Subscription, Unsettled, check_settled
+from holdfast.ports.broker import Starts, Subscription, Unsettled, check_settled
 from holdfast.ports.clock import Clock
-from holdfast.ports.starts import Starts
 from holdfast.proof import crash_point
 
 #: Left out when a message is too large with them: without its story it can still be kept.
@@ -44,6 +55,7 @@ DISPENSABLE = ("x-error-stack", "x-error-message", "x-kept-death")
 
 #: From the one version on, a quorum queue's count of returns has its rejections in it; from the other on no longer.
 COUNTS_REJECTIONS, COUNTS_FAILURES = Version(4, 0), Version(4, 3)
+CUT_SHORT_COUNT_MAX = 10_000
 PEEK_TIMEOUT_S = 5.0
 PEEK_MORE_TIMEOUT_S = 0.3
 
@@ -55,11 +67,13 @@ class RabbitOptions(Struct, frozen=True, kw_only=True):
     topology: TopologyFile | None = None  #: names the wait queues and dead queues; without it the layouts do
     starts: Starts | None = None  #: keeps what was begun, for queues that do not count how often a message came
     known: Sequence[str] = ()  #: dead-letter queues, by name
-    patterns: Sequence[str] = PATTERNS  #: and by pattern
+    patterns: Sequence[str] = DEAD_QUEUES  #: and by pattern
+    names: QueueNames = QueueNames()  #: in which of the queues that a letter tells of nothing fails
     grouped: Fingerprinter = fingerprint
     retries: Retries = Retries()
     quorum: bool = False  #: queues of our own are quorum queues
     insists: bool = False  #: a broker that hangs up at the start is asked again
+    waits: bool = False  #: one that is away at the start is waited for, beside everything else
 
 
 class RabbitBroker:
@@ -73,7 +87,7 @@ class RabbitBroker:
         self._options = options = options or RabbitOptions()
         self._declarer = Declarer(self._url, management=options.management, quorum=options.quorum)
         self._rewriter = Rewriter(self._url.login.user)
-        self.publisher = RabbitPublisher(self._url)
+        self.publisher = RabbitPublisher(self._url, waits=options.waits)
         self.inspector = RabbitInspector(
             self._url, options.management, known=options.known, patterns=options.patterns, retries=options.retries
         )
@@ -102,11 +116,11 @@ class RabbitBroker:
         return await self._declarer.delete_empty(queue)
 
     @asynccontextmanager
-    async def consumer(self, subscription: Subscription) -> AsyncIterator[RabbitSubscription]:
+    async def consumer(self, subscription: Subscription) -> AsyncIterator[RabbitConsumer]:
         queue = subscription.queue
         if not subscription.dead_queue:
             await self._declarer.close()  # it was for the start
-        consumer = RabbitConsumer(
+        consumer = ResumingConsumer(
             self._url,
             queue,
             prefetch=subscription.prefetch,
@@ -123,7 +137,7 @@ class RabbitBroker:
             starts = None
             if self._options.starts is not None and self._family(subscription).main.type != "quorum":
                 starts = AttemptLog(self._options.starts, f"{self._url.login.vhost} {queue}", holds=consumer.holds)
-            yield RabbitSubscription(
+            yield RabbitConsumer(
                 consumer,
                 self.publisher,
                 subscription,
@@ -136,21 +150,23 @@ class RabbitBroker:
     async def peek(self, queue: str, *, count_max: int) -> Sequence[NewLetter]:
         """Letters that are unreadable are left out."""
         found: list[NewLetter] = []
-        async with RabbitConsumer(self._url, queue, prefetch=count_max) as consumer:
+        async with await Connection.open(self._url.named("holdfast custody")) as connection:
+            is_empty = not (
+                await connection.depth(queue)
+            ).ready  # or busy: then it is looked at for a moment all the same
+        async with ResumingConsumer(self._url, queue, prefetch=count_max) as consumer:
             while len(found) < count_max:
-                timeout_s = PEEK_MORE_TIMEOUT_S if found else PEEK_TIMEOUT_S
+                timeout_s = PEEK_MORE_TIMEOUT_S if found or is_empty else PEEK_TIMEOUT_S
                 batch = await consumer.batch(count_max=count_max - len(found), timeout_s=timeout_s)
                 if not batch:
                     break
                 for delivery in batch:
-                    try:
+                    with suppress(MessageRefused):
                         found.append(self.letter(delivery, queue))
-                    except MessageRefused:
-                        continue
         return found
 
     def letter(self, delivery: Delivery, queue: str) -> NewLetter:
-        return new_letter(delivery, queue, self._options.grouped)
+        return new_letter(delivery, queue, self._options.grouped, self._options.names)
 
     def write(self, message: Message, to: Address, *, death: DeathStory | None = None, by: str = "") -> Outgoing:
         values: dict[str, Any] = {"headers": dict(message.headers)}
@@ -177,12 +193,12 @@ class RabbitBroker:
         return family_for(subscription, Version.parse(self.publisher.version), self._options.topology)
 
 
-class RabbitSubscription:
+class RabbitConsumer:
     """Deliveries of one queue; see `ports.broker.Consumer`. A delivery keeps its message as the broker's own."""
 
     def __init__(
         self,
-        consumer: RabbitConsumer,
+        consumer: ResumingConsumer,
         publisher: RabbitPublisher,
         subscription: Subscription,
         *,
@@ -198,6 +214,9 @@ class RabbitSubscription:
         self._user = user
         self._clock = clock
         self._starts = starts
+        self._begun: dict[Delivery, int] = {}  # by attempt
+        self._cut_short: dict[bytes, int] = {}  # of those that an interruption took away, by their digests
+        consumer.on_interrupted = self._interrupted
         self._counts_rejections = COUNTS_REJECTIONS <= Version.parse(publisher.version) < COUNTS_FAILURES
 
     @property
@@ -217,22 +236,24 @@ class RabbitSubscription:
 
     def message(self, delivery: Delivery) -> Message:
         message = read_message(delivery, self._subscription.queue, attempts_max=self._subscription.policy.attempts)
+        used = 0
+        if DEATH in message.headers:
+            used = attempts_used(message, self._family.wait_names)
+            message = as_first_seen(message, self._family.wait_names)
         returned = returns(message, with_rejections=self._counts_rejections)
-        if message.redelivered and returned is None:
-            returned = self._begun_before(delivery)
-        used = attempts_used(message) + (returned or 0)
+        if returned is None:
+            returned = self._charged(delivery, used)
         is_certain = not message.redelivered or returned is not None
-        delivery.own = message = replace(message, attempt=used + 1, attempt_is_certain=is_certain)
+        delivery.own = message = replace(message, attempt=used + (returned or 0) + 1, attempt_is_certain=is_certain)
         return message
 
     async def stop(self) -> None:
-        try:
+        with suppress(BrokerError):  # no connection: nothing comes either
             await self._consumer.stop()
-        except BrokerError:
-            pass  # no connection: nothing comes either
 
     async def begin(self, delivery: Delivery) -> None:
         self._check_ours(delivery)
+        self._begun[delivery] = self._message_of(delivery).attempt
         if self._starts is not None:
             self._starts.begin(delivery)
 
@@ -247,11 +268,12 @@ class RabbitSubscription:
         names = self._family.wait_names
         message = self._message_of(delivery)
         # A rejection carries no count of ours: attempts that ended with their process would be forgotten by it.
-        is_told = message.attempt - 1 == attempts_used(message)
+        is_told = message.attempt - 1 == attempts_used(message, names)
         if self._subscription.policy.by == "broker" and is_told and is_of_cycle(message.headers, message.queue, names):
             check_settled(self._ended([delivery], self._consumer.dead_letter([delivery])))
             return
-        change = retried(message, wait.failure, user=self._user, wait_queues=names)
+        dead_queue = self._family.dead.queue
+        change = retried(message, wait.failure, dead_queue=dead_queue, user=self._user, wait_queues=names)
         step = self._family.waits[step_for(wait.delay_us, self._family.steps_us)]
         # Straight into the queue: an exchange on the way could lose its binding.
         await self._publish(Address(routing_key=step.queue), delivery, change)
@@ -260,7 +282,7 @@ class RabbitSubscription:
 
     async def park(self, delivery: Delivery, park: Park) -> None:
         self._check_ours(delivery)
-        message = self._message_of(delivery)
+        message, dead = self._message_of(delivery), self._family.dead
         change = parked(
             message,
             park.failure,
@@ -268,16 +290,17 @@ class RabbitSubscription:
             reason=park.reason,
             at=moment(self._clock.now_us()),
             by=self._subscription.consumer,
+            dead_queue=dead.queue,
             user=self._user,
             wait_queues=self._family.wait_names,
         )
-        dead = self._family.dead
         await self._publish(Address(exchange=dead.exchange, routing_key=dead.key), delivery, change)
         crash_point("rabbitmq.after_park_confirm")
         check_settled(await self.ack([delivery]))
 
-    async def release(self, delivery: Delivery) -> None:
+    async def give_back(self, delivery: Delivery) -> None:
         missed = self._consumer.give_back([delivery])
+        self._begun.pop(delivery, None)
         if self._starts is not None and self._consumer.holds(delivery):
             self._starts.leave(delivery)
         if missed:
@@ -289,22 +312,39 @@ class RabbitSubscription:
     def _family(self) -> QueueFamily:
         return self._find_family()
 
+    def _charged(self, delivery: Delivery, used: int) -> int | None:
+        """Where the broker counts no returns: how many attempts at a message that came again ended with their process
+        or connection; None where nobody can say."""
+        stood = self._consumer.stood_count > 0
+        self._consumer.stood_count -= stood
+        if not delivery.redelivered:
+            return None
+        if self._starts is not None:
+            with suppress(StorageFailed):  # what cannot be read is not certain
+                return self._starts.charge(delivery)
+        if self._cut_short and (reached := self._cut_short.pop(digest(delivery.properties, delivery.body), 0)):
+            return reached - used
+        # The kill of a broker makes all that stands in a classic queue look as if it had been delivered before; and
+        # what this process had did not end it.
+        return 0 if stood else None
+
+    def _interrupted(self) -> None:
+        """What was begun comes again: that attempt counts, for nobody will hear how it ends."""
+        for delivery, attempt in self._begun.items():
+            self._cut_short[digest(delivery.properties, delivery.body)] = attempt
+        self._begun.clear()
+        while len(self._cut_short) > CUT_SHORT_COUNT_MAX:
+            del self._cut_short[next(iter(self._cut_short))]
+
     def _message_of(self, delivery: Delivery) -> Message:
         return delivery.own if isinstance(delivery.own, Message) else self.message(delivery)
 
-    def _begun_before(self, delivery: Delivery) -> int | None:
-        """How often it was begun and not settled, by our own log; None where there is none, or none to be read."""
-        try:
-            return None if self._starts is None else self._starts.charge(delivery)
-        except StorageFailed:
-            return None
-
     def _ended(self, deliveries: Sequence[Delivery], missed: Sequence[Delivery]) -> list[Unsettled]:
         """They are settled, but for those that were missed: these are answered."""
-        if self._starts is not None:
-            for delivery in deliveries:
-                if delivery not in missed:
-                    self._starts.end(delivery)
+        for delivery in deliveries:
+            self._begun.pop(delivery, None)
+            if self._starts is not None and delivery not in missed:
+                self._starts.end(delivery)
         return [Unsettled(delivery, self._not_ours()) for delivery in missed]
 
     def _check_ours(self, delivery: Delivery) -> None:

@@ -10,6 +10,8 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
+from itertools import groupby
+from operator import attrgetter
 from typing import Self, TypeAlias, TypeVar, cast
 
 from pamqp import base
@@ -20,14 +22,7 @@ from holdfast.core.recovery import Depth
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import commands
 from holdfast.engines.rabbitmq.wire import session as methods
-from holdfast.engines.rabbitmq.wire.events import (
-    ORDINARY,
-    Blocked,
-    ClosedByBroker,
-    Event,
-    Method,
-    Opened,
-)
+from holdfast.engines.rabbitmq.wire.events import ORDINARY, ClosedByBroker, Event, Method
 from holdfast.engines.rabbitmq.wire.frames import ProtocolBroken
 from holdfast.engines.rabbitmq.wire.session import AmqpSession, HandshakeFailed, State
 from holdfast.errors import (
@@ -132,20 +127,15 @@ class Channel:
         if set(map(type, events)) <= ORDINARY:
             self.listener.on_events(events)
             return
-        unasked: list[Event] = []
         for event in events:
-            kind = type(event)
-            if kind is Method:
-                self._answered(event.method)  # type: ignore[union-attr]
-            elif kind is ClosedByBroker:
-                if unasked:
-                    self.listener.on_events(unasked)
-                    unasked = []
-                self.close(refusal(event), event)  # type: ignore[arg-type]
-            else:
-                unasked.append(event)
+            if isinstance(event, Method):
+                self._answered(event.method)
+        unasked: list[Event] = [event for event in events if not isinstance(event, Method | ClosedByBroker)]
         if unasked:
             self.listener.on_events(unasked)
+        for event in events:
+            if isinstance(event, ClosedByBroker):
+                self.close(refusal(event), event)
 
     def close(self, error: BrokerError, close: Close) -> None:
         """The channel is gone: whoever waits is told, once."""
@@ -282,9 +272,16 @@ class Connection(asyncio.Protocol):
         """Ask, one question at a time, beside whatever else goes on. A refusal closes the channel that it was asked on:
         that is one for questions, and the next question gets another. Raises BrokerRefused or BrokerLost."""
         async with self._turn:
-            if self._questions is None or not self._questions.is_open:
-                self._questions = await self.channel(Listener())
-            return await self._questions.call(method)
+            asked = self._questions
+            if asked is None or not asked.is_open:
+                asked = self._questions = await self.channel(Listener())
+            try:
+                return await asked.call(method)
+            except BaseException:
+                # Given up or too late, its answer may still come: the next question must not take it for its own.
+                self._questions = None
+                asked.write(commands.method(asked.number, amqp.Channel.Close(200, "given up", 0, 0)))
+                raise
 
     async def has_queue(self, name: str) -> bool:
         """Whether there is such a queue. Raises BrokerRefused when that may not be asked."""
@@ -317,29 +314,24 @@ class Connection(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Read nothing more until `resume_reading`: what the broker sends stays with it."""
-        if self._transport is not None and not self._paused and not self.closed.done():
-            self._paused = True
-            if self._rest is None:
-                self._transport.pause_reading()
+        self._paused = True
+        self._read_or_rest()
 
     def resume_reading(self) -> None:
         """Read again."""
-        if self._transport is not None and self._paused and not self.closed.done():
-            self._paused = False
-            if self._rest is None:
-                self._transport.resume_reading()
+        self._paused = False
+        self._read_or_rest()
 
     async def close(self) -> None:
         """Say goodbye and wait for the answer, within a limit."""
         self.resume_reading()
-        if self.is_open:
-            self.session.close()
-            self._flush()
-            try:
+        try:
+            if self.is_open:
+                self.session.close()
+                self._flush()
                 await asyncio.wait([self.closed], timeout=CLOSE_TIMEOUT_S)
-            finally:
-                self._abort()
-        self._abort()
+        finally:
+            self._abort()
 
     async def __aenter__(self) -> Self:
         return self
@@ -364,23 +356,11 @@ class Connection(asyncio.Protocol):
             self._fail(NotABroker(f"this is no broker that we can talk to; {self.url}: {error}"))
             return
         self._flush()
-        if len(numbers := {event.channel for event in events}) == 1 and 0 not in numbers:
-            self._dispatch(events)
+        if len({event.channel for event in events}) == 1:
+            self._dispatch(events)  # most reads concern one channel: its events go on as one list
             return
-        start = 0
-        # Most reads concern one channel: its events go on as one list.
-        for place, event in enumerate(events):
-            if event.channel == 0:
-                self._dispatch(events[start:place])
-                self._about_connection(event)
-                start = place + 1
-            elif event.channel != events[start].channel:
-                self._dispatch(events[start:place])
-                start = place
-        self._dispatch(events[start:] if start else events)
-
-    def eof_received(self) -> None:
-        """The other side has ended: so do we."""
+        for _, same in groupby(events, key=attrgetter("channel")):
+            self._dispatch(list(same))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._fail(self._why(error))
@@ -395,32 +375,39 @@ class Connection(asyncio.Protocol):
 
     def _rest_from_reading(self) -> None:
         """The broker sends two messages or so at a time: to read each by itself costs it and us more than they do."""
-        if self._transport is not None and not self._paused and self._rest is None:
-            self._transport.pause_reading()
+        if self._rest is None:
             self._rest = self._loop.call_later(self.read_pause_s, self._read_on)
+            self._read_or_rest()
 
     def _read_on(self) -> None:
         self._rest = None
-        if self._transport is not None and not self._paused and not self.closed.done():
-            self._transport.resume_reading()
+        self._read_or_rest()
+
+    def _read_or_rest(self) -> None:
+        """To pause or to resume twice does no harm."""
+        if self._transport is not None and not self.closed.done():
+            is_read = not self._paused and self._rest is None
+            self._transport.resume_reading() if is_read else self._transport.pause_reading()
 
     def _dispatch(self, events: list[Event]) -> None:
-        if events:
-            channel = self._channels.get(events[0].channel)
-            if channel is not None:
-                channel.handle(events)
-                if not channel.is_open:
-                    self._channels.pop(channel.number, None)
+        number = events[0].channel
+        if number == 0:
+            for event in events:
+                self._about_connection(event)
+        elif (channel := self._channels.get(number)) is not None:
+            channel.handle(events)
+            if not channel.is_open:
+                self._channels.pop(number, None)
 
-    def _about_connection(self, event: object) -> None:
+    def _about_connection(self, event: Event) -> None:
         match event:
-            case Opened():
+            case Method(method=amqp.Connection.OpenOk()):
                 self._start_heartbeats()
                 if not self.opened.done():
                     self.opened.set_result(None)
-            case Blocked(str(reason)):
-                emit("broker.blocked", address=str(self.url), error=reason)
-            case Blocked(None):
+            case Method(method=amqp.Connection.Blocked()):
+                emit("broker.blocked", address=str(self.url), error=self.session.blocked)
+            case Method(method=amqp.Connection.Unblocked()):
                 emit("broker.unblocked", address=str(self.url))
                 for channel in list(self._channels.values()):
                     channel.listener.on_writable()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal, Self
 
@@ -31,8 +31,8 @@ CLOSE_TIMEOUT_S = 10.0
 FIRST_COUNT = 1
 
 
-class RabbitConsumer:
-    """`async with RabbitConsumer(url, "q") as consumer:`, then `batch()` and `ack()`.
+class ResumingConsumer:
+    """`async with ResumingConsumer(url, "q") as consumer:`, then `batch()` and `ack()`.
 
     Opening it raises BrokerError: at the start nothing is retried, so that a wrong name is seen at once. With
     `on_start="resume"`, for a broker that has answered before, only what it refuses is raised.
@@ -55,6 +55,9 @@ class RabbitConsumer:
             raise ValueError(f"prefetch must be from 1 to {PREFETCH_MAX}, not {prefetch}")
         self.queue = queue
         self.interruptions_count = 0
+        self.on_interrupted: Callable[[], None] = lambda: None  #: before the deliveries of the channel are let go of
+        self.stood_count = 0  #: how many messages had come before, or stood in the queue, when consuming was resumed
+        self._lost_count = 0
         self._url = url.named(f"holdfast consumer of {queue}")
         self._prefetch = FIRST_COUNT if bytes_max else prefetch
         self._prefetch_max = prefetch
@@ -159,7 +162,7 @@ class RabbitConsumer:
         # In this order: given back before the cancel, a quorum queue loses the order of its messages.
         await current.cancel(timeout_s=CLOSE_TIMEOUT_S)
         self.flush()
-        await current.release_all()
+        await current.give_back_all()
         current.leave()  # what ends now, ends on purpose
         if self._count_before is not None:
             await wait_until_settled(connection, self.queue, count_before=self._count_before)
@@ -197,6 +200,8 @@ class RabbitConsumer:
         self._trouble = error or BrokerLost(f"the broker cancelled the consumer; queue '{self.queue}'")
         self.flush()  # after a cancel the channel lives: what was settled before still counts
         self.interruptions_count += 1
+        self.on_interrupted()
+        self._lost_count += self.unsettled_count
         self._current.leave()
         self._ready.clear()
         self._broken.set()
@@ -299,6 +304,9 @@ class RabbitConsumer:
         current = self._channel(self._current.number + 1)
         current.opened(await connection.channel(current))
         self._current = current
+        if self.interruptions_count:
+            self.stood_count = (await connection.depth(self.queue)).ready + self._lost_count
+            self._lost_count = 0
         await current.consume(self.queue, self._prefetch)
         self._patience.worked(asyncio.get_running_loop().time())
 

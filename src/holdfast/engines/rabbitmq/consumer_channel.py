@@ -100,7 +100,7 @@ class ConsumerChannel(Listener):
             self.channel.write(self.tracker.flush(acks_count_max))
             self._walked_count += self.tracker.singles_count * self.held_count
 
-    async def release_all(self) -> int:
+    async def give_back_all(self) -> int:
         """All of the channel by one frame, tag 0: one by one is quadratic on a classic queue. Answers how many.
 
         A quorum queue takes back what came by several consumers in either order, when it is one frame: so there is one

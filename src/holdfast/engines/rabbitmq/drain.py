@@ -69,7 +69,7 @@ class RabbitDrain:
         self._loss: BrokerError | None = None
         self._has_begun = False
         self._stopped = False
-        self._keeps: Callable[[Delivery], bool] = lambda delivery: True  # of those that nobody has taken
+        self._is_wanted: Callable[[Delivery], bool] = lambda delivery: True  # of those that nobody has taken
         self._is_full = False  # too many bytes in hand: nothing is read
         self._is_asking = False
 
@@ -119,6 +119,7 @@ class RabbitDrain:
             return
         fits_count = self._budget.fits_count
         with self._asking():
+            # Held letters use up prefetch; to widen it the broker is asked, so not before they have a quarter of it.
             if (fits_count + held_count - self._channels.capacity_count) * 4 >= fits_count:
                 await self._channels.allow()
                 if self._may_ask() and self._connection is not None:
@@ -163,19 +164,19 @@ class RabbitDrain:
                 self._free(_owned_bytes((delivery,)))
             delivery.body = delivery.properties = b""
 
-    async def stop(self, keeps: Callable[[Delivery], bool]) -> Sequence[Delivery]:
-        self._stopped, self._keeps = True, keeps
+    async def stop(self, wanted: Callable[[Delivery], bool]) -> Sequence[Delivery]:
+        self._stopped, self._is_wanted = True, wanted
         self._read_on()
         await self._channels.stop()
-        untaken = list(filter(keeps, self._ready))
+        untaken = list(filter(wanted, self._ready))
         self._ready.clear()
         return untaken
 
-    async def release_all(self, *, others_count: int) -> int:
+    async def give_back_all(self, *, others_count: int) -> int:
         connection = self._connection
         if connection is None or not self._channels.is_open:
             return 0
-        count = await self._channels.release_all()
+        count = await self._channels.give_back_all()
         if not await wait_until_settled(
             connection, self.queue, count_before=others_count + 1, timeout_s=SETTLE_TIMEOUT_S
         ):
@@ -215,7 +216,7 @@ class RabbitDrain:
     def _arrived(self, deliveries: list[Delivery]) -> None:
         if self._stopped:
             # On their way when we said stop: they go back with the rest, and only for these is more than that to do.
-            deliveries = list(filter(self._keeps, deliveries))
+            deliveries = list(filter(self._is_wanted, deliveries))
         size_bytes = _owned_bytes(deliveries)
         self._owned_bytes += size_bytes
         self._budget.came(len(deliveries), size_bytes)
@@ -384,10 +385,10 @@ class DrainChannels:
         self._budget.capacity_count = self._fresh_count = 0
         self.flush()
 
-    async def release_all(self) -> int:
+    async def give_back_all(self) -> int:
         """Everything that is unsettled; answers how much. One channel after the other, the oldest letters first."""
         self.flush()
-        return sum([await channel.release_all() for channel in self._all.values() if channel.is_open])
+        return sum([await channel.give_back_all() for channel in self._all.values() if channel.is_open])
 
     def leave(self) -> None:
         """Hear nothing more of any of them: what is unsettled is the broker's again, or goes back to it."""

@@ -23,13 +23,14 @@ from typing import Any
 from msgspec.structs import replace
 from pamqp import base
 
+from holdfast.core.death import DEAD_QUEUES, QueueNames
 from holdfast.core.message import Address, OutcomeKind, Outgoing
 from holdfast.core.plan import Retries
 from holdfast.core.recovery import Depth, Permission, Preflight
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.core.topology.model import (
-    ALTERNATE,
     DEAD_EXCHANGE,
+    DEAD_EXCHANGES,
     DEAD_KEY,
     DELIVERY_LIMIT,
     TTL,
@@ -41,7 +42,7 @@ from holdfast.core.topology.model import (
 from holdfast.core.topology.routing import Graph
 from holdfast.engines.rabbitmq.connection import ACCESS_REFUSED, NOT_FOUND, Connection
 from holdfast.engines.rabbitmq.drain import is_name, lock_name
-from holdfast.engines.rabbitmq.management import ManagedExchange, ManagedPermission, ManagedQueue, Management
+from holdfast.engines.rabbitmq.management import ManagedPermission, ManagedQueue, Management
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import PORTS, BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
@@ -59,7 +60,6 @@ SOURCES = ("amq.direct", "amq.fanout")
 TIMEOUT_S = 5.0
 #: Since 4.0 every quorum queue has it unless told otherwise.
 DELIVERY_LIMIT_DEFAULT = 20
-PATTERNS = ("*.dlq",)
 LOOK_TIMEOUT_S = 10.0
 MS_PER_S = 1_000
 WAITS_IN_A_ROW_MAX = 10
@@ -77,7 +77,7 @@ class RabbitInspector:
         management: str | None,
         *,
         known: Sequence[str] = (),
-        patterns: Sequence[str] = PATTERNS,
+        patterns: Sequence[str] = DEAD_QUEUES,
         retries: Retries | None = None,
     ) -> None:
         self._url = url
@@ -88,31 +88,40 @@ class RabbitInspector:
 
     async def queues(self) -> list[QueueFacts]:
         if self._management is None:
-            found = [one for name in self._known if (one := await self.queue(name)) is not None]
-            async with await self._open() as connection:
-                sources = [_source(one.queue) for one in found]
-                names = {name for name in sources if name and await connection.has_queue(name)}
-        else:
-            async with Management(self._management) as api:
-                infos = await api.queues(self._url.login.vhost)
-            names = {info.name for info in infos}
-            found = [_facts(info) for info in infos if self._knows(info.name)]
+            return [one for name in self._known if (one := await self.queue(name)) is not None]
+        async with Management(self._management) as api:
+            infos = await api.queues(self._url.login.vhost)
+        names = {info.name for info in infos}
+        found = [_facts(info) for info in infos if self._knows(info.name)]
         return [replace(one, source_queue=_source(one.queue) if _source(one.queue) in names else "") for one in found]
 
     async def queue(self, name: str) -> QueueFacts | None:
         if not self._knows(name):
             return None
+        source, vhost = _source(name), self._url.login.vhost
         try:
             if self._management is not None:
                 async with Management(self._management) as api:
-                    return _facts(await api.queue(self._url.login.vhost, name))
+                    found = _facts(await api.queue(vhost, name))
+                    return replace(
+                        found, source_queue=source if source and await _has_queue(api, vhost, source) else ""
+                    )
             async with await self._open() as connection:
                 depth = await connection.depth(name)
+                source = source if source and await connection.has_queue(source) else ""
         except BrokerRefused as error:
             if error.reply_code == NOT_FOUND:
                 return None
             raise
-        return QueueFacts(queue=name, ready=depth.ready, note="its delivery limit is not known")
+        note = "its delivery limit is not known"
+        return QueueFacts(queue=name, source_queue=source, ready=depth.ready, note=note)
+
+    async def sources(self, queue: str, names: QueueNames) -> frozenset[str]:
+        async with await self._open() as connection:
+            seen, _ = await self._look(connection)
+            if seen is None:
+                return await _named_source(connection, queue)
+        return seen.graph.leading_to(queue, names.is_main)
 
     async def reach(self, addresses: Sequence[Address]) -> dict[Address, Reach]:
         found: dict[Address, Reach] = {}
@@ -167,7 +176,7 @@ class RabbitInspector:
                 graph = await _graph(api, vhost, queues)
         except HoldfastError as error:
             return None, f"the management API could not be asked; {error.message}"
-        return _Routing({one.name: effective(one.arguments, one.effective_policy) for one in queues}, graph), ""
+        return _Routing({one.name: _in_force(one).arguments for one in queues}, graph), ""
 
 
 class _Routing:
@@ -240,15 +249,31 @@ def _cluster(connection: Connection) -> str:
 
 async def _graph(api: Management, vhost: str, queues: Sequence[ManagedQueue] = ()) -> Graph:
     exchanges, bindings, policies = await api.exchanges(vhost), await api.bindings(vhost), await _policies(api, vhost)
-    effective_exchanges = [_with_policy(exchange, policies.get(exchange.policy or "")) for exchange in exchanges]
-    return Graph(Topology(exchanges=tuple(effective_exchanges), queues=tuple(queues), bindings=tuple(bindings)))
+    in_force = tuple(exchange.effective(policies) for exchange in exchanges)
+    return Graph(Topology(exchanges=in_force, queues=tuple(map(_in_force, queues)), bindings=tuple(bindings)))
 
 
-def _with_policy(exchange: ManagedExchange, policy: Policy | None) -> ManagedExchange:
-    """With the alternate exchange that its policy sets; one of its own comes first."""
-    if policy is None or ALTERNATE not in policy.definition:
-        return exchange
-    return replace(exchange, arguments={ALTERNATE: policy.definition[ALTERNATE], **exchange.arguments})
+def _in_force(queue: ManagedQueue) -> ManagedQueue:
+    return replace(queue, arguments=effective(queue.arguments, queue.effective_policy))
+
+
+async def _has_queue(api: Management, vhost: str, name: str) -> bool:
+    try:
+        await api.queue(vhost, name)
+    except BrokerRefused as error:
+        if error.reply_code == NOT_FOUND:
+            return False
+        raise
+    return True
+
+
+async def _named_source(connection: Connection, dead_queue: str) -> frozenset[str]:
+    """What can be seen of a layout without the management API: its main queue, and the exchange by which it parks."""
+    queue = _source(dead_queue)
+    if not queue or not await connection.has_queue(queue):
+        return frozenset()
+    exchanges = [pattern.format(queue=queue) for pattern in DEAD_EXCHANGES if is_name(pattern.format(queue=queue))]
+    return frozenset([queue] if any([await connection.has_exchange(name) for name in exchanges]) else [])
 
 
 async def _policies(api: Management, vhost: str) -> dict[str, Policy]:
@@ -284,7 +309,13 @@ class RabbitRunInspector:
     """`preflight` once, on the connection that will consume; without a queue it is about the targets alone."""
 
     def __init__(
-        self, connection: Connection, publisher: RabbitPublisher, queue: str, *, management: str | None
+        self,
+        connection: Connection,
+        publisher: RabbitPublisher,
+        queue: str,
+        *,
+        management: str | None,
+        names: QueueNames | None = None,
     ) -> None:
         self._connection = connection
         self._publisher = publisher
@@ -293,6 +324,8 @@ class RabbitRunInspector:
             management = connection.url.default_management()  # as its broker is, it may be on its default port
         self._management = management or None
         self._graph: Graph | None = None
+        self._names = names or QueueNames()
+        self._sources: frozenset[str] | None = None
         self._info: ManagedQueue | None = None
         self._priority = PRIORITY_UNSEEN
         self._shown: ManagedPermission | None = None  # where nobody tells us our rights
@@ -303,6 +336,12 @@ class RabbitRunInspector:
             return [address.routing_key]
         reached = self._graph.reached(address.exchange, address.routing_key) if self._graph else None
         return sorted(reached or ())
+
+    def sources(self) -> frozenset[str]:
+        """The queues that lead to the dead-letter queue, as they were seen at the start."""
+        if self._sources is None:
+            self._sources = self._graph.leading_to(self._queue, self._names.is_main) if self._graph else frozenset()
+        return self._sources
 
     def blocked(self, address: Address) -> str:
         """Why nothing that is sent there gets to where it is meant for; empty when it does, or nobody could say."""
@@ -353,6 +392,7 @@ class RabbitRunInspector:
         for address in table.fixed_addresses():
             await self._check(address, found)
         if self._graph is None:
+            self._sources = await _named_source(self._connection, self._queue)
             _warn_of_the_unseen(found, table)
         found.rights = await self._rights(table, found)
         return found
@@ -376,7 +416,7 @@ class RabbitRunInspector:
                 found.alarm = await management.alarms() or ""
                 info = await management.queue(login.vhost, self._queue) if self._queue else None
                 priority = await _priority_above(management, info)
-                self._graph = await _graph(management, login.vhost)
+                self._graph = await _graph(management, login.vhost, await management.queues(login.vhost))
                 self._shown = await _permission(management, login)
         except HoldfastError as error:
             found.warnings.append(f"the management API could not be asked, checks are fewer; {error.message}")
@@ -453,7 +493,7 @@ def _warn_of_the_unseen(found: Preflight, table: RouteTable) -> None:
     if table.mode is Mode.EXCHANGE:
         found.warnings.append("which other queues get a copy cannot be said without the management API")
     named = sorted({f"'{one.exchange}'" for one in table.fixed_addresses() if one.exchange})
-    if named or table.mode not in (Mode.SOURCE, Mode.PLACE):
+    if named or not (table.goes_to_source or table.mode is Mode.PLACE):
         found.warnings.append(
             f"whether the keys of {', '.join(named) or 'exchanges'} reach a queue, or an alternate exchange only, "
             "cannot be known without the management API"
@@ -511,7 +551,7 @@ async def _permission(management: Management, login: Login) -> ManagedPermission
 
 def _exchanges(table: RouteTable, found: Preflight) -> Iterable[str]:
     names = dict.fromkeys(address.exchange for address in table.fixed_addresses())
-    if table.mode is Mode.SOURCE or found.delivery_limit is not None:
+    if table.goes_to_source or found.delivery_limit is not None:
         names[""] = None  # also for what goes back by a publish
     return names
 

@@ -14,7 +14,15 @@ from decimal import Decimal
 from hashlib import blake2b
 from math import isfinite
 
-from holdfast.core.death import REDRIVE_ID, deaths, first_death, redriven_count
+from holdfast.core.death import (
+    PARKED_AT,
+    REDRIVE_ID,
+    QueueNames,
+    as_text,
+    deaths,
+    redriven_count,
+    where_it_died,
+)
 from holdfast.core.letter import (
     ERROR_CHARACTERS_MAX,
     NAME_CHARACTERS_MAX,
@@ -27,6 +35,7 @@ from holdfast.core.letter import (
 )
 from holdfast.core.message import Delivery, Message
 from holdfast.core.moments import microseconds
+from holdfast.core.policy import REASON_POISON
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.table import Undecodable, Value
 from holdfast.errors import MessageRefused
@@ -68,8 +77,8 @@ def hash_of(head_bytes: int, head: Sequence[bytes], body: bytes) -> bytes:
 def read_message(delivery: Delivery, queue: str, *, attempts_max: int = 0) -> Message:
     """What of it can be decoded. The rest is left out here, and travels on as it came."""
     decoded = properties.decode(delivery.properties)
-    headers = decoded.get("headers")
-    identity = _text(decoded.get("message_id"))
+    headers, priority, sent_at = (decoded.get(name) for name in ("headers", "priority", "timestamp"))
+    identity = as_text(decoded.get("message_id"))
     return Message(
         body=delivery.body,
         id=identity,
@@ -77,19 +86,23 @@ def read_message(delivery: Delivery, queue: str, *, attempts_max: int = 0) -> Me
         queue=queue,
         exchange=delivery.exchange,
         routing_key=delivery.routing_key,
-        type=_text(decoded.get("type")),
-        correlation_id=_text(decoded.get("correlation_id")),
-        content_type=_text(decoded.get("content_type")),
-        content_encoding=_text(decoded.get("content_encoding")),
-        expiration=_text(decoded.get("expiration")),
-        user_id=_text(decoded.get("user_id")),
+        type=as_text(decoded.get("type")),
+        correlation_id=as_text(decoded.get("correlation_id")),
+        content_type=as_text(decoded.get("content_type")),
+        content_encoding=as_text(decoded.get("content_encoding")),
+        expiration=as_text(decoded.get("expiration")),
+        user_id=as_text(decoded.get("user_id")),
+        reply_to=as_text(decoded.get("reply_to")),
+        app_id=as_text(decoded.get("app_id")),
+        priority=priority if isinstance(priority, int) else None,
+        timestamp=sent_at if isinstance(sent_at, datetime) else None,
         headers=headers if isinstance(headers, dict) else {},
         redelivered=delivery.redelivered,
         attempts_max=attempts_max,
     )
 
 
-def new_letter(delivery: Delivery, queue: str, grouped: Fingerprinter) -> NewLetter:
+def new_letter(delivery: Delivery, queue: str, grouped: Fingerprinter, names: QueueNames) -> NewLetter:
     """A delivery with everything that its headers tell. Raises MessageRefused."""
     if len(delivery.body) > LETTER_BYTES_MAX:
         size = len(delivery.body)
@@ -99,9 +112,10 @@ def new_letter(delivery: Delivery, queue: str, grouped: Fingerprinter) -> NewLet
         raise MessageRefused(f"its properties cannot be read: {unreadable.reason}")
     headers = decoded.pop("headers", None)
     headers = headers if isinstance(headers, dict) else {}
-    death = _death(headers)
-    kind = _text(decoded.get("type")) or _text(headers.get("MessageType"))
-    group = grouped(kind, death)
+    death = _death(headers, queue, names)
+    kind = as_text(decoded.get("type")) or as_text(headers.get("MessageType"))
+    shown = {clip(name, NAME_CHARACTERS_MAX): plain(value) for name, value in headers.items()}
+    group = grouped(kind, death, shown, queue)
     return NewLetter(
         queue=clip(queue, NAME_CHARACTERS_MAX),
         origin="rabbitmq",
@@ -109,38 +123,44 @@ def new_letter(delivery: Delivery, queue: str, grouped: Fingerprinter) -> NewLet
         properties=delivery.properties,
         digest=digest(delivery.properties, delivery.body),
         death=death,
-        message_id=clip(_text(decoded.get("message_id")), NAME_CHARACTERS_MAX),
+        message_id=clip(as_text(decoded.get("message_id")), NAME_CHARACTERS_MAX),
         type=clip(kind, NAME_CHARACTERS_MAX),
         exchange=clip(delivery.exchange, NAME_CHARACTERS_MAX),
         routing_key=clip(delivery.routing_key, NAME_CHARACTERS_MAX),
         shown={name: plain(value) for name, value in decoded.items()},
-        headers={clip(name, NAME_CHARACTERS_MAX): plain(value) for name, value in headers.items()},
+        headers=shown,
         redelivered=delivery.redelivered,
-        redrive_id=clip(_text(headers.get(REDRIVE_ID)), NAME_CHARACTERS_MAX),
+        redrive_id=clip(as_text(headers.get(REDRIVE_ID)), NAME_CHARACTERS_MAX),
         redriven_count=redriven_count(Message(body=b"", headers=headers)),
         group=group.key,
         group_title=group.title,
     )
 
 
-def _death(headers: Mapping[str, Value]) -> DeathStory:
-    found, first = deaths(headers), first_death(headers)
+def _death(headers: Mapping[str, Value], dead_queue: str, names: QueueNames) -> DeathStory:
+    """A parking takes x-death off: whatever tells of a main queue there is newer than that, and counts instead."""
+    found, source = deaths(headers), where_it_died(headers, dead_queue, names)[0]
     died = [microseconds(death.at) for death in found if death.at]
-    parked = _moment_us(headers.get("x-parked-at"))
-    last = parked or max(died, default=0)
-    queue = _text(headers.get("x-original-queue")) or (first.queue if first else "")
-    reason = _text(headers.get("x-parked-reason")) or (found[0].reason if found else "")
+    failed = [death for death in found if death.queue != dead_queue and names.is_main(death.queue)]
+    is_parked = not failed and "x-parked-reason" in headers
+    last = _moment_us(headers.get(PARKED_AT)) if is_parked else 0
+    last = last or max(died, default=0)
+    parked = as_text(headers.get("x-parked-reason"))
+    reason = parked if is_parked else (failed or found)[0].reason if found else ""
     retries = headers.get("x-retry-count")
     count = retries if isinstance(retries, int) and not isinstance(retries, bool) else 0
+    # Neither a parking nor whoever put it here after its last wait has counted the run that made him do it.
+    is_uncounted = parked != REASON_POISON if is_parked else bool(found) and names.is_wait_queue(found[0].queue)
+    count += sum(death.count for death in failed) + is_uncounted
     return DeathStory(
-        queue=clip(queue, NAME_CHARACTERS_MAX),
+        queue=clip(source.queue if source else "", NAME_CHARACTERS_MAX),
         reason=clip(reason, REASON_CHARACTERS_MAX),
-        count=min(max(0, count + sum(death.count for death in found)), 2**31),
+        count=min(max(0, count), 2**31),
         first_at_us=min([*died, last] if last else died, default=0),
         last_at_us=last,
-        error_type=clip(_text(headers.get("x-error-type")), REASON_CHARACTERS_MAX),
-        error_message=clip(_text(headers.get("x-error-message")), ERROR_CHARACTERS_MAX),
-        error_stack=clip(_text(headers.get("x-error-stack")), ERROR_CHARACTERS_MAX),
+        error_type=clip(as_text(headers.get("x-error-type")), REASON_CHARACTERS_MAX),
+        error_message=clip(as_text(headers.get("x-error-message")), ERROR_CHARACTERS_MAX),
+        error_stack=clip(as_text(headers.get("x-error-stack")), ERROR_CHARACTERS_MAX),
     )
 
 
@@ -176,7 +196,3 @@ def plain(value: Value) -> JsonValue:
             return {clip(name, NAME_CHARACTERS_MAX): plain(one) for name, one in value.items()}
         case Undecodable():
             return {"undecodable": base64.b64encode(value.raw).decode()}
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""

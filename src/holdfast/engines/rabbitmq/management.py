@@ -8,20 +8,26 @@ Its counts are up to five seconds old and may be missing; they are for people, n
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from typing import Any, Self, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 import httpx2
 import msgspec
 
-from holdfast.core.topology.model import Binding, Exchange, Policy, Queue
+from holdfast.core.checks import unclear_url
+from holdfast.core.topology.model import ALTERNATE, Binding, Exchange, Policy, Queue
 from holdfast.errors import BadAddress, BrokerRefused, BrokerUnreachable, NotABroker
 
 TIMEOUT_S = 30.0
 PAGE_ROWS = 500
 PAGES_MAX = 1000
+#: Bindings come in one piece: this is half a million of them.
+ANSWER_BYTES_MAX = 128 * 2**20
 
 T = TypeVar("T")
+#: Not packed.
+PLAIN = "identity"
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +35,6 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
     rabbitmq_version: str
     cluster_name: str = ""
-    node: str = ""
 
 
 class ManagedQueue(Queue, frozen=True, kw_only=True):
@@ -44,7 +49,6 @@ class ManagedQueue(Queue, frozen=True, kw_only=True):
     messages_unacknowledged: int | None = None
     messages_dlx: int | None = None  #: dead letters of an at-least-once queue that have not arrived yet
     consumers: int | None = None
-    state: str = ""
 
     @property
     def effective_policy(self) -> dict[str, Any]:
@@ -56,6 +60,13 @@ class ManagedExchange(Exchange, frozen=True, kw_only=True):
     """An exchange, and the policy that holds for it."""
 
     policy: str | None = None
+
+    def effective(self, policies: Mapping[str, Policy]) -> Exchange:
+        """With the alternate exchange that its policy sets; one of its own comes first."""
+        policy = policies.get(self.policy or "")
+        added = {ALTERNATE: policy.definition[ALTERNATE]} if policy and ALTERNATE in policy.definition else {}
+        own = {name: getattr(self, name) for name in Exchange.__struct_fields__}
+        return Exchange(**own | {"arguments": added | self.arguments})
 
 
 class ManagedPermission(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,20 +88,25 @@ class Management:
     """`async with Management("http://user:password@host:15672") as management:`."""
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S, ca_file: str | None = None) -> None:
+        if why := unclear_url(url):
+            raise BadAddress(f"management address is invalid; {why}")
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadAddress("management address is invalid; expected http://user:password@host:15672")
-        try:
-            port = f":{parts.port}" if parts.port else ""
-        except ValueError as error:
-            raise BadAddress(f"management address is invalid; {error}") from error
+        port = f":{parts.port}" if parts.port else ""
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         self.address = f"{parts.scheme}://{host}{port}{parts.path.rstrip('/')}"
         self._user = unquote(parts.username or "guest")
         login = httpx2.BasicAuth(self._user, unquote(parts.password or ("" if parts.username else "guest")))
         # Nobody to trust without TLS: to read all authorities takes 90 ms and 3 MB.
         verify = parts.scheme == "https" and (ca_file is None or ssl.create_default_context(cafile=ca_file))
-        self._client = httpx2.AsyncClient(base_url=f"{self.address}/api", auth=login, timeout=timeout_s, verify=verify)
+        self._client = httpx2.AsyncClient(
+            base_url=f"{self.address}/api",
+            auth=login,
+            timeout=timeout_s,
+            verify=verify,
+            headers={"Accept-Encoding": PLAIN},
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,8 +173,18 @@ class Management:
         return _decode(answer.content, kind, self.address)
 
     async def _send(self, path: str, **content: Any) -> httpx2.Response:
+        body = bytearray()
         try:
-            return await self._client.request("POST" if "json" in content else "GET", path, **content)
+            async with self._client.stream("POST" if "json" in content else "GET", path, **content) as answer:
+                # Packed, a small answer can be of any size.
+                if answer.headers.get("Content-Encoding", PLAIN) != PLAIN:
+                    raise NotABroker(f"management API makes no sense; {self.address} sends an answer that is packed")
+                async for chunk in answer.aiter_raw():
+                    body += chunk
+                    if len(body) > ANSWER_BYTES_MAX:
+                        text = f"{self.address} sends an answer of more than {ANSWER_BYTES_MAX} bytes"
+                        raise NotABroker(f"management API makes no sense; {text}")
+                return httpx2.Response(answer.status_code, content=bytes(body), request=answer.request)
         except httpx2.HTTPError as error:
             text = str(error) or type(error).__name__
             raise BrokerUnreachable(f"management API cannot be reached; {self.address}: {text}") from error

@@ -27,18 +27,20 @@ from pamqp import commands as amqp
 
 from holdfast.core.message import CONFIRMED, Outcome, OutcomeKind, Outgoing
 from holdfast.core.moments import Backoff, BackoffTimer
-from holdfast.engines.rabbitmq.connection import CONNECTION_FORCED, Channel, Close, Connection, Listener
+from holdfast.engines.rabbitmq.connection import CONNECTION_FORCED, Channel, Close, Connection, Listener, passes
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
 from holdfast.engines.rabbitmq.wire.commands import PublishEncoder, Unsendable
 from holdfast.engines.rabbitmq.wire.events import Confirmed, Event, Returned
-from holdfast.errors import BrokerError, BrokerLost
-from holdfast.ports.broker import Told
+from holdfast.errors import BrokerError, BrokerLost, BrokerUnreachable
+from holdfast.ports.broker import OnOutcome
 from holdfast.telemetry.events import emit
 
 WINDOW_MESSAGES = 8192
 WINDOW_BYTES = 16 * 2**20
 PUBLISH_TIMEOUT_S = 60.0
+#: So long a start waits for a broker that does not answer, where it need not be there.
+FIRST_TIMEOUT_S = 3.0
 RENEWAL = Backoff(first_s=0.25, delay_s_max=15.0)
 NOT_IN_TIME = "no answer within {timeout_s:g} s"
 
@@ -187,16 +189,14 @@ class Confirms:
 
     def _suspects(self, event: Returned) -> list[int]:
         """Whom a return may be about when it fits none exactly: all that have the closest likeness in flight."""
-        tests: tuple[Callable[[Outgoing], bool], ...] = (
-            lambda sent: (
-                (sent.exchange, sent.routing_key, sent.body) == (event.exchange, event.routing_key, event.body)
-            ),
-            lambda sent: (sent.exchange, sent.routing_key) == (event.exchange, event.routing_key),
-            lambda sent: True,
+        likenesses: tuple[Callable[[Outgoing | Returned], object], ...] = (
+            attrgetter("exchange", "routing_key", "body"),
+            attrgetter("exchange", "routing_key"),
+            lambda _: None,
         )
-        for test in tests:
-            suspects = [tag for tag, sent in self._open.items() if tag not in self._returned and test(sent)]
-            if suspects:
+        in_flight = {tag: sent for tag, sent in self._open.items() if tag not in self._returned}
+        for of in likenesses:
+            if suspects := [tag for tag, sent in in_flight.items() if of(sent) == of(event)]:
                 return suspects
         raise UnknownTag("the broker returned a publish, and none is in flight")
 
@@ -217,19 +217,18 @@ def _likeness(publish: Outgoing | Returned) -> Likeness:
 
 @dataclass(slots=True, eq=False)
 class PublishBatch:
-    """The publishes of one call: how many have no outcome yet, and who is told of each and of the last."""
+    """The publishes of one call: how many have no outcome yet, who is told of each, and when they are given up."""
 
     missing: int
-    told: Told | None
-    on_done: Callable[[], None]
+    on_outcome: OnOutcome
+    timer: asyncio.TimerHandle
 
-    def settle(self, messages: Sequence[Outgoing], outcome: Outcome) -> None:
-        """What became of these; the caller is woken by the last."""
+    def tell(self, messages: Sequence[Outgoing], outcome: Outcome) -> None:
+        """What became of these."""
         self.missing -= len(messages)
-        if self.told is not None:
-            self.told(messages, outcome)
+        self.on_outcome(messages, outcome)
         if not self.missing:
-            self.on_done()
+            self.timer.cancel()
 
 
 class ConfirmChannel(Listener):
@@ -326,7 +325,8 @@ class ConfirmChannel(Listener):
 class RabbitPublisher:
     """`async with RabbitPublisher(url) as publisher:` and `await publisher.publish([message])`.
 
-    Opening it raises what `Connection.open` raises; after that, it connects again by itself.
+    Opening it raises what `Connection.open` raises; after that, it connects again by itself. One that `waits` does so
+    from the start, where the broker is away and has not said no.
     """
 
     def __init__(
@@ -337,7 +337,9 @@ class RabbitPublisher:
         window_bytes: int = WINDOW_BYTES,
         timeout_s: float = PUBLISH_TIMEOUT_S,
         backoff: Backoff | None = None,
+        waits: bool = False,
     ) -> None:
+        self._waits = waits
         self.counts: Counter[str] = Counter()
         self._url = url
         self._window_messages = window_messages
@@ -373,8 +375,10 @@ class RabbitPublisher:
 
     @property
     def version(self) -> str:
-        """The broker's version."""
-        return self._connection.session.version if self._connection else ""
+        """The broker's version. Raises BrokerUnreachable when it was never met."""
+        if self._connection is None:
+            raise BrokerUnreachable(f"{self._url} cannot be reached; {self._trouble}")
+        return self._connection.session.version
 
     def pause_between_reads(self, pause_s: float) -> None:
         """Hear of outcomes later and of more at once: see `Connection.read_pause_s`."""
@@ -400,34 +404,44 @@ class RabbitPublisher:
         Several batches may be under way at once. A cancelled call leaves its messages unknown. Raises BrokerLost when
         the publisher is closed.
         """
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        batch = PublishBatch(len(messages), None, lambda: None if done.done() else done.set_result(None))
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        self._begin(messages, batch)
-        timer = loop.call_later(limit_s, self._give_up, messages, limit_s)
+        done, missing = asyncio.Event(), len(messages)
+
+        def on_outcome(some: Sequence[Outgoing], _: Outcome) -> None:
+            nonlocal missing
+            missing -= len(some)
+            if not missing:
+                done.set()
+
+        self.send(messages, on_outcome, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
         try:
-            if batch.missing:
-                await done
+            if missing:
+                await done.wait()
         finally:
-            timer.cancel()
-            if batch.missing:
+            if missing:
                 self._give_up(messages, 0.0)
         return [message.outcome for message in messages if message.outcome is not None]
 
-    def send(self, messages: Sequence[Outgoing], told: Told, *, timeout_s: float) -> None:
-        """As `publish`, without waiting: `told` is called with messages that share an outcome as soon as it is known,
-        once for each message."""
+    def send(self, messages: Sequence[Outgoing], on_outcome: OnOutcome, *, timeout_s: float) -> None:
+        """As `publish`, without waiting: `on_outcome` is called with messages that share an outcome as soon as it is
+        known, once for each message."""
         timer = asyncio.get_running_loop().call_later(timeout_s, self._give_up, messages, timeout_s)
         try:
-            self._begin(messages, PublishBatch(len(messages), told, timer.cancel))
+            self._begin(messages, PublishBatch(len(messages), on_outcome, timer))
         except BaseException:
             timer.cancel()
             raise
 
     async def __aenter__(self) -> Self:
         try:
-            await self._connect()
+            async with asyncio.timeout(FIRST_TIMEOUT_S if self._waits else None):
+                await self._connect()
+        except (BrokerError, TimeoutError) as error:
+            self._trouble = error if isinstance(error, BrokerError) else BrokerUnreachable("it does not answer")
+            if not self._waits or not passes(self._trouble):
+                await self.close()
+                raise
+            emit("broker.awaited", address=str(self._url), error=self._trouble)
+            self._broken.set()
         except BaseException:
             await self.close()
             raise
@@ -463,7 +477,7 @@ class RabbitPublisher:
             try:
                 message.properties = raw = persistent(message.properties)
             except properties.Unreadable as error:
-                self._settle(message, Outcome(OutcomeKind.REFUSED, 0, f"properties cannot be read: {error}"))
+                self._tell(message, Outcome(OutcomeKind.REFUSED, 0, f"properties cannot be read: {error}"))
                 continue
             message.size_bytes = len(raw) + len(message.body)
             waiting.append(message)
@@ -488,7 +502,7 @@ class RabbitPublisher:
         # Told after the write: whoever is told may send at once, and then the broker would count otherwise than we.
         for message, outcome in channel.send(queue, count_max=count_max, bytes_max=self._window_bytes):
             if message.outcome is None:
-                self._settle(message, outcome)
+                self._tell(message, outcome)
 
     # Answers.
 
@@ -503,7 +517,7 @@ class RabbitPublisher:
                 self._on_outcome(channel, message, outcome)
         self.counts["confirmed"] += len(confirmed)
         for batch, messages in groupby(confirmed, key=attrgetter("batch")):
-            batch.settle(list(messages), CONFIRMED)
+            batch.tell(list(messages), CONFIRMED)
         if channel is self._alone and not self._suspects:
             self._alone_only = False
         if channel in self._retiring and not channel.flying:
@@ -518,7 +532,7 @@ class RabbitPublisher:
         elif outcome.kind is OutcomeKind.UNKNOWN:
             self._suspects.append(message)  # alone, its answer cannot be anybody else's
         else:
-            self._settle(message, outcome)
+            self._tell(message, outcome)
 
     def lost(self, channel: ConfirmChannel, messages: list[Outgoing], error: BrokerError, close: Close) -> None:
         """A channel ended. By a publish of ours, or with the connection; in both cases nothing is known of these."""
@@ -535,17 +549,17 @@ class RabbitPublisher:
         if close is None or not blamed:
             self._waiting.extendleft(reversed(messages))
         elif guilty and messages:
-            self._settle(messages[0], Outcome(OutcomeKind.REFUSED, close.code, close.text))
+            self._tell(messages[0], Outcome(OutcomeKind.REFUSED, close.code, close.text))
         else:
             self._suspects.extend(messages)
             self._alone_only = self._alone_only or whole
         if not self._suspects:
             self._alone_only = False
 
-    def _settle(self, message: Outgoing, outcome: Outcome) -> None:
+    def _tell(self, message: Outgoing, outcome: Outcome) -> None:
         self.counts[outcome.kind.value] += 1
         message.outcome = outcome
-        message.batch.settle((message,), outcome)
+        message.batch.tell((message,), outcome)
 
     def _give_up(self, messages: Iterable[Outgoing], limit_s: float) -> None:
         """The time is over: these are unknown. Those in flight keep their place in the window until answered."""
@@ -556,7 +570,7 @@ class RabbitPublisher:
             text += f"; {self._trouble}"
         for message in messages:
             if message.outcome is None:
-                self._settle(message, Outcome(OutcomeKind.UNKNOWN, 0, text))
+                self._tell(message, Outcome(OutcomeKind.UNKNOWN, 0, text))
         self._waiting = deque(message for message in self._waiting if message.outcome is None)
         self._suspects = deque(message for message in self._suspects if message.outcome is None)
         if not self._suspects:

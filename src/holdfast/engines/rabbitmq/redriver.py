@@ -7,7 +7,7 @@ remembered under the bytes that were read for it. Everything that is not changed
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TypeVar
 
@@ -16,7 +16,11 @@ from msgspec.structs import replace
 
 from holdfast.core.death import (
     BROKER_HEADERS,
+    FIRST_ORIGIN,
     FORKING_HEADERS,
+    ORIGIN,
+    ORIGINAL_FOR,
+    PARKED_AT,
     REDRIVE_ID,
     REDRIVEN_AT,
     REDRIVEN_COUNT,
@@ -37,7 +41,6 @@ from holdfast.engines.rabbitmq.wire.table import Value
 
 #: Neighbours in a queue died at about the same time, and of the same.
 REMEMBERED_COUNT_MAX = 1_024
-REWRITTEN_COUNT_MAX = 4_096
 #: A header table may fill a frame of 128 KiB, and differ from letter to letter.
 REMEMBERED_BYTES_MAX = 2 * 2**20
 #: Headers whose values decide what is changed and where the letter goes; with these the type header.
@@ -46,29 +49,31 @@ TELLING = frozenset(
     for name in (
         *BROKER_HEADERS,
         *FORKING_HEADERS,
+        *ORIGIN,
+        ORIGINAL_FOR,
         RETRY_COUNT,
-        "x-original-exchange",
-        "x-original-routing-key",
-        "x-original-queue",
         REDRIVEN_COUNT,
     )
 )
-#: Only whether it is there decides; its value, which differs from letter to letter, does not.
-PRESENT = b"x-kept-death"
+#: Only whether they are there decides; their values, which differ from letter to letter, do not.
+PRESENT = frozenset(name.encode() for name in ("x-kept-death", PARKED_AT, *FIRST_ORIGIN))
 HAS_SENSITIVE = properties.FLAGS["expiration"] | properties.FLAGS["user_id"]
+HAS_TYPE = properties.FLAGS["type"]
+COPIES = "{address} gives a copy to each of {queues}; that needs --allow-copies (allow_copies in a schedule)"
 REDRIVE_ID_NAME = REDRIVE_ID.encode()
 REDRIVE_ID_BYTES = 36
 
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
-class _KnownTables(dict[bytes, T]):
+class _KnownTables(dict[K, T]):
     """Forgets all when it becomes too much: letters are like those that came just before, if like any."""
 
     _bytes = 0
 
-    def put(self, key: bytes, value: T, size_bytes: int) -> None:
+    def put(self, key: K, value: T, size_bytes: int) -> None:
         """Remember it; `size_bytes` is what that takes."""
         self._bytes += size_bytes
         if len(self) >= REMEMBERED_COUNT_MAX or self._bytes > REMEMBERED_BYTES_MAX:
@@ -125,17 +130,24 @@ class RabbitRedriver:
         *,
         now: Callable[[], datetime],
         blocked: Callable[[Address], str] = lambda address: "",
+        receivers: Callable[[Address], Sequence[str]] = lambda address: (),
+        sources: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        self._blocked = blocked  # why nothing sent there would arrive
+        """`blocked` says why nothing sent there would arrive, `receivers` which queues get a copy, `sources` which ones
+        lead to the dead-letter queue."""
+        self._blocked = blocked
+        self._receivers = receivers
+        self._sources = sources
         self._redrive = redrive
         self._routes = routes
-        self._telling = TELLING | {routes.type_header.encode("utf-8", "surrogateescape")}
+        self._type_header = routes.type_header.encode("utf-8", "surrogateescape")
+        self._telling = TELLING | {self._type_header}
         self._now = now
-        self._plans: _KnownTables[_Plan] = _KnownTables()
-        self._known: _KnownTables[_KnownHeaders] = _KnownTables()
+        self._plans: _KnownTables[bytes, _Plan] = _KnownTables()
+        self._known: _KnownTables[bytes, _KnownHeaders] = _KnownTables()
         self._last = _HeaderEnd(0, 0, 0)  # of the letter before: most letters of a queue are made alike
         self._own = b""  # the entries of a letter alone, up to its id
-        self._id_head = _named(REDRIVE_ID, b"S" + REDRIVE_ID_BYTES.to_bytes(4, "big"))
+        self._id_head = table.entry(REDRIVE_ID, b"S" + REDRIVE_ID_BYTES.to_bytes(4, "big"))
         self._id_place = len(self._id_head)
         self._id = redrive_ids(redrive.dead_queue)
 
@@ -207,10 +219,11 @@ class RabbitRedriver:
             compared.append(entry)
             if name in self._telling:
                 telling.append(entry)
-            elif name == PRESENT:
-                telling.append(PRESENT)
+            elif name in PRESENT:
+                telling.append(name)
         rest = headers[found.rest :]
-        plan, message = self._plan(delivery, b"".join(telling))
+        deciding = self._deciding(raw, entries)
+        plan, message = self._plan(delivery, b"".join(telling), deciding)
         returns = 0
         if counts := len(compared) < len(entries):
             message = message or read_message(delivery, self._redrive.dead_queue)
@@ -237,10 +250,17 @@ class RabbitRedriver:
             counts=counts,
             returns=returns,
         )
-        if not raw[1] & HAS_SENSITIVE:  # both flags are in the second byte
+        if not deciding:
             key = _key(raw, front)
             self._known.put(key, known, len(key) + known.compared_bytes + len(known.head) + known.table_bytes)
         return known
+
+    def _deciding(self, raw: bytes, entries: Sequence[tuple[bytes, bytes]]) -> int:
+        """The flags of properties behind the headers that decide something: what was read is not remembered without."""
+        flags = raw[0] << 8 | raw[1]
+        if self._routes.has_table and flags & HAS_TYPE and all(name != self._type_header for name, _ in entries):
+            return flags & (HAS_SENSITIVE | HAS_TYPE)
+        return flags & HAS_SENSITIVE
 
     def _own_entry(self, found: table.Scan, headers: bytes, hole: int) -> bytes:
         """The entry whose id was left out of what is remembered; nothing when it is not what it seemed to be.
@@ -254,27 +274,37 @@ class RabbitRedriver:
         is_own = (first + self._id_place, last) == (hole, hole + REDRIVE_ID_BYTES)
         return headers[first:last] if is_own else b""
 
-    def _plan(self, delivery: Delivery, telling: bytes) -> tuple[_Plan, Message | None]:
-        """What was or is decided for letters that tell this; with the letter, when it had to be read for it."""
-        raw = delivery.properties
-        if raw[1] & HAS_SENSITIVE:
-            pieces = properties.split(raw)
-            telling += b"\0" + pieces.get("expiration", b"") + b"\0" + pieces.get("user_id", b"")
-        plan = self._plans.get(telling)
-        if plan is not None:
-            return plan, None
-        message = read_message(delivery, self._redrive.dead_queue)
-        return self._decide(telling, message), message
+    def _plan(self, delivery: Delivery, telling: bytes, deciding: int) -> tuple[_Plan, Message | None]:
+        """What was or is decided for letters that tell this; with the letter, when it had to be read for it.
 
-    def _decide(self, key: bytes, message: Message) -> _Plan:
-        route = find_route(message.headers, self._routes, dead_queue=self._redrive.dead_queue)
-        if route.address is not None and (why := self._blocked(route.address)):
-            route = replace(route, blocked=why)
+        Properties with the flags `deciding` tell something as well.
+        """
+        if deciding:
+            pieces = properties.split(delivery.properties)
+            told = [piece for name, piece in pieces.items() if properties.FLAGS[name] & deciding]
+            telling += b"\0".join((b"", deciding.to_bytes(2, "big"), *told))
+        if (known := self._plans.get(telling)) is not None:
+            return known, None
+        message = read_message(delivery, self._redrive.dead_queue)
+        route = self._route(message)
         change = redriven(message, self._redrive)
         fixed = _fixed(change)
         plan = _Plan(route, _gone(change), change.drop_properties, fixed)
-        self._plans.put(key, plan, 2 * len(key) + len(fixed))  # twice: the route may name what the headers do
-        return plan
+        self._plans.put(telling, plan, 2 * len(telling) + len(fixed))  # twice: the route may name what the headers do
+        return plan, message
+
+    def _route(self, message: Message) -> Route:
+        dead_queue, kind = self._redrive.dead_queue, message.type if self._routes.has_table else ""
+        route = find_route(message.headers, self._routes, dead_queue=dead_queue, kind=kind, sources=self._sources)
+        address = route.address
+        if address is None:
+            return route
+        if why := self._blocked(address):
+            return replace(route, blocked=why)
+        if route.is_told and not self._routes.allow_copies and len(queues := self._receivers(address)) > 1:
+            # Nobody wrote this address down for it: all but one of them may have done their work on it.
+            return replace(route, address=None, why=COPIES.format(address=address, queues=", ".join(queues)))
+        return route
 
     def _unreadable(self, delivery: Delivery, why: str) -> RunLetter:
         return RunLetter(
@@ -301,14 +331,14 @@ class Rewriter:
 
     def __init__(self, user: str) -> None:
         self._user = user
-        self._known: dict[tuple[str, str, str, bytes], tuple[bytes, bytes]] = {}
+        self._known: _KnownTables[tuple[str, str, str, bytes], tuple[bytes, bytes]] = _KnownTables()
 
     def properties(self, content: Content, stamp: RedriveStamp, redrive_id: str, *, at: datetime) -> bytes:
         """Raises Unreadable, ValueError or TypeError for what cannot be written."""
         raw = content.properties
         start, end = properties.header_span(raw)
         own = _entry(REDRIVEN_AT, at.isoformat()) + _entry(REDRIVE_ID, redrive_id)
-        if content.put or content.drop or raw[1] & HAS_SENSITIVE:
+        if content.put or content.drop or (raw[0] << 8 | raw[1]) & HAS_SENSITIVE:
             change = self._change(raw, stamp)
             raw = properties.splice(raw, drop=change.drop_properties)
             raw = properties.splice_headers(raw, put=dict(content.put), drop=content.drop)  # type: ignore[arg-type]
@@ -316,11 +346,10 @@ class Rewriter:
             kept, rest = _changed(raw[start:end], change)
         else:
             key = (stamp.run, stamp.by, stamp.dead_queue, raw[start:end])
-            if key not in self._known:
-                if len(self._known) >= REWRITTEN_COUNT_MAX:
-                    self._known.clear()
-                self._known[key] = _changed(raw[start:end], self._change(raw, stamp))
-            kept, rest = self._known[key]
+            if (known := self._known.get(key)) is None:
+                known = _changed(raw[start:end], self._change(raw, stamp))
+                self._known.put(key, known, 2 * (end - start))
+            kept, rest = known
         return properties.with_headers(raw, start, end, (kept, own, rest))
 
     def _change(self, raw: bytes, stamp: RedriveStamp) -> HeaderChange:
@@ -346,9 +375,4 @@ def _fixed(change: HeaderChange) -> bytes:
 
 
 def _entry(name: str, value: Value) -> bytes:
-    return _named(name, table.encode_value(value))
-
-
-def _named(name: str, value: bytes) -> bytes:
-    raw = name.encode()
-    return bytes((len(raw),)) + raw + value
+    return table.entry(name, table.encode_value(value))

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 from uuid import uuid4
 
 from msgspec import Struct, structs
@@ -25,14 +25,11 @@ from pamqp import base
 from holdfast.core.message import Delivery, Outgoing
 from holdfast.core.moments import format_duration
 from holdfast.core.topology.definitions import is_brokers_own, to_definitions
-from holdfast.core.topology.layouts import QueueEntry, TopologyFile, UnroutableEntry, design
+from holdfast.core.topology.layouts import QueueEntry, TopologyFile, UnroutableEntry, design, no_limit
 from holdfast.core.topology.model import (
-    ALTERNATE,
-    Arguments,
+    QUEUE_TYPE,
     Binding,
-    Design,
     Exchange,
-    Family,
     FamilyQueue,
     Queue,
     Topology,
@@ -42,8 +39,8 @@ from holdfast.core.topology.model import (
     topology,
 )
 from holdfast.engines.rabbitmq.connection import NOT_FOUND, PRECONDITION_FAILED, Connection, retry_call
-from holdfast.engines.rabbitmq.consumer import RabbitConsumer
-from holdfast.engines.rabbitmq.management import ManagedExchange, ManagedQueue, Management
+from holdfast.engines.rabbitmq.consumer import ResumingConsumer
+from holdfast.engines.rabbitmq.management import ManagedQueue, Management
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import BrokerUrl
 from holdfast.engines.rabbitmq.wire import properties
@@ -69,7 +66,6 @@ TYPE = "holdfast.probe"
 HELD_COUNT_MAX = 10_000
 ROOM_COUNT = 100
 LEFT_OVER_MS_MAX = 60_000
-UNCHECKED = "whether"
 
 
 class RabbitTopology:
@@ -123,19 +119,19 @@ class RabbitTopology:
         kept = [
             each for each in bindings if each.source and (each.destination_type != "queue" or each.destination in names)
         ]
-        known = {policy.name: policy.definition for policy in policies}
+        known = {policy.name: policy for policy in policies}
         return LiveTopology(
             vhost=self.vhost,
             version=version,
             declared=topology(
-                exchanges=[_exchange(each, {}) for each in ours],
+                exchanges=[each.effective({}) for each in ours],
                 queues=[plain_queue(each) for each in lasting],
                 bindings=kept,
                 policies=policies,
                 checked=False,
             ),
             effective=topology(
-                exchanges=[_exchange(each, known.get(each.policy or "", {})) for each in ours],
+                exchanges=[each.effective(known) for each in ours],
                 queues=[_effective(each) for each in lasting],
                 bindings=kept,
                 checked=False,
@@ -219,7 +215,7 @@ async def _carry(url: BrokerUrl, probe: Probe, mark: str, depths: Mapping[str, i
         publisher = await stack.enter_async_context(RabbitPublisher(url))
         consumers = {
             name: await stack.enter_async_context(
-                RabbitConsumer(url, name, prefetch=depths.get(name, 0) + ROOM_COUNT, on_loss="raise")
+                ResumingConsumer(url, name, prefetch=depths.get(name, 0) + ROOM_COUNT, on_loss="raise")
             )
             for name in (probe.rejected_in, probe.arrives_in)
             if name is not None
@@ -227,7 +223,10 @@ async def _carry(url: BrokerUrl, probe: Probe, mark: str, depths: Mapping[str, i
         outcome = (await publisher.publish([_message(probe, mark)], timeout_s=PROBE_TIMEOUT_S))[0]
         if not outcome.stored:
             return f"the broker did not take it: {outcome.kind.value} {outcome.text}".strip()
-        for name, settle in ((probe.rejected_in, RabbitConsumer.dead_letter), (probe.arrives_in, RabbitConsumer.ack)):
+        for name, settle in (
+            (probe.rejected_in, ResumingConsumer.dead_letter),
+            (probe.arrives_in, ResumingConsumer.ack),
+        ):
             if name is None:
                 continue
             found = await _find(consumers[name], mark)
@@ -237,13 +236,13 @@ async def _carry(url: BrokerUrl, probe: Probe, mark: str, depths: Mapping[str, i
     return ""
 
 
-async def _find(consumer: RabbitConsumer, mark: str) -> Delivery | None:
+async def _find(consumer: ResumingConsumer, mark: str) -> Delivery | None:
     """The probe among what comes. The others stay unsettled: closing the consumer gives them back, in order."""
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             while True:
                 for delivery in await consumer.batch():
-                    if mark.encode() in delivery.properties and _marked(delivery) == mark:
+                    if mark.encode() in delivery.properties:  # nobody else has it: it was made for this probe
                         return delivery
     except TimeoutError:
         return None
@@ -326,19 +325,15 @@ def family_for(subscription: Subscription, version: Version, file: TopologyFile 
     family = next((family for family in made.families if family.queue == name), None)
     if family is None or family.dead is None or not family.waits:
         raise Invalid(f"layout has no place for retries; queue '{name}' has no wait queue or no dead queue")
-    return _family_of(made, family, family.dead)
-
-
-def _family_of(made: Design, family: Family, dead: FamilyQueue) -> QueueFamily:
-    """The part of a topology that one consumer needs."""
-    names = {family.queue, dead.queue, *(wait.queue for wait in family.waits)}
+    # Of the topology the part that one consumer needs.
+    names = {name, family.dead.queue, *(wait.queue for wait in family.waits)}
     queues = {queue.name: queue for queue in made.topology.queues if queue.name in names}
     bindings = tuple(binding for binding in made.topology.bindings if binding.destination in names)
-    exchanges = {dead.exchange, *(binding.source for binding in bindings), *(q.dead_exchange for q in queues.values())}
+    exchanges = {family.dead.exchange, *(each.source for each in bindings), *(q.dead_exchange for q in queues.values())}
     return QueueFamily(
-        main=queues[family.queue],
+        main=queues[name],
         waits=family.waits,
-        dead=dead,
+        dead=family.dead,
         exchanges=tuple(exchange for exchange in made.topology.exchanges if exchange.name in exchanges),
         queues=tuple(queues.values()),
         bindings=bindings,
@@ -368,7 +363,8 @@ class Declarer:
             return found
         for queue in family.queues:
             needed = queue.name in family.wait_names or (queue is family.main and subscription.policy.by == "broker")
-            if needed and (difference := await self._difference(queue)):
+            difference = await self._difference(queue)
+            if difference and (needed or await self._counts_returns(queue, difference)):
                 found.append(f"queue '{queue.name}' is not as its consumer needs it; {difference}")
         return found or await self._unrouted(subscription, family)
 
@@ -388,11 +384,12 @@ class Declarer:
 
     async def declare_own(self, queues: Sequence[str]) -> None:
         """Make queues of our own durable; what is there stays as it is. One try."""
-        arguments: dict[str, Any] = {"x-queue-type": "quorum"} if self._quorum else {}
+        kind = "quorum" if self._quorum else "classic"
         for queue in queues:
             connection = await self._amqp.open()
             if not await connection.has_queue(queue):
-                await connection.ask(methods.QueueDeclare(queue=queue, durable=True, arguments=arguments))
+                arguments = no_limit(kind, Version.parse(connection.session.version))
+                await connection.ask(_making(Queue(name=queue, type=kind, arguments=arguments)))
 
     async def delete_empty(self, queue: str) -> bool:
         """The broker itself looks whether it is empty, in the moment in which it deletes it. One try.
@@ -421,13 +418,22 @@ class Declarer:
             return error.message
         return ""
 
+    async def _counts_returns(self, queue: Queue, difference: str) -> bool:
+        """Whether a quorum queue stands in the place of a classic one, as far as can be told: its limit would delete
+        what comes back too often. One without any limit does as well."""
+        if queue.type == "quorum" or QUEUE_TYPE not in difference:
+            return False
+        version = Version.parse((await self._amqp.open()).session.version)
+        without = {**queue.arguments, **no_limit("quorum", version)}
+        return bool(await self._difference(structs.replace(queue, type="quorum", arguments=without)))
+
     async def _unrouted(self, subscription: Subscription, family: QueueFamily) -> list[str]:
         """Whether the dead exchange leads to the dead queue: by the management API, else by a probe."""
         dead = family.dead
         if not dead.exchange:
             return []
         if self._management is None:
-            why = await retry_call(lambda: self._unproved(dead), url=self._url, is_met=True)
+            why = await retry_call(lambda: self._unproved(subscription, dead), url=self._url, is_met=True)
         else:
             async with Management(self._management) as management:
                 bindings = await management.bindings(self._url.login.vhost)
@@ -435,21 +441,20 @@ class Declarer:
             why = "" if leads else "it has no binding"
         if not why:
             return []
-        if why.startswith(UNCHECKED):
-            emit("consumer.unchecked", queue=subscription.queue, error=why)
-            return []
         text = f"exchange '{dead.exchange}' does not lead to dead queue '{dead.queue}', bind it or use --declare"
         return [f"{text} ({why})"]
 
-    async def _unproved(self, dead: FamilyQueue) -> str:
+    async def _unproved(self, subscription: Subscription, dead: FamilyQueue) -> str:
         """Why a marked message that was sent to an empty dead queue did not arrive; letters are left alone.
 
         Raises BrokerError when the connection was lost meanwhile.
         """
-        way = f"{UNCHECKED} exchange '{dead.exchange}' leads to '{dead.queue}'"
         depth = await self._insist(Connection.depth, dead.queue)
         if depth.ready or depth.consumers:
-            return f"{way}: it is in use, and no management address was given"
+            way = f"whether exchange '{dead.exchange}' leads to '{dead.queue}'"
+            why = f"{way}: it is in use, and no management address was given"
+            emit("consumer.unchecked", queue=subscription.queue, error=why)
+            return ""
         probe = Probe(name="dead letters", exchange=dead.exchange, key=dead.key, arrives_in=dead.queue)
         try:
             return await _carry(self._url, probe, uuid4().hex, {dead.queue: 0})
@@ -463,13 +468,6 @@ class Declarer:
             return await ask(await self._amqp.open(), what)
 
         return await retry_call(once, url=self._url, is_met=True)
-
-
-def _exchange(told: ManagedExchange, policy: Arguments) -> Exchange:
-    """Without the policy's name, and with the alternate exchange that the policy adds."""
-    added = {ALTERNATE: policy[ALTERNATE]} if ALTERNATE in policy else {}
-    own = {name: getattr(told, name) for name in Exchange.__struct_fields__}
-    return Exchange(**own | {"arguments": added | told.arguments})
 
 
 def _effective(told: ManagedQueue) -> Queue:
@@ -534,8 +532,3 @@ def _message(probe: Probe, mark: str) -> Outgoing:
 
 def _message_id(mark: str) -> str:
     return f"holdfast-probe-{mark}"
-
-
-def _marked(delivery: Delivery) -> object:
-    headers = properties.decode(delivery.properties).get("headers")
-    return headers.get(MARK) if isinstance(headers, dict) else None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from holdfast.core.checks import unclear_url
 from holdfast.engines.rabbitmq.wire.session import FRAME_BYTES_MIN, Login
 from holdfast.errors import BadAddress
 
@@ -89,6 +90,8 @@ class BrokerUrl:
         scheme, _, rest = url.partition("://")
         if scheme not in PORTS or not rest:
             raise BadAddress("broker address is invalid; expected amqp://… or amqps://…")
+        if why := unclear_url(url):
+            raise BadAddress(f"broker address is invalid; {why}")
         parts = urlsplit(f"//{rest}")
         credentials, _, hosts = parts.netloc.rpartition("@")
         user, has_password, password = credentials.partition(":")
@@ -120,7 +123,9 @@ def _host(host: str, default_port: int) -> tuple[str, int]:
         parts = urlsplit(f"//{host}")
         return parts.hostname or "localhost", parts.port or default_port
     except ValueError as error:
-        raise BadAddress(f"broker address is invalid; host or port: {error}") from error
+        raise BadAddress(
+            "broker address is invalid; its host or port cannot be read, is its password escaped?"
+        ) from error
 
 
 def _with_parameter(url: BrokerUrl, name: str, value: str) -> BrokerUrl:

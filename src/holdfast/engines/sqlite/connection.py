@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from holdfast.errors import StorageFailed, Unstorable
-from holdfast.ports.database import migrated_kinds, migrations, statements
+from holdfast.ports.database import migrations, statements
 from holdfast.proof import crash_point
 
 PACKAGE = "holdfast.engines.sqlite"
 SQL = statements(PACKAGE)
-MIGRATIONS = {kind: migrations(PACKAGE, kind=kind) for kind in migrated_kinds(PACKAGE)}
+MIGRATIONS = migrations(PACKAGE)
 
 BUSY_TIMEOUT_MS = 5_000
 STATEMENTS_COUNT_MAX = 128
@@ -53,6 +54,8 @@ _READ_WRITE = apsw.SQLITE_OPEN_READWRITE
 _READ_ONLY = apsw.SQLITE_OPEN_READONLY
 _CREATE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 
+#: What SQLite gives out as good, and is not.
+UNREADABLE = (UnicodeDecodeError, msgspec.DecodeError)
 _WHAT_HAPPENED: dict[type[apsw.Error], str] = {
     apsw.FullError: "the disk is full",
     apsw.ReadOnlyError: "the file or its disk is read-only",
@@ -67,15 +70,17 @@ _WHAT_HAPPENED: dict[type[apsw.Error], str] = {
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """SQLite's errors, and the disk's, as StorageFailed."""
+    """SQLite's errors, and the disk's, as StorageFailed; and those of rows that cannot be what was written."""
     try:
         yield
-    except (apsw.Error, OSError) as error:
+    except (apsw.Error, OSError, *UNREADABLE) as error:
         raise translation(error, path) from error
 
 
-def translation(error: apsw.Error | OSError, path: Path) -> StorageFailed:
-    """What an error of SQLite or of the disk is for everybody else."""
+def translation(error: Exception, path: Path) -> StorageFailed:
+    """What an error of SQLite, of the disk or of what is on it, is for everybody else."""
+    if isinstance(error, UNREADABLE):
+        return StorageFailed(f"storage failed; {path.name}: {_WHAT_HAPPENED[apsw.CorruptError]}, try again")
     if isinstance(error, OSError):
         return StorageFailed(f"storage failed; {path.name}: {error.strerror or error}, try again")
     if isinstance(error, apsw.TooBigError):

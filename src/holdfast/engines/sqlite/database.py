@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ from holdfast.engines.sqlite.connection import (
 from holdfast.engines.sqlite.storage import FolderLock
 from holdfast.errors import CannotStart, HoldfastError, StorageFailed
 from holdfast.ports.clock import Clock
-from holdfast.ports.database import Dialect, Row, Tx
+from holdfast.ports.database import Dialect, Look, Row, Tx, closing_soon
 
 T = TypeVar("T")
 VAULT_READER_CACHE_KIB = 65_536
@@ -157,6 +158,35 @@ class SqliteDatabase:
                     connection.execute("COMMIT")
 
         return await asyncio.get_running_loop().run_in_executor(threads, run)
+
+    @asynccontextmanager
+    async def look(self) -> AsyncIterator[Look]:
+        loop = asyncio.get_running_loop()
+        # What is in memory has one connection, on a thread of its own.
+        connection = await loop.run_in_executor(self._writing if self._in_memory else None, self._apart)
+
+        async def read(work: Callable[[Tx], T]) -> T:
+            def run() -> T:
+                with translated(self._path):
+                    return work(SqliteTx(connection))
+
+            return await loop.run_in_executor(thread, run)
+
+        with closing_soon(ThreadPoolExecutor(1, thread_name_prefix=f"{self._kind}-look"), connection.close) as thread:
+            yield read
+
+    def _apart(self) -> apsw.Connection:
+        """A connection that sees this moment; a copy of what is in memory."""
+        with translated(self._path):
+            if not self._in_memory:
+                connection = open_reader(self._path)
+                connection.execute("BEGIN")
+                connection.execute("SELECT 1 FROM sqlite_schema").fetchall()
+                return connection
+            connection = apsw.Connection(":memory:")
+            with connection.backup("main", self._opened(self._writer), "main") as copy:
+                copy.step()
+            return connection
 
     def _opened(self, connection: apsw.Connection | None) -> apsw.Connection:
         if connection is None:

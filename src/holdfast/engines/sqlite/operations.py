@@ -30,8 +30,8 @@ from holdfast.core.item import (
     is_scheduled,
     is_used_up,
 )
-from holdfast.core.moments import NEVER_US, microseconds, moment
-from holdfast.core.requests.queue import ImportedItem, imported_item
+from holdfast.core.moments import NEVER_US, microseconds_or_zero, moment
+from holdfast.core.requests.queue import ImportedItem, imported_item, leased_until_us
 from holdfast.engines.sqlite.connection import SQL, fetch_all, fetch_one, json_list
 from holdfast.engines.sqlite.partition import Moments, SqlitePartition
 from holdfast.ports.queue_store import (
@@ -66,8 +66,12 @@ ROWS_COUNTS = (500, 200, 100, 50, 20, 10, 5, 2, 1)
 
 #: Of an item outside of its state table: row id, created_at, expire_at, attempts.
 State = tuple[int, int, int, int]
-#: What takes an item out of each of its states.
-_DELETE_FROM = {"queued": "delete_ready", "leased": "delete_lease", "scheduled": "delete_scheduled"}
+#: What takes an item out of each of its states, and what finds those in it.
+_STATEMENTS = {
+    "queued": ("delete_ready", "select_ready_ids"),
+    "leased": ("delete_lease", "select_lease_ids"),
+    "scheduled": ("delete_scheduled", "select_scheduled_ids"),
+}
 
 
 class Operations:
@@ -137,8 +141,7 @@ class Operations:
         if known is not None:
             return known
         row_id = self._insert_with_story(item, partition, (item.dedupe_key or None, *[None] * 6))
-        at_us = microseconds(item.enqueue_at) if item.enqueue_at else 0
-        self._place(partition, row_id, at_us, (self._now_us, expire_at, 0))
+        self._place(partition, row_id, microseconds_or_zero(item.enqueue_at), (self._now_us, expire_at, 0))
         return partition.id_of(row_id)
 
     def _insert_with_story(
@@ -184,10 +187,11 @@ class Operations:
         return bool(source_id) and self._db.execute(SQL["find_source_id"], (source_id,)).fetchone() is not None
 
     def _import_one(self, item: ImportedItem, partition: SqlitePartition, expire_timeout_us: int) -> Item:
-        created_at = microseconds(item.created_at) if item.created_at else self._now_us
-        expire_at = microseconds(item.expire_deadline) if item.expire_deadline else self._now_us + expire_timeout_us
-        enqueue_at = microseconds(item.enqueue_at) if item.enqueue_at else 0
-        died_at = microseconds(item.died_at) if item.died_at else None
+        created_at = microseconds_or_zero(item.created_at) or self._now_us
+        expire_at = microseconds_or_zero(item.expire_deadline) or self._now_us + expire_timeout_us
+        enqueue_at = microseconds_or_zero(item.enqueue_at)
+        died_at = microseconds_or_zero(item.died_at) or None
+        until_us = leased_until_us(item, self._now_us)
         story = (
             item.dedupe_key or None,
             item.source_id or None,
@@ -198,14 +202,21 @@ class Operations:
             item.former_key or None,
         )
         row_id = self._insert_with_story(item, partition, story)
-        self._place(partition, row_id, enqueue_at, (created_at, expire_at, item.attempts))
+        state = (created_at, expire_at, item.attempts)
+        if until_us:
+            self._db.execute(SQL["insert_lease"], (row_id, *state, self._now_us, until_us))
+            self._moments.due_us = min(self._moments.due_us, until_us)
+            partition.leased += 1
+        else:
+            self._place(partition, row_id, enqueue_at, state)
         self._moments.death_us = min(self._moments.death_us, died_at or NEVER_US)
         return imported_item(
             item,
             partition.id_of(row_id),
             created_at_us=created_at,
             expire_at_us=expire_at,
-            scheduled=is_scheduled(enqueue_at, self._now_us),
+            scheduled=not until_us and is_scheduled(enqueue_at, self._now_us),
+            until_us=until_us,
         )
 
     def _arrive(self, operation: Arrive, partition: SqlitePartition) -> Counted:
@@ -242,10 +253,19 @@ class Operations:
         self._moments.due_us = min(self._moments.due_us, until_us)
         partition.queued -= len(rows)
         partition.leased += len(rows)
-        deadline, suffix = moment(until_us), partition.suffix
+        deadline, suffix, id_of = moment(until_us), partition.suffix, partition.id_of
         return [
-            LeasedItem(f"{row_id & SEQUENCE_MAX:014x}{suffix}", attempts, deadline, payload, encoding, kind, reference)
-            for row_id, attempts, payload, encoding, kind, reference in rows
+            LeasedItem(
+                f"{number & SEQUENCE_MAX:014x}{suffix}",
+                attempts,
+                deadline,
+                payload,
+                encoding,
+                kind,
+                reference,
+                id_of(first) if first else "",
+            )
+            for number, attempts, payload, encoding, kind, reference, first in rows
         ]
 
     def _release(self, operation: Release, partition: SqlitePartition) -> Counted:
@@ -446,7 +466,7 @@ class Operations:
         deleted = []
         for text in operation.ids:
             row_id = partition.number_of(text)
-            if any(self._delete_from(state, row_id, partition) for state in _DELETE_FROM):
+            if any(self._delete_from(state, row_id, partition) for state in _STATEMENTS):
                 self._db.execute(SQL["delete_item"], (row_id,))
                 deleted.append(text)
         self._note("deleted", deleted, "items.delete")
@@ -454,7 +474,7 @@ class Operations:
 
     def _delete_from(self, state: str, row_id: int, partition: SqlitePartition) -> bool:
         """Whether it was there."""
-        self._db.execute(SQL[_DELETE_FROM[state]], (row_id,))
+        self._db.execute(SQL[_STATEMENTS[state][0]], (row_id,))
         count = self._db.changes()
         setattr(partition, state, getattr(partition, state) - count)
         return bool(count)
@@ -462,11 +482,7 @@ class Operations:
     def _clear(self, operation: Clear, partition: SqlitePartition) -> Counted:
         """At most `count_max` items of the chosen kinds, oldest first."""
         left = operation.count_max
-        for state, select in (
-            ("queued", "select_ready_ids"),
-            ("leased", "select_lease_ids"),
-            ("scheduled", "select_scheduled_ids"),
-        ):
+        for state, (_, select) in _STATEMENTS.items():
             if getattr(operation, state) and left:
                 rows = fetch_all(self._db, select, (partition.first, partition.last, left))
                 for (row_id,) in rows:

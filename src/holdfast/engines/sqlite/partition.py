@@ -18,18 +18,6 @@ _LOWS = [f"{low:03x}" for low in range(1 << _LOW_BITS)]
 class SqlitePartition(PartitionIds):
     """Counts of one partition, its ids, and the range of row ids that is its own."""
 
-    __slots__ = (
-        "_reserved",
-        "dying",
-        "exact",
-        "last",
-        "last_sequence",
-        "leased",
-        "number",
-        "queued",
-        "scheduled",
-    )
-
     def __init__(self, generation: int, row: tuple[int, int, int, int, int, int, int]) -> None:
         self.number, self.queued, self.leased, self.scheduled, self.dying, self.last_sequence, exact = row
         self.exact = bool(exact)

@@ -25,7 +25,7 @@ BUSY_TIMEOUT_MS = 500
 
 
 class SqliteStarts:
-    """See `holdfast.ports.starts`. In line: a commit takes less than the way to a thread and back."""
+    """See `holdfast.ports.broker.Starts`. In line: a commit takes less than the way to a thread and back."""
 
     def __init__(self, folder: Path, *, clock: Clock) -> None:
         """Raises CannotStart."""

@@ -7,26 +7,46 @@ host and come from no foreign page are let in.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
+import time
 from collections.abc import MutableMapping
+from contextlib import AbstractContextManager, nullcontext
+from ipaddress import ip_address
+from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
+from holdfast.core.moments import Backoff
 from holdfast.core.requests.declare import Caller, Role
-from holdfast.errors import Forbidden, Unauthorized
-from holdfast.services.vault.access import Sessions, WebSession, is_csrf
+from holdfast.errors import Forbidden, HoldfastError, Invalid, Unauthorized
+from holdfast.services.vault.access import Sessions, WebSession, is_own_page
 from holdfast.services.vault.admin import VaultApp
-from holdfast.settings import ListenAddress
+from holdfast.settings import ListenAddress, networks
+from holdfast.telemetry.events import emit
 
 Scope = MutableMapping[str, Any]
 #: How the ledger calls whoever needs no token.
 NAME_HERE = "anybody here"
+NAME_ADMIN = "admin"
 COOKIE = "holdfast_session"
 CSRF_HEADER = "x-csrf-token"
+#: How often requests that wait are looked at again, for tokens and sessions that end by time.
+LOOK_S = 1.0
+#: What an address that comes with wrong tokens waits for its answers, after a few; and when that is forgotten.
+WAITS = Backoff(first_s=0.05, delay_s_max=2.0)
+WRONG_COUNT_FREE = 5
+FORGET_S = 60.0
+ADDRESSES_COUNT_MAX = 10_000
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
+#: What a browser says of where a request comes from, when it is our own page or its user.
+OWN_SITES = frozenset({b"same-origin", b"none"})
+PORTS = {"https": 443}
+#: What ends a host in a URL, or is in none.
+NO_HOST = frozenset(b" \t/?#@\\")
 
 
 def token_hash(token: str) -> str:
@@ -37,11 +57,19 @@ def token_hash(token: str) -> str:
 class Authenticator:
     """Lets a request in, or raises Unauthorized or Forbidden."""
 
-    def __init__(self, admin_token_hash: str | None, vault_app: VaultApp | None = None) -> None:
+    def __init__(
+        self, admin_token_hash: str | None, vault_app: VaultApp | None = None, *, trusted_proxy: str | None = None
+    ) -> None:
         self._hash = admin_token_hash
+        self._proxies = networks(trusted_proxy)
         self._tokens = vault_app.tokens if vault_app is not None else None
         self.sessions = Sessions(clock=vault_app.custody.clock) if vault_app is not None else None
         self.redrive_role = vault_app.redrive_role if vault_app is not None else Role.OPERATOR
+        self._wrong: dict[str, tuple[int, float]] = {}  # by address: how many wrong tokens, and when the last one came
+        self._waiting: set[_OpenRequest] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        if self._tokens is not None:
+            self._tokens.on_change = self.look_again
 
     def check(self, scope: Scope, role: Role) -> Caller:
         """Check one request, for which it takes this role."""
@@ -54,17 +82,59 @@ class Authenticator:
     def caller(self, scope: Scope) -> Caller:
         """Who asks. Raises Unauthorized, or Forbidden for a foreign page where no token is needed."""
         headers = scope["headers"]
-        origin = str((scope.get("client") or ("",))[0])
+        origin = self._origin(scope)
         if self._hash is None:
             _check_local(headers)
             return Caller(name=NAME_HERE, role=Role.ADMIN, origin=origin)
         session = self._session(scope)
         digest = session.token if session else self.token_of(scope)
         if digest and hmac.compare_digest(digest, self._hash):
-            return Caller(name="admin", role=Role.ADMIN, origin=origin)
+            return Caller(name=NAME_ADMIN, role=Role.ADMIN, origin=origin)
         if digest and self._tokens is not None and (found := self._tokens.caller_by_hash(digest)) is not None:
             return replace(found, origin=origin)
         raise Unauthorized
+
+    async def slow_down(self, scope: Scope, error: HoldfastError) -> None:
+        """Before a wrong token is told so: count it, and wait the longer, the more of them came from there."""
+        if not isinstance(error, Unauthorized) or not (self.token_of(scope) or cookie_of(scope)):
+            return
+        address, now_s = self._origin(scope), time.monotonic()
+        count, last_s = self._wrong.pop(address, (0, now_s))
+        count = count + 1 if now_s - last_s < FORGET_S else 1
+        self._wrong[address] = (count, now_s)
+        if len(self._wrong) > ADDRESSES_COUNT_MAX:
+            del self._wrong[next(iter(self._wrong))]  # the one that has been quiet for longest
+        if count & (count - 1) == 0:  # 1, 2, 4, 8, …: not a line each
+            emit("server.wrong_token", address=address, tries=count, count=count // 2 or 1)
+        if count > WRONG_COUNT_FREE:
+            await asyncio.sleep(WAITS.delay_s(count - WRONG_COUNT_FREE - 1, spread=1.0))
+
+    def while_let_in(self, scope: Scope, caller: Caller) -> AbstractContextManager[None]:
+        """A block that may wait: when its caller would not be let in any more it is cancelled, and Unauthorized."""
+        if self._hash is None or (caller.name == NAME_ADMIN and _header(scope, b"authorization")):
+            return nullcontext()  # this one does not end
+        return _OpenRequest(self, scope)
+
+    def add(self, waiting: _OpenRequest) -> None:
+        """A block begins that may wait."""
+        self._waiting.add(waiting)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_times)
+
+    def discard(self, waiting: _OpenRequest) -> None:
+        """It has ended."""
+        self._waiting.discard(waiting)
+
+    def look_again(self) -> None:
+        """Some token has changed: end what waits and would not be let in any more."""
+        for waiting in list(self._waiting):
+            waiting.look()
+
+    def _look_at_times(self) -> None:
+        self._timer = None
+        self.look_again()
+        if self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_times)
 
     def token_of(self, scope: Scope) -> str:
         """The hash of the token that a request carries in its header; empty without one."""
@@ -78,7 +148,7 @@ class Authenticator:
         session = self._session(scope)
         if session is None or scope["method"] in READS:
             return
-        if not is_csrf(session, _header(scope, CSRF_HEADER.encode()).decode("latin-1")):
+        if not is_own_page(session, _header(scope, CSRF_HEADER.encode()).decode("latin-1")):
             raise Forbidden(f"forbidden; a change by session cookie needs the session's token in {CSRF_HEADER}")
 
     def _session(self, scope: Scope) -> WebSession | None:
@@ -87,10 +157,61 @@ class Authenticator:
             return None
         return self.sessions.find(cookie_of(scope))
 
-    def check_page(self, scope: Scope) -> None:
-        """Check a request for a page that needs no token."""
-        if self._hash is None:
-            _check_local(scope["headers"])
+    def viewer(self, scope: Scope) -> Caller | None:
+        """Who looks at a page that needs no token; None without one. Raises as `caller` for a wrong one."""
+        if self._hash is not None and not self.token_of(scope) and self._session(scope) is None:
+            return None
+        return self.caller(scope)
+
+    def is_https(self, scope: Scope) -> bool:
+        """Whether the browser came by https, as far as we or a proxy that is trusted can tell."""
+        is_told = self._is_proxy(_peer(scope)) and _last(scope, b"x-forwarded-proto").lower() == b"https"
+        return is_told or scope.get("scheme") == "https"
+
+    def _origin(self, scope: Scope) -> str:
+        """The address that a request came from: before the proxies that are trusted, if there are any."""
+        address = _peer(scope)
+        for hop in reversed(_list(scope, b"x-forwarded-for").decode("latin-1").split(",")):
+            if not self._is_proxy(address) or not hop.strip():
+                break
+            address = hop.strip()
+        return address
+
+    def _is_proxy(self, address: str) -> bool:
+        try:
+            return any(ip_address(address) in network for network in self._proxies)
+        except ValueError:
+            return False
+
+
+class _OpenRequest:
+    """One request that may wait, for as long as its caller would be let in."""
+
+    def __init__(self, authenticator: Authenticator, scope: Scope) -> None:
+        self._authenticator = authenticator
+        self._scope = scope
+        self._task = asyncio.current_task()
+        self._has_ended = False
+
+    def __enter__(self) -> None:
+        self._authenticator.add(self)
+
+    def look(self) -> None:
+        """Cancel it if its caller would not be let in."""
+        try:
+            self._authenticator.caller(self._scope)
+        except Unauthorized:
+            if self._task is not None and not self._has_ended:
+                self._has_ended = True
+                self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._authenticator.discard(self)
+        if self._has_ended and kind is asyncio.CancelledError and self._task is not None:
+            self._task.uncancel()
+            raise Unauthorized from error
 
 
 def cookie_of(scope: Scope) -> str:
@@ -102,22 +223,48 @@ def cookie_of(scope: Scope) -> str:
     return ""
 
 
+def _peer(scope: Scope) -> str:
+    """The address at the other end of the connection."""
+    return str((scope.get("client") or ("",))[0])
+
+
 def _header(scope: Scope, wanted: bytes) -> bytes:
     """The first header of a name; empty without one."""
     return next((value for name, value in scope["headers"] if name == wanted), b"")
 
 
+def _list(scope: Scope, wanted: bytes) -> bytes:
+    """All that stands in headers of a name, in order: a proxy may add a line of its own to those of its client."""
+    return b",".join(value for name, value in scope["headers"] if name == wanted)
+
+
+def _last(scope: Scope, wanted: bytes) -> bytes:
+    """The last of them."""
+    return _list(scope, wanted).rpartition(b",")[2].strip()
+
+
 def _check_local(headers: list[tuple[bytes, bytes]]) -> None:
-    is_here = False
-    for name, value in headers:
-        if name == b"host":
-            is_here = _is_here(f"//{value.decode('latin-1')}")
-        elif name == b"origin" and not _is_here(value.decode("latin-1")):
-            raise Forbidden("forbidden; this server takes no requests from other web pages")
-    if not is_here:
+    """Raises Invalid for a host that is none, Forbidden for another one's, and for what another page asks."""
+    hosts = [value for name, value in headers if name == b"host"]
+    host = _place_of(b"//" + hosts[0]) if len(hosts) == 1 and not NO_HOST & {*hosts[0]} else None
+    if host is None or not host.host:
+        raise Invalid("host is invalid; without tokens a request names one host, the one that it is for")
+    if not host.is_loopback:
         raise Forbidden("forbidden; without tokens this server answers only to a loopback host name")
+    for name, value in headers:
+        if name == b"origin":
+            page = _place_of(value)
+            is_own = page is not None and page.is_loopback and page.port == host.port
+        else:
+            is_own = name != b"sec-fetch-site" or value in OWN_SITES
+        if not is_own:
+            raise Forbidden("forbidden; this server takes no requests from other web pages")
 
 
-def _is_here(url: str) -> bool:
-    """Whether the host of a URL is this machine itself."""
-    return ListenAddress(urlsplit(url).hostname or "", 0).is_loopback
+def _place_of(url: bytes) -> ListenAddress | None:
+    """The host and the port of a URL; None when it has none that can be read."""
+    try:
+        parts = urlsplit(url.decode("ascii"))
+        return ListenAddress(parts.hostname or "", parts.port or PORTS.get(parts.scheme, 80))
+    except (ValueError, UnicodeDecodeError):
+        return None

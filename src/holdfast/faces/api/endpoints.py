@@ -14,35 +14,56 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
-from starlette.convertors import Convertor, register_url_convertor
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from holdfast.core.moments import moment
-from holdfast.core.requests.declare import BYTES, HANDLERS, JSON, Caller, Declared, declared_under, from_wire, handles
+from holdfast.core.requests.declare import (
+    BYTES,
+    HANDLERS,
+    JSON,
+    Caller,
+    Declared,
+    Role,
+    Stream,
+    declared_under,
+    from_wire,
+    handles,
+)
 from holdfast.core.requests.queue import VERBS, ErrorReply
 from holdfast.core.requests.results import PAGE_COUNT_MAX, ListResults
 from holdfast.core.requests.vault import ActionReply, CloseSession, OpenSession, Problem, ReadSession, SessionReply
-from holdfast.errors import Conflict, Forbidden, HoldfastError, InternalError, Invalid, NotFound
-from holdfast.faces.api.authenticator import COOKIE, CSRF_HEADER, Authenticator, cookie_of
+from holdfast.errors import (
+    BadMethod,
+    Conflict,
+    Forbidden,
+    HoldfastError,
+    InternalError,
+    Invalid,
+    NotFound,
+    Unauthorized,
+)
+from holdfast.faces.api.authenticator import COOKIE, CSRF_HEADER, Authenticator, Scope, cookie_of
+from holdfast.faces.api.verbs import error_headers
 from holdfast.services.collect.service import CollectService
 from holdfast.services.vault.access import SESSION_S, WebSession
 from holdfast.services.vault.admin import VaultApp, act_of
 from holdfast.telemetry.events import emit
 
-ADMIN_BYTES_MAX = 96 * 1024 * 1024
-RESULTS_BYTES_MAX = 6_000_000
 PROBLEM = "application/problem+json"
-METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+EVENTS = "text/event-stream"
 #: As bytes to keep, never as a page to show: a body is whatever a stranger sent.
-ATTACHED = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
+ATTACHED = {"content-disposition": "attachment"}
 
 ERROR_CODES = {
     400: "The request cannot be carried out as it stands; nothing changed",
     401: "A valid token is required",
     403: "Not allowed",
+    404: "No such thing",
+    405: "Another HTTP method; the Allow header says which",
     453: "The server is stopping; try another one",
     454: "Nothing was acknowledged; try again",
     455: "The body is not a UTF-8 JSON object",
@@ -68,16 +89,10 @@ Schemas = dict[Any, dict[str, Any]]
 Answer = Callable[[HttpRequest], Awaitable[Response]]
 
 
-class _Any(Convertor[str]):
+class _Any(PathConvertor):
     """Any text, slashes and line breaks included: a queue may be called anything."""
 
     regex = "(?s:.+)"
-
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
 
 
 register_url_convertor("any", _Any())
@@ -88,14 +103,26 @@ register_url_convertor("any", _Any())
 
 def admin_routes(vault_app: VaultApp, authenticator: Authenticator) -> list[Route]:
     """The routes of all endpoints; one path takes all of its methods."""
-    paths: dict[str, dict[str, Declared]] = {}
-    for declared in declared_under("/admin/").values():
-        paths.setdefault(declared.path, {})[declared.method] = declared
     routes = [
-        Route(_matching(path), _admin(vault_app, authenticator, found), methods=METHODS)
-        for path, found in paths.items()
+        any_method(_matching(path), _admin(vault_app, authenticator, found))
+        for path, found in _by_path("/admin/").items()
     ]
-    return [*routes, Route("/admin/{path:any}", _admin(vault_app, authenticator, {}), methods=METHODS)]
+    return [*routes, any_method("/admin/{path:any}", _admin(vault_app, authenticator, {}))]
+
+
+def any_method(path: str, answer: Answer) -> Route:
+    """A route that is asked whatever the method is, and says itself which are meant."""
+    route = Route(path, answer)
+    route.methods = None
+    return route
+
+
+def _by_path(prefix: str) -> dict[str, dict[str, Declared]]:
+    """The endpoints below it, by path and then by method."""
+    paths: dict[str, dict[str, Declared]] = {}
+    for declared in declared_under(prefix).values():
+        paths.setdefault(declared.path, {})[declared.method] = declared
+    return paths
 
 
 def _matching(path: str) -> str:
@@ -108,6 +135,7 @@ def _admin(vault_app: VaultApp, authenticator: Authenticator, methods: dict[str,
         try:
             return await _admin_answer(vault_app, authenticator, methods, http)
         except HoldfastError as error:
+            await authenticator.slow_down(http.scope, error)
             return problem(error)
         except ClientDisconnect:
             return Response(status_code=499)
@@ -122,23 +150,26 @@ async def _admin_answer(
 ) -> Response:
     caller = authenticator.caller(http.scope)
     declared = methods.get("GET" if http.method == "HEAD" else http.method)
+    if http.method == "POST" and (asked := methods.get("GET")) is not None and asked.limit == "ids":
+        declared = asked  # more ids than a URL takes
     if declared is None:
         if not methods:
             raise NotFound(f"there is nothing here; '{http.url.path[:200]}' is no path of /admin")
-        allowed = ", ".join(sorted(methods))
-        body = Problem(type="about:blank", title="Method Not Allowed", status=405, detail=f"use {allowed}")
-        return Response(_encode(body), 405, media_type=PROBLEM, headers={"allow": allowed})
+        raise BadMethod(http.method, list(methods))
     try:
         authenticator.check_page_of_session(http.scope)
         vault_app.check(declared, caller)
-        body_sent = await _body(http, ADMIN_BYTES_MAX, "body is too large; more than {} bytes were sent")
+        body_sent = b"" if http.method == "GET" else await http.body()
         request = from_wire(declared, http.path_params, http.query_params.multi_items(), body_sent)
         if declared.path == "/admin/session":
             page: Response = await HANDLERS[declared.request](
                 _SessionContext(http, vault_app, authenticator, caller), request
             )
             return page
-        return _response(declared, await vault_app.answer(request, caller))
+        reply = await vault_app.answer(request, caller)
+        if declared.reply is Stream:
+            reply = _while_let_in(authenticator, http.scope, caller, reply, whole=declared.media != EVENTS)
+        return _response(declared, reply)
     except Forbidden as error:
         await vault_app.note_denied(declared, http.path_params, caller, error)
         raise
@@ -149,26 +180,28 @@ def _response(declared: Declared, reply: Any) -> Response:
         return Response(reply, media_type=declared.media, headers=ATTACHED)
     if declared.media == JSON:
         return Response(_encode(reply), media_type=JSON)
-    headers = {"cache-control": "no-store"} if declared.media == "text/event-stream" else None
-    return StreamingResponse(reply, media_type=declared.media, headers=headers)
+    return StreamingResponse(reply, media_type=declared.media, headers=None if declared.media == EVENTS else ATTACHED)
+
+
+async def _while_let_in(
+    authenticator: Authenticator, scope: Scope, caller: Caller, chunks: Stream, *, whole: bool = True
+) -> Stream:
+    """The chunks, until the caller would not be let in any more; what is to be whole is then cut off, as an error."""
+    try:
+        with authenticator.while_let_in(scope, caller):
+            async for chunk in chunks:
+                authenticator.caller(scope)
+                yield chunk
+    except Unauthorized:
+        if whole:
+            raise
 
 
 def problem(error: HoldfastError) -> Response:
     """An error as RFC 9457 has it."""
     body = Problem.of(error)
-    headers = {"www-authenticate": "Bearer"} if body.status == 401 else {}
+    headers = {"www-authenticate": "Bearer"} if body.status == 401 else error_headers(error)
     return Response(_encode(body), body.status, media_type=PROBLEM, headers=headers)
-
-
-async def _body(http: HttpRequest, bytes_max: int, too_large: str) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in http.stream():
-        size += len(chunk)
-        if size > bytes_max:
-            raise Invalid(too_large.format(bytes_max))
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 def _bug(http: HttpRequest, error: Exception) -> InternalError:
@@ -201,9 +234,9 @@ class _SessionContext(NamedTuple):
 
     def cookie(self, secret: str, age_s: int) -> dict[str, str]:
         """Never for a script to read, never sent along from another site, and over https alone where there is https."""
-        secure = "; Secure" if self.http.url.scheme == "https" else ""
+        secure = "; Secure" if self.authenticator.is_https(self.http.scope) else ""
         cookie = f"{COOKIE}={secret}; Path=/; Max-Age={age_s}; HttpOnly; SameSite=Strict{secure}"
-        return {"set-cookie": cookie, "cache-control": "no-store"}
+        return {"set-cookie": cookie}
 
 
 @handles(OpenSession)
@@ -267,23 +300,27 @@ class LazyCollector:
 def results_routes(collector: LazyCollector, authenticator: Authenticator) -> list[Route]:
     """The routes below /v1/results. Where it has nothing to resume, the collector is opened when it is asked for."""
     return [
-        Route(declared.path, _results(collector, authenticator, declared), methods=[declared.method])
-        for declared in declared_under("/v1/results").values()
+        any_method(path, _results(collector, authenticator, found)) for path, found in _by_path("/v1/results").items()
     ]
 
 
-def _results(collector: LazyCollector, authenticator: Authenticator, declared: Declared) -> Answer:
+def _results(collector: LazyCollector, authenticator: Authenticator, methods: dict[str, Declared]) -> Answer:
     async def answer(http: HttpRequest) -> Response:
-        authenticator.check(http.scope, declared.role)
+        declared = methods.get("GET" if http.method == "HEAD" else http.method)
+        if declared is None:
+            authenticator.check(http.scope, Role.VIEWER)
+            raise BadMethod(http.method, list(methods))
+        caller = authenticator.check(http.scope, declared.role)
         try:
             results = await collector.results()
             if declared.request is ListResults:
-                return _response(declared, await results.call(_page_of(http)))
-            too_large = "body is too large; {} bytes is the maximum"
-            body = await _body(http, RESULTS_BYTES_MAX, too_large) if declared.method == "POST" else b""
-            request = from_wire(declared, http.path_params, (), body or b"{}")
-            reply = await results.call(request)
-            return await _begun(reply) if declared.media == BYTES else _response(declared, reply)
+                return _response(declared, await results.call(_page_of(http), caller))
+            body = (await http.body() or b"{}") if declared.method == "POST" else b""
+            request = from_wire(declared, http.path_params, (), body)
+            reply = await results.call(request, caller)
+            if declared.media != BYTES:
+                return _response(declared, reply)
+            return await _begun(_while_let_in(authenticator, http.scope, caller, reply))
         except HoldfastError:
             raise
         except Exception as error:
@@ -308,7 +345,7 @@ async def _begun(chunks: AsyncIterator[bytes]) -> Response:
         async for chunk in chunks:
             yield chunk
 
-    return StreamingResponse(body(), media_type=BYTES)
+    return StreamingResponse(body(), media_type=BYTES, headers=ATTACHED)
 
 
 # --- /openapi.json, made from the same requests and the types that they are decoded with -----------------------
@@ -323,6 +360,8 @@ def document(version: str) -> bytes:
         types += [declared.reply] * (declared.media == JSON) + [declared.body] * (declared.body is not None)
     types = list(dict.fromkeys(types))
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    for schema in components.values():
+        _require(schema)
     by_type = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for declared in requests:
@@ -346,6 +385,20 @@ def document(version: str) -> bytes:
             },
         }
     )
+
+
+def _require(schema: dict[str, Any]) -> None:
+    """A field whose default is refused is required, and has none."""
+    for name, field in schema.get("properties", {}).items():
+        default = field.get("default")
+        if default == ():
+            del field["default"]  # none at all is left out, not an empty one
+            continue
+        size = len(default) if isinstance(default, str | list) else default
+        least = field.get("minLength", field.get("minItems", field.get("minimum")))
+        if size is not None and least is not None and size < least:
+            del field["default"]
+            schema["required"] = [*schema.get("required", []), name]
 
 
 def _operation(declared: Declared, schemas: Schemas) -> dict[str, Any]:

@@ -4,49 +4,63 @@ serves it: it opens the storages, makes the admin token at the first start, and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import re
+import resource
 import secrets
 import signal
 import socket
+import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, nullcontext
 from importlib.metadata import version
 from pathlib import Path
+from ssl import SSLContext
 
-import msgspec
-import uvicorn
 import uvloop
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route
-from starlette.types import ASGIApp
+from starlette.routing import Route
 
-from holdfast.errors import CannotStart, HoldfastError, Invalid
+from holdfast.core.moments import Backoff, BackoffTimer
+from holdfast.core.requests.declare import REQUESTS
+from holdfast.errors import BadMethod, BrokerError, CannotStart, HoldfastError, NotFound
 from holdfast.faces.api.authenticator import Authenticator, token_hash
-from holdfast.faces.api.endpoints import LazyCollector, admin_routes, document, results_routes
-from holdfast.faces.api.verbs import Verbs, error_body
+from holdfast.faces.api.connection import STRANGER_BODY_BYTES_MAX
+from holdfast.faces.api.endpoints import LazyCollector, admin_routes, any_method, document, results_routes
+from holdfast.faces.api.head import RequestHead
+from holdfast.faces.api.listener import HttpLimits, HttpServer
+from holdfast.faces.api.pages import Pages
+from holdfast.faces.api.verbs import Verbs, error_body, error_headers
 from holdfast.ports.queue_store import Catalog
-from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.services.recover.service import RecoverySchedule
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import ListenAddress, Settings
 from holdfast.telemetry.events import emit, set_up_logging
-from holdfast.telemetry.prometheus import CaptureGauge, QueueGauge, Requests, render, render_vault
+from holdfast.telemetry.prometheus import Requests
 from holdfast.wiring import has_collector, made_once, open_app, open_collector, scheduled_recoveries, vault_at_work
 
-BODY_BYTES_MAX: Mapping[str, int] = {"produce": 5_000_000, "import": 64_000_000, "other": 512_000}
+#: By what a request is declared with; the first three are settings.
+BODY_BYTES_MAX: Mapping[str, int] = {
+    "produce": 5_000_000,
+    "import": 64_000_000,
+    "other": 512_000,
+    "ids": 3_000_000,
+    "result": 6_000_000,
+    "letter": 96 * 1024 * 1024,
+}
+FILES_COUNT_MAX = 65_536
 TOKEN_KEY = "admin_token_sha256"  # noqa: S105 - the name under which the hash is kept
-STOP_TIMEOUT_S = 30
-CONNECTIONS_COUNT_MAX = 20_000
+#: One that is shorter can be guessed.
+TOKEN_CHARACTERS_MIN = 20
 #: A commit in a thread needs the interpreter a few times, and beside a busy event loop it waits for so long each time.
 SWITCH_INTERVAL_S = 0.0005
 
 
-def make_app(
+def make_server(
     service: QueueService,
     *,
     admin_token_hash: str | None,
@@ -54,123 +68,84 @@ def make_app(
     body_bytes_max: Mapping[str, int] = BODY_BYTES_MAX,
     results: LazyCollector | None = None,
     vault_app: VaultApp | None = None,
-) -> ASGIApp:
-    """The application over a service; without a token's hash it lets everybody on this machine in."""
-    manager, requests = service.manager, Requests()
-    authenticator = Authenticator(admin_token_hash, vault_app)
-
-    async def health(request: Request) -> Response:
-        authenticator.check_page(request.scope)
-        status, body = health_of(manager, version, standing=[] if vault_app is None else standing_captures(vault_app))
-        return Response(body, status, media_type="application/health+json")
-
-    async def metrics(request: Request) -> Response:
-        authenticator.check_page(request.scope)
-        vault = await letters_page(vault_app) if vault_app is not None else ""
-        return Response(render(requests, gauges(manager)) + vault, media_type="text/plain; version=0.0.4")
+    trusted_proxy: str | None = None,
+    open_names: bool = False,
+    limits: HttpLimits | None = None,
+    tls: SSLContext | None = None,
+) -> HttpServer:
+    """The server over a service; without a token's hash it lets everybody on this machine in."""
+    requests = Requests()
+    authenticator = Authenticator(admin_token_hash, vault_app, trusted_proxy=trusted_proxy)
+    pages = Pages(service.manager, authenticator, requests, version=version, vault_app=vault_app, open_names=open_names)
+    bytes_max = {**BODY_BYTES_MAX, **body_bytes_max}
 
     async def openapi(request: Request) -> Response:
         authenticator.caller(request.scope)
         return Response(document(version), media_type="application/json")
 
     async def elsewhere(request: Request) -> Response:
-        raise Invalid(f"path is invalid; there is nothing at '{request.url.path}'")
+        if request.url.path in [page.path for page in shown]:
+            raise BadMethod(request.method, ["GET", "HEAD"])
+        raise NotFound(f"path is invalid; there is nothing at '{request.url.path}'")
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HoldfastError)  # noqa: S101 - it is registered for nothing else
-        return Response(error_body(error), error.code, media_type="application/json")
+        await authenticator.slow_down(request.scope, error)
+        return Response(error_body(error), error.code, error_headers(error), media_type="application/json")
 
-    verbs = Verbs(service, authenticator=authenticator, body_bytes_max=body_bytes_max, requests=requests)
-    return Starlette(
+    verbs = Verbs(service, authenticator=authenticator, body_bytes_max=bytes_max, requests=requests)
+    shown = [*pages.routes(), Route("/openapi.json", openapi)]
+    app = Starlette(
         routes=[
             *(admin_routes(vault_app, authenticator) if vault_app is not None else ()),
             *(results_routes(results, authenticator) if results is not None else ()),
-            Mount("/v1", verbs),
-            Route("/health", health),
-            Route("/metrics", metrics),
-            Route("/openapi.json", openapi),
-            Route("/{path:path}", elsewhere, methods=["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]),
+            *shown,
+            any_method("/", elsewhere),
+            any_method("/{path:any}", elsewhere),
         ],
         exception_handlers={HoldfastError: refused},
     )
+    return HttpServer(app, verbs, larger_bodies(authenticator, bytes_max), limits=limits, tls=tls)
 
 
-async def letters_page(vault_app: VaultApp) -> str:
-    """What the vault tells Prometheus; nothing while it cannot be read, and the rest of the page is served."""
-    try:
-        tallies = await vault_app.vault.ledger.tallies()
-    except HoldfastError as error:
-        emit("vault.failed", error=error)
-        return ""
-    captures = [
-        CaptureGauge(one.queue, one.state == "running", one.lag_s, one.failed_imports)
-        for one in vault_app.custody.captures()
-    ]
-    return render_vault({(one.queue, one.state): one.count for one in tallies}, vault_app.vault.moves, captures)
+def larger_bodies(authenticator: Authenticator, bytes_max: Mapping[str, int]) -> Callable[[RequestHead], int]:
+    """How large the body of a request to the application may be that is larger than a stranger's: what its endpoint
+    needs, for those who may call it."""
+    found = [one for one in REQUESTS.values() if one.limit != "other"]
+    patterns = [(re.compile(re.sub(r"{\w+}", ".+", one.path)), one) for one in found]
 
+    def limit(head: RequestHead) -> int:
+        try:
+            caller = authenticator.caller(head.scope)
+        except HoldfastError:
+            return STRANGER_BODY_BYTES_MAX
+        if head.method == "GET":
+            return STRANGER_BODY_BYTES_MAX
+        for pattern, one in patterns:
+            if head.method in (one.method, "POST") and pattern.fullmatch(head.path):
+                return bytes_max[one.limit if caller.role >= one.needs(authenticator.redrive_role) else "other"]
+        return bytes_max["other"]
 
-def standing_captures(vault_app: VaultApp) -> list[str]:
-    """The captures that stand still, each with its reason."""
-    found = [one for one in vault_app.custody.captures() if one.state in ("waiting", "failed")]
-    return [f"the capture of {one.queue} stands still: {one.why}" for one in found]
-
-
-def health_of(manager: QueueManager, version: str, *, standing: Sequence[str] = ()) -> tuple[int, bytes]:
-    """200 while requests can be served; a storage that is set aside, and a capture that stands still, are named."""
-    failing = [
-        f"{record.name}: storage '{share.storage}' is set aside"
-        for record in manager.records()
-        if (queue := manager.find(record.name)) is not None
-        for share in queue.shares
-        if not share.healthy
-    ]
-    queues = manager.records()
-    down = manager.closing or (bool(queues) and len(failing) >= len(queues))
-    status = "fail" if down else "warn" if failing or standing else "pass"
-    body = {"status": status, "version": version, "queues": len(queues), "notes": [*failing, *standing][:20]}
-    return (503 if down else 200), msgspec.json.encode(body)
-
-
-def gauges(manager: QueueManager) -> Iterator[QueueGauge]:
-    """How every queue stands."""
-    for record in manager.records():
-        queue = manager.find(record.name)
-        if queue is None:
-            continue
-        states = [state for share in queue.shares for state in share.states.values()]
-        yield QueueGauge(record.name, "queued", sum(state.queued for state in states))
-        yield QueueGauge(record.name, "leased", sum(state.leased for state in states))
-        yield QueueGauge(record.name, "scheduled", sum(state.scheduled for state in states))
-        yield QueueGauge(record.name, "dying", sum(state.dying for state in states))
-        yield QueueGauge(record.name, "leases_waiting", len(queue.waiting.leases))
-        yield QueueGauge(record.name, "produces_waiting", len(queue.waiting.produces))
-        yield QueueGauge(record.name, "storages_failing", sum(not share.healthy for share in queue.shares))
+    return limit
 
 
 # --- the process ----------------------------------------------------------------------------------------------
-
-
-class _Server(uvicorn.Server):
-    """Uvicorn without its own signal handlers: waiting requests have to be answered before it stops."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.ready.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def run(settings: Settings, *, announce: Callable[[str], None]) -> None:
     """Serve until told to stop."""
     set_up_logging(level=settings.log_level, form=settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    raise_files_limit()
     uvloop.run(serve(settings, announce=announce))
+
+
+def raise_files_limit() -> None:
+    """As many open files as the system allows without asking anybody: most systems begin with 1024."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_COUNT_MAX if most == resource.RLIM_INFINITY else min(most, FILES_COUNT_MAX)
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
@@ -181,7 +156,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
         loop.add_signal_handler(number, stop.set)
     listener = _listen(settings.address)
     try:
-        async with open_app(settings) as (service, vault_app):
+        async with open_app(settings, serves=True) as (service, vault_app):
             await _serve(settings, service, vault_app, listener, stop, announce=announce)
     finally:
         listener.close()
@@ -201,8 +176,8 @@ async def _serve(
     if settings.auth != "none":
         admin_token_hash = await _admin_token(settings, service.manager.catalog, announce)
     results = _results(settings, service)
-    await _resume(results, settings)
-    app = make_app(
+    is_resumed = await _resume(results, settings)
+    server = make_server(
         service,
         admin_token_hash=admin_token_hash,
         version=version("holdfast"),
@@ -213,13 +188,19 @@ async def _serve(
         },
         results=results,
         vault_app=vault_app,
+        trusted_proxy=settings.trusted_proxy,
+        open_names=settings.open_names,
+        limits=HttpLimits.of(settings),
+        tls=_tls(settings),
     )
     recoveries = _recoveries(settings, service, vault_app)
-    async with vault_at_work(vault_app, settings), _serving(app, listener, settings), AsyncExitStack() as stack:
+    async with vault_at_work(vault_app, settings), server.serving(listener), AsyncExitStack() as stack:
         address = _address(listener, tls=bool(settings.tls_cert))
         announce(f"Holdfast serves on {address}")
         emit("server.started", address=address)
         await stack.enter_async_context(recoveries.at_work())
+        if not is_resumed:
+            stack.callback(asyncio.create_task(_resume_later(results), name="results resume").cancel)
         await stop.wait()
         emit("server.stopping")
         await stack.aclose()
@@ -246,46 +227,43 @@ def _results(settings: Settings, service: QueueService) -> LazyCollector:
     )
 
 
-async def _resume(results: LazyCollector, settings: Settings) -> None:
-    """Open the collector now where transactions may be waiting for it."""
+async def _resume(results: LazyCollector, settings: Settings) -> bool:
+    """Open the collector now where transactions may be waiting for it; false when its broker is away."""
     if settings.blobs or has_collector(settings.storages[0].url):
         try:
             await results.results()
         except HoldfastError as error:
+            is_away = isinstance(error, BrokerError)
+            if is_away and settings.require_broker:
+                raise
             # Queues are served all the same; whoever asks for a result is told why there is none.
             emit("collect.troubled", error=error.message)
+            return not is_away
+    return True
 
 
-@asynccontextmanager
-async def _serving(app: ASGIApp, listener: socket.socket, settings: Settings) -> AsyncIterator[None]:
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http="httptools",
-            loop="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=CONNECTIONS_COUNT_MAX,
-            date_header=False,
-            timeout_graceful_shutdown=STOP_TIMEOUT_S,
-            ssl_certfile=settings.tls_cert,
-            ssl_keyfile=str(settings.tls_key) if settings.tls_key else None,
-        )
-    )
-    serving = asyncio.create_task(server.serve([listener]))
-    ready = asyncio.create_task(server.ready.wait())
-    await asyncio.wait((serving, ready), return_when=asyncio.FIRST_COMPLETED)
-    ready.cancel()
-    try:
-        if serving.done():
-            raise CannotStart("server cannot start; see the log")
-        yield
-    finally:
-        server.should_exit = True
-        await serving
+async def _resume_later(results: LazyCollector) -> None:
+    """As soon as its broker is there."""
+    backoff = BackoffTimer(Backoff())
+    while True:
+        await asyncio.sleep(backoff.delay_s(asyncio.get_running_loop().time()))
+        try:
+            await results.results()
+            return
+        except BrokerError:
+            continue
+        except HoldfastError as error:
+            emit("collect.troubled", error=error.message)
+            return
+
+
+def _tls(settings: Settings) -> SSLContext | None:
+    if settings.tls_cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    # The empty password keeps OpenSSL from asking on the terminal for one.
+    context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+    return context
 
 
 def _listen(address: ListenAddress) -> socket.socket:
@@ -311,7 +289,7 @@ def _address(listener: socket.socket, *, tls: bool) -> str:
 async def _admin_token(settings: Settings, catalog: Catalog, announce: Callable[[str], None]) -> str:
     """The hash of the admin token. The token is made once, and only ever shown here and in a file that only we read."""
     if settings.admin_token:
-        return token_hash(settings.admin_token.reveal())
+        return token_hash(_long_enough(settings.admin_token.reveal(), "HOLDFAST_ADMIN_TOKEN"))
     path = settings.admin_token_file
     made = not path.exists()
     token = _new_token(path) if made else _read_token(path)
@@ -336,6 +314,15 @@ def _read_token(path: Path) -> str:
         ) from error
     if not token:
         raise CannotStart(f"admin token is empty; remove {path} to have one made, or set HOLDFAST_ADMIN_TOKEN")
+    return _long_enough(token, str(path))
+
+
+def _long_enough(token: str, place: str) -> str:
+    if len(token) < TOKEN_CHARACTERS_MIN:
+        raise CannotStart(
+            f"admin token is too short; {place} has {len(token)} characters, {TOKEN_CHARACTERS_MIN} are the least, "
+            "leave it out to have one made"
+        )
     return token
 
 

@@ -1,37 +1,64 @@
-"""`POST /v1/<noun>.<verb>`: a bare ASGI application, because this is the hot path.
+"""`POST /v1/<noun>.<verb>`: served straight from its connection, because this is the hot path.
 
-It reads the body within its limit, checks the token, turns JSON into a request, calls the service and turns the reply
-or the error into JSON. It decides nothing.
+It checks the token as soon as the head is there, turns JSON into a request, calls the service and turns the reply or
+the error into JSON. It decides nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Mapping, MutableMapping
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from holdfast.core.requests.declare import Role
-from holdfast.core.requests.queue import VERBS, ErrorReply, LeaseReply, LeaseRequest, QueueRequest
-from holdfast.errors import BadBody, Forbidden, HoldfastError, InternalError, Invalid, UnknownMethod
+from holdfast.core.requests.declare import EMPTY_BODY, Caller, Role
+from holdfast.core.requests.queue import VERBS, ErrorReply, LeaseReply, LeaseRequest, ProduceRequest, QueueRequest
+from holdfast.errors import (
+    BadBody,
+    BadDeadQueue,
+    BadMethod,
+    HoldfastError,
+    InternalError,
+    Invalid,
+    Unauthorized,
+    UnknownMethod,
+)
 from holdfast.faces.api.authenticator import Authenticator
 from holdfast.services.queue.service import QueueService
 from holdfast.telemetry.events import emit
 from holdfast.telemetry.prometheus import Requests
 
 Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
-#: An oversized body is read to its end, so that the client hears why; one that never ends is cut off here.
-DRAINED_BYTES_MAX = 1 << 30
+#: Who sends a body for longer is asked for his token again: it may have ended meanwhile.
+SLOW_BODY_S = 1.0
+NO_HEADERS: dict[str, str] = {}
 
 _encode = msgspec.json.Encoder().encode
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])  # raw: a number that is too large is JSON all the same
-_JSON_HEADER = (b"content-type", b"application/json")
+
+
+class VerbCall(NamedTuple):
+    """A call of a verb whose head has come, and who makes it; without a caller it is refused, whatever its body is."""
+
+    verb: str
+    scope: Scope
+    caller: Caller | None
+    error: HoldfastError | None
+    body_bytes_max: int
+    started_s: float
+
+    @property
+    def method(self) -> str:
+        """Of HTTP."""
+        return str(self.scope["method"])
+
+    @property
+    def waits(self) -> bool:
+        """Whether it ends when its caller goes away."""
+        return self.verb == "queue.lease"
 
 
 class Verbs:
@@ -53,67 +80,77 @@ class Verbs:
         self._limits = {name: body_bytes_max[verb.limit] for name, verb in VERBS.items()}
         self._default_limit = body_bytes_max["other"]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started_s = time.perf_counter()
-        verb: str = scope["path"].removeprefix("/v1/")
-        known = verb if verb in VERBS else "unknown"
+    def begin(self, verb: str, scope: Scope) -> VerbCall:
+        """Whether this caller may call it, before its body is there."""
+        started_s, caller, refused = time.perf_counter(), None, None
         try:
-            reply = await self._reply(verb, scope, receive)
-        except _Disconnected:
-            self._requests.count(known, 499, time.perf_counter() - started_s)
-            return
+            # What nobody has declared takes an admin.
+            caller = self._authenticator.check(scope, self._roles.get(verb, Role.ADMIN))
         except HoldfastError as error:
-            await _send(send, error.code, error_body(error))
-            self._requests.count(known, error.code, time.perf_counter() - started_s)
-            return
-        await _send(send, 200, reply)
-        self._requests.count(known, 200, time.perf_counter() - started_s)
+            refused = error.with_traceback(None)  # with its frames it would hold the body, and be held by it
+        limit = self._limits.get(verb, self._default_limit)
+        return VerbCall(verb, scope, caller, refused, limit, started_s)
 
-    async def _reply(self, verb: str, scope: Scope, receive: Receive) -> bytes:
-        # What nobody has declared takes an admin.
-        caller = self._authenticator.check(scope, self._roles.get(verb, Role.ADMIN))
-        body = await _read(receive, self._limits.get(verb, self._default_limit))
-        if scope["method"] != "POST":
-            raise Invalid(f"method is invalid; use POST, not {scope['method']}")
-        if (decoder := self._decoders.get(verb)) is None:
-            raise UnknownMethod(f"method is unknown; there is no '{verb}'")
-        request = _decode(decoder, body)
-        if caller.queues and not caller.may_touch(getattr(request, "queue_name", "")):
-            raise Forbidden(f"forbidden; this token is for the queues {', '.join(caller.queues)} alone")
+    async def answer(self, call: VerbCall, body: bytes | bytearray, size: int) -> tuple[int, bytes, dict[str, str]]:
+        """Status, body and further headers of the answer. `size` is how large the body was, however much is there."""
         try:
-            if isinstance(request, LeaseRequest):
-                return _encode(await self._lease(request, receive))
-            return _encode(await self._service.call(request))
-        except (HoldfastError, _Disconnected):
+            code, reply, headers = 200, _encode(await self._reply(call, body, size)), NO_HEADERS
+        except HoldfastError as error:
+            await self._authenticator.slow_down(call.scope, error)
+            code, reply, headers = error.code, error_body(error), error_headers(error)
+            error.__traceback__ = None
+        except asyncio.CancelledError:
+            self._count(call, 499)  # a lease of which nobody would hear: it was not made
+            raise
+        self._count(call, code)
+        return code, reply, headers
+
+    def _count(self, call: VerbCall, code: int) -> None:
+        known = call.verb if call.verb in VERBS else "unknown"
+        self._requests.count(known, code, time.perf_counter() - call.started_s)
+
+    async def _reply(self, call: VerbCall, body: bytes | bytearray, size: int) -> Any:
+        caller = call.caller
+        if caller is None:
+            raise call.error or InternalError("internal error; a caller is missing")
+        if size > call.body_bytes_max:
+            raise Invalid(f"body is too large; {size} bytes were sent, {call.body_bytes_max} is the maximum")
+        if (decoder := self._decoders.get(call.verb)) is None:
+            raise UnknownMethod(f"method is unknown; there is no '{call.verb}'")
+        if call.method != "POST":
+            raise BadMethod(call.method, ["POST"])
+        request = _decode(decoder, body)
+        if time.perf_counter() - call.started_s > SLOW_BODY_S:
+            self._authenticator.caller(call.scope)
+        request.declared.check_queues(request, caller)
+        try:
+            if not isinstance(request, LeaseRequest | ProduceRequest):
+                return await self._service.call(request)
+            with self._authenticator.while_let_in(call.scope, caller):  # these wait
+                reply: Any = await self._service.call(cast(QueueRequest[Any], request))
+            if isinstance(reply, LeaseReply):
+                self._check_again(call, reply)
+            return reply
+        except BadDeadQueue as error:
+            raise error if caller.may_touch(error.source_queue) else Invalid(error.unnamed) from None
+        except HoldfastError:
             raise
         except Exception as error:
-            emit("server.bug", method=verb, error=repr(error), traceback=error)
+            emit("server.bug", method=call.verb, error=repr(error), traceback=error)
             raise InternalError("internal error; the server's log has the details") from error
 
-    async def _lease(self, request: LeaseRequest, receive: Receive) -> LeaseReply:
-        """The reply; when the client goes away before it, or in the same moment, nothing stays leased."""
-        working = asyncio.ensure_future(self._service.call(request))
-        leaving = asyncio.ensure_future(receive())
+    def _check_again(self, call: VerbCall, reply: LeaseReply) -> None:
+        """Before items are handed out. Raises Unauthorized, and they are free again."""
         try:
-            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise _Disconnected
-            reply = working.result()
-            if leaving.done():
-                self._service.manager.give_back(reply)
-                raise _Disconnected
-            return reply
-        finally:
-            for task in (working, leaving):
-                task.cancel()
-            await asyncio.gather(working, leaving, return_exceptions=True)
+            self._authenticator.caller(call.scope)
+        except HoldfastError:
+            self._service.manager.get(reply.queue_name).release(reply.partition, [item.id for item in reply.items])
+            raise
 
 
-class _Disconnected(Exception):
-    """The client went away while it waited."""
-
-
-def _decode(decoder: msgspec.json.Decoder[QueueRequest[Any]], body: bytes) -> QueueRequest[Any]:
+def _decode(decoder: msgspec.json.Decoder[QueueRequest[Any]], body: bytes | bytearray) -> QueueRequest[Any]:
+    if not body:
+        raise BadBody(EMPTY_BODY)
     try:
         return decoder.decode(body)
     except UnicodeDecodeError as error:
@@ -126,7 +163,7 @@ def _decode(decoder: msgspec.json.Decoder[QueueRequest[Any]], body: bytes) -> Qu
         raise BadBody(f"body is invalid; {error}") from error
 
 
-def _check_object(body: bytes) -> None:
+def _check_object(body: bytes | bytearray) -> None:
     """The body is UTF-8, JSON, and an object; raises BadBody."""
     try:
         body.decode()
@@ -137,48 +174,14 @@ def _check_object(body: bytes) -> None:
         raise BadBody(f"body is invalid; {error}") from error
 
 
-async def _read(receive: Receive, bytes_max: int) -> bytes:
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise _Disconnected
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        if len(body) > bytes_max:
-            raise _too_large(len(body), bytes_max)
-        return body
-    chunks, count = [body], len(body)
-    while message.get("more_body", False):
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _Disconnected
-        count += len(message.get("body", b""))
-        if count > DRAINED_BYTES_MAX:
-            break
-        if count <= bytes_max:
-            chunks.append(message.get("body", b""))
-        else:
-            chunks.clear()
-    if count > bytes_max:
-        raise _too_large(count, bytes_max)
-    return b"".join(chunks)
-
-
-def _too_large(count: int, bytes_max: int) -> Invalid:
-    return Invalid(f"body is too large; {count} bytes were sent, {bytes_max} is the maximum")
-
-
 def error_body(error: HoldfastError) -> bytes:
     """An error as JSON."""
     details = {"ids": list(error.ids)} if error.ids else {}
     return _encode(ErrorReply(code=error.code, code_text=error.code_text, message=error.message, details=details))
 
 
-async def _send(send: Send, status: int, body: bytes) -> None:
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [_JSON_HEADER, (b"content-length", b"%d" % len(body))],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})
+def error_headers(error: HoldfastError) -> dict[str, str]:
+    """What HTTP wants to be said beside an error."""
+    if isinstance(error, Unauthorized):
+        return {"www-authenticate": "Bearer"}
+    return {"allow": error.allowed} if isinstance(error, BadMethod) else {}

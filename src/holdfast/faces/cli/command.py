@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import types
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -19,58 +20,51 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 import msgspec
 import typer
 from msgspec import Meta, Struct, UnsetType, structs
+from typer.models import ParameterInfo
 
 from holdfast.core.moments import parse_duration
 from holdfast.core.requests.declare import Request
 from holdfast.errors import HoldfastError, Invalid
-from holdfast.faces.cli import DURATIONS
+from holdfast.faces.cli import DURATIONS, app, groups
 from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode, report
 from holdfast.faces.cli.output import forget_stdout, one_line
 
-Body = Callable[..., Coroutine[Any, Any, ExitCode | None]]
+Body = Callable[..., Coroutine[Any, Any, int | None] | int | None]
 B = TypeVar("B", bound=Body)
 
 PANEL = "Shared options"
 #: How much a list of what is in custody shows.
 LIST_COUNT_DEFAULT = 50
 
-Url = Annotated[
-    str | None,
-    typer.Option(
-        help="A storage, opened in this process (sqlite:///FOLDER, postgresql://…, memory://), or a server "
-        "(http://…). Also HOLDFAST_URL.",
-        rich_help_panel=PANEL,
-        show_default=False,
-    ),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(help="A file with the server's token. Also HOLDFAST_TOKEN.", rich_help_panel=PANEL),
-]
-CaFile = Annotated[
-    Path | None,
-    typer.Option(help="A PEM file with the certificate that signed an https server's.", rich_help_panel=PANEL),
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        help="The configuration file; ./holdfast.toml if it is there. Also HOLDFAST_CONFIG.", rich_help_panel=PANEL
-    ),
-]
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def shared_option(
+    name: str, text: str, *flags: str, kind: Any = str | None, default: Any = None, panel: str | None = PANEL
+) -> inspect.Parameter:
+    """An option that several commands have: a field of their context."""
+    option = typer.Option(*flags, help=text, rich_help_panel=panel, show_default=False)
+    return inspect.Parameter(name, _KEYWORD, default=default, annotation=Annotated[kind, option])
+
+
+URL = shared_option(
+    "url",
+    "A storage, opened in this process (sqlite:///FOLDER, postgresql://…, memory://), or a server "
+    "(http://…). Also HOLDFAST_URL.",
+)
+CONFIG = shared_option(
+    "config", "The configuration file; ./holdfast.toml if it is there. Also HOLDFAST_CONFIG.", kind=Path | None
+)
+JSON = shared_option("as_json", "JSON on stdout, errors as JSON on stderr.", "--json", kind=bool, default=False)
+SHARED = (
+    URL,
+    shared_option("token_file", "A file with the server's token. Also HOLDFAST_TOKEN.", kind=Path | None),
+    shared_option("ca_file", "A PEM file with the certificate that signed an https server's.", kind=Path | None),
+    CONFIG,
+    JSON,
+)
 LogLevel = Annotated[str | None, typer.Option(help="debug, info (default), warning or error.", show_default=False)]
 LogFormat = Annotated[str | None, typer.Option(help="json (default) or text.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, errors as JSON on stderr.", rich_help_panel=PANEL)]
-
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
-CONFIG_PARAMETER = inspect.Parameter("config", _KEYWORD, default=None, annotation=Config)
-JSON_PARAMETER = inspect.Parameter("as_json", _KEYWORD, default=False, annotation=Json)
-SHARED = (
-    inspect.Parameter("url", _KEYWORD, default=None, annotation=Url),
-    inspect.Parameter("token_file", _KEYWORD, default=None, annotation=TokenFile),
-    inspect.Parameter("ca_file", _KEYWORD, default=None, annotation=CaFile),
-    CONFIG_PARAMETER,
-    JSON_PARAMETER,
-)
 #: What no command asks for, unless it names the field itself.
 UNASKED = frozenset({"namespace", "cursor", "created_at", "updated_at", "partitions", "paused"})
 S = TypeVar("S", bound=Callable[..., ExitCode | None])
@@ -121,6 +115,11 @@ def read_file(path: Path, *, bytes_max: int) -> bytes:
     return data
 
 
+def private(path: str, flags: int) -> int:
+    """To open a file that is made for its owner alone: it holds bodies."""
+    return os.open(path, flags, 0o600)
+
+
 class CommandOption(NamedTuple):
     """How a field of a request is given on the command line, where that differs from the field itself.
 
@@ -140,30 +139,32 @@ class CommandOption(NamedTuple):
 
 
 #: Fields that every command asks for in this way.
-USUAL = {"queue_name": CommandOption(name="name", metavar="QUEUE")}
+USUAL = {"queue_name": CommandOption(name="name", metavar="QUEUE"), "ids": CommandOption(metavar="ID…")}
 
 
 def command(
-    app: typer.Typer,
-    name: str,
+    place: str,
     request: type[Struct] | None = None,
     /,
     *,
-    example: str,
+    example: str = "",
     shared: tuple[inspect.Parameter, ...] = SHARED,
     only: Mapping[str, CommandOption] | None = None,
     but: Sequence[str] = (),
     **more: CommandOption,
 ) -> Callable[[B], B]:
-    """Register an async function as a command; its docstring is the help, `example` is shown below it.
+    """Register a function, async or not, as the command `holdfast PLACE`; its docstring is the help.
 
-    Its parameters after the context are its options. With a `request`, its fields are options too (all of them `but`
-    these, or `only` those), and what they make is the function's second parameter.
+    A line of `example` is what follows the command, or a whole line of a shell with the command in it. The function's
+    parameters after the context are options. With a `request`, its fields are options too (all of them `but` these, or
+    `only` those), and what they make is the function's second parameter. What stands in its path are arguments.
     """
     given = dict(only or {})
     if request is not None and only is None:
         asked_for = [one for one in request.__struct_fields__ if one in more or one not in UNASKED.union(but)]
-        given = {one: more.get(one) or USUAL.get(one, CommandOption()) for one in asked_for}
+        in_path = request.declared.in_path if issubclass(request, Request) else ()
+        usual = USUAL | {one: CommandOption(metavar=one.upper()) for one in in_path}
+        given = {one: more.get(one) or usual.get(one, CommandOption()) for one in asked_for}
 
     def register(body: B) -> B:
         _context, *own = inspect.signature(body, eval_str=True).parameters.values()
@@ -173,13 +174,13 @@ def command(
         first = [one for field, one in made.items() if not given[field].panel]
         parameters = [*first, *own, *(one for field, one in made.items() if given[field].panel), *shared]
 
-        async def begin(context: CommandContext, **values: Any) -> ExitCode | None:
+        def begin(context: CommandContext, **values: Any) -> Any:
             if request is None:
-                return await body(context, **values)
+                return body(context, **values)
             asked: dict[str, object] = {}
             for field, parameter in made.items():
                 asked |= _read(fields[field], given[field], parameter.name, values.pop(parameter.name))
-            return await body(context, request(**asked), **values)
+            return body(context, request(**asked), **values)
 
         def run(**values: Any) -> int:
             context = CommandContext(**{one.name: values.pop(one.name) for one in shared})
@@ -187,20 +188,23 @@ def command(
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        examples = "\n\n".join(f"  $ {_escaped(line)}" for line in example.splitlines())
-        app.command(name, help=inspect.getdoc(body), epilog=f"Example:\n\n{examples}")(run)
+        words = f"holdfast {place}"
+        lines = [one if words in one else f"{words} {one}".rstrip() for one in example.split("\n")]
+        examples = "\n\n".join(f"  $ {line}" for line in lines)
+        *path, name = place.split()
+        group = groups[path[-1]] if path else app
+        group.command(name, help=inspect.getdoc(body), epilog=f"Example:\n\n{examples}")(run)
         return body
 
     return register
 
 
 def asks(
-    app: typer.Typer,
-    word: str,
+    place: str,
     request: type[Request[Any]],
     /,
     *,
-    example: str,
+    example: str = "",
     lines: str | None = None,
     shared: tuple[inspect.Parameter, ...] = SHARED,
     **more: CommandOption,
@@ -222,22 +226,15 @@ def asks(
             return show(context.out, asked, reply)
 
         body.__doc__ = show.__doc__
-        command(app, word, request, example=example, shared=shared, only=None, but=(), **more)(body)
+        command(place, request, example=example, shared=shared, only=None, but=(), **more)(body)
         return show
 
     return register
 
 
-def _escaped(line: str) -> str:
-    """A bracket in a text is no markup."""
-    if "[" not in line:
-        return line
-    from rich.markup import escape
-
-    return escape(line)
-
-
 def _parameter(field: structs.FieldInfo, option: CommandOption) -> inspect.Parameter:
+    if any(isinstance(one, ParameterInfo) for one in get_args(field.type)):  # it says itself how it is given
+        return inspect.Parameter(field.name, _KEYWORD, default=field.default, annotation=field.type)
     kind, metas = _kind_of(field.type)
     kind, name = option.kind or kind, option.name or field.name
     least, most = option.limits or (
@@ -285,7 +282,7 @@ def _read(field: structs.FieldInfo, option: CommandOption, name: str, typed: Any
     if option.rest:
         value, _, rest = typed.partition("=")
         return {field.name: value, option.rest: rest}
-    read = option.read or (duration if field.name.endswith(DURATIONS) else None)
+    read = option.read or (duration if isinstance(typed, str) and field.name.endswith(DURATIONS) else None)
     if read is not None:
         return {field.name: read(typed, option=word)}
     allowed = _words_of(field.type)
@@ -305,9 +302,10 @@ def run_body(body: Body, context: CommandContext, arguments: Mapping[str, Any]) 
 
     _say_warnings(as_json=context.as_json)
     try:
-        return uvloop.run(body(context, **arguments)) or ExitCode.DONE
+        done: Any = body(context, **arguments)
+        return (uvloop.run(done) if inspect.iscoroutine(done) else done) or ExitCode.DONE
     except HoldfastError as error:
-        return report(error, as_json=context.as_json, server=_server(context))
+        return report(error, as_json=context.as_json, server=context.server)
     except BrokenPipeError:
         forget_stdout()
         return ExitCode.READER_GONE
@@ -316,15 +314,7 @@ def run_body(body: Body, context: CommandContext, arguments: Mapping[str, Any]) 
         ours, others = group.split(HoldfastError)
         if ours is None or others is not None:
             raise
-        return report(_first(ours), as_json=context.as_json, server=_server(context))
-
-
-def _server(context: CommandContext) -> str:
-    """Where a server of these settings would be; nowhere when they cannot be read."""
-    try:
-        return context.server
-    except HoldfastError:
-        return ""
+        return report(_first(ours), as_json=context.as_json, server=context.server)
 
 
 def _first(group: BaseExceptionGroup[HoldfastError]) -> HoldfastError:

@@ -6,9 +6,10 @@ of theirs, a server that is gone, or a file that is missing.
 
 from __future__ import annotations
 
+import gc
 import getpass
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -121,9 +122,17 @@ def advice(error: HoldfastError, *, server: str) -> str:
     return ""
 
 
-@dataclass(frozen=True)
+def collect_seldom() -> None:
+    """Set the garbage collector for a process that works for long, once everything is imported: by itself it walks over
+    all modules every few thousand requests, and each of those waits. Never in a process that is somebody else's."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+@dataclass
 class CommandContext:
-    """The options that all commands share."""
+    """The options that commands share; `given` are other settings that a command has options for."""
 
     url: str | None = None
     token_file: Path | None = None
@@ -132,20 +141,27 @@ class CommandContext:
     as_json: bool = False
     blobs: str | None = None
     broker: str | None = None
-    out: Output = field(init=False)
+    management: str | None = None
+    given: Mapping[str, object] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "out", Output(as_json=self.as_json))
+    @cached_property
+    def out(self) -> Output:
+        """Where results go."""
+        return Output(as_json=self.as_json)
 
     @cached_property
     def settings(self) -> Settings:
         """Everything that was set, without the rules for serving."""
-        return load_settings({"url": self.url}, file=self.config, serving=False)
+        return load_settings({"url": self.url, **self.given}, file=self.config, serving=False)
 
     @property
     def server(self) -> str:
-        """Where a server of these settings would be."""
-        return server_of(self.settings)
+        """Where a server of these settings would be; nowhere when it takes a free port, or they cannot be read."""
+        try:
+            settings = self.settings
+        except HoldfastError:
+            return ""
+        return f"{'https' if settings.tls_cert else 'http'}://{settings.address}" if settings.address.port else ""
 
     @property
     def is_far(self) -> bool:
@@ -246,13 +262,6 @@ def _caller() -> Caller:
     except (OSError, KeyError):  # no such user: a container
         name = "nobody"
     return Caller(name=f"cli:{name}", role=Role.ADMIN, origin="127.0.0.1")
-
-
-def server_of(settings: Settings) -> str:
-    """The address of a server with these settings; none when it takes a free port."""
-    if not settings.address.port:
-        return ""
-    return f"{'https' if settings.tls_cert else 'http'}://{settings.address}"
 
 
 def _read_token(path: Path) -> str:

@@ -17,11 +17,10 @@ import typer
 from msgspec.structs import replace
 
 from holdfast.core.checks import BATCH_COUNT_MAX
-from holdfast.core.item import Item, RetryItem
+from holdfast.core.item import Item, RetryItem, cause_of
 from holdfast.core.requests import queue as requests
 from holdfast.errors import HoldfastError, Invalid, NothingToLease, QueueMissing
-from holdfast.faces.cli import groups
-from holdfast.faces.cli.command import CommandOption, command, parse_moment
+from holdfast.faces.cli.command import CommandOption, command, parse_moment, private
 from holdfast.faces.cli.context import CommandContext, CommandFailed, ExitCode, partly_done
 from holdfast.faces.cli.output import plural, preview, table
 from holdfast.faces.cli.progress import meter
@@ -42,7 +41,6 @@ PAGE_BYTES_AIM = 4_000_000
 GROWTH_COUNT_MAX = 10_000
 
 PARTITION = CommandOption(help="The partition, as 'queue lease' shows it.")
-IDS = CommandOption(metavar="ID…")
 OnePartition = Annotated[
     int | None, typer.Option(help="Only this partition; all of them if left out.", show_default=False)
 ]
@@ -52,10 +50,9 @@ R = TypeVar("R")
 
 
 @command(
-    groups["queue"],
-    "lease",
+    "queue lease",
     requests.LeaseRequest,
-    example="holdfast queue lease orders --batch-size 10 --timeout 5s",
+    example="orders --batch-size 10 --timeout 5s",
     batch_size=CommandOption(default=1),
     request_timeout=CommandOption(
         name="timeout", help="How long to wait for the first one, 10ms to 15m.", default="30s"
@@ -88,11 +85,9 @@ async def lease(context: CommandContext, asked: requests.LeaseRequest) -> None:
 
 
 @command(
-    groups["queue"],
-    "complete",
+    "queue complete",
     requests.CompleteRequest,
-    example="holdfast queue complete orders 0632c2f0b0a4d1-1-0 --partition 0",
-    ids=IDS,
+    example="orders 0632c2f0b0a4d1-1-0 --partition 0",
     partition=PARTITION,
     but=["request_timeout"],
 )
@@ -106,11 +101,9 @@ async def complete(context: CommandContext, asked: requests.CompleteRequest) -> 
 
 
 @command(
-    groups["queue"],
-    "retry",
+    "queue retry",
     requests.RetryRequest,
-    example="holdfast queue retry orders 0632c2f0b0a4d1-1-0 --retry-at +10m\n"
-    "holdfast queue retry orders 0632c2f0b0a4d1-1-0 --dead --reason 'unknown customer'",
+    example="orders 0632c2f0b0a4d1-1-0 --retry-at +10m\norders 0632c2f0b0a4d1-1-0 --dead --reason 'unknown customer'",
     partition=PARTITION,
     but=["items"],
 )
@@ -145,11 +138,9 @@ async def _let_arrive(client: RequestClient, name: str) -> None:
 
 
 @command(
-    groups["queue"],
-    "extend",
+    "queue extend",
     requests.ExtendRequest,
-    example="holdfast queue extend orders 0632c2f0b0a4d1-1-0 --lease-timeout 10m",
-    ids=IDS,
+    example="orders 0632c2f0b0a4d1-1-0 --lease-timeout 10m",
     partition=PARTITION,
 )
 async def extend(context: CommandContext, asked: requests.ExtendRequest) -> None:
@@ -178,11 +169,7 @@ async def in_batches(items: list[T], call: Callable[[list[T]], Awaitable[R]], *,
 # --- items as they are stored ---------------------------------------------------------------------------------
 
 
-@command(
-    groups["items"],
-    "list",
-    example="holdfast queue items list orders --limit 20\nholdfast queue items list orders-dead --json",
-)
+@command("queue items list", example="orders --limit 20\norders-dead --json")
 async def list_items(
     context: CommandContext,
     name: Name,
@@ -214,20 +201,14 @@ async def list_items(
 
 def _row(partition: int, item: Item, *, scheduled: bool) -> tuple[object, ...]:
     at = item.enqueue_at if scheduled else item.lease_deadline if item.is_leased else None
-    died = f"{item.death_reason} in {item.source_queue}" if item.source_queue else ""
+    died = f"{cause_of(item)} in {item.source_queue}" if item.source_queue else ""
     return (
         item.id, partition, item.attempts, at, item.expire_deadline, died, item.kind, item.reference,
         preview(item.payload),
     )  # fmt: skip
 
 
-@command(
-    groups["items"],
-    "delete",
-    requests.DeleteItemsRequest,
-    example="holdfast queue items delete orders 0632c2f0b0a4d1-1-0",
-    ids=IDS,
-)
+@command("queue items delete", requests.DeleteItemsRequest, example="orders 0632c2f0b0a4d1-1-0")
 async def delete_items(context: CommandContext, asked: requests.DeleteItemsRequest) -> None:
     """Delete items by id, leased ones too. Ids that are not there are skipped."""
     wanted = list(dict.fromkeys(asked.ids))
@@ -318,12 +299,7 @@ def _page_count(page: Sequence[Item]) -> int:
     return max(PAGE_COUNT_MIN, min(PAGE_COUNT_MAX, int(PAGE_BYTES_AIM / max(1.0, average_bytes))))
 
 
-@command(
-    groups["items"],
-    "export",
-    example="holdfast queue items export orders --output orders.jsonl\n"
-    "holdfast queue items export orders --scheduled | gzip > orders.jsonl.gz",
-)
+@command("queue items export", example="orders --output orders.jsonl\norders --scheduled | gzip > orders.jsonl.gz")
 async def export(
     context: CommandContext,
     name: Name,
@@ -359,7 +335,8 @@ async def export(
 
 @contextmanager
 def _sink(path: Path | None, *, overwrite: bool) -> Iterator[BinaryIO]:
-    """stdout, or a file that gets its name only when everything is in it: half an export never looks like a whole."""
+    """stdout, or a file for its owner alone, which gets its name only when everything is in it: half an export never
+    looks like a whole."""
     if path is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -368,7 +345,8 @@ def _sink(path: Path | None, *, overwrite: bool) -> Iterator[BinaryIO]:
         raise CommandFailed(f"file is there already; '{path}', choose another name or give --overwrite")
     partial = path.with_name(f"{path.name}.partial")
     try:
-        with partial.open("wb") as sink:
+        partial.unlink(missing_ok=True)  # one that is left may be for everybody
+        with open(partial, "xb", opener=private) as sink:
             yield sink
             sink.flush()
             os.fsync(sink.fileno())

@@ -15,29 +15,19 @@ import msgspec
 import typer
 from msgspec.structs import asdict, replace
 
-from holdfast.core.message import Address
 from holdfast.core.moments import format_duration
 from holdfast.core.plan import Canary, Place, Plan, Target
 from holdfast.core.requests import vault as requests
+from holdfast.core.requests.declare import view
 from holdfast.core.routes import TYPE_HEADER, RouteTable, parse_routes
 from holdfast.errors import Invalid
-from holdfast.faces.cli import app as commands
-from holdfast.faces.cli import groups
-from holdfast.faces.cli.command import (
-    LIST_COUNT_DEFAULT,
-    CommandOption,
-    asks,
-    command,
-    one_of,
-    read_file,
-)
+from holdfast.faces.cli.command import LIST_COUNT_DEFAULT, CommandOption, asks, command, one_of, read_file
 from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode
 from holdfast.faces.cli.output import Output, plural, readable, table
 
 if TYPE_CHECKING:
     from holdfast.faces.client import RequestClient
 
-app = groups["letters"]
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 PAGE_COUNT_MAX = 1_000
@@ -57,22 +47,14 @@ def _ids(text: str, *, option: str) -> tuple[int, ...]:
         raise BadUsage(f"{option} takes whole numbers with commas between them") from error
 
 
-LETTER = CommandOption(name="letter", metavar="ID")
 LIMIT = CommandOption(default=LIST_COUNT_DEFAULT, limits=(1, None))
-FILTER = CommandOption(panel=PANEL)
+#: What a query may say of letters and a command does not.
+UNASKED = ("header_value", "captured_after", "captured_before", "died_after", "died_before")
 #: The options that say which letters.
-FILTERS = {
+FILTERS = {one: CommandOption(panel=PANEL) for one in requests.Filter.__struct_fields__ if one not in UNASKED} | {
     "ids": CommandOption(kind=str, default="", read=_ids, panel=PANEL),
-    "queue": FILTER,
-    "source_queue": FILTER,
-    "type": FILTER,
     "reason": CommandOption(name="death_reason", panel=PANEL),
-    "error": FILTER,
-    "group": FILTER,
-    "state": FILTER,
     "header": CommandOption(help="NAME, or NAME=VALUE of a header.", rest="header_value", panel=PANEL),
-    "text": FILTER,
-    "older_than": CommandOption(panel=PANEL),
 }
 
 
@@ -87,10 +69,9 @@ def named(filters: requests.Filter) -> requests.Filter:
 
 
 @command(
-    app,
-    "list",
+    "letters list",
     requests.SearchLetters,
-    example="holdfast letters list --queue orders.dlq --state captured --limit 20",
+    example="--queue orders.dlq --state captured --limit 20",
     only={"limit": LIMIT, **FILTERS},
 )
 async def list_letters(context: CommandContext, asked: requests.SearchLetters) -> None:
@@ -99,10 +80,9 @@ async def list_letters(context: CommandContext, asked: requests.SearchLetters) -
 
 
 @command(
-    app,
-    "search",
+    "letters search",
     requests.SearchLetters,
-    example="holdfast letters search 'payment refused'",
+    example="'payment refused'",
     only={"text": CommandOption(name="words", metavar="WORDS", help="All of them must be there."), "limit": LIMIT},
 )
 async def search(context: CommandContext, asked: requests.SearchLetters) -> None:
@@ -124,13 +104,7 @@ async def _list(context: CommandContext, asked: requests.SearchLetters) -> None:
     context.out.show(table(COLUMNS, rows, title=f"{total}, {len(found)} shown"))
 
 
-@command(
-    app,
-    "show",
-    requests.ReadLetter,
-    example="holdfast letters show 42\nholdfast letters show 42 --body > body.bin",
-    id=LETTER,
-)
+@command("letters show", requests.ReadLetter, example="42\n42 --body > body.bin")
 async def show(
     context: CommandContext,
     asked: requests.ReadLetter,
@@ -184,11 +158,9 @@ def _header(text: str, option: str) -> tuple[str, object]:
 
 
 @asks(
-    app,
-    "edit",
+    "letters edit",
     requests.EditLetter,
-    example="holdfast letters edit 42 --revision 0 --body-file mended.json --set tenant=7",
-    id=LETTER,
+    example="42 --revision 0 --body-file mended.json --set tenant=7",
     revision=CommandOption(limits=(0, None)),
     body=CommandOption(name="body_file", help="A file with the new body.", kind=Path, read=_body),
     put=CommandOption(
@@ -201,7 +173,7 @@ def edit(out: Output, asked: requests.EditLetter, made: requests.EditReply) -> N
     out.say(f"letter {asked.id} has revision {made.revision} now")
 
 
-@command(app, "diff", requests.ReadBody, example="holdfast letters diff 42", only={"id": LETTER})
+@command("letters diff", requests.ReadBody, example="42", but=["revision", "original"])
 async def diff(context: CommandContext, asked: requests.ReadBody) -> None:
     """Show what the newest revision changes against the original."""
     async with context.connect(requests.ReadBody) as custody:
@@ -252,8 +224,8 @@ def _action(word: str, state: requests.State, request: type[requests.ActionReque
         f"{word.capitalize()} letters that are {state}. Without --count they are only counted; with it exactly so many "
         "are changed, or none."
     )
-    example = f"holdfast letters {word} --group 3f2a9c0d1e4b5a68 --count 12 --reason 'test data'"
-    command(app, word, requests.Filter, example=example, only=FILTERS)(act)
+    example = "--group 3f2a9c0d1e4b5a68 --count 12 --reason 'test data'"
+    command(f"letters {word}", requests.Filter, example=example, only=FILTERS)(act)
 
 
 async def _only_counted(
@@ -278,13 +250,7 @@ _action("discard", "captured", requests.DiscardLetters)
 _action("resolve", "redriven", requests.ResolveLetters)
 
 
-@command(
-    app,
-    "export",
-    requests.ExportLetters,
-    example="holdfast letters export --queue orders.dlq > letters.jsonl",
-    only=FILTERS,
-)
+@command("letters export", requests.ExportLetters, example="--queue orders.dlq > letters.jsonl", only=FILTERS)
 async def export(context: CommandContext, asked: requests.ExportLetters) -> None:
     """Write letters as JSON Lines, byte for byte: bodies and raw properties are base64."""
     async with context.connect(requests.ExportLetters) as custody:
@@ -298,13 +264,7 @@ async def export(context: CommandContext, asked: requests.ExportLetters) -> None
 # --- plan -----------------------------------------------------------------------------------------------------
 
 
-@command(
-    commands,
-    "plan",
-    requests.Filter,
-    example="holdfast plan --queue orders.dlq --error Timeout --max-per-s 100",
-    only=FILTERS,
-)
+@command("plan", requests.Filter, example="--queue orders.dlq --error Timeout --max-per-s 100", only=FILTERS)
 async def plan(
     context: CommandContext,
     filters: requests.Filter,
@@ -315,6 +275,9 @@ async def plan(
         Path | None,
         typer.Option(help="With --target type: a routes file, as that of holdfast recover.", show_default=False),
     ] = None,
+    source: Annotated[
+        str, typer.Option(metavar="QUEUE", help="The queue that letters died in that do not tell.", show_default=False)
+    ] = "",
     max_per_s: Annotated[int, typer.Option(help="At most so many letters a second; 0 is no limit.", min=0)] = 0,
     redrives_max: Annotated[int, typer.Option(help="Leave out what was redriven so often.", min=1)] = 5,
     force: Annotated[bool, typer.Option("--force", help="Do not leave it out.")] = False,
@@ -327,7 +290,7 @@ async def plan(
     one_of(target, TARGETS, option="--target")
     request = requests.PlanRedrive(
         selection=named(filters),
-        target=_target(target, exchange, routing_key, routes),
+        target=replace(_target(target, exchange, routing_key, routes), source=source),
         max_per_s=max_per_s,
         redrives_max=redrives_max,
         force=force,
@@ -369,11 +332,7 @@ def _target(kind: str, exchange: str, routing_key: str, file: Path | None) -> Ta
         kind=kind,  # type: ignore[arg-type]  # it is one of TARGETS
         exchange=exchange,
         routing_key=routing_key,
-        routes={name: _place(address) for name, address in table.routes.items()},
-        redirect=_place(table.redirect) if table.redirect is not None else None,
+        routes={name: view(Place, address) for name, address in table.routes.items()},
+        redirect=view(Place, table.redirect) if table.redirect is not None else None,
         type_header=table.type_header if table.type_header != TYPE_HEADER else "",
     )
-
-
-def _place(address: Address) -> Place:
-    return Place(exchange=address.exchange, routing_key=address.routing_key)

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.core.moments import format_duration, parse_duration
+from holdfast.core.moments import format_duration, written_duration
 
 #: A column of text may become this narrow before the table becomes records; a date fits.
 FOLDED_COLUMNS_MIN = 10
@@ -38,13 +38,9 @@ _encoder = msgspec.json.Encoder()
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
 
 
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
-
-
 def one_line(text: str) -> str:
     """The text without anything that could move the cursor or look like another line."""
-    return "".join(character if character.isprintable() else _escaped(character) for character in text)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def print_table(table: Table, to: Console, *, piped: bool) -> None:
@@ -246,9 +242,14 @@ def preview(payload: bytes) -> str:
 
 def readable(duration: str) -> str:
     """A measured duration, rounded to what a person reads: `35ms`, `1.5s`, `2h3m4s`."""
-    duration_us = parse_duration(duration, what="duration")
+    duration_us = written_duration(duration)
     step_us = 1_000 if duration_us < 1_000_000 else 100_000 if duration_us < 60_000_000 else 1_000_000
     return format_duration(round(duration_us / step_us) * step_us) if duration_us else NOTHING
+
+
+def short(duration: str) -> str:
+    """A duration that somebody set, as people write it: `1h`, where an answer says `1h0m0s`."""
+    return format_duration(written_duration(duration)) if duration else ""
 
 
 def plural(count: int, noun: str) -> str:

@@ -86,7 +86,7 @@ def bar(as_json: bool, limit: int | None = None) -> Iterator[Notices]:
         with _terminal(limit) as notices:
             yield notices
         return
-    yield Notices(_say_json if as_json else _say_text, _lines(), _say_json)
+    yield Notices(_say_json if as_json else lambda sentence: typer.echo(one_line(sentence)), _lines(), _say_json)
 
 
 def progress_of(summary: Summary, limit: int | None) -> tuple[int, int | None]:
@@ -95,10 +95,6 @@ def progress_of(summary: Summary, limit: int | None) -> tuple[int, int | None]:
     if limit is None or limit >= summary.found:
         return done, summary.found or None
     return min(done - summary.filtered, limit), limit
-
-
-def _say_text(sentence: str) -> None:
-    typer.echo(one_line(sentence))
 
 
 def _say_json(sentence: str) -> None:

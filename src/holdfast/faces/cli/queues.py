@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,13 +17,12 @@ from rich.text import Text
 
 from holdfast.core.checks import LIST_COUNT_DEFAULT
 from holdfast.core.item import QueueInfo
-from holdfast.core.moments import format_duration, parse_duration
+from holdfast.core.moments import format_duration, written_duration
 from holdfast.core.requests import queue as requests
 from holdfast.errors import HoldfastError, QueueMissing
-from holdfast.faces.cli import groups
 from holdfast.faces.cli.command import CommandOption, asks, command
 from holdfast.faces.cli.context import BadUsage, CommandContext
-from holdfast.faces.cli.output import Output, add_row, one_line, plural, readable, shown, table
+from holdfast.faces.cli.output import Output, add_row, one_line, plural, readable, short, shown, table
 
 if TYPE_CHECKING:
     from holdfast.services.queue.queues import Queues
@@ -35,18 +35,15 @@ _PLACES = ("queued", "leased", "scheduled")
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", show_default=False)]
 LIMIT = CommandOption(help="At most so many; 0 is all.", limits=(0, None))
 
-app = groups["queue"]
-
 
 def _or_none(about: Meta) -> CommandOption:
     return CommandOption(help=f"{about.description} '' takes it away.")
 
 
 @asks(
-    app,
-    "create",
+    "queue create",
     requests.CreateQueueRequest,
-    example="holdfast queue create orders --max-attempts 5 --dead-queue orders-dead",
+    example="orders --max-attempts 5 --dead-queue orders-dead",
     lease_timeout=CommandOption(default="1m"),
     expire_timeout=CommandOption(default="24h"),
     requested_partitions=CommandOption(name="partitions", default=1),
@@ -65,10 +62,9 @@ def create(out: Output, asked: requests.CreateQueueRequest, reply: requests.Code
 
 
 @asks(
-    app,
-    "update",
+    "queue update",
     requests.UpdateQueueRequest,
-    example="holdfast queue update orders --max-attempts 3\nholdfast queue update orders --dead-queue ''",
+    example="orders --max-attempts 3\norders --dead-queue ''",
     dead_queue=_or_none(requests.DEAD),
     reference=_or_none(requests.REFERENCE),
     requested_partitions=CommandOption(name="partitions"),
@@ -79,17 +75,29 @@ def update(out: Output, asked: requests.UpdateQueueRequest, reply: requests.Code
     out.say(f"queue '{asked.queue_name}' was updated")
 
 
-@asks(app, "info", requests.InfoRequest, example="holdfast queue info orders")
+@asks("queue info", requests.InfoRequest, example="orders")
 def info(out: Output, asked: requests.InfoRequest, found: QueueInfo) -> None:
     """Show a queue's settings."""
-    out.show(_info_table(found))
+    places = Counter(partition.storage for partition in found.partitions)
+    rows = (
+        ("lease timeout", short(found.lease_timeout)),
+        ("expire timeout", short(found.expire_timeout)),
+        ("max attempts", found.max_attempts or "no limit"),
+        ("dead queue", found.dead_queue),
+        ("dead retention", short(found.dead_retention)),
+        ("reference", found.reference),
+        ("state", "paused" if found.paused else "open"),
+        ("partitions", ", ".join(f"{count} in {storage}" for storage, count in places.items())),
+        ("created", found.created_at),
+        ("updated", found.updated_at),
+    )
+    out.show(table(("queue", found.queue_name), rows))
 
 
 @command(
-    app,
-    "list",
+    "queue list",
     requests.ListRequest,
-    example="holdfast queue list\nholdfast queue list --json | jq -r .queue_name",
+    example="\n--json | jq -r .queue_name",
     pivot=CommandOption(help="Begin with this name."),
     limit=LIMIT,
 )
@@ -102,9 +110,10 @@ async def list_queues(context: CommandContext, asked: requests.ListRequest) -> N
             context.out.document(found)
             if context.as_json:
                 continue
+            timeouts = short(found.lease_timeout), short(found.expire_timeout)
             rows.append((
-                found.queue_name, found.lease_timeout, found.expire_timeout, found.max_attempts or "no limit",
-                len(found.partitions), "paused" if found.paused else "open", found.dead_queue, found.reference,
+                found.queue_name, *timeouts, found.max_attempts or "no limit", len(found.partitions),
+                "paused" if found.paused else "open", found.dead_queue, found.reference,
             ))  # fmt: skip
     if rows:
         context.out.show(table(columns, rows))
@@ -112,22 +121,33 @@ async def list_queues(context: CommandContext, asked: requests.ListRequest) -> N
         context.out.say("there are no queues here; make one with 'holdfast queue create NAME'")
 
 
-@asks(app, "delete", requests.DeleteQueueRequest, example="holdfast queue delete orders --force")
+@asks("queue delete", requests.DeleteQueueRequest, example="orders --force")
 def delete(out: Output, asked: requests.DeleteQueueRequest, reply: requests.CodeReply) -> None:
     """Delete a queue; with items in it only by force."""
     out.say(f"queue '{asked.queue_name}' was deleted")
 
 
-@asks(app, "stats", requests.StatsRequest, example="holdfast queue stats orders")
+@asks("queue stats", requests.StatsRequest, example="orders")
 def stats(out: Output, asked: requests.StatsRequest, reply: requests.StatsReply) -> None:
     """Count what waits, is leased, scheduled, dying and overdue, by partition."""
-    out.show(_stats_table(reply))
+    partitions = reply.partitions
+    failing = ["#failures"] if any(p.failures for p in partitions) else []
+    counted = ("#partition", "#queued", "#leased", "#scheduled", "#dying", "#overdue", *failing)
+    made = table((*counted, "#age", "#leased for"), (), title=reply.queue_name)
+    number_count = 6 if failing else 5
+    for p in partitions:
+        ages = readable(p.average_age), readable(p.average_leased_age)
+        add_row(made, p.partition, *counts([p])[:number_count], *ages, style="red" if p.failures else "")
+    if len(partitions) > 1:
+        made.add_section()
+        add_row(made, "all", *counts(partitions)[:number_count], "", "")
+    out.show(made)
     waiting = [(q.produce_waiting, q.lease_waiting, q.complete_waiting, q.in_flight) for q in reply.logical_queues]
     produces, leases, completes, in_flight = (sum(column) for column in zip(*waiting, strict=True))
     out.say(f"requests waiting: {produces} produce, {leases} lease, {completes} complete; {in_flight} in flight")
 
 
-@command(app, "clear", requests.ClearRequest, example="holdfast queue clear orders --queue --scheduled")
+@command("queue clear", requests.ClearRequest, example="orders --queue --scheduled")
 async def clear(context: CommandContext, asked: requests.ClearRequest) -> None:
     """Delete items and keep the queue. Say which: --queue, --scheduled, or both."""
     if not asked.queue and not asked.scheduled:
@@ -143,13 +163,13 @@ async def clear(context: CommandContext, asked: requests.ClearRequest) -> None:
         context.out.note(f"{plural(after[1], 'item')} leased stayed; --destructive deletes those too")
 
 
-@asks(app, "pause", requests.PauseRequest, example="holdfast queue pause orders")
+@asks("queue pause", requests.PauseRequest, example="orders")
 def pause(out: Output, asked: requests.PauseRequest, reply: requests.CodeReply) -> None:
     """Take items in and give none out, until resumed; a restart does not change that."""
     out.say(f"queue '{asked.queue_name}' is paused")
 
 
-@asks(app, "resume", requests.ResumeRequest, example="holdfast queue resume orders")
+@asks("queue resume", requests.ResumeRequest, example="orders")
 def resume(out: Output, asked: requests.ResumeRequest, reply: requests.CodeReply) -> None:
     """Give items out again."""
     out.say(f"queue '{asked.queue_name}' is resumed")
@@ -173,40 +193,6 @@ async def all_queues(queues: Queues, *, pivot: str = "", limit: int = 0) -> Asyn
         last = pivot = page[-1].queue_name
 
 
-def _info_table(found: QueueInfo) -> Table:
-    places: dict[str, int] = {}
-    for partition in found.partitions:
-        places[partition.storage] = places.get(partition.storage, 0) + 1
-    rows = (
-        ("lease timeout", found.lease_timeout),
-        ("expire timeout", found.expire_timeout),
-        ("max attempts", found.max_attempts or "no limit"),
-        ("dead queue", found.dead_queue),
-        ("dead retention", found.dead_retention),
-        ("reference", found.reference),
-        ("state", "paused" if found.paused else "open"),
-        ("partitions", ", ".join(f"{count} in {storage}" for storage, count in places.items())),
-        ("created", found.created_at),
-        ("updated", found.updated_at),
-    )
-    return table(("queue", found.queue_name), rows)
-
-
-def _stats_table(reply: requests.StatsReply) -> Table:
-    partitions = reply.partitions
-    failing = ["#failures"] if any(p.failures for p in partitions) else []
-    counted = ("#partition", "#queued", "#leased", "#scheduled", "#dying", "#overdue", *failing)
-    shown = table((*counted, "#age", "#leased for"), (), title=reply.queue_name)
-    number_count = 6 if failing else 5
-    for p in partitions:
-        ages = readable(p.average_age), readable(p.average_leased_age)
-        add_row(shown, p.partition, *counts([p])[:number_count], *ages, style="red" if p.failures else "")
-    if len(partitions) > 1:
-        shown.add_section()
-        add_row(shown, "all", *counts(partitions)[:number_count], "", "")
-    return shown
-
-
 def counts(partitions: Sequence[requests.PartitionStats]) -> list[int]:
     """Queued, leased, scheduled, dying, overdue items, and failures, of these partitions together."""
     return [
@@ -222,7 +208,7 @@ def counts(partitions: Sequence[requests.PartitionStats]) -> list[int]:
 # --- queue watch: a live table, refreshed every second --------------------------------------------------------
 
 
-@command(app, "watch", example="holdfast queue watch\nholdfast queue watch orders orders-dead --once")
+@command("queue watch", example="\norders orders-dead --once")
 async def watch(
     context: CommandContext,
     names: Annotated[
@@ -236,27 +222,19 @@ async def watch(
     """Watch queues live, until Ctrl-C. With --json: one line per queue and frame."""
     async with context.open() as queues:
         frames = _Frames(queues, names or [])
-        first = await frames.read()  # a name that does not exist, or a server that is not there, is said at once
+        stats = await frames.read()  # a name that does not exist, or a server that is not there, is said at once
         if once or context.as_json or not sys.stdout.isatty():
-            await _print_frames(context, frames, first, once=once, interval_s=interval_s)
-            return
-        with Live(frames.table(first), console=context.out.people, screen=True, auto_refresh=False) as live:
+            while True:  # ends by Ctrl-C, or at once
+                context.out.documents(stats)
+                context.out.show(frames.table(stats))
+                if once:
+                    return
+                await asyncio.sleep(interval_s)
+                stats = await frames.read()
+        with Live(frames.table(stats), console=context.out.people, screen=True, auto_refresh=False) as live:
             while True:  # ends by Ctrl-C
                 live.update(frames.table(await frames.read_again()), refresh=True)
                 await asyncio.sleep(interval_s)
-
-
-async def _print_frames(
-    context: CommandContext, frames: _Frames, first: list[requests.StatsReply], *, once: bool, interval_s: float
-) -> None:
-    stats = first
-    while True:  # ends by Ctrl-C, or at once
-        context.out.documents(stats)
-        context.out.show(frames.table(stats))
-        if once:
-            return
-        await asyncio.sleep(interval_s)
-        stats = await frames.read()
 
 
 class _Frames:
@@ -325,5 +303,5 @@ def _average_age(partitions: list[requests.PartitionStats]) -> str:
     total = sum(p.total for p in partitions)
     if not total:
         return ""
-    age_us = sum(parse_duration(p.average_age, what="age") * p.total for p in partitions) // total
+    age_us = sum(written_duration(p.average_age) * p.total for p in partitions) // total
     return readable(format_duration(age_us))

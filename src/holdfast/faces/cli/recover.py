@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import inspect
 import logging
 import os
 import re
@@ -18,22 +17,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace as replaced
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
 import typer
 from msgspec import Struct
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
 from holdfast.core.moments import SECOND_US, parse_duration
 from holdfast.core.recovery import RecoveryOrder, RunLimits, Summary, summary_lines
 from holdfast.core.routes import NAME_BYTES_MAX, Mode, RouteTable, parse_place
 from holdfast.core.selection import LetterFilter
 from holdfast.errors import CannotStart, HoldfastError, Invalid, Unauthorized, Unreachable
-from holdfast.faces.cli import app
-from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, command
-from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
+from holdfast.faces.cli.command import CONFIG, JSON, command
+from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode, collect_seldom
 from holdfast.faces.cli.progress import bar
 from holdfast.services.recover.limits import LimitedRun
 from holdfast.services.recover.report import Notices
@@ -43,18 +41,18 @@ from holdfast.settings import Secret
 BROKERS = frozenset(("amqp", "amqps"))
 SCHEMES = frozenset(("sqlite", "postgresql", "postgres", "memory", "http", "https"))
 BROKER_OPTIONS = (
-    "--routes", "--to", "--to-exchange", "--through-wait", "--keep-unroutable", "--strict",
-    "--journal", "--no-journal", "--backup", "--from-backup", "--management",
+    "--routes", "--to", "--to-exchange", "--through-wait", "--source", "--allow-copies", "--keep-unroutable",
+    "--strict", "--journal", "--no-journal", "--backup", "--from-backup", "--management",
 )  # fmt: skip
 RATE_PER_S_MAX = 1e9
-TIMEOUTS = ("total", "idle", "empty", "stall", "hold", "stop")
+TIMEOUTS = ("total_timeout", "idle_timeout", "empty_timeout", "stall_timeout", "hold_timeout", "stop_timeout")
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: For each goodbye to a broker that may be silent. After that its connection ends without one.
 GOODBYE_S = 0.5
 STREAMS = (1, 2)
-EXAMPLE = """holdfast recover imageviewer.dlq --routes routes.toml --dry-run
-holdfast recover amqp://localhost q.orders.dlq --to-source
-holdfast recover sqlite:///work orders-dead"""
+EXAMPLE = """imageviewer.dlq --routes routes.toml --dry-run
+amqp://localhost q.orders.dlq --to-source
+sqlite:///work orders-dead"""
 
 
 class RecoverOptions(Struct, frozen=True, kw_only=True):
@@ -77,6 +75,12 @@ class RecoverOptions(Struct, frozen=True, kw_only=True):
     to_exchange: Annotated[bool, typer.Option("--to-exchange", help="Each to its original exchange and key.")] = False
     through_wait: Annotated[bool, typer.Option("--through-wait", help="Each to the wait queue of its queue.")] = False
     to: Annotated[str | None, typer.Option(metavar="ADDRESS", help="All to a queue, or exchange=NAME,key=KEY.")] = None
+    source: Annotated[
+        str, typer.Option(metavar="QUEUE", help="The queue that letters died in that do not tell.", show_default=False)
+    ] = ""
+    allow_copies: Annotated[
+        bool, typer.Option("--allow-copies", help="Also where the headers of a letter lead to several queues.")
+    ] = False
     where: Annotated[
         list[str] | None,
         typer.Option(help="Only letters that fit: type=…, reason=…, queue=…, age>1h, header.NAME=…, body~…."),
@@ -123,13 +127,8 @@ class RecoverOptions(Struct, frozen=True, kw_only=True):
             window_bytes_max=self.window_bytes,
             rate_per_s=_rate(self.rate),
         )
-        return replace(limits, **{f"{name}_timeout_s": self._timeout_s(name) for name in TIMEOUTS})
-
-    def _timeout_s(self, name: str) -> float:
-        try:
-            return parse_duration(getattr(self, f"{name}_timeout"), what=f"--{name}-timeout") / SECOND_US
-        except Invalid as error:
-            raise BadUsage(error.message) from error
+        timeouts_us = {name: parse_duration(getattr(self, name), what=name) for name in TIMEOUTS}
+        return replace(limits, **{f"{name}_s": timeout_us / SECOND_US for name, timeout_us in timeouts_us.items()})
 
     def order(self) -> RecoveryOrder:
         """What is asked for, as a new run. Raises BadUsage."""
@@ -156,10 +155,9 @@ class RecoverOptions(Struct, frozen=True, kw_only=True):
                 return replace(table, mode=Mode.PLACE, place=parse_place(self.to))
         except (CannotStart, Invalid) as error:
             raise BadUsage(error.message) from error
-        if self.to_source:
-            return replace(table, mode=Mode.SOURCE)
-        mode = Mode.EXCHANGE if self.to_exchange else Mode.WAIT if self.through_wait else Mode.ROUTES
-        return replace(table, mode=mode)
+        table = replace(table, source=self.source, allow_copies=self.allow_copies)
+        chosen = {Mode.SOURCE: self.to_source, Mode.EXCHANGE: self.to_exchange, Mode.WAIT: self.through_wait}
+        return replace(table, mode=next((mode for mode, is_chosen in chosen.items() if is_chosen), Mode.ROUTES))
 
     def check(self) -> None:
         """Raises BadUsage for what cannot go together."""
@@ -194,7 +192,8 @@ class RecoverOptions(Struct, frozen=True, kw_only=True):
             raise BadUsage("URL is invalid; use amqp://…, sqlite:///FOLDER, postgresql://…, memory:// or http://…")
 
 
-async def recover_command(context: CommandContext, **given: Any) -> ExitCode:
+@command("recover", RecoverOptions, example=EXAMPLE, shared=(CONFIG, JSON))
+async def recover_command(context: CommandContext, given: RecoverOptions) -> ExitCode:
     """Send every letter of a dead-letter queue back to where it belongs. None is lost, whatever fails.
 
     A letter is acked only after the broker has confirmed its copy and has not returned it. What cannot go is kept:
@@ -203,13 +202,14 @@ async def recover_command(context: CommandContext, **given: Any) -> ExitCode:
     """
     # Everything worth a warning is said by the run itself, in sentences.
     logging.getLogger("holdfast").handlers = [logging.NullHandler()]
-    options = _placed(context, RecoverOptions(**given))
+    options = _placed(context, given)
     is_broker = urlsplit(options.url).scheme in BROKERS
     options.check()
     if not is_broker:
         options.check_embedded()
     from holdfast.wiring import journals, origin_of, run_recovery, somebody, vault_of
 
+    collect_seldom()
     settings, url, name = context.settings, options.url, options.dead_queue
     if options.management:
         settings = replace(settings, management=Secret(options.management))
@@ -237,21 +237,6 @@ async def recover_command(context: CommandContext, **given: Any) -> ExitCode:
             except HoldfastError as error:
                 raise error if is_broker else _advised(error, context.server) from error
         return _finish(context, summary, report)
-
-
-def _signature() -> inspect.Signature:
-    """The options, one by one: the command is made from these."""
-    hints = get_type_hints(RecoverOptions, include_extras=True)
-    kind = inspect.Parameter.KEYWORD_ONLY
-    options = [
-        inspect.Parameter(one.name, kind, default=one.default, annotation=hints[one.name])
-        for one in fields(RecoverOptions)
-    ]
-    return inspect.Signature([inspect.Parameter("context", inspect.Parameter.POSITIONAL_ONLY), *options])
-
-
-recover_command.__signature__ = _signature()  # type: ignore[attr-defined]  # `command` reads it
-command(app, "recover", example=EXAMPLE, shared=(CONFIG_PARAMETER, JSON_PARAMETER))(recover_command)
 
 
 def _placed(context: CommandContext, options: RecoverOptions) -> RecoverOptions:

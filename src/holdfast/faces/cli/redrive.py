@@ -12,7 +12,6 @@ from holdfast.core.ledger import is_anchor
 from holdfast.core.plan import RedriveState, RedriveTask
 from holdfast.core.requests import vault as requests
 from holdfast.errors import HoldfastError
-from holdfast.faces.cli import app, groups
 from holdfast.faces.cli.command import LIST_COUNT_DEFAULT, CommandOption, asks, command
 from holdfast.faces.cli.context import BadUsage, CommandContext, ExitCode
 from holdfast.faces.cli.output import Output, plural, table
@@ -21,7 +20,6 @@ from holdfast.faces.cli.progress import meter
 if TYPE_CHECKING:
     from holdfast.faces.client import RequestClient
 
-group = groups["redrive"]
 
 STEP_S = 0.2
 #: For so long a running task may be in nobody's hands: one that has just begun, or goes from one process to another.
@@ -29,14 +27,12 @@ ORPHAN_S = 3.0
 STEPS_MAX = 5 * 86_400 * 7
 
 LIMIT = CommandOption(default=LIST_COUNT_DEFAULT)
-TASK = CommandOption(name="number", metavar="ID")
 
 
 @command(
-    app,
     "capture",
     requests.StartCapture,
-    example="holdfast capture orders.dlq\nholdfast capture orders.dlq --continuous",
+    example="orders.dlq\norders.dlq --continuous",
     queue=CommandOption(metavar="QUEUE"),
 )
 async def capture(context: CommandContext, asked: requests.StartCapture) -> ExitCode:
@@ -66,10 +62,9 @@ async def capture(context: CommandContext, asked: requests.StartCapture) -> Exit
 
 
 @command(
-    group,
-    "start",
+    "redrive start",
     requests.StartRedrive,
-    example="holdfast redrive start 5d4d242a… --reason 'fixed in 1.4'",
+    example="5d4d242a… --reason 'fixed in 1.4'",
     plan=CommandOption(name="plan_hash", metavar="PLAN"),
 )
 async def start(context: CommandContext, asked: requests.StartRedrive) -> ExitCode:
@@ -78,7 +73,7 @@ async def start(context: CommandContext, asked: requests.StartRedrive) -> ExitCo
         return await _watched(context, custody, await custody.call(asked))
 
 
-@command(group, "resume", requests.ResumeRedrive, example="holdfast redrive resume 7", id=TASK)
+@command("redrive resume", requests.ResumeRedrive, example="7")
 async def resume(context: CommandContext, asked: requests.ResumeRedrive) -> ExitCode:
     """Go on with a task that was paused or stopped, or whose process is gone, and watch it."""
     async with context.connect(requests.ResumeRedrive) as custody:
@@ -91,26 +86,26 @@ async def resume(context: CommandContext, asked: requests.ResumeRedrive) -> Exit
         return await _watched(context, custody, task)
 
 
-@command(group, "watch", requests.ReadRedrive, example="holdfast redrive watch 7", id=TASK)
+@command("redrive watch", requests.ReadRedrive, example="7")
 async def watch(context: CommandContext, asked: requests.ReadRedrive) -> ExitCode:
     """Watch a task of a server until it ends."""
     async with context.connect(requests.ReadRedrive) as custody:
         return await _watched(context, custody, await custody.call(asked), pauses=False)
 
 
-@asks(group, "pause", requests.PauseRedrive, example="holdfast redrive pause 7", id=TASK)
+@asks("redrive pause", requests.PauseRedrive, example="7")
 def pause(out: Output, asked: requests.PauseRedrive, task: RedriveTask) -> None:
     """Pause a task, after the letters that are in flight."""
     _told(out, task)
 
 
-@asks(group, "cancel", requests.CancelRedrive, example="holdfast redrive cancel 7", id=TASK)
+@asks("redrive cancel", requests.CancelRedrive, example="7")
 def cancel(out: Output, asked: requests.CancelRedrive, task: RedriveTask) -> None:
     """End a task for good; what was not redriven is captured, also what may have been: its history says so."""
     _told(out, task)
 
 
-@asks(group, "list", requests.ListRedrives, example="holdfast redrive list", lines="redrives", limit=LIMIT)
+@asks("redrive list", requests.ListRedrives, lines="redrives", limit=LIMIT)
 def list_redrives(out: Output, asked: requests.ListRedrives, page: requests.RedrivesReply) -> None:
     """List tasks, newest first."""
     rows = [
@@ -179,14 +174,7 @@ def _told(out: Output, task: RedriveTask) -> None:
 # --- groups, tokens, ledger and balance -----------------------------------------------------------------------
 
 
-@asks(
-    groups["groups"],
-    "list",
-    requests.ListGroups,
-    example="holdfast groups list --status open",
-    lines="groups",
-    limit=LIMIT,
-)
+@asks("groups list", requests.ListGroups, example="--status open", lines="groups", limit=LIMIT)
 def list_groups(out: Output, asked: requests.ListGroups, page: requests.GroupsReply) -> None:
     """List failure groups; the one that got a letter last comes first."""
     rows = [(one.key, one.title, one.count, one.status.value, one.last_at, one.sample, one.note) for one in page.groups]
@@ -194,11 +182,9 @@ def list_groups(out: Output, asked: requests.ListGroups, page: requests.GroupsRe
 
 
 @asks(
-    groups["groups"],
-    "change",
+    "groups change",
     requests.ChangeGroup,
-    example="holdfast groups change 3f2a9c0d1e4b5a68 --status resolved --note 'fixed in 1.4'",
-    key=CommandOption(metavar="KEY"),
+    example="3f2a9c0d1e4b5a68 --status resolved --note 'fixed in 1.4'",
 )
 def change_group(out: Output, asked: requests.ChangeGroup, changed: requests.GroupView) -> None:
     """Resolve, ignore or reopen a group. One that is resolved and gets another letter is regressed."""
@@ -206,10 +192,9 @@ def change_group(out: Output, asked: requests.ChangeGroup, changed: requests.Gro
 
 
 @asks(
-    groups["token"],
-    "create",
+    "token create",
     requests.CreateToken,
-    example="holdfast token create ci --role operator --expires-in 720h --queue 'orders.*'",
+    example="ci --role operator --expires-in 720h --queue 'orders.*'",
     name=CommandOption(metavar="NAME"),
     role=CommandOption(default="viewer"),
     queues=CommandOption(name="queue", default=None),
@@ -219,7 +204,7 @@ def create_token(out: Output, asked: requests.CreateToken, made: requests.TokenR
     out.say(made.token)
 
 
-@asks(groups["token"], "list", requests.ListTokens, example="holdfast token list", lines="")
+@asks("token list", requests.ListTokens, lines="")
 def list_tokens(out: Output, asked: requests.ListTokens, found: Sequence[requests.TokenView]) -> None:
     """List API tokens, without the tokens themselves."""
     names = ("name", "role", "queues", "made_at", "made_by", "expires_at", "revoked_at")
@@ -227,26 +212,13 @@ def list_tokens(out: Output, asked: requests.ListTokens, found: Sequence[request
     out.show(table(names, rows))
 
 
-@asks(
-    groups["token"],
-    "revoke",
-    requests.RevokeToken,
-    example="holdfast token revoke ci",
-    name=CommandOption(metavar="NAME"),
-)
+@asks("token revoke", requests.RevokeToken, example="ci")
 def revoke_token(out: Output, asked: requests.RevokeToken, done: requests.ActionReply) -> None:
     """Revoke an API token, at once."""
     out.say(f"token '{asked.name}' is revoked")
 
 
-@asks(
-    groups["ledger"],
-    "show",
-    requests.ReadLedger,
-    example="holdfast ledger show --limit 100",
-    limit=LIMIT,
-    cursor=CommandOption(),
-)
+@asks("ledger show", requests.ReadLedger, example="--limit 100", limit=LIMIT, cursor=CommandOption())
 def show_ledger(out: Output, asked: requests.ReadLedger, page: requests.LedgerReply) -> None:
     """Show who did what to which letters, oldest first."""
     names = ("number", "at", "actor", "action", "outcome", "queue", "to_state", "count", "reason")
@@ -257,7 +229,7 @@ def show_ledger(out: Output, asked: requests.ReadLedger, page: requests.LedgerRe
         out.note(f"more with --cursor {page.next}")
 
 
-@asks(groups["ledger"], "head", requests.ReadHead, example="holdfast ledger head >> somewhere-else.txt")
+@asks("ledger head", requests.ReadHead, example=">> somewhere-else.txt")
 def head(out: Output, asked: requests.ReadHead, found: requests.HeadReply) -> None:
     """Print the anchor of the chain. Kept elsewhere, it makes a tail that was cut off visible."""
     out.say(found.head)
@@ -269,20 +241,20 @@ def _anchor(text: str, *, option: str) -> str:
     return text
 
 
-@asks(
-    groups["ledger"],
-    "verify",
-    requests.VerifyLedger,
-    example="holdfast ledger verify --anchor 1234:9f3c…",
-    anchor=CommandOption(read=_anchor),
-)
+@asks("ledger verify", requests.VerifyLedger, example="--anchor 1234:9f3c…", anchor=CommandOption(read=_anchor))
 def verify(out: Output, asked: requests.VerifyLedger, found: requests.Verified) -> ExitCode:
-    """Walk the whole chain; exit code 1 names the first row that was changed, removed or inserted."""
-    out.say(f"broken: {found.why}" if found.why else f"{plural(found.rows, 'row')}, the chain holds")
-    return ExitCode.FAILED if found.why else ExitCode.DONE
+    """Walk the whole chain and all that it vouches for; exit code 1 names the rows and letters that were changed,
+    removed or inserted."""
+    for one in found.broken:
+        out.say(f"broken: {one.why}")
+    for text in found.unknown:
+        out.note(f"not known: {text}")
+    if not found.broken:
+        out.say(f"{plural(found.rows, 'row')} and {plural(found.letters, 'letter')}, the chain holds")
+    return ExitCode.FAILED if found.broken else ExitCode.DONE
 
 
-@asks(app, "balance", requests.ReadBalance, example="holdfast balance || echo 'the ledger and the vault differ'")
+@asks("balance", requests.ReadBalance, example="|| echo 'the ledger and the vault differ'")
 def balance(out: Output, asked: requests.ReadBalance, found: Sequence[requests.BalanceRow]) -> ExitCode:
     """Count letters by queue and state, from the ledger and from the vault; exit code 1 when they differ."""
     rows: list[list[object]] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import sys
 from contextlib import aclosing
 from pathlib import Path
@@ -15,38 +14,28 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from holdfast.core.requests import results as requests
 from holdfast.core.states import TransactionState
-from holdfast.faces.cli import groups
-from holdfast.faces.cli.command import SHARED, CommandOption, asks, command, read_file
+from holdfast.faces.cli.command import SHARED, CommandOption, asks, command, read_file, shared_option
 from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
 from holdfast.faces.cli.output import Output, console, shown, table
 
 if TYPE_CHECKING:
     from holdfast.faces.client import RequestClient
 
-app = groups["results"]
 
 LOOK_S = 0.25
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 
-Blobs = Annotated[
-    str | None,
-    typer.Option(
-        help="Where results are kept, without a server: a folder, s3://, az:// or gs://. Also HOLDFAST_BLOBS.",
-        show_default=False,
-    ),
-]
-Broker = Annotated[
-    str | None,
-    typer.Option(
-        help="amqp://… when results arrive over RabbitMQ, without a server. Also HOLDFAST_COLLECT_BROKER.",
-        show_default=False,
-    ),
-]
-
-
 COLLECTING = (
-    inspect.Parameter("blobs", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Blobs),
-    inspect.Parameter("broker", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Broker),
+    shared_option(
+        "blobs",
+        "Where results are kept, without a server: a folder, s3://, az:// or gs://. Also HOLDFAST_BLOBS.",
+        panel=None,
+    ),
+    shared_option(
+        "broker",
+        "amqp://… when results arrive over RabbitMQ, without a server. Also HOLDFAST_COLLECT_BROKER.",
+        panel=None,
+    ),
     *SHARED,
 )
 ID = CommandOption(name="transaction", metavar="TRANSACTION")
@@ -55,10 +44,9 @@ ENDS = frozenset(state.value for state in TransactionState if state.is_end)
 
 
 @command(
-    app,
-    "start",
+    "results start",
     requests.StartResultRequest,
-    example="holdfast results start --producer reports --notify done --series orders --series lines 'May 2026' --wait",
+    example="--producer reports --notify done --series orders --series lines 'May 2026' --wait",
     shared=COLLECTING,
     but=["request"],
     utf8=CommandOption(name="request", metavar="TEXT", help="The request's body.", default=""),
@@ -117,14 +105,14 @@ async def watched(context: CommandContext, results: RequestClient, transaction: 
             await asyncio.sleep(LOOK_S)
 
 
-@asks(app, "list", requests.ListResults, example="holdfast results list", lines="items", shared=COLLECTING)
+@asks("results list", requests.ListResults, lines="items", shared=COLLECTING)
 def list_results(out: Output, asked: requests.ListResults, reply: requests.ResultsReply) -> None:
     """List transactions by id, finished ones too."""
     rows = [(one.id, one.state, one.producer, one.created_at, one.updated_at, one.reason) for one in reply.items]
     out.show(table(("id", "state", "producer", "created", "updated", "reason"), rows))
 
 
-@command(app, "show", requests.ReadResult, example="holdfast results show t-1", shared=COLLECTING, id=ID)
+@command("results show", requests.ReadResult, example="t-1", shared=COLLECTING, id=ID)
 async def show(
     context: CommandContext,
     asked: requests.ReadResult,
@@ -139,7 +127,7 @@ async def show(
     context.out.show(table(("series", "#stored", "#count", "#bytes"), rows, with_empty=True))
 
 
-@asks(app, "gaps", requests.ReadGaps, example="holdfast results gaps t-1", lines="items", shared=COLLECTING, id=ID)
+@asks("results gaps", requests.ReadGaps, example="t-1", lines="items", shared=COLLECTING, id=ID)
 def gaps(out: Output, asked: requests.ReadGaps, reply: requests.GapsReply) -> None:
     """Show which ordinals are missing, as ranges."""
     rows = [(gap.series, gap.stored_count, gap.count, missing_text(gap)) for gap in reply.items]
@@ -153,13 +141,11 @@ def missing_text(gap: requests.GapView) -> str:
 
 
 @command(
-    app,
-    "cat",
+    "results cat",
     requests.ReadSeries,
-    example="holdfast results cat t-1 orders > orders.bin",
+    example="t-1 orders > orders.bin",
     shared=COLLECTING,
     id=ID,
-    series=CommandOption(metavar="SERIES"),
 )
 async def cat(context: CommandContext, asked: requests.ReadSeries) -> None:
     """Write a series to stdout, in order and verified, up to the first gap."""
@@ -178,14 +164,7 @@ async def cat(context: CommandContext, asked: requests.ReadSeries) -> None:
         context.out.note(f"note: the series is not complete; missing {missing_text(missing[0])}")
 
 
-@asks(
-    app,
-    "abandon",
-    requests.AbandonResult,
-    example="holdfast results abandon t-1 --reason 'asked by mistake'",
-    shared=COLLECTING,
-    id=ID,
-)
+@asks("results abandon", requests.AbandonResult, example="t-1 --reason 'asked by mistake'", shared=COLLECTING, id=ID)
 def abandon(out: Output, asked: requests.AbandonResult, view: requests.ResultView) -> None:
     """Give a transaction up: its queues and index rows go, and its blobs."""
     out.say(f"{view.id} is {view.state}; {view.reason}")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import logging
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated
@@ -17,27 +16,21 @@ import typer
 from msgspec.structs import replace
 
 from holdfast.core.moments import Backoff
-from holdfast.errors import CannotStart, HoldfastError
+from holdfast.errors import CannotStart
 from holdfast.faces.app import App
-from holdfast.faces.cli import app as commands
-from holdfast.faces.cli.command import Config, Json, LogFormat, LogLevel
-from holdfast.faces.cli.context import BadUsage, report
-from holdfast.faces.cli.output import Output
+from holdfast.faces.cli.command import CONFIG, JSON, LogFormat, LogLevel, command
+from holdfast.faces.cli.context import BadUsage, CommandContext, collect_seldom
 from holdfast.services.queue.queues import Queues
 from holdfast.services.recover.service import RecoverySchedule
-from holdfast.settings import ListenAddress, Settings, load_settings, parse_address
+from holdfast.settings import ListenAddress, Settings, parse_address
 from holdfast.telemetry.events import emit, set_up_logging
 
 BACKOFF = Backoff(first_s=0.5, delay_s_max=30.0)
 #: A process that lived this long has earned a fresh start.
 STEADY_S = 60.0
-EXAMPLE = """Example:
-
-  $ holdfast run orders:app
-
-  $ holdfast run orders:app --declare --health 127.0.0.1:8480
-
-  $ holdfast run orders:app --processes 4 --only orders.new"""
+EXAMPLE = """orders:app
+orders:app --declare --health 127.0.0.1:8480
+orders:app --processes 4 --only orders.new"""
 PROCESSES_COUNT_MAX = 64
 #: Ctrl-C reaches every process of a group, and the first of them passes it on: that is one signal, not two.
 SAME_SIGNAL_S = 1.0
@@ -88,8 +81,9 @@ async def _keep(arguments: Sequence[str], stop: asyncio.Event, announce: Callabl
             continue
 
 
-@commands.command("run", epilog=EXAMPLE)
+@command("run", example=EXAMPLE, shared=(CONFIG, JSON))
 def run(
+    context: CommandContext,
     target: Annotated[
         str, typer.Argument(metavar="TARGET", help="MODULE:NAME of a holdfast.App, found from the current folder.")
     ],
@@ -114,34 +108,26 @@ def run(
     ] = True,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
-    config: Config = None,
-    as_json: Json = False,
 ) -> int:
     """Consume with the handlers of an app until SIGTERM or Ctrl-C.
 
     A stop takes no new messages and lets running handlers end within the app's limit; the rest goes back. A second
     signal gives everything back at once.
     """
-    announce = Output(as_json=as_json).announce
-    try:
-        logs = {"log_level": log_level, "log_format": log_format}
-        settings = load_settings(logs, file=config, serving=False)
-        if not recover:
-            settings = replace(settings, recover={})
-        _log(level=settings.log_level, form=settings.log_format)
-        place = parse_address(health) if health is not None else None
-        if processes > 1:
-            return _run_processes(
-                target, processes, place, _flags(declare, only or (), logs, config, recover=recover), announce
-            )
-        loaded = load_app(target)
-        if loaded.vault is None and settings.vault is not None:
-            loaded.vault = settings.vault.reveal()
-        import uvloop
+    context.given = {"log_level": log_level, "log_format": log_format}
+    settings = context.settings if recover else replace(context.settings, recover={})
+    set_up_logging(level=settings.log_level, form=settings.log_format)
+    place, announce = parse_address(health) if health is not None else None, context.out.announce
+    if processes > 1:
+        flags = _flags(declare, only or (), {**context.given, "config": context.config}, recover=recover)
+        return _run_processes(target, processes, place, flags, announce)
+    loaded = load_app(target)
+    if loaded.vault is None and settings.vault is not None:
+        loaded.vault = settings.vault.reveal()
+    import uvloop
 
-        return uvloop.run(_consume(loaded, settings, declare=declare, only=only or (), health=place, announce=announce))
-    except HoldfastError as error:
-        return report(error, as_json=as_json)
+    collect_seldom()
+    return uvloop.run(_consume(loaded, settings, declare=declare, only=only or (), health=place, announce=announce))
 
 
 def load_app(target: str) -> App:
@@ -230,32 +216,20 @@ def _recoveries(app: App, settings: Settings) -> RecoverySchedule:
 def _run_processes(
     target: str, count: int, health: ListenAddress | None, flags: Sequence[str], announce: Callable[[str], None]
 ) -> int:
-
     arguments = []
     for number in range(count):
-        port = (
-            []
-            if health is None
-            else ["--health", str(ListenAddress(health.host, health.port and health.port + number))]
-        )
+        port = health and ListenAddress(health.host, health.port and health.port + number)
+        own = ["--health", str(port)] if port else []
         # One of them runs the recoveries; the others would only find its lock.
-        arguments.append(["run", target, *port, *(("--no-recover",) if number else ()), *flags])
+        arguments.append(["run", target, *own, *(("--no-recover",) if number else ()), *flags])
     return asyncio.run(run_processes(arguments, announce=announce))
 
 
-def _flags(
-    declare: bool, only: Sequence[str], logs: dict[str, str | None], config: Path | None, *, recover: bool
-) -> list[str]:
+def _flags(declare: bool, only: Sequence[str], given: Mapping[str, object], *, recover: bool) -> list[str]:
     flags = (["--declare"] if declare else []) + ([] if recover else ["--no-recover"])
     for queue in only:
         flags += ["--only", queue]
-    for name, value in (*logs.items(), ("config", config)):
+    for name, value in given.items():
         if value is not None:
             flags += [f"--{name.replace('_', '-')}", str(value)]
     return flags
-
-
-def _log(*, level: str, form: str) -> None:
-    set_up_logging(level=level, form=form)
-    logger = logging.getLogger("holdfast")
-    logger.handlers, logger.propagate = [], True

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import Struct
+from msgspec.structs import asdict
 
-from holdfast.errors import CannotStart, HoldfastError
-from holdfast.faces.cli import app, groups
-from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, Config, Json, LogFormat, LogLevel, Url, command
-from holdfast.faces.cli.context import CommandContext, report, server_of
-from holdfast.faces.cli.output import Output, table
-from holdfast.settings import check_serving, explain, load_settings
+from holdfast.errors import CannotStart
+from holdfast.faces.cli.command import CONFIG, JSON, URL, LogFormat, LogLevel, command
+from holdfast.faces.cli.context import CommandContext, collect_seldom
+from holdfast.faces.cli.output import table
+from holdfast.settings import check_serving, explain
 
-EXAMPLE = """Example:
-
-  $ holdfast serve
-
-  $ holdfast serve --url sqlite:////var/lib/holdfast --listen 127.0.0.1:8470
-
-  $ holdfast serve --url postgresql://holdfast@db/holdfast --listen 0.0.0.0:8470 --tls-cert c.pem --tls-key k.pem"""
-
-_SHARED = (
-    inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Url),
-    CONFIG_PARAMETER,
-    JSON_PARAMETER,
-)
+EXAMPLE = """
+--url sqlite:////var/lib/holdfast --listen 127.0.0.1:8470
+--url postgresql://holdfast@db/holdfast --listen 0.0.0.0:8470 --tls-cert c.pem --tls-key k.pem"""
 
 
-@app.command("serve", epilog=EXAMPLE)
-def serve(
+class ServeOptions(Struct, frozen=True, kw_only=True):
+    """Settings of a server that are options, too."""
+
     url: Annotated[
         str | None,
         typer.Option(
@@ -39,55 +30,53 @@ def serve(
             "postgresql://…, memory://. Default: sqlite:///holdfast-data.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     listen: Annotated[
         str | None,
         typer.Option(help="HOST:PORT; port 0 takes a free one. Default: 127.0.0.1:8470.", show_default=False),
-    ] = None,
+    ] = None
     auth: Annotated[
         str | None, typer.Option(help="'token' (default), or 'none', on a loopback address only.", show_default=False)
-    ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM) for https.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Private key (PEM) of the certificate.")] = None,
+    ] = None
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM) for https.")] = None
+    tls_key: Annotated[Path | None, typer.Option(help="Private key (PEM) of the certificate.")] = None
     insecure_http: Annotated[
         bool | None, typer.Option("--insecure-http", help="Plain http on an address that others can reach.")
-    ] = None,
+    ] = None
+    trusted_proxy: Annotated[
+        str | None,
+        typer.Option(help="Proxies whose X-Forwarded-For and -Proto are believed: 127.0.0.1,10.0.0.0/8."),
+    ] = None
+    require_broker: Annotated[
+        bool | None,
+        typer.Option("--require-broker", help="End at the start when RabbitMQ is away; else it is waited for."),
+    ] = None
+    accept_clock: Annotated[
+        bool | None,
+        typer.Option("--accept-clock", help="Delete by time at once, also after more than 6 h without a write."),
+    ] = None
     data_folder: Annotated[
         Path | None, typer.Option(help="Where the file admin-token is. Default: ./holdfast-data.", show_default=False)
-    ] = None,
-    log_level: LogLevel = None,
-    log_format: LogFormat = None,
-    config: Config = None,
-    as_json: Json = False,
-) -> int:
+    ] = None
+    log_level: LogLevel = None
+    log_format: LogFormat = None
+
+
+@command("serve", ServeOptions, example=EXAMPLE, shared=(CONFIG, JSON))
+def serve(context: CommandContext, asked: ServeOptions) -> None:
     """Serve queues over HTTP until SIGTERM or Ctrl-C. Ready when GET /health answers 200.
 
     The admin token is made at the first start, shown once on the terminal, and kept in a file that only you can read.
     """
-    arguments = {
-        "url": url,
-        "listen": listen,
-        "auth": auth,
-        "tls_cert": tls_cert,
-        "tls_key": tls_key,
-        "insecure_http": insecure_http,
-        "data_folder": data_folder,
-        "log_level": log_level,
-        "log_format": log_format,
-    }
-    server = ""
-    try:
-        settings = load_settings(arguments, file=config)
-        server = server_of(settings)
-        from holdfast.faces.api.server import run
+    context.given = asdict(asked)
+    check_serving(context.settings)
+    from holdfast.faces.api.server import run
 
-        run(settings, announce=Output(as_json=as_json).announce)
-    except HoldfastError as error:
-        return report(error, as_json=as_json, server=server)
-    return 0
+    collect_seldom()
+    run(context.settings, announce=context.out.announce)
 
 
-@command(groups["config"], "show", example="holdfast config show --explain", shared=_SHARED)
+@command("config show", example="--explain", shared=(URL, CONFIG, JSON))
 async def show(
     context: CommandContext,
     explained: Annotated[

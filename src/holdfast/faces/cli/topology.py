@@ -5,10 +5,9 @@ What was found or done is shown as JSON for programs and as lines for people.
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -19,13 +18,12 @@ import msgspec
 import typer
 from msgspec import structs
 
-from holdfast.core.topology.definitions import from_definitions, to_definitions
+from holdfast.core.topology.definitions import Definitions, from_definitions, to_definitions
 from holdfast.core.topology.diff import Difference, DifferenceKind
 from holdfast.core.topology.layouts import FILE_BYTES_MAX, TopologyFile, design, parse_file
-from holdfast.core.topology.model import Version
+from holdfast.core.topology.model import Design, Version, in_force
 from holdfast.core.topology.rules import Hazard
-from holdfast.faces.cli import groups
-from holdfast.faces.cli.command import CONFIG_PARAMETER, JSON_PARAMETER, PANEL, command, read_file
+from holdfast.faces.cli.command import CONFIG, JSON, command, private, read_file, shared_option
 from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, ExitCode
 from holdfast.faces.cli.output import Output, plural
 from holdfast.faces.draw import mermaid, svg
@@ -35,29 +33,15 @@ from holdfast.services.topology import Applied, ImportReport, Topologies, Topolo
 DEFINITIONS_BYTES_MAX = 64_000_000
 VERSION_DEFAULT = "3.10"
 NAMES_COUNT_MAX = 3
-app = groups["topology"]
 
 _SIGNS = {DifferenceKind.MISSING: "+", DifferenceKind.DIFFERENT: "!", DifferenceKind.SUPERFLUOUS: "-"}
 
 Result = TopologyPlan | Applied | ImportReport
 
-Url = Annotated[
-    str | None,
-    typer.Option(
-        help="The broker: amqp://user:password@host/vhost, or amqps://…. Also HOLDFAST_URL.",
-        rich_help_panel=PANEL,
-        show_default=False,
-    ),
-]
-Management = Annotated[
-    str | None,
-    typer.Option(
-        help="The broker's management API, http://user:password@host:15672; by default on the broker's host with its "
-        "login. Also HOLDFAST_MANAGEMENT_URL.",
-        show_default=False,
-    ),
-]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The topology file (TOML).", show_default=False)]
+AnyFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The topology file (TOML), or a definitions.json.", show_default=False)
+]
 BrokerVersion = Annotated[
     str,
     typer.Option(help="The RabbitMQ version to design for; arguments differ between 3.x and 4.x.", metavar="VERSION"),
@@ -65,11 +49,16 @@ BrokerVersion = Annotated[
 Target = Annotated[Path | None, typer.Option("--output", help="Write to this file instead of stdout.")]
 
 SHARED = (
-    inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Url),
-    CONFIG_PARAMETER,
-    JSON_PARAMETER,
+    shared_option(
+        "management",
+        "The broker's management API, http://user:password@host:15672; by default on the broker's host with its "
+        "login. Also HOLDFAST_MANAGEMENT_URL.",
+        panel=None,
+    ),
+    shared_option("url", "The broker: amqp://user:password@host/vhost, or amqps://…. Also HOLDFAST_URL."),
+    CONFIG,
+    JSON,
 )
-OFFLINE = (JSON_PARAMETER,)
 
 
 class Format(StrEnum):
@@ -79,21 +68,16 @@ class Format(StrEnum):
     SVG = "svg"
 
 
-@command(app, "plan", example="holdfast topology plan topology.toml --url amqp://guest:guest@localhost", shared=SHARED)
-async def plan(context: CommandContext, file: File, management: Management = None) -> None:
+@command("topology plan", example="topology.toml --url amqp://guest:guest@localhost", shared=SHARED)
+async def plan(context: CommandContext, file: AnyFile) -> None:
     """Show what apply would change, and what cannot be changed with the way out of it. Changes nothing."""
-    wanted = _read(file)
-    async with _open(context, management) as topologies:
-        found = await topologies.plan(wanted)
+    read = _read_any(file)
+    async with _open(context) as topologies:
+        found = await topologies.check(read(topologies.vhost))
     _show(context.out, found)
 
 
-@command(
-    app,
-    "apply",
-    example="holdfast topology apply topology.toml\nholdfast topology apply topology.toml --delete --probe",
-    shared=SHARED,
-)
+@command("topology apply", example="topology.toml\ntopology.toml --delete --probe", shared=SHARED)
 async def apply(
     context: CommandContext,
     file: File,
@@ -113,11 +97,10 @@ async def apply(
             show_default=False,
         ),
     ] = None,
-    management: Management = None,
 ) -> ExitCode:
     """Make what is missing, read it back, and send a probe through the retry and dead-letter paths."""
     wanted = _read(file)
-    async with _open(context, management) as topologies:
+    async with _open(context) as topologies:
         done = await topologies.apply(wanted, delete=delete, probe=probe)
     _show(context.out, done)
     if done.is_done:
@@ -125,28 +108,25 @@ async def apply(
     return ExitCode.PARTLY_DONE if done.has_changed else ExitCode.FAILED
 
 
-@command(app, "check", example="holdfast topology check topology.toml || echo 'the broker has drifted'", shared=SHARED)
+@command("topology check", example="topology.toml || echo 'the broker has drifted'", shared=SHARED)
 async def check(
     context: CommandContext,
-    file: File,
+    file: AnyFile,
     probe: Annotated[
         bool, typer.Option("--probe", help="Send a probe through every path as well, busy queues included.")
     ] = False,
-    management: Management = None,
 ) -> ExitCode:
     """Compare the broker with the file; exit code 1 when they differ or a probe does not arrive."""
-    wanted = _read(file)
-    async with _open(context, management) as topologies:
-        found = await topologies.check(wanted, probe=probe)
+    read = _read_any(file)
+    async with _open(context) as topologies:
+        found = await topologies.check(read(topologies.vhost), probe=probe)
     _show(context.out, found)
     return ExitCode.DONE if found.is_clean else ExitCode.FAILED
 
 
 @command(
-    app,
-    "export",
-    example="holdfast topology export --url amqp://guest:guest@localhost > definitions.json\n"
-    "holdfast topology export topology.toml --broker-version 4.0",
+    "topology export",
+    example="--url amqp://guest:guest@localhost > definitions.json\ntopology.toml --broker-version 4.0",
     shared=SHARED,
 )
 async def export(
@@ -158,51 +138,62 @@ async def export(
     broker_version: BrokerVersion = VERSION_DEFAULT,
     vhost: Annotated[str, typer.Option(help="With FILE: the virtual host that the definitions name.")] = "/",
     output: Target = None,
-    management: Management = None,
 ) -> None:
     """Write RabbitMQ's definitions.json, of a broker or of a topology file. Users and permissions are not in it."""
     if file is not None:
         made = design(_read(file), Version.parse(broker_version))
         found = {"rabbit_version": str(made.version), **to_definitions(made.topology, vhost=vhost)}
     else:
-        async with _open(context, management) as topologies:
+        async with _open(context) as topologies:
             found = await topologies.export()
     _write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n", output)
 
 
-@command(app, "import", example="holdfast topology import definitions.json", shared=SHARED)
+@command("topology import", example="definitions.json", shared=SHARED)
 async def import_definitions(
     context: CommandContext,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A definitions.json.", show_default=False)],
     accept_hazards: Annotated[
         bool, typer.Option("--accept-hazards", help="Import also what is known to lose messages; it is named.")
     ] = False,
-    management: Management = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be made, and what of it loses messages. Changes nothing.")
+    ] = False,
 ) -> ExitCode:
     """Import exchanges, queues, bindings and policies, read them back, and name every difference that is left.
 
     The broker ignores changed arguments without a word; this does not. Users and permissions are left out.
     """
-    data = read_file(file, bytes_max=DEFINITIONS_BYTES_MAX)
-    async with _open(context, management) as topologies:
-        given = from_definitions(data, vhost=topologies.vhost, source=str(file))
+    read = _read_definitions(file)
+    async with _open(context) as topologies:
+        given = read(topologies.vhost)
+        if dry_run:
+            found = await topologies.check(given)
+            _show(context.out, found)
+            is_safe = accept_hazards or not any(hazard.fatal for hazard in found.remarks)
+            return ExitCode.DONE if is_safe else ExitCode.FAILED
         done = await topologies.import_definitions(given, accept_hazards=accept_hazards)
     _show(context.out, done)
-    if not done.remaining:
+    if not done.remaining and not done.failure:
         return ExitCode.DONE
-    return ExitCode.PARTLY_DONE if done.created else ExitCode.FAILED
+    return ExitCode.PARTLY_DONE if done.created or done.failure else ExitCode.FAILED
 
 
-@command(app, "draw", example="holdfast topology draw topology.toml --format svg > topology.svg", shared=OFFLINE)
+@command("topology draw", example="topology.toml --format svg > topology.svg", shared=(JSON,))
 async def draw(
     context: CommandContext,
-    file: File,
+    file: AnyFile,
     form: Annotated[Format, typer.Option("--format", help="mermaid or svg.")] = Format.MERMAID,
     broker_version: BrokerVersion = VERSION_DEFAULT,
     output: Target = None,
 ) -> None:
-    """Draw a topology file as a Mermaid flowchart or as SVG. Needs no broker."""
-    made = design(_read(file), Version.parse(broker_version))
+    """Draw a topology file or a definitions.json as a Mermaid flowchart or as SVG. Needs no broker."""
+    version, read = Version.parse(broker_version), _read_any(file)("/")
+    made = (
+        Design(topology=in_force(read.topology), version=version)
+        if isinstance(read, Definitions)
+        else design(read, version)
+    )
     picture = mermaid(made) if form is Format.MERMAID else svg(made)
     if context.as_json:
         context.out.document({"format": form.value, "picture": picture})
@@ -230,6 +221,8 @@ def _show(out: Output, found: Result) -> None:
                 out.say(f"  left out: {section}")
             for hazard in found.hazards:
                 out.say(f"! {hazard}")
+            if found.failure:
+                out.say(f"! {found.failure}; what was made before that is there")
             made = plural(len(found.created), "thing")
             left = "nothing differs" if not found.remaining else plural(len(found.remaining), "difference") + " left"
             out.say(f"{made} made; read back: {left}")
@@ -262,6 +255,9 @@ def _show_differences(out: Output, differences: Iterable[Difference]) -> None:
 def _show_remarks(out: Output, remarks: Iterable[Hazard]) -> None:
     by_reason: dict[str, list[str]] = {}
     for remark in remarks:
+        if remark.fatal:
+            out.say(f"! {remark}")
+            continue
         by_reason.setdefault(remark.reason, []).append(remark.name)
     for reason, names in by_reason.items():
         more = f" and {len(names) - NAMES_COUNT_MAX} more" if len(names) > NAMES_COUNT_MAX else ""
@@ -281,11 +277,8 @@ def _show_probes(out: Output, probes: Iterable[ProbeResult]) -> None:
 
 
 def _document(found: Result) -> dict[str, object]:
-    verdict: dict[str, object] = {}
-    if isinstance(found, TopologyPlan):
-        verdict["clean"] = found.is_clean
-    elif isinstance(found, Applied):
-        verdict["done"] = found.is_done
+    verdict = {"clean": found.is_clean} if isinstance(found, TopologyPlan) else {}
+    verdict |= {"done": found.is_done} if isinstance(found, Applied) else {}
     fields = {name: _plain(value) for name, value in structs.asdict(found).items()}
     return {"vhost": found.vhost, "version": str(found.version)} | verdict | fields
 
@@ -305,18 +298,32 @@ def _plain(value: object) -> object:
 
 
 @asynccontextmanager
-async def _open(context: CommandContext, management: str | None) -> AsyncIterator[Topologies]:
+async def _open(context: CommandContext) -> AsyncIterator[Topologies]:
     url = context.settings.storages[0].url
     if urlsplit(url).scheme not in ("amqp", "amqps"):
         raise BadUsage("no broker was named; give its address with --url amqp://user:password@host/vhost")
     from holdfast.wiring import open_topology
 
-    async with open_topology(url, management=management or os.environ.get("HOLDFAST_MANAGEMENT_URL")) as topologies:
+    management = context.management or os.environ.get("HOLDFAST_MANAGEMENT_URL")
+    async with open_topology(url, management=management) as topologies:
         yield topologies
 
 
 def _read(path: Path) -> TopologyFile:
     return parse_file(read_file(path, bytes_max=FILE_BYTES_MAX), source=str(path))
+
+
+def _read_any(path: Path) -> Callable[[str], TopologyFile | Definitions]:
+    """By its name a definitions.json, else a topology file; for the virtual host that it is then given."""
+    if path.suffix == ".json":
+        return _read_definitions(path)
+    made = _read(path)
+    return lambda vhost: made
+
+
+def _read_definitions(path: Path) -> Callable[[str], Definitions]:
+    data = read_file(path, bytes_max=DEFINITIONS_BYTES_MAX)
+    return lambda vhost: from_definitions(data, vhost=vhost, source=str(path))
 
 
 def _write(data: bytes, path: Path | None) -> None:
@@ -325,6 +332,7 @@ def _write(data: bytes, path: Path | None) -> None:
         sys.stdout.buffer.flush()
         return
     try:
-        path.write_bytes(data)
+        with open(path, "wb", opener=private) as file:
+            file.write(data)
     except OSError as error:
         raise CommandFailed(f"file cannot be written; '{path}': {error.strerror or error}") from error

@@ -25,7 +25,6 @@ from holdfast.core.checks import BATCH_COUNT_MAX
 from holdfast.core.item import NewItem
 from holdfast.core.requests.queue import ImportedItem
 from holdfast.errors import HoldfastError, Unreachable
-from holdfast.faces.cli import groups
 from holdfast.faces.cli.command import command, parse_moment
 from holdfast.faces.cli.context import BadUsage, CommandContext, CommandFailed, partly_done
 from holdfast.faces.cli.output import plural
@@ -49,12 +48,11 @@ T = TypeVar("T")
 
 
 @command(
-    groups["queue"],
-    "produce",
-    example="holdfast queue produce orders 'hello' --kind greeting\n"
-    "holdfast queue produce orders --file photo.jpg --whole\n"
-    """echo '{"utf8": "hello", "reference": "a-1"}' | holdfast queue produce orders\n"""
-    "tail -f app.log | holdfast queue produce log --raw",
+    "queue produce",
+    example="""orders 'hello' --kind greeting
+orders --file photo.jpg --whole
+echo '{"utf8": "hello", "reference": "a-1"}' | holdfast queue produce orders
+tail -f app.log | holdfast queue produce log --raw""",
 )
 async def produce(
     context: CommandContext,
@@ -122,7 +120,7 @@ async def _produce_lines(
     descriptor, size = open_input(file)
     if os.isatty(descriptor):
         context.out.note("reading from the terminal, end with Ctrl-D")
-    parse = _raw_parser(common) if raw else _with(common, json_parser(NewItem))
+    parse = (lambda line: replace(common, payload=line.text)) if raw else _with(common, json_parser(NewItem))
     async with context.open() as queues:
 
         async def call(batch: LineBatch[NewItem]) -> None:
@@ -132,10 +130,6 @@ async def _produce_lines(
         with meter(f"producing to '{name}'", total=size, quiet=context.as_json) as bar:
             lines = read_lines(counted(read_chunks(descriptor), bar), from_line=from_line)
             return await send(batches(lines, parse, bytes_max=PRODUCE_BYTES_MAX), call, bar, done="stored")
-
-
-def _raw_parser(common: NewItem) -> Callable[[InputLine], NewItem | None]:
-    return lambda line: replace(common, payload=line.text)
 
 
 def _with(common: NewItem, parse: Callable[[InputLine], NewItem | None]) -> Callable[[InputLine], NewItem | None]:
@@ -156,10 +150,8 @@ def _with(common: NewItem, parse: Callable[[InputLine], NewItem | None]) -> Call
 
 
 @command(
-    groups["items"],
-    "import",
-    example="holdfast queue items import orders --file orders.jsonl\n"
-    "zcat orders.jsonl.gz | holdfast queue items import orders --once",
+    "queue items import",
+    example="orders --file orders.jsonl\nzcat orders.jsonl.gz | holdfast queue items import orders --once",
 )
 async def import_items(
     context: CommandContext,
@@ -184,7 +176,7 @@ async def import_items(
 
         async def call(batch: LineBatch[ImportedItem]) -> None:
             nonlocal stored_count
-            items = [_once(item) for item in batch.items] if once else batch.items
+            items = [replace(one, source_id=one.source_id or one.id) for one in batch.items] if once else batch.items
             stored_count += len(await queues.storage_items_import(name, items, partition=next(turns)))
 
         with meter(f"importing to '{name}'", total=size, quiet=context.as_json) as bar:
@@ -193,10 +185,6 @@ async def import_items(
             count = await send(source, call, bar, done="imported")
     context.out.document({"imported_count": stored_count, "already_there_count": count - stored_count})
     context.out.say(f"{plural(stored_count, 'item')} imported to '{name}', {count - stored_count} already there")
-
-
-def _once(item: ImportedItem) -> ImportedItem:
-    return item if item.source_id else replace(item, source_id=item.id)
 
 
 # --- lines ----------------------------------------------------------------------------------------------------

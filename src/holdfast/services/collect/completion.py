@@ -35,12 +35,13 @@ from holdfast.core.collect import (
 from holdfast.core.message import Delivery, Message
 from holdfast.core.requests.results import GapView
 from holdfast.core.states import TransactionState
-from holdfast.errors import QueueMissing, StorageFailed, TryAgain
+from holdfast.errors import MessageRefused, QueueMissing, StorageFailed, TryAgain
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.broker import Consumer
 from holdfast.proof import crash_point
-from holdfast.services.collect.transaction import OwnedTransaction
+from holdfast.services.collect.transaction import BACKOFF, FOR_NOW, OwnedTransaction, address_of, publish
 from holdfast.stores.collect import CollectStore
+from holdfast.telemetry.events import emit
 
 PAGE_COUNT_MAX = 1_000
 READ_COUNT_MAX = 500
@@ -49,6 +50,7 @@ RANGES_COUNT_MAX = 1_000
 _encode = msgspec.json.Encoder(order="deterministic").encode
 DRAIN_IDLE_S = 0.05
 DELETE_TRIES_MAX = 40
+NOTICE_TRIES_MAX = 40
 FORGET_COUNT_MAX = 1_000
 
 
@@ -135,6 +137,30 @@ async def send_completion(work: OwnedTransaction) -> None:
     crash_point("collect.after_notice")
 
 
+async def send_end(work: OwnedTransaction) -> None:
+    """Say that no result will come. Where nobody takes that it is given up, and said: the state tells it as well."""
+    ended, broker = work.transaction, work.context.broker
+    if not ended.notify:
+        return
+    kind = ended.state.value
+    body = _encode({"transaction-id": work.id, "state": kind, "reason": ended.reason})
+    # An id of its own: a notice that it is complete may have been sent before the state was lost.
+    message = Message(body=body, id=f"{work.id}-{kind}", headers={"transaction-id": work.id, "kind": kind})
+    outgoing = broker.write(message, address_of(ended.notify, broker))
+    why = ""
+    for failures in range(NOTICE_TRIES_MAX):
+        try:
+            await publish(broker, outgoing)
+            return
+        except MessageRefused as error:
+            why = error.message
+            break
+        except (*FOR_NOW, QueueMissing) as error:
+            why = str(error)
+            await work.wait(error, failures)
+    emit("collect.troubled", error=f"that '{work.id}' is {kind} was told to nobody; {why}")
+
+
 async def put_manifest(work: OwnedTransaction) -> dict[str, object]:
     """Two passes: its path holds its digest."""
     sha256, size_bytes = hashlib.sha256(), 0
@@ -182,9 +208,17 @@ async def clear(work: OwnedTransaction) -> None:
             await remove_blobs(work)
         while await work.ask(context.store.forget, fence=work.fence, count_max=FORGET_COUNT_MAX):
             pass
+        await send_end(work)
     crash_point("collect.before_clean")
     await work.ask(context.store.set_clean, fence=work.fence)
     crash_point("collect.after_clean")
+
+
+async def remove_left(work: OwnedTransaction) -> None:
+    """Its queues, if they are there after all; what is in them is settled first."""
+    for queue in (work.header_queue, work.payload_queue):
+        if not await work.until_done(partial(work.context.broker.delete_empty, queue)):
+            await delete_queue(work, queue)
 
 
 async def delete_queue(work: OwnedTransaction, queue: str) -> None:
@@ -198,7 +232,7 @@ async def delete_queue(work: OwnedTransaction, queue: str) -> None:
         if await work.until_done(lambda: work.context.broker.delete_empty(queue)):
             crash_point("collect.after_queue_delete")
             return
-        await asyncio.sleep(min(1.0, work.context.limits.backoff.delay_s(failures, spread=1.0)))
+        await asyncio.sleep(min(1.0, BACKOFF.delay_s(failures, spread=1.0)))
     raise TryAgain(f"queue is still not empty; '{queue}' of transaction '{work.id}', messages keep coming")
 
 

@@ -27,7 +27,7 @@ from holdfast.core.collect import (
 )
 from holdfast.core.moments import format_duration
 from holdfast.core.requests import results as requests
-from holdfast.core.requests.declare import HANDLERS, Request, Stream, handles
+from holdfast.core.requests.declare import HANDLERS, Caller, Request, Role, Stream, handles
 from holdfast.core.states import TransactionState
 from holdfast.errors import (
     ConsumerLost,
@@ -41,13 +41,22 @@ from holdfast.errors import (
 )
 from holdfast.proof import crash_point
 from holdfast.services.collect.awaiting import await_results, request_missing
-from holdfast.services.collect.completion import StoredPart, clear, gaps_of, parts_in_order, send_completion
-from holdfast.services.collect.transaction import FOR_NOW, CollectContext, OwnedTransaction, address_of
+from holdfast.services.collect.completion import (
+    StoredPart,
+    clear,
+    gaps_of,
+    parts_in_order,
+    remove_left,
+    send_completion,
+)
+from holdfast.services.collect.transaction import BACKOFF, FOR_NOW, CollectContext, OwnedTransaction, address_of
 from holdfast.stores.collect import LedgerLine
 from holdfast.telemetry.events import emit
 
 REASON_CHARACTERS_MAX = 500
 LOOK_S = 0.5
+#: Who asks in the collector's own process.
+OWNER = Caller(name="owner", role=Role.ADMIN)
 
 R = TypeVar("R")
 
@@ -72,6 +81,7 @@ class CollectService:
         keepers = [
             asyncio.create_task(self._keep(), name="collector's leases"),
             asyncio.create_task(self._clean_up(), name="collector's abandonment"),
+            asyncio.create_task(self._remove_left(), name="collector's search for queues that were left"),
         ]
         try:
             yield self
@@ -81,9 +91,13 @@ class CollectService:
             await asyncio.gather(*keepers, return_exceptions=True)
             await self._let_go()
 
-    async def call(self, request: Request[R]) -> R:
-        """Answer a request. Raises HoldfastError."""
-        return cast(R, await HANDLERS[type(request)](self, request))
+    async def call(self, request: Request[R], caller: Caller = OWNER) -> R:
+        """Answer a request. A result belongs to the queues that it names. Raises HoldfastError."""
+        request.declared.check_queues(request, caller)
+        if caller.queues and (name := getattr(request, "id", "")):
+            found = await self.find(name)
+            caller.check_places(requests.places(found.producer, found.notify))
+        return cast(R, await HANDLERS[type(request)](self, request, caller))
 
     # --- verbs ------------------------------------------------------------------------------------------------
 
@@ -158,14 +172,6 @@ class CollectService:
                     await self._pause()
         except TimeoutError as error:
             raise TryAgain(f"transaction is not complete; '{transaction}' after {timeout_s:g} s, wait on") from error
-        return found
-
-    async def wait_clean(self, transaction: str, *, timeout_s: float | None = None) -> Transaction:
-        """Wait until nothing is left to do: after its end also its queues are gone."""
-        await self.wait(transaction, timeout_s=timeout_s)
-        async with asyncio.timeout(timeout_s):
-            while not (found := await self.find(transaction)).is_clean:
-                await self._pause()
         return found
 
     async def request_missing(self, transaction: str) -> int:
@@ -284,6 +290,18 @@ class CollectService:
                 emit("collect.troubled", error=error.message)
             await asyncio.sleep(limits.abandon_check_us / 1_000_000)
 
+    async def _remove_left(self) -> None:
+        """Queues of transactions that are done with: whoever lost his lease in his sleep may have made them anew."""
+        after = ""
+        try:
+            while page := await self._store.page(after=after, count_max=requests.PAGE_COUNT_MAX):
+                for ended in page:
+                    if ended.is_clean:
+                        await remove_left(OwnedTransaction(self._context, ended))
+                after = page[-1].id
+        except HoldfastError as error:
+            emit("collect.troubled", error=error.message)
+
     async def _let_go(self) -> None:
         owned = list(self._working.values())
         for _, task in owned:
@@ -332,7 +350,7 @@ async def run(work: OwnedTransaction) -> None:
             # A bug must neither end the collector nor spin; the transaction stays where it is.
             failures += 1
             emit("collect.bug", transaction=work.id, error=repr(error), traceback=error)
-            await asyncio.sleep(work.context.limits.backoff_s_max)
+            await asyncio.sleep(BACKOFF.delay_s_max)
 
 
 async def _is_ours_still(work: OwnedTransaction) -> bool:
@@ -393,7 +411,7 @@ async def _fail(work: OwnedTransaction, error: HoldfastError) -> None:
 
 
 @handles(requests.StartResultRequest)
-async def _start(service: CollectService, request: requests.StartResultRequest) -> requests.ResultView:
+async def _start(service: CollectService, request: requests.StartResultRequest, caller: Caller) -> requests.ResultView:
     if request.request and request.utf8:
         raise Invalid("request is invalid; give 'bytes' or 'utf8', not both")
     begun = await service.start(
@@ -403,31 +421,38 @@ async def _start(service: CollectService, request: requests.StartResultRequest) 
         transaction_id=request.transaction_id or None,
         series=request.series,
     )
+    caller.check_places(requests.places(begun.producer, begun.notify))  # an id that is known may be somebody else's
     return requests.result_view(begun)
 
 
 @handles(requests.ListResults)
-async def _page(service: CollectService, request: requests.ListResults) -> requests.ResultsReply:
-    found = await service.page(after=request.after, count_max=request.limit)
-    return requests.ResultsReply(items=[requests.result_view(each) for each in found])
+async def _page(service: CollectService, request: requests.ListResults, caller: Caller) -> requests.ResultsReply:
+    found: list[Transaction] = []
+    after, count_max = request.after, requests.PAGE_COUNT_MAX if caller.queues else request.limit
+    while True:
+        page = await service.page(after=after, count_max=count_max)
+        found += [one for one in page if all(map(caller.may_send, requests.places(one.producer, one.notify)))]
+        if len(found) >= request.limit or len(page) < count_max:
+            return requests.ResultsReply(items=[requests.result_view(each) for each in found[: request.limit]])
+        after = page[-1].id
 
 
 @handles(requests.ReadResult)
-async def _show(service: CollectService, request: requests.ReadResult) -> requests.ResultView:
+async def _show(service: CollectService, request: requests.ReadResult, caller: Caller) -> requests.ResultView:
     found = await service.find(request.id)
     return requests.result_view(found, await service.stand(request.id))
 
 
 @handles(requests.ReadGaps)
-async def _gaps(service: CollectService, request: requests.ReadGaps) -> requests.GapsReply:
+async def _gaps(service: CollectService, request: requests.ReadGaps, caller: Caller) -> requests.GapsReply:
     return requests.GapsReply(items=await service.gaps(request.id))
 
 
 @handles(requests.ReadSeries)
-async def _read(service: CollectService, request: requests.ReadSeries) -> Stream:
+async def _read(service: CollectService, request: requests.ReadSeries, caller: Caller) -> Stream:
     return (part.body async for part in service.parts(request.id, request.series))
 
 
 @handles(requests.AbandonResult)
-async def _abandon(service: CollectService, request: requests.AbandonResult) -> requests.ResultView:
+async def _abandon(service: CollectService, request: requests.AbandonResult, caller: Caller) -> requests.ResultView:
     return requests.result_view(await service.abandon(request.id, reason=request.reason))

@@ -40,6 +40,8 @@ COLLECTOR = "collector"
 REASON, ERROR_TYPE = "contradiction", "Contradiction"
 #: The broker will never take this message as it is.
 PRECONDITION_FAILED = 406
+#: The waits before what failed for now is tried again.
+BACKOFF = Backoff(first_s=0.05, delay_s_max=5.0)
 #: What another attempt may cure.
 FOR_NOW = (TryAgain, Unreachable, BrokerError, ShuttingDown)
 
@@ -55,14 +57,7 @@ class CollectLimits(Struct, frozen=True, kw_only=True):
     abandon_check_us: int = 60 * SECOND_US
     gap_after_us: int = 300 * SECOND_US
     keep_blobs: bool = False  #: of a transaction that failed or was abandoned
-    backoff_s_first: float = 0.05
-    backoff_s_max: float = 5.0
     inline_bytes_max: int = 256 * 2**10
-
-    @property
-    def backoff(self) -> Backoff:
-        """The waits before what failed for now is tried again."""
-        return Backoff(first_s=self.backoff_s_first, delay_s_max=self.backoff_s_max)
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -109,7 +104,7 @@ class OwnedTransaction:
     async def wait(self, error: Exception, failures: int) -> None:
         """Say what is wrong and wait, the longer the more often it was."""
         emit("collect.waits", transaction=self.id, error=str(error))
-        await asyncio.sleep(self.context.limits.backoff.delay_s(failures, spread=1.0))
+        await asyncio.sleep(BACKOFF.delay_s(failures, spread=1.0))
 
     async def ask(self, call: Callable[Concatenate[str, P], Awaitable[T]], *given: P.args, **named: P.kwargs) -> T:
         """Call a method of the store about this transaction, again while it fails for now."""

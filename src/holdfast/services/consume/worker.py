@@ -13,13 +13,13 @@ import inspect
 import random
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from holdfast.core.death import ORIGINAL_KEY
 from holdfast.core.message import Delivery, Message
 from holdfast.core.moments import Backoff
 from holdfast.core.policy import Ack, Decision, Park, RetryPolicy, Run, Wait, admit, decide, outcome_of
@@ -92,10 +92,8 @@ async def run_in_thread(
             context.run(handler, message)
         except BaseException as caught:  # noqa: BLE001 - also SystemExit, which ends a thread in silence
             error = caught
-        try:
+        with suppress(RuntimeError):  # the loop is closed: the process ends, and the message goes back by itself
             loop.call_soon_threadsafe(tell, error)
-        except RuntimeError:
-            pass  # the loop is closed: the process ends, and the message goes back by itself
 
     threading.Thread(target=run, name=f"handler of {message.queue}", daemon=True).start()
     finished, _ = await asyncio.wait([done], timeout=timeout_s)
@@ -207,7 +205,8 @@ class Worker:
             stopper = asyncio.create_task(self._stop_consumer(consumer), name=f"stop of {self.plan.queue}")
             try:
                 await self._consume(consumer)
-                await self._finish()
+                if self._tasks:
+                    await asyncio.wait(self._tasks, timeout=self._stop_timeout_s)
             finally:
                 if self._stopping.is_set():
                     # A broker that was told to stop must have said that it has: the next question is another one.
@@ -242,10 +241,6 @@ class Worker:
             # The message stays unsettled and goes back when this consumer ends; its neighbours go on.
             emit("message.bug", traceback=bug, queue=self.plan.queue, error=f"{type(bug).__name__}: {bug}")
 
-    async def _finish(self) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._stop_timeout_s)
-
     async def _cancel_running(self) -> None:
         tasks = list(self._tasks)
         for task in tasks:
@@ -274,7 +269,7 @@ class Worker:
         outcome = outcome_of(error, permanent=self.plan.permanent)
         decision = decide(outcome, attempt=one.message.attempt, policy=self.plan.policy, chance=self._chance())
         if not isinstance(decision, Ack):
-            self._emit("message.failed", one.message, error=str(decision.failure))
+            self._emit("message.failed", one.message, traceback=error, error=str(decision.failure))
         return decision
 
     async def _handle(self, one: _OwnMessage) -> BaseException | None:
@@ -339,17 +334,15 @@ class Worker:
 
     async def _pause(self, failures: int) -> bool:
         """Back off; True when there is no more time because the consumer stops."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(BACKOFF.delay_s(failures - 1, spread=self._chance())):
                 await self._stopping.wait()
-        except TimeoutError:
-            return False
-        return True
+        return self._stopping.is_set()
 
     async def _give_back(self, one: _OwnMessage, why: str) -> None:
         try:
             async with asyncio.timeout(GIVE_BACK_TIMEOUT_S):
-                await one.consumer.release(one.delivery)
+                await one.consumer.give_back(one.delivery)
         except (HoldfastError, TimeoutError) as error:
             why = f"{why}; by itself, because {str(error) or 'it took too long'}"
         self._emit("message.given_back", one.message, error=why)
@@ -365,15 +358,15 @@ class Worker:
             case Park():
                 self._emit("message.parked", message, reason=decision.reason, error=str(decision.failure))
 
-    def _emit(self, event: str, message: Message, **fields: str) -> None:
+    def _emit(self, event: str, message: Message, *, traceback: BaseException | None = None, **fields: str) -> None:
         details: dict[str, Any] = {
             "queue": self.plan.queue,
             "messageId": message.id,
             "correlationId": message.correlation_id or message.id,
-            "routingKey": message.headers.get(ORIGINAL_KEY, message.routing_key),  # the same at every attempt
+            "routingKey": message.routing_key,
             "messageType": message.type,
             "attempt": message.attempt,
             "attempts_max": self.plan.policy.attempts,
             **fields,
         }
-        emit(event, **details)
+        emit(event, traceback=traceback, **details)

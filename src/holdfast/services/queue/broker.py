@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from holdfast.core.checks import BATCH_COUNT_MAX, TEXT_CHARACTERS_MAX
-from holdfast.core.death import RedriveStamp
+from holdfast.core.death import QueueNames, RedriveStamp
 from holdfast.core.item import Item, LeasedItem, NewItem, RetryItem
 from holdfast.core.letter import (
     ERROR_CHARACTERS_MAX,
@@ -32,20 +32,12 @@ from holdfast.core.letter import (
 from holdfast.core.message import CONFIRMED, Address, Delivery, Message, Outcome, OutcomeKind, Outgoing
 from holdfast.core.moments import microseconds, moment
 from holdfast.core.plan import Retries
-from holdfast.core.policy import Park, Wait
+from holdfast.core.policy import Park, Wait, tail
 from holdfast.core.requests.queue import ImportedItem, LeaseReply
-from holdfast.errors import (
-    BadIds,
-    HoldfastError,
-    Invalid,
-    NotOurs,
-    QueueMissing,
-    TryAgain,
-)
-from holdfast.ports.broker import QueueFacts, Reach, Subscription, Told, Unsettled
+from holdfast.errors import BadIds, HoldfastError, Invalid, NotOurs, QueueMissing, TryAgain
+from holdfast.ports.broker import OnOutcome, QueueFacts, Reach, Subscription, Unsettled
 from holdfast.ports.clock import Clock
-from holdfast.services.queue.queues import Leaser, Queues, lease_s
-from holdfast.telemetry.events import emit
+from holdfast.services.queue.queues import Leaser, Queues, UnsettledItems, lease_s
 
 DEAD_SUFFIX = ".dlq"
 PAGE_COUNT_MAX = 1_000
@@ -54,6 +46,10 @@ EXPIRE_TIMEOUT = "87600h"
 LEASE_TIMEOUT = "30s"
 #: A message that will never be taken as it is, in the words of AMQP.
 PRECONDITION_FAILED = 406
+#: In the reason for which a consumer parked an item, what begins the frames of its traceback: the last ones say most.
+STACK = "\nTraceback (most recent call last):\n"
+#: What an item is beside its payload, in the properties of a letter and of what is published.
+_SHOWN = ("kind", "encoding", "reference")
 
 
 class QueueBroker:
@@ -141,7 +137,7 @@ class QueueBroker:
         """Lease from the queue. Raises QueueMissing."""
         every_s = await lease_s(self.queues, subscription.queue) / 3
         consumer = QueueConsumer(self.queues, subscription, clock=self._clock)
-        keeper = asyncio.create_task(consumer.keep_alive(every_s), name=f"leases of {subscription.queue}")
+        keeper = asyncio.create_task(consumer.held.keep_alive(every_s), name=f"leases of {subscription.queue}")
         try:
             yield consumer
         finally:
@@ -171,30 +167,19 @@ class QueueBroker:
         reference = msgspec.json.encode({**named, **message.headers}).decode()
         if death is not None:
             reason = death.error_message[:TEXT_CHARACTERS_MAX]
-            story = _Story(reference=reference, death_reason=reason, source_queue=death.queue)
+            story = {"reference": reference, "death_reason": reason, "source_queue": death.queue}
         else:
             # Repeated after a crash while the first is still there, it stays one.
             key = hashlib.sha256(reference.encode() + b"\0" + message.body).hexdigest()
-            story = _Story(reference=reference, kind=str(message.headers.get("kind", "")), dedupe_key=key)
+            story = {"reference": reference, "kind": str(message.headers.get("kind", "")), "dedupe_key": key}
         return Outgoing(to.exchange, to.routing_key, msgspec.json.encode(story), message.body)
 
     def rewrite(self, content: Content, to: Address, stamp: RedriveStamp, redrive_id: str) -> Outgoing:
         del stamp  # an item has no headers
-        story = msgspec.json.decode(content.properties, type=_Story)
+        story = msgspec.json.decode(content.properties, type=dict[str, Any])
         # As long as the copy is in its queue, the same redrive does not make a second one.
-        story.dedupe_key = redrive_id
+        story = {name: text for name, text in story.items() if name in _SHOWN} | {"dedupe_key": redrive_id}
         return Outgoing(to.exchange, to.routing_key, msgspec.json.encode(story), content.body)
-
-
-class _Story(Struct, kw_only=True, omit_defaults=True):
-    """What an item is beside its payload, as the properties of a publish."""
-
-    kind: str = ""
-    encoding: str = ""
-    reference: str = ""
-    dedupe_key: str = ""
-    death_reason: str = ""  #: with one, it is put into a dead queue as one that died
-    source_queue: str = ""
 
 
 class QueuePublisher:
@@ -211,10 +196,10 @@ class QueuePublisher:
         del timeout_s  # a request has its own
         return [await self._produce(message) for message in messages]
 
-    def send(self, messages: Sequence[Outgoing], told: Told, *, timeout_s: float) -> None:
+    def send(self, messages: Sequence[Outgoing], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         async def produce() -> None:
             for message in messages:
-                told([message], await self._produce(message))
+                on_outcome([message], await self._produce(message))
 
         del timeout_s
         task = asyncio.create_task(produce(), name="publishing items")
@@ -222,24 +207,13 @@ class QueuePublisher:
         task.add_done_callback(self._sending.discard)
 
     async def _produce(self, message: Outgoing) -> Outcome:
-        story = msgspec.json.decode(message.properties, type=_Story)
+        story = msgspec.json.decode(message.properties, type=dict[str, Any])
         try:
-            if story.death_reason:
-                item = ImportedItem(
-                    payload=message.body,
-                    reference=story.reference,
-                    death_reason=story.death_reason,
-                    source_queue=story.source_queue,
-                )
+            if "death_reason" in story:  # it is put into a dead queue as one that died
+                item = ImportedItem(payload=message.body, **story)
                 await self._queues.storage_items_import(message.routing_key, [item])
             else:
-                new = NewItem(
-                    payload=message.body,
-                    encoding=story.encoding,
-                    kind=story.kind,
-                    reference=story.reference,
-                    dedupe_key=story.dedupe_key,
-                )
+                new = NewItem(payload=message.body, **story)
                 await self._queues.queue_produce(message.routing_key, [new])
         except QueueMissing as error:
             return Outcome(OutcomeKind.RETURNED, 0, error.message)
@@ -272,6 +246,10 @@ class QueueInspector:
 
     async def queue(self, name: str) -> QueueFacts | None:
         return next((one for one in await self.queues() if one.queue == name), None)
+
+    async def sources(self, queue: str, names: QueueNames) -> frozenset[str]:
+        del names  # an embedded queue says itself what its dead queue is
+        return frozenset(one.source_queue for one in await self.queues() if one.queue == queue)
 
     async def _facts(self, name: str, source: str) -> QueueFacts:
         (logical,) = (await self._queues.queue_stats(name)).logical_queues[:1]
@@ -310,9 +288,10 @@ class QueueConsumer:
         self._attempts_max = subscription.policy.attempts
         self._letters = subscription.letters
         self._clock = clock
-        self._open: dict[str, int] = {}  # item id → partition
-        self._stopped = asyncio.Event()
-        self._leases = Leaser(queues, subscription.queue, stopped=self._stopped)
+        self.held = UnsettledItems(queues, subscription.queue)
+        self._leases = Leaser(queues, subscription.queue)
+        self._taking: asyncio.Task[LeaseReply | None] | None = None
+        self._is_stopped = False
         self._acks: list[Delivery] = []  # that wait for the next request
         self._failed: dict[Delivery, HoldfastError] = {}
         self._acking = asyncio.Lock()
@@ -323,13 +302,21 @@ class QueueConsumer:
 
     async def take(self, count_max: int, *, timeout_s: float | None = None) -> Sequence[Delivery]:
         """Raises QueueMissing when the queue is gone, ShuttingDown when the service ends."""
-        reply = await self._leases.next(min(count_max, BATCH_COUNT_MAX), timeout_s=timeout_s)
+        if self._is_stopped:
+            return ()
+        taking = self._leases.next(min(count_max, BATCH_COUNT_MAX), timeout_s=timeout_s)
+        self._taking = asyncio.create_task(taking, name=f"lease of {self._queue}")
+        try:
+            reply = await self._taking
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            return ()  # it was stopped first
         return () if reply is None else await self._delivered(reply)
 
     async def _delivered(self, reply: LeaseReply) -> list[Delivery]:
         partition, queue = reply.partition, self._queue
-        for item in reply.items:
-            self._open[item.id] = partition
+        self.held.add(reply.items, partition)
         stories = await self._stories(reply) if self._letters else {}
         return [
             Delivery(partition, 0, item.attempts > 1, "", queue, "", b"", item.payload, stories.get(item.id, item))
@@ -353,7 +340,7 @@ class QueueConsumer:
         used = max(0, item.attempts - 1)  # the queue counts when it leases
         return Message(
             body=item.payload,
-            id=item.id,
+            id=item.first_id or item.id,
             queue=self._queue,
             routing_key=self._queue,
             type=item.kind,
@@ -366,7 +353,9 @@ class QueueConsumer:
         )
 
     async def stop(self) -> None:
-        self._stopped.set()
+        self._is_stopped = True
+        if self._taking is not None:
+            self._taking.cancel()
 
     async def begin(self, delivery: Delivery) -> None:
         """The lease has counted it."""
@@ -380,7 +369,7 @@ class QueueConsumer:
         unsettled = []
         for delivery in deliveries:
             error = self._failed.pop(delivery, None)
-            if error is None and delivery.own.id in self._open:
+            if error is None and delivery.own.id in self.held:
                 error = TryAgain("ack was called off; whoever waited for it went away")
             if error is not None:
                 unsettled.append(Unsettled(delivery, error))
@@ -389,7 +378,7 @@ class QueueConsumer:
     async def _complete_all(self, deliveries: Sequence[Delivery]) -> None:
         by_partition: dict[int, list[Delivery]] = {}
         for delivery in deliveries:
-            if delivery.own.id in self._open:
+            if delivery.own.id in self.held:
                 by_partition.setdefault(delivery.channel, []).append(delivery)
             else:
                 self._failed[delivery] = self._lost(delivery)
@@ -400,24 +389,18 @@ class QueueConsumer:
     async def _complete(self, partition: int, deliveries: Sequence[Delivery]) -> None:
         ids = [delivery.own.id for delivery in deliveries]
         try:
-            await self._queues.queue_complete(self._queue, ids, partition=partition)
-        except BadIds as error:
-            if len(ids) > 1:  # all or none was done: each is tried by itself, and a bad one is told alone
-                for delivery in deliveries:
-                    await self._complete(partition, [delivery])
-                return
-            self._failed[deliveries[0]] = NotOurs(error.message)
+            lost = await self.held.complete(ids, partition=partition)
         except QueueMissing as error:
             self._failed |= {delivery: NotOurs(error.message) for delivery in deliveries}
+            self.held.let_go(ids)
         except HoldfastError as error:
             self._failed |= dict.fromkeys(deliveries, error)  # they may be done or not, and are ours still
-            return
-        for item_id in ids:
-            self._open.pop(item_id, None)
+        else:
+            self._failed |= {delivery: self._lost(delivery) for delivery in deliveries if delivery.own.id in lost}
 
     async def retry(self, delivery: Delivery, wait: Wait) -> None:
         retry_at = moment(self._clock.now_us() + wait.delay_us)
-        await self._retry(delivery, lambda item_id: RetryItem(id=item_id, retry_at=retry_at))
+        await self._retry(delivery, RetryItem(id=delivery.own.id, retry_at=retry_at))
 
     async def park(self, delivery: Delivery, park: Park) -> None:
         """Raises Invalid while the queue has no dead queue: there a death is a deletion."""
@@ -427,52 +410,33 @@ class QueueConsumer:
             raise NotOurs(error.message) from error
         if not info.dead_queue:
             raise Invalid(f"queue has no dead_queue; what is parked of '{self._queue}' would be deleted, set one")
-        reason = f"{park.reason}; {park.failure}"[:TEXT_CHARACTERS_MAX]
-        await self._retry(delivery, lambda item_id: RetryItem(id=item_id, dead=True, reason=reason))
+        failure = str(park.failure)
+        reason = f"{park.reason}; {failure}"[:TEXT_CHARACTERS_MAX]
+        frames = park.failure.stack.rpartition(f"\n{failure[:NAME_CHARACTERS_MAX]}")[0].removeprefix(STACK.lstrip())
+        if frames:
+            reason = reason[: TEXT_CHARACTERS_MAX // 2] + STACK
+            reason += tail(frames, TEXT_CHARACTERS_MAX - len(reason))
+        await self._retry(delivery, RetryItem(id=delivery.own.id, dead=True, reason=reason))
 
-    async def release(self, delivery: Delivery) -> None:
-        await self._retry(delivery, lambda item_id: RetryItem(id=item_id))
+    async def give_back(self, delivery: Delivery) -> None:
+        await self._retry(delivery, RetryItem(id=delivery.own.id))
 
-    async def _retry(self, delivery: Delivery, how: Callable[[str], RetryItem]) -> None:
-        item_id = delivery.own.id
-        if item_id not in self._open:
+    async def _retry(self, delivery: Delivery, item: RetryItem) -> None:
+        if item.id not in self.held:
             raise self._lost(delivery)
         try:
-            await self._queues.queue_retry(self._queue, [how(item_id)], partition=delivery.channel)
+            await self.held.retry([item], partition=delivery.channel)
         except (BadIds, QueueMissing) as error:
-            self._open.pop(item_id, None)
+            self.held.let_go([item.id])
             raise NotOurs(error.message) from error
-        self._open.pop(item_id, None)
 
     def _lost(self, delivery: Delivery) -> NotOurs:
         return NotOurs(f"lease is lost; item '{delivery.own.id}' of queue '{self._queue}'")
 
-    async def keep_alive(self, every_s: float) -> None:
-        """Extend what is open, for as long as it is."""
-        while True:
-            await asyncio.sleep(every_s)
-            for partition in set(self._open.values()):
-                try:
-                    await self._extend(partition)
-                except HoldfastError as error:
-                    emit("consumer.waits", queue=self._queue, error=error.message)
-
-    async def _extend(self, partition: int) -> None:
-        """All or none is extended at a time: an id that was lost, or settled meanwhile, is left out the next time."""
-        while ids := [item_id for item_id, place in self._open.items() if place == partition][:BATCH_COUNT_MAX]:
-            try:
-                await self._queues.queue_extend(self._queue, ids, partition=partition)
-                return
-            except BadIds as error:
-                gone = set(error.ids) & set(ids)
-                if not gone:
-                    raise
-                for item_id in gone:
-                    self._open.pop(item_id, None)
-
 
 def _letter(queue: str, item: Item, *, redelivered: bool, grouped: Fingerprinter) -> NewLetter:
-    reason, _, error = item.death_reason.partition("; ")
+    why, head, stack = item.death_reason.partition(STACK)
+    reason, _, error = why.partition("; ")
     error_type, _, error_message = error.partition(": ")
     at_us = microseconds(item.died_at) if item.died_at else 0
     death = DeathStory(
@@ -483,9 +447,10 @@ def _letter(queue: str, item: Item, *, redelivered: bool, grouped: Fingerprinter
         last_at_us=at_us,
         error_type=clip(error_type, NAME_CHARACTERS_MAX),
         error_message=clip(error_message, ERROR_CHARACTERS_MAX),
+        error_stack=(head + stack).lstrip(),
     )
-    group = grouped(item.kind, death)
-    shown = {"kind": item.kind, "encoding": item.encoding, "reference": item.reference}
+    group = grouped(item.kind, death, {}, queue)
+    shown = {name: getattr(item, name) for name in _SHOWN}
     properties = msgspec.json.encode({**shown, "id": item.id})
     made = hashlib.blake2b(properties, digest_size=16)
     made.update(item.payload)

@@ -12,17 +12,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from holdfast.core.item import QueueRecord
-from holdfast.core.requests.queue import LeaseReply
+from holdfast.core.moments import format_duration
 from holdfast.errors import CannotStart, HoldfastError, QueueMissing, ShuttingDown, StorageFailed
-from holdfast.ports.clock import Clock
+from holdfast.ports.clock import Clock, Timer
 from holdfast.ports.queue_store import Catalog, DeathRules, Ended, Forget, MoveTarget, Storage
-from holdfast.services.queue.logical_queue import (
-    InFlight,
-    ItemsSentBack,
-    LogicalQueue,
-    QueueChange,
-    QueueEvent,
-)
+from holdfast.services.queue.logical_queue import InFlight, ItemsSentBack, LogicalQueue, QueueChange, QueueEvent
 from holdfast.services.queue.mover import Mover
 from holdfast.services.queue.storage_share import StorageShare
 from holdfast.telemetry.events import emit
@@ -55,6 +49,9 @@ class QueueManager:
         self._names: list[str] = []
         self._source_queues: dict[str, list[str]] = {}
         self._rules: dict[str, DeathRules] = {}
+        self._spares = False  #: what would be deleted stays, until the clock is believed
+        self._sparing: Timer | None = None
+        self._counting: asyncio.Task[None] | None = None
         self._stale = asyncio.Event()  # the catalog is to be read before the next poll
 
     # --- finding ----------------------------------------------------------------------------------------------
@@ -68,11 +65,6 @@ class QueueManager:
             raise QueueMissing(name)
         return queue
 
-    def give_back(self, reply: LeaseReply) -> None:
-        """Nobody will hear of these leases: undo them."""
-        if (queue := self._queues.get(reply.queue_name)) is not None:
-            queue.release(reply.partition, [item.id for item in reply.items])
-
     def records(self, *, pivot: str = "", count_max: int | None = None) -> list[QueueRecord]:
         """Queues by name in code point order, from the pivot on."""
         start = bisect_left(self._names, pivot)
@@ -81,8 +73,11 @@ class QueueManager:
 
     # --- start and stop ---------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Open the storages and every queue, arm every deadline, resume every interrupted death."""
+    async def open(self, *, doubts_clock: bool = False) -> None:
+        """Open the storages and every queue, arm every deadline, resume every interrupted death. Who doubts the clock
+        deletes nothing by time for a while when nothing was written for long."""
+        spared_us = max(storage.spared_us() for storage in self.storages.values()) if doubts_clock else 0
+        self._spares = spared_us > 0
         for storage in self.storages.values():
             await storage.open()
         records = await self.catalog.queues()
@@ -104,6 +99,37 @@ class QueueManager:
         await self._forget_old_arrivals()
         for mover in self._movers.values():
             mover.wake()
+        if self._spares:
+            self._sparing = self.clock.call_later(spared_us, self._believe_clock)
+            self._counting = asyncio.create_task(self._count_spared(format_duration(spared_us)), name="what is spared")
+
+    async def _count_spared(self, delay: str) -> None:
+        """Say how many items would be deleted."""
+        for queue in list(self._queues.values()):
+            with suppress(HoldfastError):
+                if count := await self._past_time_count(queue):
+                    emit("queue.deletions_wait", queue=queue.record.name, count=count, delay=delay)
+
+    def _believe_clock(self) -> None:
+        self._spares = False
+        self._rules.clear()
+        for queue in self._queues.values():
+            queue.look_again()
+
+    async def _past_time_count(self, queue: LogicalQueue) -> int:
+        record, now_us = queue.record, self.clock.now_us()
+        if self._source_queues.get(record.name):
+            return sum(
+                state.queued
+                for share in queue.shares
+                for state in share.states.values()
+                if record.dead_retention_us and 0 < state.oldest_death_us <= now_us - record.dead_retention_us
+            )
+        if record.dead_queue:
+            return 0
+        rules = self._rules_of(queue)
+        tallies = [await share.store.tally(p, rules=rules) for share in queue.shares for p in share.states]
+        return sum(tally.overdue for tally in tallies)
 
     def stop(self) -> None:
         """Take no more requests; those that wait are answered with 453 at once."""
@@ -118,6 +144,9 @@ class QueueManager:
             carried = asyncio.gather(*(mover.finish() for mover in self._movers.values()))
             with suppress(TimeoutError):
                 await asyncio.wait_for(carried, FINISH_TIMEOUT_S)
+        for begun in (self._sparing, self._counting):
+            if begun is not None:
+                begun.cancel()
         self.stop()
         for mover in self._movers.values():
             await mover.close()
@@ -254,9 +283,12 @@ class QueueManager:
         if known is not None:
             return known
         if self._source_queues.get(record.name):
-            rules = DeathRules(max_attempts=record.max_attempts, immortal=True, retention_us=record.dead_retention_us)
+            retention_us = 0 if self._spares else record.dead_retention_us
+            rules = DeathRules(max_attempts=record.max_attempts, immortal=True, retention_us=retention_us)
+        elif self._spares and not record.dead_queue:
+            rules = DeathRules(immortal=True)
         else:
-            rules = DeathRules(max_attempts=record.max_attempts, target=self._target(record.dead_queue))
+            rules = DeathRules(max_attempts=record.max_attempts, target=self.target(record.dead_queue))
         if rules.target is None:
             if record.dead_queue and not rules.immortal:
                 # Its dead queue is not open here yet: until it is, nothing may die, least of all into nowhere.
@@ -265,14 +297,7 @@ class QueueManager:
             self._rules[record.name] = rules
         return rules
 
-    def source_target(self, source_queue: str) -> MoveTarget:
-        """Where what died in a queue goes back to; raises QueueMissing."""
-        target = self._target(source_queue)
-        if target is None:
-            raise QueueMissing(source_queue)
-        return target
-
-    def _target(self, name: str) -> MoveTarget | None:
+    def target(self, name: str) -> MoveTarget | None:
         """Where in a queue what moves there is put; none when it is not open."""
         queue = self._queues.get(name) if name else None
         if queue is None:

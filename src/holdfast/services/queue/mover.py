@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import attrgetter
 
 from holdfast.core.moments import NEVER_US, SECOND_US, Backoff
 from holdfast.errors import HoldfastError, QueueMissing, ShuttingDown
@@ -78,7 +79,8 @@ class Mover:
         after every other target has been served."""
         dying = await store.dying_items(partition, count_max=CARRIED_COUNT_MAX)
         failed: HoldfastError | None = None
-        for target, group in groupby(sorted(dying, key=_target), key=lambda item: item.target):
+        by_partition = attrgetter("target.generation", "target.partition")
+        for target, group in groupby(sorted(dying, key=by_partition), attrgetter("target")):
             try:
                 await self._carry(partition, target, list(group))
             except ShuttingDown:
@@ -132,7 +134,3 @@ class Mover:
         self._timer.cancel()
         if self._task is not None:
             await asyncio.wait([self._task])
-
-
-def _target(item: DyingItem) -> tuple[int, int]:
-    return item.target.generation, item.target.partition

@@ -10,22 +10,25 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec import UNSET, UnsetType
 
+from holdfast.core.checks import BATCH_COUNT_MAX
 from holdfast.core.item import Item, LeasedItem, NewItem, QueueInfo, RetryItem
-from holdfast.core.moments import SECOND_US, Backoff, parse_duration
+from holdfast.core.moments import SECOND_US, Backoff, written_duration
 from holdfast.core.requests import queue as requests
-from holdfast.errors import BadIds, HoldfastError, NothingToLease, ShuttingDown, TryAgain, Unreachable
+from holdfast.errors import BadIds, HoldfastError, Invalid, NothingToLease, ShuttingDown, TryAgain, Unreachable
 from holdfast.telemetry.events import emit
 
 REQUEST_TIMEOUT = "30s"
 BACKOFF = Backoff(first_s=0.1, delay_s_max=10.0)
 REQUEST_MS_MIN = 10
+#: What can be produced.
+ITEM_KINDS = (NewItem, str, bytes, bytearray, memoryview)
 
 R = TypeVar("R")
 
@@ -35,6 +38,12 @@ class VerbCaller(Protocol):
 
     async def call(self, request: requests.QueueRequest[R]) -> R:
         """Raises HoldfastError with the texts of the contract."""
+
+
+class IdsVerb(Protocol):
+    """A verb over leased items of a partition: all or none with BadIds."""
+
+    async def __call__(self, queue_name: str, ids: Sequence[str], *, partition: int) -> object: ...
 
 
 class Queues:
@@ -52,11 +61,17 @@ class Queues:
     # --- items ------------------------------------------------------------------------------------------------
 
     async def queue_produce(
-        self, queue_name: str, items: Sequence[NewItem | bytes | str], *, request_timeout: str = REQUEST_TIMEOUT
+        self,
+        queue_name: str,
+        items: Iterable[NewItem | bytes | str] | NewItem | bytes | str,
+        *,
+        request_timeout: str = REQUEST_TIMEOUT,
     ) -> requests.ProduceReply:
-        """Store items; when this returns they are committed."""
+        """Store items, or one; when this returns they are committed."""
         request = requests.ProduceRequest(
-            queue_name=queue_name, request_timeout=request_timeout, items=[_new_item(item) for item in items]
+            queue_name=queue_name,
+            request_timeout=request_timeout,
+            items=[_new_item(item) for item in _each(items, ITEM_KINDS)],
         )
         return await self._caller.call(request)
 
@@ -82,13 +97,15 @@ class Queues:
     ) -> None:
         """Finish leased items: all, or none with BadIds that names each bad id."""
         request = requests.CompleteRequest(
-            queue_name=queue_name, partition=partition, request_timeout=request_timeout, ids=list(ids)
+            queue_name=queue_name, partition=partition, request_timeout=request_timeout, ids=_each(ids, (str,))
         )
         await self._caller.call(request)
 
-    async def queue_retry(self, queue_name: str, items: Sequence[RetryItem | str], *, partition: int = 0) -> None:
+    async def queue_retry(
+        self, queue_name: str, items: Iterable[RetryItem | str] | RetryItem | str, *, partition: int = 0
+    ) -> None:
         """Give leased items back: at once, at `retry_at`, or to the dead queue."""
-        retried = [RetryItem(id=item) if isinstance(item, str) else item for item in items]
+        retried = [RetryItem(id=item) if isinstance(item, str) else item for item in _each(items, (RetryItem, str))]
         request = requests.RetryRequest(queue_name=queue_name, partition=partition, items=retried)
         await self._caller.call(request)
 
@@ -97,7 +114,7 @@ class Queues:
     ) -> requests.ExtendReply:
         """Let leases run for another `lease_timeout` from now, or for the queue's own."""
         request = requests.ExtendRequest(
-            queue_name=queue_name, partition=partition, ids=list(ids), lease_timeout=lease_timeout
+            queue_name=queue_name, partition=partition, ids=_each(ids, (str,)), lease_timeout=lease_timeout
         )
         return await self._caller.call(request)
 
@@ -109,7 +126,7 @@ class Queues:
         try:
             while (reply := await leases.next(batch)) is not None:
                 lease = Lease(self, queue_name, reply.partition, reply.items)
-                keeper = asyncio.create_task(_keep(lease, every_s, extend_for_s))
+                keeper = asyncio.create_task(lease.held.keep_alive(every_s, for_s=extend_for_s))
                 keepers.add(keeper)
                 keeper.add_done_callback(keepers.discard)
                 yield lease
@@ -147,7 +164,7 @@ class Queues:
         """Move items back to the queue that they died in; returns those that go. Left alone is what is leased, is not
         there, or died elsewhere. Raises QueueMissing when a queue is gone."""
         request = requests.RedriveItemsRequest(
-            queue_name=queue_name, partition=partition, source_queue=source_queue, ids=list(ids)
+            queue_name=queue_name, partition=partition, source_queue=source_queue, ids=_each(ids, (str,))
         )
         return (await self._caller.call(request)).ids
 
@@ -236,16 +253,84 @@ class Queues:
         return (await self._caller.call(request)).items
 
     async def storage_items_import(
-        self, queue_name: str, items: Sequence[requests.ImportedItem], *, partition: int = 0
+        self, queue_name: str, items: Iterable[requests.ImportedItem] | requests.ImportedItem, *, partition: int = 0
     ) -> list[Item]:
         """Store items with their story; returns those that were stored, with their new ids."""
-        request = requests.ImportItemsRequest(queue_name=queue_name, partition=partition, items=list(items))
+        request = requests.ImportItemsRequest(queue_name=queue_name, partition=partition, items=_each(items, (Item,)))
         return (await self._caller.call(request)).items
 
     async def storage_items_delete(self, queue_name: str, ids: Sequence[str], *, partition: int = 0) -> None:
         """Delete items by id, leased ones too; unknown ids are skipped."""
-        request = requests.DeleteItemsRequest(queue_name=queue_name, partition=partition, ids=list(ids))
+        request = requests.DeleteItemsRequest(queue_name=queue_name, partition=partition, ids=_each(ids, (str,)))
         await self._caller.call(request)
+
+
+class UnsettledItems:
+    """Items of one queue that are leased to us and not settled yet, each with its partition.
+
+    The queue settles and extends all of a request or none: ids whose lease was lost are left out the next time. They
+    are somebody else's, or will be.
+    """
+
+    def __init__(self, queues: Queues, queue_name: str) -> None:
+        self._queues = queues
+        self._queue_name = queue_name
+        self._partitions: dict[str, int] = {}
+
+    def __contains__(self, item_id: str) -> bool:
+        return item_id in self._partitions
+
+    def add(self, items: Sequence[LeasedItem], partition: int) -> None:
+        """They were leased."""
+        self._partitions.update((item.id, partition) for item in items)
+
+    async def complete(self, ids: Sequence[str], *, partition: int) -> list[str]:
+        """Finish items; those whose lease was lost are returned."""
+        lost = await self._without_lost(self._queues.queue_complete, ids, partition)
+        self.let_go(ids)
+        return lost
+
+    async def retry(self, items: Sequence[RetryItem], *, partition: int) -> None:
+        """Give items back; raises BadIds when the lease of one was lost."""
+        await self._queues.queue_retry(self._queue_name, items, partition=partition)
+        self.let_go([item.id for item in items])
+
+    async def extend(self, partition: int) -> None:
+        """Let all of a partition run longer; those whose lease was lost are let go of."""
+        ids = [item_id for item_id, place in self._partitions.items() if place == partition]
+        for first in range(0, len(ids), BATCH_COUNT_MAX):
+            await self._without_lost(self._queues.queue_extend, ids[first : first + BATCH_COUNT_MAX], partition)
+
+    async def keep_alive(self, every_s: float, *, for_s: float | None = None) -> None:
+        """Extend again and again, for so long and while there are any; without end when no time is given."""
+        ends_at = asyncio.get_running_loop().time() + (for_s or 0)
+        while for_s is None or (self._partitions and asyncio.get_running_loop().time() < ends_at):
+            await asyncio.sleep(every_s)
+            for partition in set(self._partitions.values()):
+                try:
+                    await self.extend(partition)
+                except HoldfastError as error:
+                    emit("consumer.waits", queue=self._queue_name, error=error.message)
+
+    async def _without_lost(self, verb: IdsVerb, ids: Sequence[str], partition: int) -> list[str]:
+        lost: list[str] = []
+        while ids:
+            try:
+                await verb(self._queue_name, ids, partition=partition)
+                break
+            except BadIds as error:
+                bad = set(error.ids).intersection(ids)
+                if not bad:
+                    raise
+                self.let_go(bad)
+                lost += bad
+                ids = [item_id for item_id in ids if item_id not in bad]
+        return lost
+
+    def let_go(self, ids: Iterable[str]) -> None:
+        """They are settled, or ours no more."""
+        for item_id in ids:
+            self._partitions.pop(item_id, None)
 
 
 class Lease(AbstractAsyncContextManager["Lease"]):
@@ -255,51 +340,29 @@ class Lease(AbstractAsyncContextManager["Lease"]):
         self.queue_name = queue_name
         self.partition = partition
         self.items = tuple(items)
-        self._queues = queues
-        self._open = {item.id: item for item in items}
+        self.held = UnsettledItems(queues, queue_name)
+        self.held.add(items, partition)
 
     @property
     def open_items(self) -> list[LeasedItem]:
         """Items that are not settled yet."""
-        return list(self._open.values())
+        return [item for item in self.items if item.id in self.held]
 
     async def complete(self, items: Sequence[LeasedItem] | None = None) -> list[str]:
         """Finish items, or all that are open. Ids whose lease was lost are left out, and returned."""
-        ids = list(self._open) if items is None else [item.id for item in items]
-        lost: list[str] = []
-        while ids:
-            settled = set(ids)
-            try:
-                await self._queues.queue_complete(self.queue_name, ids, partition=self.partition)
-            except BadIds as error:
-                # Their lease ran out: somebody else has them or will. The rest is completed at once.
-                settled = set(error.ids)
-                lost.extend(error.ids)
-            for item_id in settled:
-                self._open.pop(item_id, None)
-            ids = [item_id for item_id in ids if item_id not in settled]
-        return lost
+        chosen = self.open_items if items is None else items
+        return await self.held.complete([item.id for item in chosen], partition=self.partition)
 
     async def retry(self, items: Sequence[RetryItem | LeasedItem] | None = None) -> None:
         """Give items back, or all that are open; raises BadIds when the lease of one was lost."""
         chosen = self.open_items if items is None else items
         retried = [item if isinstance(item, RetryItem) else RetryItem(id=item.id) for item in chosen]
         if retried:
-            await self._queues.queue_retry(self.queue_name, retried, partition=self.partition)
-            for item in retried:
-                self._open.pop(item.id, None)
+            await self.held.retry(retried, partition=self.partition)
 
     async def extend(self) -> None:
         """Let the open items run longer; those whose lease was lost are dropped from it."""
-        ids = list(self._open)
-        if not ids:
-            return
-        try:
-            await self._queues.queue_extend(self.queue_name, ids, partition=self.partition)
-        except BadIds as error:
-            for item_id in error.ids:
-                self._open.pop(item_id, None)
-            await self.extend()
+        await self.held.extend(self.partition)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -311,22 +374,22 @@ class Lease(AbstractAsyncContextManager["Lease"]):
 
 
 class Leaser:
-    """Leases of one queue, one after the other; an empty queue is asked again and a failing server waited for, until
-    `stopped`, if that is given, is set."""
+    """Leases of one queue, one after the other; an empty queue is asked again and a failing server waited for."""
 
-    def __init__(self, queues: Queues, queue_name: str, *, stopped: asyncio.Event | None = None) -> None:
+    def __init__(self, queues: Queues, queue_name: str) -> None:
         self.trouble = ""  # why nothing comes at present
         self._queues = queues
         self._queue_name = queue_name
-        self._stopped = stopped
         self._failures = 0
 
     async def next(self, count_max: int, *, timeout_s: float | None = None) -> requests.LeaseReply | None:
-        """The next lease, or none when stopped first, or when nothing came in time. Raises QueueMissing when the queue
-        is gone, ShuttingDown when the service ends in this process; with a time limit whatever fails."""
-        while self._stopped is None or not self._stopped.is_set():
+        """The next lease, or none when nothing came in time. Raises QueueMissing when the queue is gone, ShuttingDown
+        when the service ends in this process; with a time limit whatever fails. A lease that is called off is undone by
+        the queue."""
+        limit = REQUEST_TIMEOUT if timeout_s is None else f"{max(REQUEST_MS_MIN, round(timeout_s * 1000))}ms"
+        while True:
             try:
-                reply = await self._lease(count_max, timeout_s)
+                reply = await self._queues.queue_lease(self._queue_name, batch_size=count_max, request_timeout=limit)
             except NothingToLease:
                 self._worked()
                 if timeout_s is not None:
@@ -338,56 +401,33 @@ class Leaser:
                 self._failures += 1
                 self.trouble = error.message
                 emit("consumer.waits", queue=self._queue_name, error=error.message)
-                await self._pause(BACKOFF.delay_s(self._failures, spread=1.0))
+                await asyncio.sleep(BACKOFF.delay_s(self._failures, spread=1.0))
             else:
                 self._worked()
                 return reply
-        return None
 
     def _worked(self) -> None:
         self.trouble, self._failures = "", 0
-
-    async def _lease(self, count_max: int, timeout_s: float | None) -> requests.LeaseReply | None:
-        """Lease, or none when stopped first. A lease that is called off is undone by the queue."""
-        limit = REQUEST_TIMEOUT if timeout_s is None else f"{max(REQUEST_MS_MIN, round(timeout_s * 1000))}ms"
-        leasing = self._queues.queue_lease(self._queue_name, batch_size=count_max, request_timeout=limit)
-        if self._stopped is None:
-            return await leasing
-        lease = asyncio.ensure_future(leasing)
-        stopped = asyncio.ensure_future(self._stopped.wait())
-        try:
-            await asyncio.wait((lease, stopped), return_when=asyncio.FIRST_COMPLETED)
-            return lease.result() if lease.done() else None
-        finally:
-            for waiting in (lease, stopped):
-                waiting.cancel()
-            await asyncio.gather(lease, stopped, return_exceptions=True)
-
-    async def _pause(self, seconds: float) -> None:
-        if self._stopped is None:
-            await asyncio.sleep(seconds)
-            return
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopped.wait(), seconds)
 
 
 async def lease_s(queues: Queues, queue_name: str) -> float:
     """How long a lease of a queue runs unless it is extended. Raises QueueMissing."""
     info = await queues.queues_info(queue_name)
-    return parse_duration(info.lease_timeout, what="lease timeout") / SECOND_US
-
-
-async def _keep(lease: Lease, every_s: float, for_s: float) -> None:
-    ends_at = asyncio.get_running_loop().time() + for_s
-    while lease.open_items and asyncio.get_running_loop().time() < ends_at:
-        await asyncio.sleep(every_s)
-        try:
-            await lease.extend()
-        except HoldfastError as error:
-            emit("consumer.waits", queue=lease.queue_name, error=error.message)
+    return written_duration(info.lease_timeout) / SECOND_US
 
 
 def _new_item(item: NewItem | bytes | str) -> NewItem:
     if isinstance(item, NewItem):
         return item
-    return NewItem(payload=item) if isinstance(item, bytes) else NewItem(payload=item.encode())
+    return NewItem(payload=item.encode() if isinstance(item, str) else bytes(item))
+
+
+def _each(given: Any, kinds: tuple[type, ...]) -> list[Any]:
+    """What was given, one by one; a single thing is a list of one. Raises Invalid for what is of no such kind."""
+    is_one = isinstance(given, str | bytes | bytearray | memoryview | Mapping) or not isinstance(given, Iterable)
+    things = [given] if is_one else list(given)
+    for thing in things:
+        if not isinstance(thing, kinds):
+            known = ", ".join(kind.__name__ for kind in kinds)
+            raise Invalid(f"argument is invalid; it holds a {type(thing).__name__}, use {known}")
+    return things

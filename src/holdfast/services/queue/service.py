@@ -3,17 +3,18 @@ the queue. Every face calls `call`; none of them decides anything."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias, TypeVar, cast
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.core import checks
-from holdfast.core.item import NewItem, QueueInfo
+from holdfast.core.item import NewItem, PartitionInfo, QueueInfo, QueueRecord
 from holdfast.core.moments import parse_duration
 from holdfast.core.requests import queue as requests
 from holdfast.core.requests.declare import HANDLERS, handles
-from holdfast.errors import BadIds, Invalid, ShuttingDown, StorageFailed
+from holdfast.errors import BadDeadQueue, BadIds, Invalid, QueueMissing, ShuttingDown, StorageFailed
 from holdfast.ports.queue_store import (
     Clear,
     Complete,
@@ -22,19 +23,22 @@ from holdfast.ports.queue_store import (
     IdsRefused,
     Import,
     PartitionOperation,
+    RelatedQueues,
     RetryItems,
     SendBack,
 )
-from holdfast.services.queue import changes
 from holdfast.services.queue.logical_queue import OPERATION_TIMEOUT_US, LogicalQueue
 from holdfast.services.queue.manager import QueueManager
 from holdfast.telemetry.events import emit
 
 CLEAR_COUNT_MAX = 10_000
+IMPORTED_TEXTS = ("source_id", "source_queue", "death_reason", "encoding", "kind", "reference", "dedupe_key")
 OK = requests.CodeReply(200)
 SPREAD = "queue is spread over several storages; dedupe_key and source_id are unique within each of them alone"
 
 R = TypeVar("R")
+#: From the queues related to one, and the moment, to what the catalog keeps of it.
+Decide: TypeAlias = Callable[[RelatedQueues, int], QueueRecord]
 
 
 class QueueService:
@@ -90,7 +94,7 @@ class QueueService:
     async def retry(self, request: requests.RetryRequest) -> requests.CodeReply:
         queue = self._queue(request.queue_name)
         queue.share_of(request.partition)
-        checks.items(request.items, most="max_retry_batch_size")
+        checks.items(request.items, "retry")
         for item in request.items:
             checks.text_field(item.reason, what="reason")
         items = list({item.id: item for item in request.items}.values())
@@ -138,13 +142,8 @@ class QueueService:
         total = 0
         for share in queue.shares:
             for partition in share.partitions:
-                clear = Clear(
-                    partition,
-                    request.queue,
-                    request.scheduled,
-                    request.queue and request.destructive,
-                    CLEAR_COUNT_MAX,
-                )
+                leased = request.queue and request.destructive
+                clear = Clear(partition, request.queue, request.scheduled, leased, CLEAR_COUNT_MAX)
                 more = True
                 while more:  # ends: each round deletes CLEAR_COUNT_MAX items that were there, or is the last
                     counted = await queue.operate(clear)
@@ -160,7 +159,7 @@ class QueueService:
         name = request.queue_name
         self._queue(name)
         async with self.manager.changing() as catalog:
-            decide = changes.paused(name, pause=isinstance(request, requests.PauseRequest))
+            decide = _paused(name, pause=isinstance(request, requests.PauseRequest))
             await self.manager.put(await catalog.change(name, dead_queue="", decide=decide))
         return OK
 
@@ -171,7 +170,9 @@ class QueueService:
         checks.ids(request.ids)
         if request.source_queue == request.queue_name:
             raise Invalid(f"source queue is invalid; '{request.queue_name}' cannot be redriven into itself")
-        target = self.manager.source_target(request.source_queue)
+        target = self.manager.target(request.source_queue)
+        if target is None:
+            raise QueueMissing(request.source_queue)
         redriven = await queue.operate(SendBack(request.partition, _unique(request.ids), target))
         return requests.RedriveItemsReply(list(redriven.ids))
 
@@ -184,7 +185,7 @@ class QueueService:
 
     @handles(requests.CreateQueueRequest)
     async def create(self, request: requests.CreateQueueRequest) -> requests.CodeReply:
-        decide = changes.created(request, self._affinities)
+        decide = _created(request, self._affinities)
         async with self.manager.changing() as catalog:
             record = await catalog.change(request.queue_name, dead_queue=request.dead_queue, decide=decide)
             await self.manager.put(record)
@@ -197,7 +198,7 @@ class QueueService:
     @handles(requests.UpdateQueueRequest)
     async def update(self, request: requests.UpdateQueueRequest) -> requests.CodeReply:
         current = self._queue(request.queue_name).record
-        decide = changes.updated(request, self._affinities)
+        decide = _updated(request, self._affinities)
         dead_queue = request.dead_queue if isinstance(request.dead_queue, str) else current.dead_queue
         async with self.manager.changing() as catalog:
             record = await catalog.change(request.queue_name, dead_queue=dead_queue, decide=decide)
@@ -208,6 +209,7 @@ class QueueService:
     @handles(requests.ListRequest)
     async def list(self, request: requests.ListRequest) -> requests.QueuesReply:
         count_max = checks.list_limit(request.limit)
+        checks.queue_pivot(request.pivot)
         records = self.manager.records(pivot=request.pivot, count_max=count_max)
         return requests.QueuesReply([record.info() for record in records])
 
@@ -225,7 +227,7 @@ class QueueService:
                 for share in queue.shares
                 for state in share.states.values()
             )
-            decide = changes.deleted(name, force=request.force, item_count=count)
+            decide = _deleted(name, force=request.force, item_count=count)
             record = await catalog.delete(name, decide=decide, count=count)
             await self.manager.drop(queue)
             for storage in {place.storage for place in record.partitions}:
@@ -251,17 +253,9 @@ class QueueService:
     async def import_items(self, request: requests.ImportItemsRequest) -> requests.ItemsReply:
         queue = self._queue(request.queue_name)
         queue.share_of(request.partition)
-        checks.items(request.items, most="max_import_batch_size")
+        checks.items(request.items, "import")
         for item in request.items:
-            for what in (
-                "source_id",
-                "source_queue",
-                "death_reason",
-                "encoding",
-                "kind",
-                "reference",
-                "dedupe_key",
-            ):
+            for what in IMPORTED_TEXTS:
                 checks.text_field(getattr(item, what), what=what)
             for what in ("attempts", "death_attempts"):
                 if not 0 <= getattr(item, what) <= checks.ATTEMPTS_MAX:
@@ -273,7 +267,7 @@ class QueueService:
     async def delete_items(self, request: requests.DeleteItemsRequest) -> requests.CodeReply:
         queue = self._queue(request.queue_name)
         queue.share_of(request.partition)
-        checks.ids(request.ids)
+        checks.ids(request.ids, empty="cannot be empty")
         await queue.operate(Delete(request.partition, _unique(request.ids)))
         return OK
 
@@ -314,3 +308,136 @@ async def _settled(
     if result.missing:
         raise BadIds(f"invalid storage id; '{result.missing[0]}' does not exist", ids=ids)
     raise BadIds(f"item(s) cannot be {did}; '{result.unleased[0]}' is not marked as leased", ids=ids)
+
+
+# --- which changes of queues are allowed: pure decisions over a queue and its relatives, under the catalog's lock -----
+
+
+def spread(partition_count: int, affinities: Mapping[str, float]) -> list[PartitionInfo]:
+    """Where a queue's partitions go: in proportion to the storages' affinities and interleaved."""
+    total = sum(affinities.values())
+    debt = dict.fromkeys(affinities, 0.0)
+    places = []
+    for partition in range(partition_count):
+        for name, affinity in affinities.items():
+            debt[name] += affinity / total
+        chosen = max(debt, key=lambda name: debt[name])
+        debt[chosen] -= 1.0
+        places.append(PartitionInfo(partition, chosen))
+    return places
+
+
+def _created(request: requests.CreateQueueRequest, affinities: Mapping[str, float]) -> Decide:
+    """Checks a new queue's settings now, and the queues related to it under the lock."""
+    checks.queue_name(request.queue_name)
+    _check_texts(request.dead_queue, request.reference)
+    checks.max_attempts(request.max_attempts)
+    lease_timeout_us = parse_duration(request.lease_timeout, what="lease timeout")
+    expire_timeout_us = parse_duration(request.expire_timeout, what="expire timeout")
+    checks.timeouts(lease_timeout_us, expire_timeout_us)
+    record = QueueRecord(
+        name=request.queue_name,
+        lease_timeout_us=lease_timeout_us,
+        expire_timeout_us=expire_timeout_us,
+        max_attempts=request.max_attempts,
+        dead_queue=request.dead_queue,
+        reference=request.reference,
+        dead_retention_us=parse_duration(request.dead_retention, what="dead retention"),
+        paused=request.paused,
+        partitions=tuple(spread(checks.partitions(request.requested_partitions), affinities)),
+    )
+
+    def decide(related: RelatedQueues, now_us: int) -> QueueRecord:
+        if related.current is not None:
+            raise Invalid(f"invalid queue; '{record.name}' already exists")
+        _check_dead_queue(record, related)
+        return replace(record, created_at_us=now_us, updated_at_us=now_us)
+
+    return decide
+
+
+def _updated(request: requests.UpdateQueueRequest, affinities: Mapping[str, float]) -> Decide:
+    """What is left out stays as it is; `""` and `0` are said explicitly."""
+    checks.queue_name(request.queue_name)
+    dead_queue = "" if request.dead_queue is UNSET else request.dead_queue
+    _check_texts(dead_queue, "" if request.reference is UNSET else request.reference)
+
+    def decide(related: RelatedQueues, now_us: int) -> QueueRecord:
+        current = related.current
+        if current is None:
+            raise QueueMissing(request.queue_name)
+        record = replace(current, updated_at_us=max(now_us, current.updated_at_us + 1), **_changed(request))
+        checks.max_attempts(record.max_attempts)
+        checks.timeouts(record.lease_timeout_us, record.expire_timeout_us)
+        if request.requested_partitions is not UNSET:
+            count = checks.partitions(request.requested_partitions, now=len(current.partitions))
+            added = spread(count, affinities)[len(current.partitions) :]
+            record = replace(record, partitions=current.partitions + tuple(added))
+        _check_dead_queue(record, related)
+        return record
+
+    return decide
+
+
+def _changed(request: requests.UpdateQueueRequest) -> dict[str, int | str]:
+    changes: dict[str, int | str] = {}
+    for name in ("lease_timeout", "expire_timeout", "dead_retention"):
+        if (text := getattr(request, name)) is not UNSET:
+            changes[f"{name}_us"] = parse_duration(text, what=name.replace("_", " "))
+    for name in ("max_attempts", "dead_queue", "reference"):
+        if (value := getattr(request, name)) is not UNSET:
+            changes[name] = value
+    return changes
+
+
+def _paused(name: str, *, pause: bool) -> Decide:
+    """A paused queue takes items in and gives none out."""
+
+    def decide(related: RelatedQueues, now_us: int) -> QueueRecord:
+        if related.current is None:
+            raise QueueMissing(name)
+        return replace(related.current, paused=pause, updated_at_us=max(now_us, related.current.updated_at_us))
+
+    return decide
+
+
+def _deleted(name: str, *, force: bool, item_count: int) -> Callable[[RelatedQueues], QueueRecord]:
+    """A dead queue in use stays, also by force; one with items goes only by force."""
+
+    def decide(related: RelatedQueues) -> QueueRecord:
+        if related.current is None:
+            raise QueueMissing(name)
+        others = [source for source in related.source_queues if source != name]
+        if others:
+            raise BadDeadQueue(f"queue is in use; '{name}' is the dead_queue of", others[0])
+        count = item_count if related.item_count is None else related.item_count
+        if count and not force:
+            items = "1 item" if count == 1 else f"{count} items"
+            raise Invalid(f"queue is not empty; '{name}' has {items}, use force")
+        return related.current
+
+    return decide
+
+
+def _check_dead_queue(record: QueueRecord, related: RelatedQueues) -> None:
+    """A dead queue exists, is another queue, and neither it nor a dead queue has a dead queue of its own."""
+    if not record.dead_queue:
+        return
+    if record.dead_queue == record.name:
+        raise Invalid("dead_queue cannot reference itself")
+    if related.dead_queue is None:
+        raise Invalid(f"dead_queue does not exist; '{record.dead_queue}' was not found, create it first")
+    if related.dead_queue.dead_queue:
+        raise Invalid(
+            f"dead_queue is invalid; '{record.dead_queue}' already has its own dead_queue configured, "
+            "a dead_queue cannot have its own dead_queue"
+        )
+    if related.source_queues:
+        text = f"dead_queue is invalid; '{record.name}' is the dead_queue of"
+        raise BadDeadQueue(text, related.source_queues[0], " and cannot have its own dead_queue")
+
+
+def _check_texts(dead_queue: str, reference: str) -> None:
+    if dead_queue:
+        checks.queue_name(dead_queue, what="dead queue")
+    checks.text_field(reference, what="reference", characters_max=checks.REFERENCE_CHARACTERS_MAX)

@@ -132,7 +132,7 @@ class StorageShare:
         self.due_again.update(self.partitions)
 
     def carries_out_due(self, partition: int) -> None:
-        """The next commit carries out what is due there, and may bring items that can be leased."""
+        """The next commit carries out what is due there; items that it brings can be leased after it."""
         self._dry.pop(partition, None)
         self.due_again.discard(partition)
 
@@ -151,11 +151,12 @@ class StorageShare:
         self._dry[partition] = self.states[partition].queued
 
     def available(self, counts: Mapping[int, int]) -> dict[int, int]:
-        """Partitions that may have something to lease. One that gave nothing, though it has items, gives nothing until
-        something changes there."""
-        if self.abilities.shared:
-            counts = {p: max(1, count) if p in self._hinted else count for p, count in counts.items()}
-        return {p: count for p, count in counts.items() if count > 0 and self._dry.get(p) != count}
+        """Partitions that have something to lease, or else those that may have. One that gave nothing, though it has
+        items, gives nothing until something changes there."""
+        known = {p: count for p, count in counts.items() if count > 0 and self._dry.get(p) != count}
+        if known or not self.abilities.shared:
+            return known
+        return {p: 1 for p, count in counts.items() if count <= 0 and p in self._hinted}
 
     def un_leased(self) -> dict[int, int]:
         """Un-leased items by partition."""

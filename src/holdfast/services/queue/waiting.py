@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from holdfast.core.item import NewItem, QueueRecord
 from holdfast.errors import Invalid, TryAgain
-from holdfast.ports.queue_store import Complete, DeathRules, Due, Extend, LeaseItems, Operation, Produce
+from holdfast.ports.queue_store import DeathRules, Due, LeaseItems, Operation, Produce
 from holdfast.services.queue.storage_share import StorageShare
 
 LEASES_WAITING_COUNT_MAX = 1_000
@@ -218,47 +218,42 @@ def take(
 ) -> CommitBatch:
     """The share's next batch; without operations when there is nothing to do. `shares` are all of the queue."""
     batch = CommitBatch()
-    gains: dict[int, int] = {}  # what this batch adds to the un-leased items of a partition, as far as known
     due = share.due_partitions(rules)
     if due:
         by = rules()
         for partition in due:
             batch.operations.append(Due(partition, DUE_COUNT_MAX, by))
-            gains[partition] = 1
             share.carries_out_due(partition)
         batch.weight += DUE_COUNT_MAX
-    if waiting.operations[share]:
-        _take_operations(batch, waiting.take_operations(share, COMMIT_OPERATIONS_COUNT_MAX), gains)
+    for waiting_operation in waiting.take_operations(share, COMMIT_OPERATIONS_COUNT_MAX):
+        batch.singles[len(batch.operations)] = waiting_operation
+        batch.operations.append(waiting_operation.operation)
+        batch.weight += waiting_operation.weight
     if waiting.produces:
-        _take_produces(batch, waiting, share, _open_counts(share, shares, gains), record)
-        for index, requests in batch.produces.items():
-            partition = batch.operations[index].partition
-            gains[partition] = gains.get(partition, 0) + sum([len(one.items) for one in requests])
+        _take_produces(batch, waiting, share, _open_counts(share, shares), record)
     if waiting.leases and not record.paused:
-        available = share.available(_open_counts(share, shares, gains))
+        counts = _open_counts(share, shares)
+        for index, requests in batch.produces.items():
+            counts[batch.operations[index].partition] += sum([_known_count(one.items) for one in requests])
+        available = share.available(counts)
         if any(partition in share.states for partition in available):
             _take_leases(batch, waiting.leases.values(), share, available, record, rules())
     return batch
 
 
-def _open_counts(share: StorageShare, shares: Sequence[StorageShare], gains: Mapping[int, int]) -> dict[int, int]:
+def _open_counts(share: StorageShare, shares: Sequence[StorageShare]) -> dict[int, int]:
     """Un-leased items of every partition that could be used right now: this share's, and those of idle ones."""
     counts: dict[int, int] = {}
     for other in shares:
         if other is share or (other.healthy and not other.busy):
             counts.update(other.un_leased())
-    for partition, gain in gains.items():
-        counts[partition] += gain
     return counts
 
 
-def _take_operations(batch: CommitBatch, taken: Sequence[WaitingOperation], gains: dict[int, int]) -> None:
-    for waiting in taken:
-        batch.singles[len(batch.operations)] = waiting
-        batch.operations.append(waiting.operation)
-        batch.weight += waiting.weight
-        if not isinstance(waiting.operation, Complete | Extend):
-            gains[waiting.operation.partition] = gains.get(waiting.operation.partition, 0) + 1
+def _known_count(items: Sequence[NewItem]) -> int:
+    """How many of them can be leased once they are stored, for all that is known before it. Whoever waits is sent to
+    items, never to where some might come from: that is known after the commit."""
+    return sum([item.enqueue_at is None and not item.dedupe_key for item in items])
 
 
 def _take_produces(
@@ -317,15 +312,15 @@ def place_produce(un_leased: Mapping[int, int]) -> int:
 
 
 def assign_leases(batch_sizes: Sequence[int], un_leased: Mapping[int, int]) -> list[int]:
-    """A partition for each waiting request, in their order: the one with the most un-leased items.
-
-    What earlier requests asked for is taken off, so that a crowd spreads over the partitions.
-    """
-    left = dict(un_leased)
+    """A partition for each waiting request, in their order: the one that has the most un-leased items for what would be
+    asked of it then, so that a crowd spreads over the partitions by what is in them."""
+    if len(un_leased) == 1:
+        return list(un_leased) * len(batch_sizes)
+    asked = dict.fromkeys(un_leased, 0)
     assigned = []
     for size in batch_sizes:
-        partition = max(left, key=lambda candidate: (left[candidate], -candidate))
-        left[partition] -= size
+        partition = max(asked, key=lambda one: (un_leased[one] / (asked[one] + size), -one))
+        asked[partition] += size
         assigned.append(partition)
     return assigned
 

@@ -10,12 +10,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from holdfast.core.item import Item
+from msgspec.structs import replace
+
+from holdfast.core.death import NO_SOURCE, QueueNames
+from holdfast.core.item import Item, cause_of
 from holdfast.core.message import Address, Message
 from holdfast.core.moments import Backoff
 from holdfast.core.recovery import RecoveryOrder, StoppedBy, Summary, add_planned
 from holdfast.core.requests.queue import PartitionStats
-from holdfast.core.routes import Route
 from holdfast.errors import QueueMissing, ShuttingDown, TryAgain, Unreachable
 from holdfast.ports.clock import Clock
 from holdfast.services.queue.queues import Queues
@@ -26,7 +28,6 @@ PAGE_COUNT_FIRST = 16
 PAGE_COUNT_MAX = 1_000
 BACKOFF = Backoff(first_s=0.1, delay_s_max=5.0)
 ARRIVAL_STEP_S = 0.05
-NO_SOURCE = "nothing says in which queue it died"
 LEASED = "leased by somebody, left alone"
 GONE = "leased or taken by somebody meanwhile, left alone"
 LOST_ANSWER = "a storage error left open whether it was moved"
@@ -39,7 +40,9 @@ class EmbeddedRecovery(LimitedRun):
     """One run over the queues of this process or of a server."""
 
     def __init__(self, queues: Queues, order: RecoveryOrder, *, clock: Clock, notices: Notices | None = None) -> None:
-        super().__init__(order, clock=clock, notices=notices)
+        # An item tells itself where it died: whatever its queue is called, that is no guess.
+        table = replace(order.table, names=QueueNames(wait_queues=(), dead_queues=()))
+        super().__init__(replace(order, table=table), clock=clock, notices=notices)
         self._queues = queues
         self._page_count = min(PAGE_COUNT_FIRST, self._limits.window_count_max)
 
@@ -106,7 +109,7 @@ class EmbeddedRecovery(LimitedRun):
             if self._quota.left() == 0:
                 break  # untouched, and counted as remaining
             self._quota.seen_count += 1
-            if self._where and self._is_left_out(_message(item), item.kind):
+            if self._where and self._leave_out(_message(item), item.kind):
                 continue
             if not item.source_queue:
                 self._keep(item, NO_SOURCE)
@@ -120,8 +123,7 @@ class EmbeddedRecovery(LimitedRun):
                     self._keep(item, reason, failed=True)
             elif self.summary.dry_run:
                 for item in items:
-                    address = Address(routing_key=source_queue)
-                    add_planned(self.summary, Route(address=address, why="", type=item.kind))
+                    add_planned(self.summary, item.kind, Address(routing_key=source_queue))
             else:
                 await self._redrive(partition, source_queue, items)
 
@@ -230,7 +232,7 @@ def _message(item: Item) -> Message:
     """An item as the filter knows letters."""
     death = {
         "queue": item.source_queue,
-        "reason": item.death_reason,
+        "reason": cause_of(item),
         "count": item.death_attempts,
         "time": item.died_at,
     }

@@ -1,5 +1,5 @@
 """Every letter of a run and the state that it is in. Nothing else changes a state, and every change is one of the moves
-in `core.states.RECOVERY_MOVES`: any other would be a bug, and ends the run before it can do harm.
+in `core.states.RECOVERY_MOVES`, or stays as it was: any other would be a bug, and ends the run before it can do harm.
 
 A letter is *here* while its delivery is ours. A lost connection changes no state: the letter is *away* then, is found
 by its digest when it is delivered again, each once, and goes on where it was.
@@ -20,7 +20,7 @@ from holdfast.core.states import RECOVERY_MOVES, RunState
 ACKED_COUNT_MAX = 38_000
 
 WAITING, SENT, CONFIRMED, HELD = RunState.WAITING, RunState.SENT, RunState.CONFIRMED, RunState.HELD
-RETURNING, PUT_BACK = RunState.RETURNING, RunState.PUT_BACK
+PUTTING_BACK, PUT_BACK = RunState.PUTTING_BACK, RunState.PUT_BACK
 #: From which states a letter comes to each. One that was lost and comes again waits or is held as before.
 BEFORE = {state: {first for first, then in RECOVERY_MOVES if then is state} for state in RunState}
 BEFORE[WAITING].add(WAITING)
@@ -37,9 +37,9 @@ class LetterTable:
 
     def __init__(self, *, holds: bool = True) -> None:
         self.waiting: deque[RunLetter] = deque()  #: here, in the order in which they go
-        self.sent: set[RunLetter] = set()  #: SENT or RETURNING: published and unanswered
+        self.sent: set[RunLetter] = set()  #: SENT or PUTTING_BACK: published and unanswered
         self.sent_bytes = 0
-        self.held: dict[RunLetter, None] = {}  #: HELD or RETURNING, and here
+        self.held: dict[RunLetter, None] = {}  #: HELD or PUTTING_BACK, and here
         self.doubtful: set[RunLetter] = set()  #: a mark: published by an earlier run, perhaps
         self.away_count = 0  #: letters that are still to come again
         self.has_put_back = False  #: some go back by a publish
@@ -92,12 +92,12 @@ class LetterTable:
         _move(letters, CONFIRMED)
         self._confirmed += letters
 
-    def unsettled(self) -> list[RunLetter]:
+    def take_confirmed(self) -> list[RunLetter]:
         """Those that were confirmed since the last time."""
         confirmed, self._confirmed = self._confirmed, []
         return confirmed
 
-    def stored(self, letters: Sequence[RunLetter]) -> list[Delivery]:
+    def ackable(self, letters: Sequence[RunLetter]) -> list[Delivery]:
         """The gate before every ack: the deliveries of letters that the broker has. Raises RuntimeError when there is
         another one among them, so that none is acked."""
         _check(letters, STORED, "acked")
@@ -133,7 +133,7 @@ class LetterTable:
     def put_back(self, letters: Sequence[RunLetter], *, at_end: bool = False) -> None:
         """They are published into their own queue, and may be delivered from there before their confirms are heard; at
         the end, whoever does that waits for the answers itself."""
-        _move(letters, RETURNING)
+        _move(letters, PUTTING_BACK)
         self.has_put_back = self.has_put_back or bool(letters)
         self._put_back.update([letter.digest for letter in letters])
         if not at_end:
@@ -167,7 +167,7 @@ class LetterTable:
             self._away[letter.digest].append(letter)
         self.away_count += len(letters)
 
-    def find(self, again: RunLetter) -> RunLetter | None:
+    def take_again(self, again: RunLetter) -> RunLetter | None:
         """The letter of which this is another delivery: the same bytes, lost from our hands; each is found once."""
         waiting = self._away.get(again.digest) if again.redelivered else None
         if not waiting:
@@ -184,7 +184,7 @@ class LetterTable:
         """Those that have not come again."""
         return [letter for letters in self._away.values() for letter in letters]
 
-    def is_put_back(self, letter: RunLetter) -> bool:
+    def take_put_back(self, letter: RunLetter) -> bool:
         """Whether this is one of those that were put back; each is found once."""
         if letter.redelivered or not self._put_back.get(letter.digest):
             return False
@@ -202,11 +202,11 @@ class LetterTable:
         unanswered = [*self.sent]
         self.answered(unanswered)
         sent = [letter for letter in unanswered if letter.state is SENT]
-        returning = [letter for letter in unanswered if letter.state is RETURNING]
-        _move(sent, RunState.UNKNOWN)
-        self.not_put_back(returning)
+        putting_back = [letter for letter in unanswered if letter.state is PUTTING_BACK]
+        _move(sent, RunState.UNANSWERED)
+        self.not_put_back(putting_back)
         self._given_up += unanswered
-        return sent, returning
+        return sent, putting_back
 
     def near_limit(self, leftovers: Sequence[RunLetter], delivery_limit: int) -> list[RunLetter]:
         """Whatever is still in hand would be returned, also what nobody answered for, and leftovers that nobody took:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from holdfast.core.message import Message
@@ -20,8 +21,6 @@ DEPTH_STEP_S = 1.0
 PACE_STEP_S = 0.1
 #: With a filter nobody knows which letters fit: so many are looked at together even when fewer are still wanted.
 AHEAD_COUNT = 100
-#: Why a letter is kept that a filter left out.
-LEFT_OUT = "left out by --where"
 
 
 class LimitedRun:
@@ -33,7 +32,8 @@ class LimitedRun:
         self._limits = order.limits
         self._clock = clock
         self._notices = notices or Notices()
-        self._where = LetterFilter(order.where)
+        self._names = order.table.names
+        self._where = LetterFilter(order.where, self._names)
         self._quota = Quota(order.limits.limit, filters=bool(self._where))
         self._watch = RunClock(order.limits, asyncio.get_running_loop().time)
         self._stop: StoppedBy | None = None
@@ -67,13 +67,13 @@ class LimitedRun:
         self._stop = self._stop or reason
         self._stopping.set()
 
-    def _is_left_out(self, message: Message, kind: str) -> bool:
+    def _leave_out(self, message: Message, kind: str) -> bool:
         """Whether a letter does not fit the filter; then it is counted as kept."""
         if self._where.fits(message, kind, self._clock.now_us()):
             return False
         self.summary.filtered += 1
         self._quota.left_out_count += 1
-        self._kept(LEFT_OUT, kind, lambda: message, warn=False)
+        self._kept("left out by --where", kind, lambda: message, warn=False)
         return True
 
     def _kept(
@@ -83,7 +83,7 @@ class LimitedRun:
         reason = self.summary.reason(why)
         reason.count += 1
         if reason.sample is None:
-            reason.sample = sample(read(), kind)
+            reason.sample = sample(read(), kind, self._names)
         if warn:
             self._notices.kept(self.summary, why, kind, count=reason.count, failed=failed)
 
@@ -95,7 +95,7 @@ class RunClock:
         self.now_s = now_s
         self._limits = limits
         self._began_s = self._moved_s = self._asked_s = now_s()
-        self._pace_s = 0.0
+        self._next_s = 0.0
 
     def start(self) -> None:
         """The first letter may come from now on."""
@@ -113,8 +113,8 @@ class RunClock:
         """The broker would end a consumer that holds a letter for longer."""
         return self.now_s() - since_s > self._limits.hold_timeout_s
 
-    def is_over(self, *, sent: int, waiting: int) -> StoppedBy | None:
-        """Whether a limit of time is reached; letters that wait for their pace are no reason."""
+    def why_over(self, *, sent: int, waiting: int) -> StoppedBy | None:
+        """Which limit of time is reached, if any; letters that wait for their pace are no reason."""
         if self.left_s() <= 0:
             return StoppedBy.TOTAL
         if waiting and not sent:
@@ -143,16 +143,16 @@ class RunClock:
         if not rate or not count:
             return count
         now_s = self.now_s()
-        if now_s < self._pace_s:
+        if now_s < self._next_s:
             return 0
         count = min(count, max(1, int(rate * PACE_STEP_S)))
         # Whoever comes a little late may catch up, so that the pace is kept.
-        self._pace_s = max(self._pace_s, now_s - PACE_STEP_S) + count / rate
+        self._next_s = max(self._next_s, now_s - PACE_STEP_S) + count / rate
         return count
 
     def pace_s(self) -> float:
         """Until the next may go."""
-        return max(0.0, self._pace_s - self.now_s())
+        return max(0.0, self._next_s - self.now_s())
 
     def end(self, summary: Summary) -> None:
         """Write how long it took."""
@@ -207,11 +207,9 @@ class Quota:
 
 async def wait(event: asyncio.Event, timeout_s: float) -> None:
     """For an event, or for so long."""
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()
-    except TimeoutError:
-        pass
 
 
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from holdfast.core.death import deaths
+from holdfast.core.death import QueueNames
 from holdfast.core.message import Message
 from holdfast.core.recovery import SAMPLE_CHARACTERS_MAX, Preflight, RecoveryOrder, Sample, Summary, as_utf8
-from holdfast.core.routes import NOWHERE, Mode
+from holdfast.core.routes import NOWHERE
+from holdfast.core.selection import died_in
 from holdfast.errors import BrokerError, RecoveryRefused
 from holdfast.telemetry.events import emit
 
@@ -135,65 +136,63 @@ def _safe(tell: Callable[[T], None]) -> Callable[[T], None]:
     return told
 
 
-def sample(message: Message, kind: str) -> Sample:
+def sample(message: Message, kind: str, names: QueueNames) -> Sample:
     """A letter in a few words."""
-    found = deaths(message.headers)
     return Sample(
         message_id=as_utf8(message.id)[:SAMPLE_CHARACTERS_MAX],
-        type=kind[:SAMPLE_CHARACTERS_MAX],
+        type=(kind or as_utf8(message.type))[:SAMPLE_CHARACTERS_MAX],
         exchange=as_utf8(message.exchange),
         routing_key=as_utf8(message.routing_key),
-        died_in=found[0].queue if found else "",
+        died_in=died_in(message, names),
         body_bytes=len(message.body),
         body=message.body[: SAMPLE_CHARACTERS_MAX * 4].decode("utf-8", "replace")[:SAMPLE_CHARACTERS_MAX],
     )
 
 
-def check(order: RecoveryOrder, findings: Preflight) -> None:
+def check(order: RecoveryOrder, preflight: Preflight) -> None:
     """Raises RecoveryRefused: nothing was taken."""
-    if refused := [str(right) for right in findings.rights if right.given is False and right.verb == "read"]:
+    if refused := [str(right) for right in preflight.rights if right.given is False and right.verb == "read"]:
         raise RecoveryRefused(f"permission is missing; {'; '.join(refused)}; nothing was taken")
-    if findings.cycles:
-        raise RecoveryRefused(f"route is cyclic; {'; '.join(findings.cycles)}; nothing was taken")
-    if findings.missing and not order.keep_unroutable:
+    if preflight.cycles:
+        raise RecoveryRefused(f"route is cyclic; {'; '.join(preflight.cycles)}; nothing was taken")
+    if preflight.missing and not order.keep_unroutable:
         raise RecoveryRefused(
-            f"route leads nowhere; {'; '.join(findings.missing)}; nothing was taken, make it or use --keep-unroutable"
+            f"route leads nowhere; {'; '.join(preflight.missing)}; nothing was taken, make it or use --keep-unroutable"
         )
-    if order.strict and findings.delivery_limit is not None:
-        assumed = f"{ASSUMED}; --management sees whether it has one" if findings.limit_is_assumed else ""
+    if order.strict and preflight.delivery_limit is not None:
+        assumed = f"{ASSUMED}; --management sees whether it has one" if preflight.limit_is_assumed else ""
         raise RecoveryRefused(
             f"queue has a delivery limit; '{order.dead_queue}' deletes a letter that comes back "
-            f"{findings.delivery_limit} times{assumed}; the cure is {' '.join(findings.cure.split(LINE_END))}"
+            f"{preflight.delivery_limit} times{assumed}; the cure is {' '.join(preflight.cure.split(LINE_END))}"
         )
 
 
-def preflight_lines(order: RecoveryOrder, findings: Preflight) -> list[str]:
+def preflight_lines(order: RecoveryOrder, preflight: Preflight) -> list[str]:
     """What was found, for people."""
-    limit = "none" if findings.delivery_limit is None else str(findings.delivery_limit)
-    assumed = ASSUMED if findings.limit_is_assumed else ""
-    kind = findings.queue_type or "unknown without the management API"
-    alarm = findings.alarm or ("none" if findings.has_management else "not asked")
-    depth = f"{findings.depth.ready} messages, {findings.depth.consumers} other consumers"
-    lines = [f"Broker: {findings.broker}; alarms: {alarm}"]
+    limit = "none" if preflight.delivery_limit is None else str(preflight.delivery_limit)
+    assumed = ASSUMED if preflight.limit_is_assumed else ""
+    kind = preflight.queue_type or "unknown without the management API"
+    alarm = preflight.alarm or ("none" if preflight.has_management else "not asked")
+    depth = f"{preflight.depth.ready} messages, {preflight.depth.consumers} other consumers"
+    lines = [f"Broker: {preflight.broker}; alarms: {alarm}"]
     if order.from_backup:
         lines.append(f"Backup '{order.from_backup}': its letters are published, no queue is read")
     else:
         lines.append(f"Queue '{order.dead_queue}': {depth}, type {kind}, delivery limit {limit}{assumed}")
     if order.journal_file:
         lines.append(f"Journal: {order.journal_file}")
-    if findings.rights:
-        lines.append(f"Permissions: {'; '.join(map(str, findings.rights))}")
-    if findings.depth.consumers:
+    if preflight.rights:
+        lines.append(f"Permissions: {'; '.join(map(str, preflight.rights))}")
+    if preflight.depth.consumers:
         lines.append("Warning: other consumers take letters from this queue as well.")
-    if findings.delivery_limit is not None:
-        cure, _, command = findings.cure.partition(LINE_END)
+    if preflight.delivery_limit is not None:
+        cure, _, command = preflight.cure.partition(LINE_END)
         lines.append(f"Warning: letters that come back too often are deleted by the broker; the cure is {cure}")
         lines += [command] if command else []  # to be copied
-    barred = [right.what for right in findings.rights if right.given is False and right.verb == "write"]
+    barred = [right.what for right in preflight.rights if right.given is False and right.verb == "write"]
     lines += [f"Warning: {what} may not be written to; what would go there is kept." for what in barred]
-    lines += [f"Warning: {text}" for text in (*findings.missing, *findings.warnings)]
-    if order.table.mode is Mode.EXCHANGE or order.table.mode is Mode.ROUTES:
-        for address, queues in findings.copies.items():
-            if len(queues) > 1:
-                lines.append(f"Note: {address} copies to {len(queues)} queues: {', '.join(queues)}")
+    lines += [f"Warning: {text}" for text in (*preflight.missing, *preflight.warnings)]
+    for address, queues in preflight.copies.items():
+        if len(queues) > 1:
+            lines.append(f"Note: {address} copies to {len(queues)} queues: {', '.join(queues)}")
     return lines

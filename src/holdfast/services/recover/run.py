@@ -31,10 +31,9 @@ from holdfast.core.recovery import (
     as_utf8,
     may_return,
 )
-from holdfast.core.routes import Mode
 from holdfast.core.states import RunState
 from holdfast.errors import BrokerError, BrokerLost, BrokerRefused
-from holdfast.ports.broker import RecoveryBroker, Told
+from holdfast.ports.broker import OnOutcome, RecoveryBroker
 from holdfast.ports.clock import Clock
 from holdfast.proof import crash_point
 from holdfast.services.recover.letter_table import LetterTable
@@ -53,7 +52,7 @@ PUBLISH_SPARE_S = 60.0
 EXCHANGE_REFUSALS = frozenset((403, 404))
 REFUSED_COUNT_MAX = 1_000
 TOPIC = "access to topic"
-#: Exchanges that letters name are asked for until there are so many.
+#: Exchanges that letters name are asked for until there are so many, and their addresses are remembered.
 EXCHANGES_COUNT_MAX = 1_000
 ADDRESSES_COUNT_MAX = 1_000
 ANSWER_STEP_S = 0.1
@@ -82,7 +81,6 @@ class RecoveryRun(LimitedRun):
         self._drain, self._publisher = broker.drain, broker.publisher
         self._redriver, self._inspector = broker.redriver, broker.inspector
         self._preflight = preflight
-        self._mode = order.table.mode
         self._journal = journal
         self._backup = backup
         # Letters of a queue are in hand until they are settled or given back; those of a file never are.
@@ -92,14 +90,14 @@ class RecoveryRun(LimitedRun):
         self._losses_count = 0  # of connections since the last letter came; each may have returned what we know of
         self._refused: dict[str | Address, str] = {}  # exchanges, or keys of one, that take nothing, and why
         self._exchanges: set[str] = set()  # that were asked for
-        self._addresses: dict[Address, None] = {}  # that nobody named beforehand
+        self._addresses: dict[Address, None] = {}  # that letters went to, or would
         self._warned_count = self._sent_again_count = 0
         self._settle_due = False
         self._has_ended = False  # nothing more comes, ever
         self._error: Exception | None = None  # a bug that showed itself where nobody hears it
         self._is_counted = False  # the queue counts returns: it is a quorum queue
         # Nothing is asked of a letter but its route.
-        self._is_plain = not self._where and not order.dry_run and self._mode is not Mode.EXCHANGE
+        self._is_plain = not self._where and not order.dry_run
 
     @property
     def sent_count(self) -> int:
@@ -157,7 +155,7 @@ class RecoveryRun(LimitedRun):
             try:
                 stopped = await self._step()
             except BrokerError as error:  # also a no to a question: a queue whose node is down does not exist
-                if not await self._come_back(error):
+                if not await self._reconnect(error):
                     stopped = self._stop or StoppedBy.STALL
         self.summary.stopped_by = stopped
 
@@ -183,7 +181,7 @@ class RecoveryRun(LimitedRun):
         await self._allow()
         if self._stop is not None:
             return self._stop
-        return await self._is_over()
+        return await self._why_over()
 
     def _room_count(self) -> int:
         """How many letters may be taken now."""
@@ -195,7 +193,7 @@ class RecoveryRun(LimitedRun):
         left = self._quota.left()
         return room if left is None or letters.away_count else min(room, left)
 
-    async def _is_over(self) -> StoppedBy | None:
+    async def _why_over(self) -> StoppedBy | None:
         letters, watch = self._letters, self._watch
         if trouble := self._publisher.trouble:
             watch.moved()
@@ -206,7 +204,7 @@ class RecoveryRun(LimitedRun):
         oldest = [next(iter(group)).at_s for group in (letters.held, letters.waiting) if group]
         if len(letters.held) >= self._limits.held_count_max or any(map(watch.is_held_too_long, oldest)):
             return StoppedBy.HOLD
-        if stopped := watch.is_over(sent=len(letters.sent), waiting=len(letters.waiting)):
+        if stopped := watch.why_over(sent=len(letters.sent), waiting=len(letters.waiting)):
             return stopped
         if is_idle and watch.is_quiet():
             depth = await self._drain.depth()
@@ -233,29 +231,29 @@ class RecoveryRun(LimitedRun):
             self._is_counted = self._is_counted or any(letter.returns is not None for letter in batch)
         going: list[RunLetter] = []
         noted: list[RunLetter] = []
-        for letter in batch:
+        for letter in batch:  # each branch uses up what it finds: their order matters
             letter.at_s = now_s
-            if letter.redelivered and (known := letters.find(letter)) is not None:
+            if letter.redelivered and (known := letters.take_again(letter)) is not None:
                 if self._came_again(known, now_s):
                     going.append(known)
-            elif letters.has_put_back and letters.is_put_back(letter):
+            elif letters.has_put_back and letters.take_put_back(letter):
                 self._hold(letter, is_put_back=True)  # counted when it was taken first
             elif letter.redelivered and self._is_forgotten(letter):
                 self.summary.recovered -= 1
                 self.summary.went(address_text(letter.address), -1)
                 letters.doubtful.add(letter)
-                if self._may_go(letter):
+                if self._sift(letter):
                     going.append(letter)
             elif not self._quota.take():
                 self._hold(letter)  # not one of those that were wanted: it only goes back
-            elif letter.redelivered and self._is_noted(letter):
+            elif letter.redelivered and self._use_note(letter):
                 noted.append(letter)
-            elif self._may_go(letter):
+            elif self._sift(letter):
                 going.append(letter)
         if noted:
             self.summary.recognised += len(noted)
             letters.recognise(noted)
-            self._recover(noted)
+            self._ack_and_count(noted)  # without a note: the journal has written it as it recognised them
         if going:
             await self._add(going)
         if not self._quota.is_bounded and self._holds:
@@ -267,8 +265,8 @@ class RecoveryRun(LimitedRun):
         is published again, and is not recovered until then; of those that are to be taken it is none."""
         return bool(self.summary.interruptions and self.summary.recovered) and self._letters.was_acked(letter)
 
-    def _is_noted(self, letter: RunLetter) -> bool:
-        """Whether a killed run has noted that it is published. If not, that run may have published it all the same."""
+    def _use_note(self, letter: RunLetter) -> bool:
+        """Whether a killed run has noted that it is published; each note is used once. Without one it is doubtful."""
         journal = self._journal
         if journal is None or self.summary.dry_run:
             return False
@@ -287,16 +285,20 @@ class RecoveryRun(LimitedRun):
             case RunState.CONFIRMED:
                 # Its copy is confirmed and written down: only the ack is missing.
                 self.summary.recognised += 1
-                self._recover_noted([letter])
+                self._note_and_ack([letter])
             case RunState.HELD | RunState.PUT_BACK:
                 self._hold(letter)
+            case _:
+                # Its outcome is still to come; what is done then is done to this delivery.
+                pass
         return False
 
-    def _may_go(self, letter: RunLetter) -> bool:
+    def _sift(self, letter: RunLetter) -> bool:
+        """Whether it is to be sent. If not, it is counted with the reason and held."""
         summary, route = self.summary, letter.route
         if self._is_plain and route.address is not None and not route.blocked and not self._refused:
             return True
-        if self._where and self._is_left_out(self._redriver.read(letter.delivery), route.type):
+        if self._where and self._leave_out(self._redriver.read(letter.delivery), route.type):
             self._hold(letter)
             return False
         address = route.address
@@ -307,10 +309,9 @@ class RecoveryRun(LimitedRun):
         if why := route.blocked or self._refused.get(address.exchange) or self._refused.get(address, ""):
             self._fail(letter, why)
             return False
-        if self._mode is Mode.EXCHANGE and len(self._addresses) < ADDRESSES_COUNT_MAX:
-            self._addresses[address] = None
         if summary.dry_run:
-            add_planned(summary, route)
+            add_planned(summary, route.type or self._redriver.read(letter.delivery).type, address)
+            self._goes_to(address)
             self._hold(letter)
             return False
         return True
@@ -424,10 +425,10 @@ class RecoveryRun(LimitedRun):
             message_id=as_utf8(message.id),
         )
 
-    def _publish(self, copies: Sequence[Outgoing], told: Told) -> None:
+    def _publish(self, copies: Sequence[Outgoing], on_outcome: OnOutcome) -> None:
         """For longer than the run itself: its own clocks decide when it is over."""
         timeout_s = self._watch.left_s() + self._limits.stop_timeout_s + PUBLISH_SPARE_S
-        self._publisher.send(copies, partial(self._heard, told), timeout_s=timeout_s)
+        self._publisher.send(copies, partial(self._heard, on_outcome), timeout_s=timeout_s)
 
     def _heard(self, work: Callable[..., None], *what: object) -> None:
         """Nobody hears what a callback raises: it is kept, and ends the run at its next step, so that everything that
@@ -463,9 +464,12 @@ class RecoveryRun(LimitedRun):
             # Rights by topic are rights to keys: the other keys of the exchange may be allowed.
             self._refused[address if TOPIC in outcome.text else address.exchange] = why
         self.summary.unknown += kind is OutcomeKind.UNKNOWN
-        # Of several queues that a letter goes to, one may have taken it though another did not.
-        some_may_have_it = kind is OutcomeKind.NACKED and len(self._preflight.receivers(address)) != 1
-        self.summary.possible_duplicates += kind is OutcomeKind.UNKNOWN or some_may_have_it
+        self.summary.possible_duplicates += kind is OutcomeKind.UNKNOWN
+        if kind is OutcomeKind.NACKED:
+            # Of several queues that a letter goes to, one may have taken it though another did not.
+            queues = self._preflight.receivers(address)
+            self.summary.possible_duplicates += len(queues) > 1
+            self.summary.perhaps_elsewhere += not queues
         self._fail(letter, why)
         self._watch.moved()
         self._room.set()
@@ -473,7 +477,7 @@ class RecoveryRun(LimitedRun):
     def _settle(self) -> None:
         """Write down that these are published, then ack them."""
         self._settle_due = False
-        confirmed = self._letters.unsettled()
+        confirmed = self._letters.take_confirmed()
         if not confirmed:
             return
         crash_point("recover.after_confirm")
@@ -485,34 +489,40 @@ class RecoveryRun(LimitedRun):
             self._sent_again_count = sent_again_count
             self._journal.confirmed([letter.digest for letter in confirmed])
             crash_point("recover.after_journal")
-        self._recover_noted(here)
+        self._note_and_ack(here)
         crash_point("recover.after_ack")
         self._watch.moved()
         self._room.set()
 
-    def _recover_noted(self, letters: Sequence[RunLetter]) -> None:
+    def _note_and_ack(self, letters: Sequence[RunLetter]) -> None:
         """Noted before it is sent: a note that came later could be missing for an ack that was sent."""
         if self._journal is not None:
             self._journal.acking([letter.digest for letter in letters])
-        self._recover(letters)
+        self._ack_and_count(letters)
 
-    def _recover(self, letters: Sequence[RunLetter]) -> None:
+    def _ack_and_count(self, letters: Sequence[RunLetter]) -> None:
         """Ack them, and they are done; those whose delivery was lost will come again."""
         done = self._letters.settle(letters, self._ack(letters))
         summary = self.summary
         for route, same in groupby(done, key=attrgetter("route")):
             summary.went(address_text(route.address), len(list(same)))
+            self._goes_to(route.address)
         before = summary.recovered
         summary.recovered += len(done)
         self._notices.progressed(summary, before)
 
+    def _goes_to(self, address: Address | None) -> None:
+        """Which queues get copies is told at the end."""
+        if address is not None and address.exchange and len(self._addresses) < ADDRESSES_COUNT_MAX:
+            self._addresses[address] = None
+
     def _ack(self, letters: Sequence[RunLetter]) -> Sequence[Delivery]:
         """The only way out of the queue, through the gate of the table. Answers those that are not in our hands."""
-        return self._drain.ack(self._letters.stored(letters))
+        return self._drain.ack(self._letters.ackable(letters))
 
     # Losing the connection.
 
-    async def _come_back(self, error: BrokerError) -> bool:
+    async def _reconnect(self, error: BrokerError) -> bool:
         """Connect again; False when the run ends instead."""
         summary, watch = self.summary, self._watch
         summary.interruptions += 1
@@ -560,13 +570,13 @@ class RecoveryRun(LimitedRun):
     # The end. Never raises BrokerError: without a broker, it gives everything back by itself.
 
     async def _end(self) -> None:
-        summary, letters, found = self.summary, self._letters, self._preflight
+        summary, letters, preflight = self.summary, self._letters, self._preflight
+        is_given_back = False
         try:
-            if self._abandoned.is_set() or not await self._give_back():
-                self._give_up()
-                await self._drain.abandon()
+            is_given_back = not self._abandoned.is_set() and await self._give_back()
         except BrokerError as error:
             summary.notes.append(f"the broker gave the rest back by itself; {error}")
+        if not is_given_back:
             self._give_up()
             await self._drain.abandon()
         unsent_count = letters.unsent_count()
@@ -583,10 +593,10 @@ class RecoveryRun(LimitedRun):
             )
         await self._count()
         self._warn()
-        if found.gives_back_at_tail and summary.returned and self._is_counted:
+        if preflight.gives_back_at_tail and summary.returned and self._is_counted:
             summary.notes.append("letters that were given back are behind newer ones in this quorum queue")
         for address in self._addresses:
-            queues = list(found.receivers(address))
+            queues = list(preflight.receivers(address))
             if len(queues) > 1:
                 summary.copies[str(address)] = queues
         if summary.from_backup:  # how many there are is known when the file is read to its end
@@ -604,8 +614,8 @@ class RecoveryRun(LimitedRun):
         async def stop() -> None:
             leftovers.extend(map(self._redriver.letter, await self._drain.stop(self._is_near_limit)))
 
-        async def release() -> None:
-            self.summary.returned += await self._drain.release_all(others_count=self._preflight.depth.consumers)
+        async def give_back_all() -> None:
+            self.summary.returned += await self._drain.give_back_all(others_count=self._preflight.depth.consumers)
 
         await unless(self._abandoned, stop())
         await self._await_answers()
@@ -614,7 +624,7 @@ class RecoveryRun(LimitedRun):
             return False
         if (limit := self._preflight.delivery_limit) is not None:
             await self._put_back(self._letters.near_limit(leftovers, limit))
-        return await unless(self._abandoned, release())
+        return await unless(self._abandoned, give_back_all())
 
     def _is_near_limit(self, delivery: Delivery) -> bool:
         """Whether it could not bear another return."""
@@ -636,8 +646,8 @@ class RecoveryRun(LimitedRun):
         """Nobody knows whether the broker has those that are not answered: they are not acked."""
         summary = self.summary
         self._settle()
-        sent, returning = self._letters.give_up()
-        summary.possible_duplicates += len(returning)  # they were being put back, and are counted as kept
+        sent, putting_back = self._letters.give_up()
+        summary.possible_duplicates += len(putting_back)  # they were being put back, and are counted as kept
         for letter in sent:
             summary.unknown += 1
             summary.possible_duplicates += 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections import Counter
+from collections.abc import Callable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,7 +21,10 @@ from holdfast.ports.clock import Clock
 from holdfast.stores.vault import Vault
 
 SESSION_S = 12 * 3600
-SESSIONS_COUNT_MAX = 1_000
+#: Of one token: the oldest of the same one ends when there are more.
+SESSIONS_COUNT_MAX = 20
+#: So many refused calls of a caller are a row of the ledger each, until they are summed up; the others are in the sum.
+REFUSED_ROWS_COUNT_MAX = 3
 PREFIX = "hft_"
 PATTERNS_COUNT_MAX = 100
 
@@ -33,7 +38,7 @@ class WebSession(Struct, frozen=True, kw_only=True):
 
 
 class Sessions:
-    """All sessions of this process; the oldest ends when there are too many.
+    """All sessions of this process; a token's oldest ends when it has too many.
 
     One is opened with a token, known by a cookie, ended by hand, by time, or when the token is revoked. They are in
     this process alone: after a restart whoever had one opens another. A change by cookie needs the session's CSRF token
@@ -48,8 +53,9 @@ class Sessions:
         """A new session: its secret, told this once, and what is kept of it."""
         now_us = self._clock.now_us()
         self._by_hash = {key: one for key, one in self._by_hash.items() if one.expires_at_us > now_us}
-        while len(self._by_hash) >= SESSIONS_COUNT_MAX:
-            del self._by_hash[next(iter(self._by_hash))]
+        same = [key for key, one in self._by_hash.items() if one.token == token]
+        for key in same[: max(0, len(same) - SESSIONS_COUNT_MAX + 1)]:
+            del self._by_hash[key]
         secret = secrets.token_urlsafe(32)
         session = WebSession(token=token, csrf=secrets.token_urlsafe(32), expires_at_us=now_us + SESSION_S * 1_000_000)
         self._by_hash[_hash(secret)] = session
@@ -68,7 +74,34 @@ class Sessions:
         return len(self._by_hash)
 
 
-def is_csrf(session: WebSession, given: str) -> bool:
+class RefusedCalls:
+    """The calls that were refused since the last sum, of each caller: who is refused all the time fills no ledger."""
+
+    def __init__(self) -> None:
+        self._by_caller: dict[tuple[str, str], Counter[str]] = {}
+
+    def add(self, caller: Caller, action: str) -> bool:
+        """Count one; whether it gets a row of its own."""
+        refused = self._by_caller.setdefault((caller.name, caller.origin), Counter())
+        refused[action] += 1
+        return refused.total() <= REFUSED_ROWS_COUNT_MAX
+
+    def sum_up(self) -> list[LedgerAct]:
+        """What got no row of its own, one act for each caller; then counting begins anew."""
+        found, self._by_caller = self._by_caller, {}
+        return [
+            LedgerAct(actor=name, action=refused.most_common(1)[0][0], origin=origin, detail=_told(refused))
+            for (name, origin), refused in found.items()
+            if refused.total() > REFUSED_ROWS_COUNT_MAX
+        ]
+
+
+def _told(refused: Counter[str]) -> str:
+    actions = ", ".join(f"{count} {action}" for action, count in refused.most_common())
+    return f"{refused.total()} calls were refused, the first {REFUSED_ROWS_COUNT_MAX} have rows of their own: {actions}"
+
+
+def is_own_page(session: WebSession, given: str) -> bool:
     """Whether a request with this header comes from the session's own page."""
     return hmac.compare_digest(session.csrf.encode(), given.encode("utf-8", "replace"))
 
@@ -87,10 +120,13 @@ class TokenService:
         self._vault = vault
         self._clock = clock
         self._by_hash: dict[str, Token] = {}
+        #: Called when tokens were read: some may have ended.
+        self.on_change: Callable[[], None] = lambda: None
 
     async def load(self) -> None:
         """Read them (again): another server may have changed them."""
         self._by_hash = {token.hash: token for token in await self._vault.tokens.all()}
+        self.on_change()
 
     def caller_by_hash(self, digest: str) -> Caller | None:
         """Whose token has this hash; None for one that is unknown, revoked or past its time."""

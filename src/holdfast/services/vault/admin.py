@@ -9,25 +9,29 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
+from urllib.parse import quote
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.core.ledger import LedgerAct, expand
 from holdfast.core.letter import NAME_CHARACTERS_MAX, GroupStatus, clip
-from holdfast.core.plan import Plan, PlanOptions, RedriveState, RedriveTask
+from holdfast.core.moments import moment
+from holdfast.core.plan import Plan, PlanOptions, RedriveState, RedriveTask, Target
 from holdfast.core.requests import vault as requests
 from holdfast.core.requests.declare import HANDLERS, Caller, Declared, Request, Role, Stream, handles, view
 from holdfast.core.selection import ID_MAX, Selection, check_selection, decode_cursor, encode_cursor
 from holdfast.core.states import LetterState
-from holdfast.errors import Forbidden, NotFound
+from holdfast.errors import Forbidden, HoldfastError, NotFound
 from holdfast.ports.blobs import Blobs
-from holdfast.services.vault.access import TokenService
-from holdfast.services.vault.custody import Custody, check_all_queues, check_queue
+from holdfast.services.vault.access import RefusedCalls, TokenService
+from holdfast.services.vault.custody import Custody
 from holdfast.services.vault.planner import Planner
-from holdfast.services.vault.redrive_tasks import RedriveRunner
-from holdfast.services.vault.upkeep import Retention, keep_up
+from holdfast.services.vault.redrive_tasks import ACTOR, RedriveRunner
+from holdfast.services.vault.upkeep import Retention
 from holdfast.stores.vault import Vault
+from holdfast.telemetry.events import emit
 
 HISTORY_COUNT_MAX = 1_000
 EXPORT_PAGE_COUNT = 100
@@ -37,11 +41,12 @@ CAPTURE_IDLE_S = 0.5
 #: So many letters are looked at, to find some that can go.
 PASSED_OVER_MAX = 100_000
 EVENTS_STEP_S = 1.0
+UPKEEP_S = 30.0
 EVENTS_COUNT_MAX = 3_600
 EVENT_REDRIVES_COUNT_MAX = 20
 ID_DIGITS_MAX = 20
 #: Who does what a server does by itself.
-SERVER = Caller(name="holdfast", role=Role.ADMIN, origin="server")
+SERVER = Caller(name=ACTOR, role=Role.ADMIN, origin="server")
 
 R = TypeVar("R")
 
@@ -59,6 +64,7 @@ class VaultApp:
         self.planner = Planner(custody)
         self.redrives = RedriveRunner(custody)
         self.tokens = TokenService(custody.vault, clock=custody.clock)
+        self._refused = RefusedCalls()
 
     @property
     def now_us(self) -> int:
@@ -81,12 +87,13 @@ class VaultApp:
             raise
 
     async def answer(self, request: Request[R], caller: Caller) -> R:
-        """Answer a request of somebody whose role was checked."""
+        """Answer a request of somebody whose role was checked. Raises HoldfastError."""
+        request.declared.check_queues(request, caller)
         return cast(R, await HANDLERS[type(request)](self, request, caller))
 
     async def note_denied(self, declared: Declared, names: Mapping[str, str], caller: Caller, error: Forbidden) -> None:
-        """Who was refused what change, and of which letter or queue, as far as the path says."""
-        if not declared.is_change:
+        """Who was refused what change, and of which letter or queue, as far as the path says; many are summed up."""
+        if not declared.is_change or not self._refused.add(caller, declared.name):
             return
         letter = names.get("id", "") if declared.path.startswith("/admin/letters/") else ""
         await self.vault.ledger.append(
@@ -98,13 +105,21 @@ class VaultApp:
 
     @asynccontextmanager
     async def at_work(
-        self, *, captures: Sequence[str], resolve_after_s: float, retention_s: Mapping[LetterState, float]
+        self,
+        *,
+        captures: Sequence[str],
+        resolve_after_s: float,
+        retention_s: Mapping[LetterState, float],
+        accept_clock: bool = False,
     ) -> AsyncIterator[None]:
-        """What a server does by itself: captures, tasks that go on, letters that are resolved or past retention."""
+        """What a server does by itself: captures, tasks that go on, letters that are resolved or past retention.
+
+        After a long gap nothing is deleted for a while, unless the clock is accepted: it may have jumped."""
+        spared_until_us = 0 if accept_clock else await self.vault.ledger.spared_until_us()
         for queue in captures:
             self.custody.keep_capturing(queue, SERVER)
         await self.redrives.resume_all()
-        work = keep_up(self.retention, self.redrives, self.tokens, resolve_after_s, retention_s)
+        work = self._keep_up(resolve_after_s, retention_s, spared_until_us)
         upkeep = asyncio.create_task(work, name="upkeep of the vault")
         try:
             yield
@@ -112,10 +127,37 @@ class VaultApp:
             upkeep.cancel()
             await asyncio.wait([upkeep])
 
+    async def _keep_up(
+        self, resolve_after_s: float, retention_s: Mapping[LetterState, float], spared_until_us: int
+    ) -> None:
+        """Again and again; also what cancelled redrives had in hand, and tokens of other servers."""
+        told = False
+        while True:
+            try:
+                await self.redrives.release()
+                if self.now_us < spared_until_us:
+                    count = await self.retention.spare(resolve_after_s=resolve_after_s, retention_s=retention_s)
+                    if count and not told:
+                        emit("vault.deletions_wait", count=count, until=moment(spared_until_us))
+                    told = True
+                else:
+                    await self.retention.run(resolve_after_s=resolve_after_s, retention_s=retention_s)
+                await self.tokens.load()
+                await self._sum_up()
+            except HoldfastError as error:
+                emit("vault.failed", error=error)
+            await asyncio.sleep(UPKEEP_S)
+
     async def close(self) -> None:
         """End what runs, after the batch that it has in hand."""
         await self.custody.close()
         await self.redrives.close()
+        await self._sum_up()
+
+    async def _sum_up(self) -> None:
+        """The refused calls that have no row of their own, one row for each caller."""
+        for act in self._refused.sum_up():
+            await self.vault.ledger.append(act, outcome="denied")
 
 
 def act_of(request: Request[Any], caller: Caller, reason: str = "", detail: str = "") -> LedgerAct:
@@ -140,7 +182,6 @@ async def _queues(app: VaultApp, request: requests.ListDeadQueues, caller: Calle
 
 @handles(requests.ListMessages)
 async def _messages(app: VaultApp, request: requests.ListMessages, caller: Caller) -> requests.MessagesReply:
-    check_queue(caller, request.queue)
     selection = Selection(queue=request.queue, state=LetterState.CAPTURED)
     waiting = await app.custody.waiting(request.queue, caller)
     if not request.live and (await app.vault.letters.count(selection)).count:
@@ -157,19 +198,32 @@ async def _messages(app: VaultApp, request: requests.ListMessages, caller: Calle
 async def _redrive_queue(app: VaultApp, request: requests.RedriveQueue, caller: Caller) -> requests.RedriveQueueReply:
     """Into the vault, then out of it: committed, then acked; confirmed, then settled."""
     queue, limit = request.queue, request.limit
-    await app.custody.known(queue, caller)
-    plan = await _oldest_that_can_go(app, caller, queue, limit)
+    broker, found = await app.custody.known(queue, caller)
+    # The queue that the list of dead-letter queues shows for this one, where nothing surer is seen.
+    is_named = caller.may_touch(found.source_queue) and not await broker.inspector.sources(queue, app.custody.names)
+    kind: Literal["wait", "queue"] = "wait" if request.via == "retry" else "queue"
+    target = Target(kind=kind, source=found.source_queue if is_named else "")
+    plan = await _oldest_that_can_go(app, caller, queue, target, limit)
     if (plan.count if plan else 0) < limit and not app.custody.is_capturing(queue):
         count = limit - (plan.count if plan else 0)
         await app.custody.capture(queue, caller, count_max=count, idle_s=CAPTURE_IDLE_S)
-        plan = await _oldest_that_can_go(app, caller, queue, limit)
+        plan = await _oldest_that_can_go(app, caller, queue, target, limit)
     if plan is None:
         return requests.RedriveQueueReply(redriven=0, kept=0, possible_duplicates=0, reasons={})
     reasons, left_out_count = Counter({one.why: one.count for one in plan.reasons}), plan.left_out_count
+    place = f"/admin/letters?queue={quote(queue, safe='')}&state=captured"
+    left = requests.RedriveQueueReply(
+        redriven=0,
+        kept=left_out_count,
+        possible_duplicates=0,
+        reasons=dict(reasons),
+        kept_in=place,
+        kept_ids=[one.letter for one in plan.left_out],
+    )
     if not plan.count:
-        return requests.RedriveQueueReply(redriven=0, kept=left_out_count, possible_duplicates=0, reasons=dict(reasons))
+        return left
     if plan.count > limit:
-        plan = await _planned(app, caller, queue, expand(plan.ids)[:limit])
+        plan = await _planned(app, caller, queue, target, expand(plan.ids)[:limit])
     act = act_of(request, caller, reason="re-drive")
     task, _ = await app.planner.execute(plan.hash, caller, act, name=f"re-drive of {queue}"[:200])
     app.redrives.begin(task)
@@ -181,15 +235,18 @@ async def _redrive_queue(app: VaultApp, request: requests.RedriveQueue, caller: 
         await asyncio.sleep(REDRIVE_STEP_S)
     if task.failed:
         reasons["the broker did not take it"] += task.failed
-    return requests.RedriveQueueReply(
+    kept = left_out_count + task.total - task.redriven
+    return replace(
+        left,
         redriven=task.redriven,
-        kept=left_out_count + task.total - task.redriven,
+        kept=kept,
         possible_duplicates=max(task.possible_duplicates, task.unknown),
         reasons=dict(reasons),
+        kept_in=place if kept else "",
     )
 
 
-async def _oldest_that_can_go(app: VaultApp, caller: Caller, queue: str, limit: int) -> Plan | None:
+async def _oldest_that_can_go(app: VaultApp, caller: Caller, queue: str, target: Target, limit: int) -> Plan | None:
     """What cannot go is passed over, or it would be in the way of all others for ever. None when there is no letter."""
     selection = Selection(queue=queue, state=LetterState.CAPTURED)
     count = limit
@@ -197,14 +254,15 @@ async def _oldest_that_can_go(app: VaultApp, caller: Caller, queue: str, limit: 
         found = await app.vault.letters.oldest_ids(selection, count_max=count)
         if not found:
             return None
-        plan = await _planned(app, caller, queue, found)
+        plan = await _planned(app, caller, queue, target, found)
         if plan.count >= limit or len(found) < count or count >= PASSED_OVER_MAX:
             return plan
         count = min(count * 10, PASSED_OVER_MAX)
 
 
-async def _planned(app: VaultApp, caller: Caller, queue: str, ids: Sequence[int]) -> Plan:
-    return await app.planner.plan(PlanOptions(selection=Selection(ids=tuple(ids), queue=queue)), caller)
+async def _planned(app: VaultApp, caller: Caller, queue: str, target: Target, ids: Sequence[int]) -> Plan:
+    wish = PlanOptions(selection=Selection(ids=tuple(ids), queue=queue), target=target)
+    return await app.planner.plan(wish, caller)
 
 
 @handles(requests.ListCaptures)
@@ -221,7 +279,6 @@ async def _capture(app: VaultApp, request: requests.StartCapture, caller: Caller
 
 @handles(requests.ListFailed)
 async def _failed(app: VaultApp, request: requests.ListFailed, caller: Caller) -> requests.FailedReply:
-    check_all_queues(caller)
     after = decode_cursor("failed", request.cursor) if request.cursor else 0
     found = await app.vault.letters.failed(after=after, count_max=request.limit)
     more = encode_cursor("failed", found[-1].id) if len(found) == request.limit else ""
@@ -234,7 +291,6 @@ async def _failed(app: VaultApp, request: requests.ListFailed, caller: Caller) -
 @handles(requests.SearchLetters)
 async def _search(app: VaultApp, request: requests.SearchLetters, caller: Caller) -> requests.LettersReply:
     selection = request.selection(app.now_us)
-    check_queue(caller, selection.queue)
     before = decode_cursor("letters", request.cursor) if request.cursor else 0
     page = await app.vault.letters.find(selection, before=before, count_max=request.limit)
     count = await app.vault.letters.count(selection)
@@ -291,7 +347,6 @@ async def _history(app: VaultApp, request: requests.ReadHistory, caller: Caller)
 async def _export(app: VaultApp, request: requests.ExportLetters, caller: Caller) -> Stream:
     selection = request.selection(app.now_us)
     check_selection(selection)
-    check_queue(caller, selection.queue)
     return _lines(app, selection)
 
 
@@ -314,7 +369,6 @@ async def _lines(app: VaultApp, selection: Selection) -> Stream:
 
 @handles(requests.ListGroups)
 async def _groups(app: VaultApp, request: requests.ListGroups, caller: Caller) -> requests.GroupsReply:
-    check_all_queues(caller)
     after = decode_cursor("groups", request.cursor) if request.cursor else ID_MAX
     status = GroupStatus(request.status) if request.status else None
     found = await app.vault.groups.page(status=status, after=after, count_max=request.limit)
@@ -324,7 +378,6 @@ async def _groups(app: VaultApp, request: requests.ListGroups, caller: Caller) -
 
 @handles(requests.ChangeGroup)
 async def _change_group(app: VaultApp, request: requests.ChangeGroup, caller: Caller) -> requests.GroupView:
-    check_all_queues(caller)
     status = GroupStatus(request.status) if request.status else None
     key, note = request.key, request.note
     act = act_of(request, caller, reason=note or "", detail=f"{key[:50]} {request.status or ''}")
@@ -359,7 +412,6 @@ async def _start_redrive(app: VaultApp, request: requests.StartRedrive, caller: 
 
 @handles(requests.ListRedrives)
 async def _redrives(app: VaultApp, request: requests.ListRedrives, caller: Caller) -> requests.RedrivesReply:
-    check_all_queues(caller)
     before = decode_cursor("redrives", request.cursor) if request.cursor else ID_MAX
     found = await app.vault.redrives.page(before=before, count_max=request.limit)
     more = encode_cursor("redrives", found[-1].id) if len(found) == request.limit else ""
@@ -369,10 +421,7 @@ async def _redrives(app: VaultApp, request: requests.ListRedrives, caller: Calle
 @handles(requests.ReadRedrive)
 async def _show_redrive(app: VaultApp, request: requests.TaskRequest, caller: Caller) -> RedriveTask:
     redrive = await app.redrives.find(request.id)
-    if redrive.wish.selection.queue:
-        check_queue(caller, redrive.wish.selection.queue)
-    else:
-        check_all_queues(caller)
+    caller.check_queue(redrive.wish.selection.queue)
     return redrive
 
 
@@ -381,6 +430,7 @@ async def _show_redrive(app: VaultApp, request: requests.TaskRequest, caller: Ca
 @handles(requests.CancelRedrive)
 async def _change_redrive(app: VaultApp, request: requests.TaskRequest, caller: Caller) -> RedriveTask:
     redrive = await _show_redrive(app, request, caller)
+    caller.check_places(redrive.wish.target)
     word = request.declared.name.removeprefix("redrives.")
     return await app.redrives.change(redrive.id, word, act_of(request, caller, detail=f"redrive {redrive.id}"))
 
@@ -390,7 +440,6 @@ async def _change_redrive(app: VaultApp, request: requests.TaskRequest, caller: 
 
 @handles(requests.ReadLedger)
 async def _ledger(app: VaultApp, request: requests.ReadLedger, caller: Caller) -> requests.LedgerReply:
-    check_all_queues(caller)
     after = decode_cursor("ledger", request.cursor) if request.cursor else 0
     rows = await app.vault.ledger.rows(after=after, count_max=request.limit)
     more = encode_cursor("ledger", rows[-1].number) if len(rows) == request.limit else ""
@@ -404,7 +453,7 @@ async def _head(app: VaultApp, request: requests.ReadHead, caller: Caller) -> re
 
 @handles(requests.VerifyLedger)
 async def _verify(app: VaultApp, request: requests.VerifyLedger, caller: Caller) -> requests.Verified:
-    return await app.vault.ledger.verify(anchor=request.anchor)
+    return await app.custody.verify(request.anchor)
 
 
 @handles(requests.ReadBalance)
@@ -414,20 +463,17 @@ async def _balance(app: VaultApp, request: requests.ReadBalance, caller: Caller)
 
 @handles(requests.ListTokens)
 async def _tokens(app: VaultApp, request: requests.ListTokens, caller: Caller) -> list[requests.TokenView]:
-    check_all_queues(caller)
     return [view(requests.TokenView, one, role=one.role.word) for one in await app.tokens.all()]
 
 
 @handles(requests.CreateToken)
 async def _create_token(app: VaultApp, request: requests.CreateToken, caller: Caller) -> requests.TokenReply:
-    check_all_queues(caller)
     act = act_of(request, caller, detail=f"{request.role} token '{request.name[:200]}'")
     return requests.TokenReply(await app.tokens.create(request, act))
 
 
 @handles(requests.RevokeToken)
 async def _revoke_token(app: VaultApp, request: requests.RevokeToken, caller: Caller) -> requests.ActionReply:
-    check_all_queues(caller)
     name = _without_nul(request.name)
     await app.tokens.revoke(name, act_of(request, caller, detail=f"token '{name[:200]}'"))
     return requests.ActionReply(1)
@@ -435,7 +481,6 @@ async def _revoke_token(app: VaultApp, request: requests.RevokeToken, caller: Ca
 
 @handles(requests.WatchEvents)
 async def _events(app: VaultApp, request: requests.WatchEvents, caller: Caller) -> Stream:
-    check_all_queues(caller)
     return watch(app.vault)
 
 

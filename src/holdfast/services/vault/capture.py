@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import sys
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +33,7 @@ from holdfast.core.letter import (
     DeathStory,
     Fingerprint,
     Fingerprinter,
+    JsonValue,
     NewLetter,
     clip,
     fingerprint,
@@ -329,14 +331,23 @@ def load_fingerprint(target: str | None) -> Fingerprinter:
     if not callable(found):
         what = "is not there" if found is None else f"is a {type(found).__name__}, not a function"
         raise CannotStart(f"fingerprint cannot be loaded; '{name}' in '{module_name}' {what}")
-    _try_out(found, target)
-    return _guarded(found, target)
+    function = _fitted(found)
+    _try_out(function, target)
+    return _guarded(function, target)
+
+
+def _fitted(function: Callable[..., Fingerprint]) -> Fingerprinter:
+    """Headers and queue go to one that takes them by these names; others are given the type and the death."""
+    with suppress(ValueError, TypeError):
+        inspect.signature(function).bind("", DeathStory(), headers={}, queue="")
+        return lambda message_type, death, headers, queue: function(message_type, death, headers=headers, queue=queue)
+    return lambda message_type, death, headers, queue: function(message_type, death)
 
 
 def _try_out(function: Fingerprinter, target: str) -> None:
     """With a death that nobody can object to: a function of another shape is told at the start, not at each letter."""
     try:
-        answer: object = function("type", DeathStory(queue="queue", reason="rejected"))
+        answer: object = function("type", DeathStory(queue="queue", reason="rejected"), {}, "queue.dlq")
     except Exception as error:
         raise CannotStart(f"fingerprint cannot be used; {target} raised {type(error).__name__}: {error}") from error
     if not _is_good(answer):
@@ -344,16 +355,16 @@ def _try_out(function: Fingerprinter, target: str) -> None:
 
 
 def _guarded(function: Fingerprinter, target: str) -> Fingerprinter:
-    def grouped(message_type: str, death: DeathStory) -> Fingerprint:
+    def grouped(message_type: str, death: DeathStory, headers: Mapping[str, JsonValue], queue: str) -> Fingerprint:
         try:
-            found = function(message_type, death)
+            found = function(message_type, death, headers, queue)
             if _is_good(found):
                 return Fingerprint(clip(found.key, NAME_CHARACTERS_MAX), clip(found.title, TITLE_CHARACTERS_MAX))
             error: object = f"it answered a {type(found).__name__}"
         except Exception as bug:  # noqa: BLE001 - whatever it does, the letter is captured
             error = f"{type(bug).__name__}: {bug}"
         emit("fingerprint.failed", function=target, error=error)
-        return fingerprint(message_type, death)
+        return fingerprint(message_type, death, headers, queue)
 
     return grouped
 

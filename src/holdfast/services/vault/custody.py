@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from holdfast.core.death import DROPPED_HEADERS, STORY_HEADERS, QueueNames
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.letter import LOCKED_HEADERS, SENSITIVE_HEADERS, Content, Letter, NewLetter, Origin
+from holdfast.core.letter import SENSITIVE_HEADERS, Content, Letter, NewLetter, Origin
 from holdfast.core.moments import moment_or_none
-from holdfast.core.plan import PLAN_COUNT_MAX, Place, Target
+from holdfast.core.plan import PLAN_COUNT_MAX
 from holdfast.core.requests.declare import Caller
-from holdfast.core.requests.vault import CaptureReport, EditLetter, QueueView
+from holdfast.core.requests.vault import CaptureReport, EditLetter, QueueView, Verified
 from holdfast.core.selection import Selection, check_selection
 from holdfast.core.states import LetterState
-from holdfast.errors import BlobMissing, BrokerError, Conflict, Forbidden, Invalid, NotFound, StorageFailed
+from holdfast.errors import BlobMissing, BrokerError, CannotStart, Conflict, Invalid, NotFound, StorageFailed
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.broker import Broker, QueueFacts
 from holdfast.ports.clock import Clock
@@ -45,12 +46,15 @@ class Custody:
         *,
         clock: Clock,
         blobs: Blobs | None = None,
-        actor: str = "holdfast",
+        names: QueueNames | None = None,
+        found_code: str = "",
     ) -> None:
+        """`found_code` would have to group letters, and nobody has said that it may: so none are captured."""
+        self._found_code = found_code
         self.vault = vault
+        self.names = names or QueueNames()
         self.brokers = tuple(brokers)
         self.clock = clock
-        self.actor = actor
         self._blobs = blobs
         self._captures: dict[str, Capture] = {}
         self._tasks: set[asyncio.Task[object]] = set()
@@ -72,7 +76,7 @@ class Custody:
         for queue in [*(tally.queue for tally in await self.vault.ledger.tallies()), *self._captures]:
             found.setdefault(queue, QueueFacts(queue=queue))
         return [
-            await self._view(one, is_told=name in told or not silent)
+            await self._view(one, caller, is_told=name in told or not silent)
             for name, one in sorted(found.items())
             if caller.may_touch(name)
         ]
@@ -85,13 +89,13 @@ class Custody:
             return None
         return found.ready
 
-    async def _view(self, found: QueueFacts, *, is_told: bool) -> QueueView:
+    async def _view(self, found: QueueFacts, caller: Caller, *, is_told: bool) -> QueueView:
         selection = Selection(queue=found.queue, state=LetterState.CAPTURED)
         ids = await self.vault.letters.count(selection)
         oldest = await self.vault.letters.oldest(selection) if ids.count else None
         return QueueView(
             queue=found.queue,
-            source_queue=found.source_queue or None,
+            source_queue=(found.source_queue or None) if caller.may_touch(found.source_queue) else None,
             ready=found.ready if is_told else None,
             captured=ids.count,
             oldest_at=moment_or_none(oldest.death.last_at_us or oldest.captured_at_us) if oldest else None,
@@ -100,7 +104,7 @@ class Custody:
 
     async def known(self, queue: str, caller: Caller) -> tuple[Broker, QueueFacts]:
         """Raises NotFound for a queue that is neither configured nor discovered."""
-        check_queue(caller, queue)
+        caller.check_queue(queue)
         for broker in self.brokers:
             if (found := await broker.inspector.queue(queue)) is not None:
                 return broker, found
@@ -157,6 +161,12 @@ class Custody:
             emit("server.bug", method=task.get_name(), error=repr(bug), traceback=bug)
 
     def _new_capture(self, queue: str, caller: Caller) -> Capture:
+        if self._found_code:
+            raise CannotStart(
+                f"capture is refused; letters are grouped by '{self._found_code}', code that the file names which "
+                "lay here, say --config holdfast.toml if it is to run"
+            )
+
         async def find() -> Broker:
             broker, _ = await self.known(queue, caller)
             return broker
@@ -212,13 +222,17 @@ class Custody:
         body = b"".join([chunk async for chunk in self._blobs.get(content.blob)])
         return Content(body=body, properties=content.properties, put=content.put, drop=content.drop)
 
+    async def verify(self, anchor: str = "") -> Verified:
+        """Look at the ledger and all that it vouches for. Raises Invalid for an anchor that is none."""
+        return await self.vault.seals.verify(anchor=anchor, blobs=self._blobs)
+
     async def act(self, action: str, selection: Selection, *, expected: int, act: LedgerAct, caller: Caller) -> int:
         """Archive, restore, discard or resolve a selection: exactly as many as the caller saw, or none."""
         source, target = ACTIONS[action]
         if selection == Selection():
             raise Invalid("selection is invalid; it is empty, name ids, a group or a filter")
         check_selection(selection)
-        check_queue(caller, selection.queue)
+        caller.check_queue(selection.queue)
         found = await self.vault.letters.ids(selection, count_max=PLAN_COUNT_MAX)
         if len(found) != expected:
             raise Conflict(f"letters have changed; {expected} were expected and {len(found)} fit; nothing was done")
@@ -236,11 +250,14 @@ class Custody:
             body = (await self.content(letter, revision=0)).body
         if body is None and not names:
             raise Invalid("edit is invalid; nothing is changed, give a body, or headers to put or drop")
-        locked = sorted(set(names) & set(LOCKED_HEADERS))
-        if locked:
+        if dropped := sorted(set(names) & set(DROPPED_HEADERS)):
+            raise Invalid(f"header is locked; '{dropped[0]}' is taken off when the letter is redriven")
+        if locked := sorted(set(names) & set(STORY_HEADERS)):
             raise Invalid(f"header is locked; '{locked[0]}' says who the message is or where it has been")
         if not edit.sensitive and (meant := sorted(set(names) & set(SENSITIVE_HEADERS))):
-            raise Invalid(f"header is sensitive; '{meant[0]}' decides where the message goes, say sensitive = true")
+            raise Invalid(
+                f"header is sensitive; '{meant[0]}' is what was taken off so that it is safe, say sensitive = true"
+            )
         if len(names) > HEADERS_COUNT_MAX or any(not name or len(name.encode()) > 255 for name in names):
             raise Invalid(f"headers are invalid; at most {HEADERS_COUNT_MAX} with names of 1 to 255 bytes")
         if body is not None and len(body) > BODY_BYTES_MAX:
@@ -248,33 +265,3 @@ class Custody:
         return await self.vault.letters.revise(
             letter.id, revision=edit.revision, body=body, put=edit.put, drop=edit.drop, act=act
         )
-
-
-def check_queue(caller: Caller, queue: str) -> None:
-    """A caller who is held to some queues names one of them. Raises Forbidden."""
-    if caller.queues and (not queue or not caller.may_touch(queue)):
-        raise Forbidden(f"forbidden; this token is for the queues {', '.join(caller.queues)} alone, name one of them")
-
-
-def check_all_queues(caller: Caller) -> None:
-    """What is of all queues is not for a caller who is held to some. Raises Forbidden."""
-    if caller.queues:
-        raise Forbidden(
-            f"forbidden; this token is for the queues {', '.join(caller.queues)} alone, and this is of all: it needs a "
-            "token for all queues"
-        )
-
-
-def check_target(caller: Caller, target: Target) -> None:
-    """A caller who is held to some queues sends letters to no other place that he names himself. Raises Forbidden."""
-    if not caller.queues or target.kind not in ("address", "type"):
-        return  # the queue where a letter died, its wait queue and its first address are not the caller's choice
-    named = [Place(exchange=target.exchange, routing_key=target.routing_key)] if target.kind == "address" else []
-    named += [*target.routes.values(), *([target.redirect] if target.redirect else [])]
-    for place in named:
-        if place.exchange or not caller.may_touch(place.routing_key):
-            where = f"exchange '{place.exchange}'" if place.exchange else f"queue '{place.routing_key}'"
-            raise Forbidden(
-                f"forbidden; this token is for the queues {', '.join(caller.queues)} alone, it cannot send letters to "
-                f"{where}; name a queue that it is for, or leave the target out: each goes to the queue it died in"
-            )

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.core.death import where_it_died
 from holdfast.core.ledger import LedgerAct, expand, ranges
 from holdfast.core.letter import Letter
 from holdfast.core.message import Address
@@ -32,12 +33,12 @@ from holdfast.core.plan import (
     plan_hash,
 )
 from holdfast.core.requests.declare import Caller
-from holdfast.core.routes import route_letter
+from holdfast.core.routes import RouteTable, route_letter, route_table
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
-from holdfast.errors import Conflict, Invalid, NotFound
+from holdfast.errors import Conflict, Forbidden, Invalid, NotFound
 from holdfast.ports.broker import Broker, Reach
-from holdfast.services.vault.custody import Custody, check_queue, check_target
+from holdfast.services.vault.custody import Custody
 
 NO_BROKER = "its broker is not configured here"
 #: What `auto` adds to the retry ladder of the target.
@@ -57,6 +58,9 @@ class PlannedLetter(NamedTuple):
     source_queue: str
     address: Address
     broker: Broker
+
+
+_Sorted: TypeAlias = tuple[list[PlannedLetter], list[Unrouted], int]
 
 
 async def canary_wait(
@@ -109,12 +113,6 @@ def canary_note(wish: PlanOptions, wait: str) -> list[str]:
     return [f"a canary sends {canary.first} first, watches for {wait}, and stops when more than {part} come back"]
 
 
-class _Sorted(NamedTuple):
-    going: list[PlannedLetter]
-    left_out: list[Unrouted]
-    redriven_before: int
-
-
 class Planner:
     """Makes plans and starts their tasks."""
 
@@ -125,8 +123,6 @@ class Planner:
         """Look at every letter and every target; nothing is changed but that the plan is kept."""
         wish = msgspec.json.decode(msgspec.json.encode(wish), type=PlanOptions)  # 2 and 2.0 are one wish, and one hash
         check_wish(wish)
-        check_queue(caller, wish.selection.queue)
-        check_target(caller, wish.target)
         if wish.selection == Selection():
             raise Invalid("plan is invalid; the selection is empty, name ids, a group or a filter")
         pages = self._pages(wish.selection)
@@ -134,8 +130,9 @@ class Planner:
         going.reverse()  # pages come newest first
         reached = await self._reached(going)
         going, unreached = _parted(going, reached)
+        going, barred = await _permitted(caller, going, reached)
         wait = await canary_wait(self._custody, wish, going, reached)
-        left_out = [*left_out[::-1], *unreached]
+        left_out = [*left_out[::-1], *unreached, *barred]
         plan = Plan(
             hash=_hash(wish, going),
             wish=wish,
@@ -165,21 +162,35 @@ class Planner:
         return found
 
     async def _sorted(self, wish: PlanOptions, pages: AsyncIterator[Sequence[Letter]]) -> _Sorted:
-        """Page by page, so that not all letters are in memory with their headers."""
+        """Those that go, those that are left out, and how many were redriven before. Page by page, so that not all
+        letters are in memory with their headers."""
         going: list[PlannedLetter] = []
         left_out: list[Unrouted] = []
         before = 0
+        sources: dict[str, frozenset[str]] = {}
+        table = route_table(wish.target, self._custody.names)
         async for letters in pages:
             for letter in letters:
                 before += letter.redriven_count > 0
-                found = self._placed(wish, letter)
+                found = self._placed(wish, table, letter, await self._sources(letter, sources))
                 if isinstance(found, Unrouted):
                     left_out.append(found)
                 else:
                     going.append(found)
-        return _Sorted(going, left_out, before)
+        return going, left_out, before
 
-    def _placed(self, wish: PlanOptions, letter: Letter) -> PlannedLetter | Unrouted:
+    async def _sources(self, letter: Letter, known: dict[str, frozenset[str]]) -> frozenset[str]:
+        """The queues that lead to its dead-letter queue; asked for by the first that does not tell where it died."""
+        queue, names = letter.queue, self._custody.names
+        if letter.origin == "queue" or queue in known or where_it_died(letter.headers, queue, names)[0] is not None:
+            return known.get(queue, frozenset())
+        broker = self._custody.broker_of(letter.origin)
+        known[queue] = frozenset() if broker is None else await broker.inspector.sources(queue, names)
+        return known[queue]
+
+    def _placed(
+        self, wish: PlanOptions, table: RouteTable, letter: Letter, sources: frozenset[str]
+    ) -> PlannedLetter | Unrouted:
         if letter.state is not LetterState.CAPTURED:
             return Unrouted(letter.id, f"it is {letter.state.value}")
         if letter.redriven_count >= wish.redrives_max and not wish.force:
@@ -188,10 +199,10 @@ class Planner:
         broker = self._custody.broker_of(letter.origin)
         if broker is None:
             return Unrouted(letter.id, NO_BROKER)
-        address, why = route_letter(letter, wish.target)
+        address, why, source = route_letter(letter, wish.target, table, sources)
         if address is None:
             return Unrouted(letter.id, why)
-        return PlannedLetter(letter.id, letter.revision, letter.queue, letter.death.queue, address, broker)
+        return PlannedLetter(letter.id, letter.revision, letter.queue, source, address, broker)
 
     async def _pages(self, selection: Selection) -> AsyncIterator[Sequence[Letter]]:
         count = before = 0
@@ -217,7 +228,7 @@ class Planner:
         plan = await self._custody.vault.redrives.plan(found)
         if plan is None:
             raise NotFound(f"plan does not exist; there is no plan {found[:64]}")
-        check_queue(caller, plan.wish.selection.queue)
+        caller.check_queue(plan.wish.selection.queue)
         return plan
 
     async def execute(
@@ -227,13 +238,13 @@ class Planner:
         if len(name) > NAME_CHARACTERS_MAX or len(act.reason) > REASON_CHARACTERS_MAX:
             raise Invalid(f"redrive is invalid; a name has {NAME_CHARACTERS_MAX} characters at the most")
         plan = await self.find(found, caller)
-        check_target(caller, plan.wish.target)
+        caller.check_places(plan.wish.target)
         running = await self._same(operation, plan)
         if running is not None:
             return running, False
         if not plan.count:
             raise Conflict("plan is empty; no letter of it can be redriven, see left_out")
-        going = await self._still_going(plan)
+        going = await self._still_going(plan, caller)
         wish = plan.wish
         if wish.canary is not None and plan.canary_wait:
             wish = replace(wish, canary=replace(wish.canary, wait=plan.canary_wait))
@@ -242,8 +253,8 @@ class Planner:
             plan=plan, letters=letters, wish=wish, name=name, operation=operation, act=act
         )
 
-    async def _still_going(self, plan: Plan) -> list[PlannedLetter]:
-        """The plan's letters, if all of them can still go as planned. Raises Conflict."""
+    async def _still_going(self, plan: Plan, caller: Caller) -> list[PlannedLetter]:
+        """The plan's letters, if all of them can still go as planned. Raises Conflict, Forbidden."""
         going, left_out, _ = await self._sorted(plan.wish, self._frozen(plan))
         if _hash(plan.wish, going) != plan.hash:
             example = f", for example letter {left_out[0].letter}: {left_out[0].why}" if left_out else ""
@@ -258,6 +269,9 @@ class Planner:
                 f"targets have changed; {len(unreached)} of {plan.count} letters have no way any more, for example "
                 f"letter {unreached[0].letter}: {unreached[0].why}; nothing was done, plan again"
             )
+        _, barred = await _permitted(caller, going, reached)
+        if barred:
+            raise Forbidden(f"forbidden; letter {barred[0].letter}: {barred[0].why}; nothing was done")
         await canary_wait(self._custody, plan.wish, going, reached)
         return going
 
@@ -284,6 +298,32 @@ def _parted(
         else:
             arriving.append(one)
     return arriving, left_out
+
+
+async def _permitted(
+    caller: Caller, going: Sequence[PlannedLetter], reached: Mapping[Address, Reach]
+) -> tuple[list[PlannedLetter], list[Unrouted]]:
+    """Those that a caller who is held to some queues may send, and those that would reach another one: where a letter
+    says that it died is what somebody wrote. Which queue leads to the dead queue, the broker says."""
+    if not caller.queues:
+        return list(going), []
+    homes = {
+        (broker, found.queue): found.source_queue
+        for broker in {one.broker for one in going}
+        for found in await broker.inspector.queues()
+    }
+    permitted: list[PlannedLetter] = []
+    barred: list[Unrouted] = []
+    for one in going:
+        queues = reached.get(one.address, Reach()).queues if one.address.exchange else (one.address.routing_key,)
+        home = homes.get((one.broker, one.queue))
+        others = [queue for queue in queues or () if queue != home and not caller.may_touch(queue)]
+        if others or not queues:
+            where = f"it would reach queue '{others[0]}'" if others else "nobody can say which queues get a copy"
+            barred.append(Unrouted(one.letter, f"{caller.held}, and by {one.address} {where}"))
+        else:
+            permitted.append(one)
+    return permitted, barred
 
 
 def _reasons(left_out: Sequence[Unrouted]) -> tuple[LeftOut, ...]:

@@ -23,7 +23,6 @@ from holdfast.core.ledger import LedgerAct
 from holdfast.core.message import Outcome, OutcomeKind, Outgoing
 from holdfast.core.moments import Backoff, moment, parse_duration
 from holdfast.core.plan import RedriveState, RedriveTask
-from holdfast.core.routes import RouteTable
 from holdfast.errors import BlobMissing, BrokerError, Conflict, HoldfastError, MessageRefused, NotFound, TryAgain
 from holdfast.ports.broker import Broker
 from holdfast.proof import crash_point
@@ -45,12 +44,16 @@ CHUNKS_AT_ONCE = 2
 LEASE_S = 120.0
 WAITS = Backoff(first_s=0.2, delay_s_max=10.0)
 FRUITLESS_ROUNDS_MAX = 100
+#: How often a broker that is away is looked after.
+AWAY_S = 0.5
 LIST_COUNT_MAX = 1_000
 #: Who runs a task says so again and again; who was silent for so long is taken for dead.
 HOLD_S = 15.0
 BEAT_S = 3.0
 WAIT_FOR_HOLD_S = 1.0
 RELEASE_COUNT_MAX = 2_000
+#: Who does what a vault does by itself.
+ACTOR = "holdfast"
 
 
 class Pace:
@@ -109,6 +112,7 @@ class Redriving:
         )
         self._pace = Pace(redrive)
         self._ahead: _Batch | None = None
+        self._waits = False
         #: What became of batches, and until when they were ours; not settled yet.
         self._outcomes: list[tuple[Sequence[Settled], datetime]] = []
         self._stamps: dict[str, RedriveStamp] = {}
@@ -117,6 +121,9 @@ class Redriving:
         """Until it is done, paused, cancelled, or this server stops; returns why it has to be stopped, if it has."""
         fruitless = 0
         while self._ahead or not self._is_closing():
+            if not self._ahead and await self._is_away():
+                await asyncio.sleep(AWAY_S)
+                continue
             try:
                 went_well = await self._step()
                 if went_well is None:
@@ -135,6 +142,19 @@ class Redriving:
             await asyncio.sleep(WAITS.delay_s(fruitless - 1, spread=1.0))
         await self._settle()
         return ""
+
+    async def _is_away(self) -> bool:
+        """Whether the broker of the next letter takes nothing now. Then none is leased, which might look as if it had
+        been sent."""
+        trouble = ""
+        if any(broker.publisher.trouble for broker in self._custody.brokers):
+            origin = await self._custody.vault.redrives.next_origin(self._redrive.id)
+            broker = self._custody.broker_of(origin) if origin else None
+            trouble = broker.publisher.trouble if broker else ""
+        if trouble and not self._waits:
+            emit("redrive.waits", redrive=self._redrive.id, error=trouble)
+        self._waits = bool(trouble)
+        return self._waits
 
     async def _step(self) -> bool | None:
         """One batch; None when the task is over, false when the outcome of some is unknown or none could be had."""
@@ -243,8 +263,8 @@ class Redriving:
         """What all letters of one queue have in common."""
         stamp = self._stamps.get(queue)
         if stamp is None:
-            run, by, is_wait_queue = f"task-{self._redrive.id}", self._redrive.started_by, RouteTable().is_wait_queue
-            stamp = RedriveStamp(run=run, by=by, dead_queue=queue, is_wait_queue=is_wait_queue)
+            run, by = f"task-{self._redrive.id}", self._redrive.started_by
+            stamp = RedriveStamp(run=run, by=by, dead_queue=queue, names=self._custody.names)
             self._stamps[queue] = stamp
         return stamp
 
@@ -333,7 +353,7 @@ class RedriveRunner:
 
     async def release(self) -> None:
         """Letters of cancelled tasks that nobody has in hand any more are an operator's again, with a note."""
-        act = LedgerAct(actor=self._custody.actor, action="redrives.release")
+        act = LedgerAct(actor=ACTOR, action="redrives.release")
         while await self._custody.vault.redrives.release(count_max=RELEASE_COUNT_MAX, act=act) == RELEASE_COUNT_MAX:
             pass
 
@@ -418,7 +438,7 @@ class RedriveRunner:
         return self._closing or number in self._lost
 
     async def _stop(self, number: int, why: str) -> None:
-        act = LedgerAct(actor=self._custody.actor, action="redrives.stopped", detail=why)
+        act = LedgerAct(actor=ACTOR, action="redrives.stopped", detail=why)
         await self._custody.vault.redrives.set_state(
             number, RedriveState.STOPPED, sources=[RedriveState.RUNNING], act=act
         )

@@ -17,8 +17,7 @@ from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.errors import CannotStart, HoldfastError, Invalid, StorageFailed
 from holdfast.ports.blobs import Blobs
 from holdfast.ports.clock import Clock
-from holdfast.services.vault.access import TokenService
-from holdfast.services.vault.redrive_tasks import RedriveRunner
+from holdfast.services.vault.redrive_tasks import ACTOR
 from holdfast.stores.vault import OpenVault, Vault
 from holdfast.telemetry.events import emit
 
@@ -31,7 +30,6 @@ LOOKS_MAX = 120
 WAITS = Backoff(first_s=FLUSH_S, delay_s_max=60.0)
 LAST_FLUSH_TIMEOUT_S = 5.0
 ID_CHARACTERS_MAX = 200
-UPKEEP_S = 30.0
 COUNT_MAX = 1_000
 
 
@@ -100,25 +98,37 @@ class Successes:
 class Retention:
     """The upkeep of one vault."""
 
-    def __init__(self, vault: Vault, *, clock: Clock, blobs: Blobs | None = None, actor: str = "holdfast") -> None:
+    def __init__(self, vault: Vault, *, clock: Clock, blobs: Blobs | None = None) -> None:
         self._vault = vault
         self._clock = clock
         self._blobs = blobs
-        self._actor = actor
 
-    async def run(self, *, resolve_after_s: float, retention_s: Mapping[LetterState, float]) -> int:
+    async def run(
+        self, *, resolve_after_s: float, retention_s: Mapping[LetterState, float], sweeps: bool = True
+    ) -> int:
         """Resolve what has not come back, and delete what retention says; returns how many letters changed."""
         now = moment(self._clock.now_us())
-        resolving = LedgerAct(actor=self._actor, action="letters.resolved", reason="not back in time")
+        resolving = LedgerAct(actor=ACTOR, action="letters.resolved", reason="not back in time")
         before = now - timedelta(seconds=resolve_after_s)
         changed = await self._vault.letters.resolve_due(before=before, count_max=COUNT_MAX, act=resolving)
         for state, age_s in retention_s.items():
-            deleting = LedgerAct(actor=self._actor, action="letters.deleted", reason="retention")
+            deleting = LedgerAct(actor=ACTOR, action="letters.deleted", reason="retention")
             changed += await self._vault.letters.expire(
                 state, before=now - timedelta(seconds=age_s), count_max=COUNT_MAX, act=deleting
             )
-        await self.sweep()
+        if sweeps:
+            await self.sweep()
         return changed
+
+    async def spare(self, *, resolve_after_s: float, retention_s: Mapping[LetterState, float]) -> int:
+        """The same without a deletion; returns how many letters would be deleted."""
+        await self.run(resolve_after_s=resolve_after_s, retention_s={}, sweeps=False)
+        now = moment(self._clock.now_us())
+        counts = [
+            await self._vault.letters.count_expired(state, before=now - timedelta(seconds=age_s))
+            for state, age_s in retention_s.items()
+        ]
+        return sum(counts)
 
     async def sweep(self) -> int:
         """Delete blobs that no letter has; returns how many. One that cannot be deleted now stays on the list."""
@@ -135,24 +145,6 @@ class Retention:
         if gone:
             await self._vault.unclaimed.forget(gone)
         return len(gone)
-
-
-async def keep_up(
-    retention: Retention,
-    redrives: RedriveRunner,
-    tokens: TokenService,
-    resolve_after_s: float,
-    retention_s: Mapping[LetterState, float],
-) -> None:
-    """Again and again, until it is cancelled; also what cancelled redrives had in hand, and tokens of other servers."""
-    while True:
-        try:
-            await redrives.release()
-            await retention.run(resolve_after_s=resolve_after_s, retention_s=retention_s)
-            await tokens.load()
-        except HoldfastError as error:
-            emit("vault.failed", error=error)
-        await asyncio.sleep(UPKEEP_S)
 
 
 def parse_retention(parts: Sequence[str]) -> dict[LetterState, float]:

@@ -27,6 +27,9 @@ SELECT status, count(*) FROM redrive_letters WHERE redrive = :redrive GROUP BY s
 -- name: count_repeated
 SELECT count(*) FROM redrive_letters WHERE redrive = :redrive AND repeated = 1
 
+-- name: count_expired
+SELECT count(*) FROM letters WHERE state = :state AND changed_at < :before
+
 -- name: count_tallies
 SELECT queue, state, count(*) FROM letters GROUP BY queue, state ORDER BY queue, state
 
@@ -54,8 +57,17 @@ WHERE r.redrive_id = :redrive_id
 -- name: find_counter
 SELECT value FROM counters WHERE name = :name
 
+-- name: find_next_origin
+SELECT l.origin FROM redrives t JOIN redrive_letters r ON r.redrive = t.id JOIN letters l ON l.id = r.letter
+WHERE t.id = :redrive AND t.state = 'running'
+    AND (r.status = 'waiting' OR r.status IN ('leased', 'unknown') AND r.lease_until <= :now)
+ORDER BY r.letter LIMIT 1
+
 -- name: find_plan
 SELECT document FROM plans WHERE hash = :hash
+
+-- name: find_first_of_letter
+SELECT min(number) FROM ledger WHERE first_letter > 0 AND first_letter <= :letter AND last_letter >= :letter
 
 -- name: find_redrive
 SELECT state, holder, held_until FROM redrives WHERE id = :redrive
@@ -73,22 +85,22 @@ INSERT INTO contents (letter, properties, blob, headers, shown, error_stack, bod
 VALUES (:id, :properties, :blob, :headers, :shown, :death_error_stack, :body)
 
 -- name: insert_failed_import
-INSERT INTO failed_imports (id, queue, reason, at, properties, body)
-VALUES (:id, :queue, :reason, :now, :properties, :body)
+INSERT INTO failed_imports (id, queue, reason, at, properties, body, seal)
+VALUES (:id, :queue, :reason, :now, :properties, :body, :seal)
 
 -- name: insert_ledger
 INSERT INTO ledger (number, at, actor, action, origin, outcome, queue, from_state, to_state, count, letters, reason,
-    detail, mac, first_letter, last_letter)
+    detail, mac, first_letter, last_letter, digest)
 VALUES (:number, :at, :actor, :action, :origin, :outcome, :queue, :from_state, :to_state, :count, :letters, :reason,
-    :detail, :mac, :first_letter, :last_letter)
+    :detail, :mac, :first_letter, :last_letter, :digest)
 
 -- name: insert_letter
 INSERT INTO letters (id, queue, origin, state, message_id, type, exchange, routing_key, source_queue, reason,
     death_count, first_died_at, died_at, error_type, error_message, grp, redrive_id, redriven_count, captured_at,
-    changed_at, body_bytes, digest, came_from)
+    changed_at, body_bytes, digest, came_from, seal)
 VALUES (:id, :queue, :origin, 'captured', :message_id, :type, :exchange, :routing_key, :death_queue, :death_reason,
     :death_count, :death_first_at_us, :death_last_at_us, :death_error_type, :death_error_message, :group, :redrive_id,
-    :redriven_count, :now, :now, :body_bytes, :digest, :came_from)
+    :redriven_count, :now, :now, :body_bytes, :digest, :came_from, :seal)
 
 -- name: insert_redrive
 INSERT INTO redrives (id, operation, state, name, reason, plan, wish, total, started_at, started_by, why)
@@ -99,14 +111,27 @@ INSERT INTO redrive_letters (redrive, letter, redrive_id, address, status)
 VALUES (:redrive, :letter, :redrive_id, :address, 'waiting')
 
 -- name: insert_revision
-INSERT INTO revisions (letter, number, headers, dropped, at, actor, note, body)
-VALUES (:letter, :number, :headers, :dropped, :now, :actor, :note, :body)
+INSERT INTO revisions (letter, number, headers, dropped, at, actor, note, body, seal)
+VALUES (:letter, :number, :headers, :dropped, :now, :actor, :note, :body, :seal)
 
 -- name: insert_token
-INSERT INTO tokens (name, document) VALUES (:name, :document) ON CONFLICT (name) DO NOTHING RETURNING name
+INSERT INTO tokens (name, document, seal) VALUES (:name, :document, :seal) ON CONFLICT (name) DO NOTHING RETURNING name
 
 -- name: newest_ledger
-SELECT number, mac FROM ledger ORDER BY number DESC LIMIT 1
+SELECT number, mac, digest FROM ledger ORDER BY number DESC LIMIT 1
+
+-- name: newest_moments
+SELECT at FROM ledger ORDER BY number DESC LIMIT :count_max
+
+-- name: next_failed
+SELECT id, queue, reason, at, properties, body, seal FROM failed_imports WHERE id > :after ORDER BY id LIMIT 1
+
+-- name: next_revision
+SELECT number, letter, headers, dropped, at, actor, note, body, seal FROM revisions
+WHERE letter = :letter AND number > :after ORDER BY number LIMIT 1
+
+-- name: next_token
+SELECT name, document, revoked_at, seal FROM tokens WHERE name > :after ORDER BY name LIMIT 1
 
 -- name: put_group
 INSERT INTO failure_groups (key, title, count, first_at, last_at, sample, status, note)
@@ -120,7 +145,19 @@ INSERT INTO plans (hash, document, at) VALUES (:hash, :document, :now)
 ON CONFLICT (hash) DO UPDATE SET document = excluded.document, at = excluded.at
 
 -- name: revoke_token
-UPDATE tokens SET revoked_at = :now WHERE name = :name AND revoked_at = 0 RETURNING name
+UPDATE tokens SET revoked_at = :now WHERE name = :name AND revoked_at = 0 RETURNING document, seal
+
+-- name: seal_failed
+UPDATE failed_imports SET seal = :seal WHERE id = :key
+
+-- name: seal_letter
+UPDATE letters SET seal = :seal WHERE id = :id
+
+-- name: seal_revision
+UPDATE revisions SET seal = :seal WHERE letter = :letter AND number = :number
+
+-- name: seal_token
+UPDATE tokens SET seal = :seal WHERE name = :key
 
 -- name: select_blobs
 SELECT DISTINCT blob FROM contents WHERE letter IN_IDS AND blob <> ''
@@ -151,6 +188,11 @@ SELECT letter FROM redrive_letters WHERE letter IN_IDS AND redrive <> :redrive A
 SELECT number, at, actor, action, origin, outcome, queue, from_state, to_state, count, letters, reason, detail, mac
 FROM ledger
 
+-- name: select_links
+SELECT number, at, actor, action, origin, outcome, queue, from_state, to_state, count, letters, reason, detail, mac,
+    first_letter, last_letter, digest
+FROM ledger WHERE number > :after ORDER BY number LIMIT :count_max
+
 -- name: select_letter
 SELECT l.id, l.queue, l.origin, l.state, l.message_id, l.type, l.exchange, l.routing_key, l.grp, l.redrive_id,
     l.redriven_count, l.revision, l.acked, l.captured_at, l.changed_at, l.body_bytes, l.digest, c.headers, c.shown,
@@ -171,6 +213,26 @@ SELECT revision, state, queue FROM letters WHERE id = :letter
 
 -- name: select_revisions
 SELECT number, at, actor, note, body, headers, dropped FROM revisions WHERE letter = :letter ORDER BY number
+
+-- name: select_revised
+SELECT letter, count(*), max(number) FROM revisions WHERE letter > :after AND letter <= :last GROUP BY letter
+
+-- name: select_sealed
+SELECT l.id, l.queue, l.origin, l.message_id, l.type, l.exchange, l.routing_key, l.source_queue, l.reason,
+    l.death_count, l.first_died_at, l.died_at, l.error_type, l.error_message, c.error_stack, l.grp, l.redrive_id,
+    l.captured_at, l.body_bytes, l.digest, l.came_from, c.properties, c.blob, c.headers, c.shown, c.body,
+    l.state, l.revision, l.seal
+FROM letters l LEFT JOIN contents c ON c.letter = l.id WHERE l.id > :after AND l.id <= :last ORDER BY l.id
+
+-- name: select_seals
+SELECT 'letter', seal FROM letters WHERE id IN_IDS
+UNION ALL SELECT 'revision', seal FROM revisions WHERE letter IN_IDS
+
+-- name: select_sizes
+SELECT id, body_bytes FROM letters WHERE id > :after ORDER BY id LIMIT :count_max
+
+-- name: select_states_between
+SELECT id, queue, state FROM letters WHERE id > :after AND id <= :last
 
 -- name: select_states
 SELECT id, queue, state FROM letters WHERE id IN_IDS ORDER BY id

@@ -211,10 +211,11 @@ WITH clock AS MATERIALIZED (
 ), numbered AS MATERIALIZED (
     SELECT nextval('holdfast.item_ids') AS id, given.* FROM unnest(
         $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::bigint[],
-        $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[], $17::bigint[], $18::bytea[], $20::text[]
+        $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[], $17::bigint[], $18::bytea[], $20::text[],
+        $21::bigint[]
     ) WITH ORDINALITY AS given (
         kind, encoding, reference, dedupe_key, source_id, source_queue, death_reason, death_attempts,
-        died_at, created_at, expire_at, enqueue_at, attempts, payload, former_key, position)
+        died_at, created_at, expire_at, enqueue_at, attempts, payload, former_key, lease_deadline, position)
 ), inserted AS (
     INSERT INTO holdfast.items (id, queue, partition, kind, encoding, reference, dedupe_key, source_id, source_queue,
         death_reason, death_attempts, died_at, payload, former_key)
@@ -227,16 +228,23 @@ WITH clock AS MATERIALIZED (
     SELECT numbered.id, numbered.position, numbered.attempts, numbered.enqueue_at,
         coalesce(nullif(numbered.created_at, 0), (SELECT now FROM clock)) AS created_at,
         coalesce(nullif(numbered.expire_at, 0), (SELECT now + $4::bigint FROM clock)) AS expire_at,
-        numbered.enqueue_at >= (SELECT now + $19::bigint FROM clock) AS is_scheduled
+        numbered.enqueue_at >= (SELECT now + $19::bigint FROM clock)
+            AND numbered.lease_deadline <= (SELECT now FROM clock) AS is_scheduled,
+        CASE WHEN numbered.lease_deadline > (SELECT now FROM clock) THEN numbered.lease_deadline ELSE 0 END AS leased_until
     FROM inserted JOIN numbered ON numbered.id = inserted.id
 ), queued AS (
     INSERT INTO holdfast.ready (id, created_at, expire_at, queue, partition, attempts)
-    SELECT id, created_at, expire_at, $1::bigint, $2::bigint, attempts FROM placed WHERE NOT is_scheduled
+    SELECT id, created_at, expire_at, $1::bigint, $2::bigint, attempts FROM placed
+    WHERE NOT is_scheduled AND leased_until = 0
 ), scheduled AS (
     INSERT INTO holdfast.scheduled (id, created_at, expire_at, enqueue_at, queue, partition, attempts)
     SELECT id, created_at, expire_at, enqueue_at, $1::bigint, $2::bigint, attempts FROM placed WHERE is_scheduled
+), leased AS (
+    INSERT INTO holdfast.leases (id, created_at, expire_at, leased_at, lease_deadline, queue, partition, attempts)
+    SELECT id, created_at, expire_at, (SELECT now FROM clock), leased_until, $1::bigint, $2::bigint, attempts
+    FROM placed WHERE leased_until > 0
 )
-SELECT position, id, is_scheduled, created_at, expire_at FROM placed ORDER BY position
+SELECT position, id, is_scheduled, created_at, expire_at, leased_until FROM placed ORDER BY position
 
 -- name: insert_dying
 -- The first commit of a death: $3 moment or null, $4 ids, then created_at, expire_at, attempts; $8 reason; $9 the target.
@@ -271,9 +279,9 @@ WITH clock AS MATERIALIZED (
         $1::bigint, $2::bigint, attempts + 1
     FROM picked
 )
-SELECT picked.id, picked.attempts + 1, body.payload, body.encoding, body.kind, body.reference
+SELECT picked.id, picked.attempts + 1, body.payload, body.encoding, body.kind, body.reference, body.first_id
 FROM picked CROSS JOIN LATERAL (
-    SELECT payload, encoding, kind, reference FROM holdfast.items WHERE items.id = picked.id OFFSET 0) AS body
+    SELECT payload, encoding, kind, reference, first_id FROM holdfast.items WHERE items.id = picked.id OFFSET 0) AS body
 ORDER BY picked.id
 
 -- name: list_items
@@ -325,7 +333,7 @@ WITH clock AS MATERIALIZED (
         WHERE known.queue = $1::bigint AND known.source_id = numbered.source_id AND known.source_id IS NOT NULL
         OFFSET 0)
 ), moved AS (
-    UPDATE holdfast.items SET id = found.id, queue = $1::bigint, partition = $2::bigint,
+    UPDATE holdfast.items SET id = found.id, first_id = NULL, queue = $1::bigint, partition = $2::bigint,
         former_key = coalesce(items.dedupe_key, items.former_key), dedupe_key = NULL,
         source_id = found.source_id, source_queue = $5::text, death_reason = $6::text,
         death_attempts = found.attempts, died_at = (SELECT now FROM clock)
@@ -354,8 +362,8 @@ WITH clock AS MATERIALIZED (
         WHERE known.queue = $1::bigint AND known.source_id = numbered.source_id AND known.source_id IS NOT NULL
         OFFSET 0)
 ), moved AS (
-    UPDATE holdfast.items SET id = found.id, queue = $1::bigint, partition = $2::bigint, dedupe_key = NULL,
-        source_id = found.source_id, source_queue = NULL, death_reason = NULL, death_attempts = NULL, died_at = NULL
+    UPDATE holdfast.items SET id = found.id, first_id = NULL, queue = $1::bigint, partition = $2::bigint,
+        dedupe_key = NULL, source_id = found.source_id, source_queue = NULL, death_reason = NULL, death_attempts = NULL, died_at = NULL
     FROM found WHERE items.ctid = found.place
     RETURNING found.id, found.old_id
 ), queued AS (
@@ -467,7 +475,8 @@ WITH numbered AS MATERIALIZED (
     SELECT numbered.id, body.place FROM numbered CROSS JOIN LATERAL (
         SELECT ctid AS place FROM holdfast.items WHERE items.id = numbered.old_id OFFSET 0) AS body
 ), renumbered AS (
-    UPDATE holdfast.items SET id = found.id FROM found WHERE items.ctid = found.place
+    UPDATE holdfast.items SET id = found.id, first_id = coalesce(items.first_id, items.id)
+    FROM found WHERE items.ctid = found.place
 )
 INSERT INTO holdfast.ready (id, created_at, expire_at, queue, partition, attempts)
 SELECT id, created_at, expire_at, $1::bigint, $2::bigint, attempts FROM numbered
@@ -482,7 +491,8 @@ WITH numbered AS MATERIALIZED (
     SELECT numbered.id, body.place FROM numbered CROSS JOIN LATERAL (
         SELECT ctid AS place FROM holdfast.items WHERE items.id = numbered.old_id OFFSET 0) AS body
 ), renumbered AS (
-    UPDATE holdfast.items SET id = found.id FROM found WHERE items.ctid = found.place
+    UPDATE holdfast.items SET id = found.id, first_id = coalesce(items.first_id, items.id)
+    FROM found WHERE items.ctid = found.place
 )
 INSERT INTO holdfast.scheduled (id, created_at, expire_at, enqueue_at, queue, partition, attempts)
 SELECT id, created_at, expire_at, enqueue_at, $1::bigint, $2::bigint, attempts FROM numbered

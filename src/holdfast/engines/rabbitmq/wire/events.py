@@ -48,26 +48,13 @@ class ClosedByBroker(Struct, frozen=True):
 
 
 class Method(Struct, frozen=True):
-    """Any other method: answers to what we asked for."""
+    """Any other method: answers to what we asked for, and on channel 0 what concerns the connection."""
 
     channel: int
     method: base.Frame
 
 
-class Opened(Struct, frozen=True):
-    """The connection can be used."""
-
-    channel: int = 0
-
-
-class Blocked(Struct, frozen=True):
-    """The broker has no memory or disk left: it reads nothing more from this connection (reason), or again (None)."""
-
-    reason: str | None
-    channel: int = 0
-
-
 #: What comes for every message: nothing of it changes the state of a channel or a connection.
 ORDINARY = frozenset({Delivery, Confirmed, Returned})
 
-Event: TypeAlias = Delivery | Returned | Confirmed | Cancelled | ClosedByBroker | Method | Opened | Blocked
+Event: TypeAlias = Delivery | Returned | Confirmed | Cancelled | ClosedByBroker | Method

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from pamqp import base
 from pamqp import frame as pamqp_frame
 from pamqp.exceptions import PAMQPException
 
 from holdfast.core.message import Delivery
-from holdfast.engines.rabbitmq.wire.events import (
-    Cancelled,
-    ClosedByBroker,
-    Confirmed,
-    Event,
-    Method,
-    Returned,
-)
+from holdfast.engines.rabbitmq.wire.events import Cancelled, ClosedByBroker, Confirmed, Event, Method, Returned
 
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
 KINDS = frozenset({METHOD, HEADER, BODY, HEARTBEAT})
@@ -56,17 +50,15 @@ class ProtocolBroken(Exception):
     """The other side sent something that is not AMQP 0-9-1 as we know it."""
 
 
+@dataclass(slots=True)
 class _Content:
     """A message whose header or body is still on its way."""
 
-    __slots__ = ("fields", "kind", "missing", "parts", "properties")
-
-    def __init__(self, kind: bytes, fields: bytes) -> None:
-        self.kind = kind
-        self.fields = fields
-        self.properties: bytes | None = None
-        self.missing = 0
-        self.parts: list[bytes] = []
+    kind: bytes
+    fields: bytes
+    properties: bytes | None = None
+    missing: int = 0
+    parts: list[bytes] = field(default_factory=list)
 
 
 class FrameReader:
@@ -210,28 +202,23 @@ class FrameReader:
             raise ProtocolBroken("a body longer than its header says")
         if start == stop:
             return  # nothing arrived, and a list of nothings must not grow
-        if content.missing == 0 and not content.parts:
-            self._complete(channel, content, data[start:stop], events)
-            return
         content.parts.append(data[start:stop])
         if content.missing == 0:
-            self._complete(channel, content, b"".join(content.parts), events)
+            self._complete(channel, content, b"".join(content.parts), events)  # one that is alone is not copied
 
     def _complete(self, channel: int, content: _Content, body: bytes, events: list[Event]) -> None:
         del self._contents[channel]
         assert content.properties is not None  # noqa: S101  both callers have set or seen it
         try:
             if content.kind == DELIVER:
-                events.append(self._delivery(channel, content.fields, content.properties, body))
+                tag, bits = self._read_names(content.fields)
+                _, exchange, key = self._names
+                redelivered, properties = bits & 1 == 1, content.properties
+                events.append(Delivery(channel, tag, redelivered, exchange, key, self._begin[1], properties, body))
             else:
                 events.append(_returned(channel, content.fields, content.properties, body))
         except (struct.error, IndexError) as error:
             raise ProtocolBroken(f"method {content.kind.hex()} is cut short") from error
-
-    def _delivery(self, channel: int, fields: bytes, properties: bytes, body: bytes) -> Delivery:
-        tag, bits = self._read_names(fields)
-        _, exchange, routing_key = self._names
-        return Delivery(channel, tag, bits & 1 == 1, exchange, routing_key, self._begin[1], properties, body)
 
     def _read_names(self, fields: bytes) -> tuple[int, int]:
         """Keep the names of a delivery; answers its tag and its bits."""
@@ -273,10 +260,6 @@ def _confirm(channel: int, payload: bytes) -> Event:
     return Confirmed(channel, tag, bits & 1 == 1, payload.startswith(ACK))
 
 
-def _cancel(channel: int, payload: bytes) -> Event:
-    return Cancelled(channel, _short(payload, 4)[0])
-
-
 def _closed(channel: int, payload: bytes) -> Event:
     # Not through pamqp: the text holds names that a stranger chose, which need not be UTF-8.
     (code,) = CLOSE_CODE.unpack_from(payload, 4)
@@ -297,7 +280,7 @@ def _other(channel: int, payload: bytes) -> Event:
 DECODERS: dict[bytes, Callable[[int, bytes], Event]] = {
     ACK: _confirm,
     NACK: _confirm,
-    CANCEL: _cancel,
+    CANCEL: lambda channel, payload: Cancelled(channel, _short(payload, 4)[0]),
     CHANNEL_CLOSE: _closed,
     CONNECTION_CLOSE: _closed,
 }

@@ -8,32 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from types import MappingProxyType
-from typing import Final
 
 from holdfast.engines.rabbitmq.wire import table
 from holdfast.engines.rabbitmq.wire.table import Undecodable, Value
 
 #: Name → what it is (s: short string, F: table, o: octet, T: timestamp), in wire order; the first has flag bit 15.
-KINDS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "content_type": "s",
-        "content_encoding": "s",
-        "headers": "F",
-        "delivery_mode": "o",
-        "priority": "o",
-        "correlation_id": "s",
-        "reply_to": "s",
-        "expiration": "s",
-        "message_id": "s",
-        "timestamp": "T",
-        "type": "s",
-        "user_id": "s",
-        "app_id": "s",
-        "cluster_id": "s",
-    }
-)
-FLAGS: Final[Mapping[str, int]] = MappingProxyType({name: 1 << (15 - place) for place, name in enumerate(KINDS)})
+KINDS: Mapping[str, str] = {
+    "content_type": "s",
+    "content_encoding": "s",
+    "headers": "F",
+    "delivery_mode": "o",
+    "priority": "o",
+    "correlation_id": "s",
+    "reply_to": "s",
+    "expiration": "s",
+    "message_id": "s",
+    "timestamp": "T",
+    "type": "s",
+    "user_id": "s",
+    "app_id": "s",
+    "cluster_id": "s",
+}
+FLAGS: Mapping[str, int] = {name: 1 << (15 - place) for place, name in enumerate(KINDS)}
 
 HAS_CONTENT_TYPE = FLAGS["content_type"]
 HAS_CONTENT_ENCODING = FLAGS["content_encoding"]

@@ -14,14 +14,7 @@ from pamqp import base
 from pamqp import commands as amqp
 
 from holdfast.engines.rabbitmq.wire import commands
-from holdfast.engines.rabbitmq.wire.events import (
-    ORDINARY,
-    Blocked,
-    ClosedByBroker,
-    Event,
-    Method,
-    Opened,
-)
+from holdfast.engines.rabbitmq.wire.events import ORDINARY, ClosedByBroker, Event, Method
 from holdfast.engines.rabbitmq.wire.frames import FRAME_BYTES_MAX, FrameReader, ProtocolBroken
 from holdfast.engines.rabbitmq.wire.table import Value
 
@@ -127,19 +120,13 @@ class AmqpSession:
         """The events of these bytes. Raises ProtocolBroken or HandshakeFailed; the session is then over."""
         if self.state is State.GREETING:
             _check_greeting(data)
-        found = self._reader.feed(data)
-        if set(map(type, found)) <= ORDINARY:
-            return found
-        events: list[Event] = []
-        for event in found:
-            kind = type(event)
-            if kind is Method and event.channel == 0:
-                self._about_connection(event.method, events)  # type: ignore[union-attr]
-            elif kind is ClosedByBroker:
-                self._closed(event.channel)
-                events.append(event)
-            else:
-                events.append(event)
+        events = self._reader.feed(data)
+        if not set(map(type, events)) <= ORDINARY:
+            for event in events:
+                if isinstance(event, ClosedByBroker):
+                    self._closed(event.channel)
+                elif isinstance(event, Method) and event.channel == 0:
+                    self._about_connection(event.method)
         return events
 
     def open_channel(self) -> int:
@@ -176,7 +163,7 @@ class AmqpSession:
             self._send(0, amqp.Connection.CloseOk())
             self.state = State.CLOSED
 
-    def _about_connection(self, method: base.Frame, events: list[Event]) -> None:
+    def _about_connection(self, method: base.Frame) -> None:
         match self.state, method:
             case State.GREETING, amqp.Connection.Start():
                 self._answer_start(method)
@@ -184,16 +171,12 @@ class AmqpSession:
                 self._answer_tune(method)
             case State.OPENING, amqp.Connection.OpenOk():
                 self.state = State.OPEN
-                events.append(Opened())
             case State.CLOSING, amqp.Connection.CloseOk():
                 self.state = State.CLOSED
-                events.append(Method(0, method))
             case _, amqp.Connection.Blocked():
                 self.blocked = str(method.reason)
-                events.append(Blocked(self.blocked))
             case _, amqp.Connection.Unblocked():
                 self.blocked = None
-                events.append(Blocked(None))
             case _, amqp.Connection.Secure():
                 raise HandshakeFailed(
                     "the broker wants a second step of the login, which PLAIN and EXTERNAL do not have"

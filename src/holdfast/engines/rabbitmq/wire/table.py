@@ -90,9 +90,15 @@ def splice(table: bytes, *, put: Mapping[str, bytes] | None = None, drop: Iterab
     gone = {_name(name) for name in drop} | {_name(name) for name in put}
     found = scan(table)
     kept = [table[start:end] for name, start, end in found.entries if name not in gone]
-    added = [_short(_name(name)) + value for name, value in put.items()]
+    added = [entry(name, value) for name, value in put.items()]
     payload = b"".join([*kept, *added, table[found.rest :]])
     return len(payload).to_bytes(4, "big") + payload
+
+
+def entry(name: str, value: bytes) -> bytes:
+    """An entry of our own; the value is encoded, or begins as one."""
+    raw = _name(name)
+    return bytes((len(raw),)) + raw + value
 
 
 def in_order(table: bytes) -> bytes:
@@ -102,12 +108,8 @@ def in_order(table: bytes) -> bytes:
     return table[:4] + b"".join(entries) + table[found.rest :]
 
 
-def decode(table: bytes) -> dict[str, Value]:
+def decode(table: bytes, depth: int = 0) -> dict[str, Value]:
     """The table for people. Never raises; of two entries with one name the first is shown, as the broker reads it."""
-    return _decode_table(table, 0)
-
-
-def _decode_table(table: bytes, depth: int) -> dict[str, Value]:
     found = scan(table)
     shown: dict[str, Value] = {}
     for name, start, end in found.entries:
@@ -123,9 +125,12 @@ def decode_value(raw: bytes, depth: int = 0) -> Value:
     kind, payload = raw[:1], raw[1:]
     try:
         if kind == b"F":
-            return _nested(raw, depth) or _decode_table(payload, depth + 1)
+            return _nested(raw, depth) or decode(payload, depth + 1)
         if kind == b"A":
             return _nested(raw, depth) or _decode_array(payload, depth + 1)
+        if kind in NUMBERS:
+            number: int | float = struct.unpack(NUMBERS[kind], payload)[0]
+            return number
         return DECODERS[kind](payload)
     except (KeyError, ValueError, OverflowError, OSError, struct.error) as error:
         return Undecodable(raw, f"{type(error).__name__}: {error}")
@@ -149,16 +154,6 @@ def _decode_array(payload: bytes, depth: int) -> list[Value]:
     return values
 
 
-def _number(layout: str) -> Callable[[bytes], Value]:
-    packed = struct.Struct(layout)
-
-    def read(payload: bytes) -> Value:
-        value: int | float = packed.unpack(payload)[0]
-        return value
-
-    return read
-
-
 def _decimal(payload: bytes) -> Value:
     places, value = struct.unpack(">Bi", payload)
     return Decimal(value).scaleb(-places)
@@ -168,18 +163,21 @@ def _timestamp(payload: bytes) -> Value:
     return datetime.fromtimestamp(int.from_bytes(payload, "big"), UTC)
 
 
+#: Type of a number → its layout.
+NUMBERS = {
+    b"b": ">b",
+    b"B": ">B",
+    b"s": ">h",
+    b"u": ">H",
+    b"I": ">i",
+    b"i": ">I",
+    b"l": ">q",
+    b"L": ">q",
+    b"f": ">f",
+    b"d": ">d",
+}
 DECODERS: dict[bytes, Callable[[bytes], Value]] = {
     b"t": lambda payload: payload != b"\0",
-    b"b": _number(">b"),
-    b"B": _number(">B"),
-    b"s": _number(">h"),
-    b"u": _number(">H"),
-    b"I": _number(">i"),
-    b"i": _number(">I"),
-    b"l": _number(">q"),
-    b"L": _number(">q"),
-    b"f": _number(">f"),
-    b"d": _number(">d"),
     b"D": _decimal,
     b"T": _timestamp,
     b"V": lambda payload: None,
@@ -222,10 +220,6 @@ def encode(values: Mapping[str, Value]) -> bytes:
 
 def _long(value: bytes) -> bytes:
     return len(value).to_bytes(4, "big") + value
-
-
-def _short(value: bytes) -> bytes:
-    return bytes((len(value),)) + value
 
 
 def _name(name: str) -> bytes:

@@ -83,6 +83,9 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 -- name: insert_items
 INSERT INTO items (id, kind, encoding, reference, payload) VALUES
 
+-- name: insert_lease
+INSERT INTO leases (id, created_at, expire_at, attempts, leased_at, lease_deadline) VALUES (?, ?, ?, ?, ?, ?)
+
 -- name: insert_ledger
 INSERT INTO ledger (at, action, item_id, reason, count, detail) VALUES (?, ?, ?, ?, ?, ?)
 
@@ -135,7 +138,7 @@ INSERT INTO ready (id, created_at, expire_at, attempts)
 SELECT id, created_at, expire_at, attempts - 1 FROM leases WHERE id = ?
 
 -- name: renumber_item
-UPDATE items SET id = ?2 WHERE id = ?1
+UPDATE items SET id = ?2, first_id = coalesce(first_id, id) WHERE id = ?1
 
 -- name: select_arrivals
 SELECT source_id FROM arrivals WHERE source_queue = ? LIMIT ?
@@ -172,7 +175,7 @@ WHERE i.died_at IS NOT NULL AND i.died_at <= ?1 AND i.id BETWEEN ?2 AND ?3
 ORDER BY i.died_at LIMIT ?4
 
 -- name: select_ready
-SELECT r.id, r.attempts + 1, i.payload, i.encoding, i.kind, i.reference
+SELECT r.id, r.attempts + 1, i.payload, i.encoding, i.kind, i.reference, i.first_id
 FROM ready r JOIN items i ON i.id = r.id
 WHERE r.id BETWEEN ?1 AND ?2 AND r.expire_at > ?3 AND r.attempts < ?4
 ORDER BY r.id LIMIT ?5

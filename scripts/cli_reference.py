@@ -1,6 +1,6 @@
 """The reference part of docs/cli.md, made from the commands themselves.
 
-`python -m holdfast.faces.cli.reference docs/cli.md` writes it anew; a test compares the two.
+`python -m scripts.cli_reference docs/cli.md` writes it anew; a test compares the two.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from holdfast.faces.cli import TREE, LazyGroup, load
 from holdfast.faces.cli.command import PANEL, SHARED
 
-BEGIN = "<!-- made by holdfast.faces.cli.reference: begin -->\n"
-END = "<!-- made by holdfast.faces.cli.reference: end -->\n"
+BEGIN = "<!-- made by scripts.cli_reference: begin -->\n"
+END = "<!-- made by scripts.cli_reference: end -->\n"
 
 _SHARED_NAMES = frozenset(parameter.name for parameter in SHARED)
 
@@ -46,7 +46,9 @@ def renewed(page: str) -> str:
 
 
 def _section(path: str, command: Any) -> str:
-    own = [param for param in command.params if param.name not in _SHARED_NAMES or _has_own_place(param)]
+    # By where it stands as well: `--url` of `serve` is not the shared one.
+    shared = [param for param in command.params if getattr(param, "rich_help_panel", None) == PANEL]
+    own = [param for param in command.params if param.name not in _SHARED_NAMES or param not in shared]
     arguments = [param for param in own if param.param_type_name == "argument"]
     options = [param for param in own if param.param_type_name == "option"]
     usage = " ".join([path, "[OPTIONS]", *(_argument(param) for param in arguments)])
@@ -58,11 +60,6 @@ def _section(path: str, command: Any) -> str:
         lines.append("")
     example = _unescaped(command.epilog).split("\n\n")[1:]
     return "\n".join([*lines, "```sh", *(line.strip().removeprefix("$ ") for line in example), "```", ""])
-
-
-def _has_own_place(param: Any) -> bool:
-    """`--url` of `serve` is not the shared one."""
-    return getattr(param, "rich_help_panel", None) != PANEL
 
 
 def _argument(param: Any) -> str:
