@@ -15,7 +15,6 @@ here but `in_thread` blocks and is called in a thread.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import fcntl
 import hashlib
@@ -31,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from holdfast.engines import threads
 from holdfast.errors import Invalid
 from holdfast.ports.blobs import BlobContent, check_path
 from holdfast.proof import crash_point
@@ -53,23 +53,8 @@ _syncs = ThreadPoolExecutor(THREADS_COUNT_MAX, thread_name_prefix="fsync")
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like asyncio.to_thread, but a cancellation goes out only after the thread is done.
-
-    A thread cannot be stopped. If the caller went on at once, it would close a descriptor under the thread,
-    and the thread's next write could go to whichever file got that number.
-    """
-    running = asyncio.get_running_loop().run_in_executor(_threads, partial(work, *args, **kwargs))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        while not running.done():
-            try:
-                await asyncio.wait([running])
-            except asyncio.CancelledError:
-                continue  # the first one is raised below
-        if not running.cancelled():
-            running.exception()  # seen: the cancellation is what the caller gets
-        raise
+    """Do this in a thread of the folder's; a cancellation goes out only when it is done."""
+    return await threads.in_thread(_threads, partial(work, *args, **kwargs))
 
 
 class BlobFolder:

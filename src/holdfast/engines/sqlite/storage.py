@@ -44,6 +44,7 @@ from holdfast.engines.sqlite.connection import (
 )
 from holdfast.engines.sqlite.operations import Operations
 from holdfast.engines.sqlite.partition import Moments, SqlitePartition, read_partitions
+from holdfast.engines.threads import in_thread
 from holdfast.errors import CannotStart, HoldfastError, StorageFailed
 from holdfast.ports.clock import Clock
 from holdfast.ports.queue_store import (
@@ -368,7 +369,7 @@ class SqliteQueueStore:
             return self._commit(operations, alone=True)
         async with self._write_lock:
             await self._storage.make_room(self)
-            return await self._in_thread(lambda: self._commit(operations))
+            return await in_thread(self._storage.threads, lambda: self._commit(operations))
 
     def can_commit_inline(self) -> bool:
         return self._writer is not None and not self._write_lock.locked()
@@ -376,10 +377,7 @@ class SqliteQueueStore:
     async def load(self) -> Committed:
         async with self._write_lock:
             await self._storage.make_room(self)
-            return await self._in_thread(self._load)
-
-    def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self._storage.threads, work)
+            return await in_thread(self._storage.threads, self._load)
 
     def _commit(self, operations: Sequence[Operation], *, alone: bool = False) -> Committed:
         if self._writer is None:
@@ -464,7 +462,7 @@ class SqliteQueueStore:
                     raise
 
         async with self._read_lock:
-            return await self._in_thread(run)
+            return await in_thread(self._storage.threads, run)
 
     def _let_go_of_reader(self) -> None:
         reader, self._reader = self._reader, None
@@ -535,7 +533,7 @@ class SqliteQueueStore:
     async def close(self) -> None:
         async with self._write_lock, self._read_lock:
             self._storage.open_stores.discard(self)
-            await self._in_thread(self._close_both)
+            await in_thread(self._storage.threads, self._close_both)
 
     def _close_both(self) -> None:
         # The reader first: the last connection of a file folds the write-ahead log into it.
