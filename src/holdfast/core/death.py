@@ -33,7 +33,7 @@ FIRST_ORIGIN = ("x-first-original-exchange", "x-first-original-routing-key", "x-
 PARKED_AT = "x-parked-at"
 KEPT_EXPIRATION = "x-kept-expiration"
 KEPT_DEATH_BYTES_MAX = 4 * 1024
-NAME_BYTES_MAX = 1024
+TOLD_BYTES_MAX = 1024
 NAMES_COUNT_MAX = 1024
 DEATH = "x-death"
 DELIVERY_COUNT = "x-delivery-count"
@@ -97,11 +97,11 @@ class QueueNames(Struct, frozen=True, kw_only=True):
 
     def is_wait_queue(self, queue: str) -> bool:
         """Whether a queue of this name only holds messages for a while."""
-        return _fits(queue[:NAME_BYTES_MAX], self.wait_queues)
+        return _fits(queue[:TOLD_BYTES_MAX], self.wait_queues)
 
     def is_main(self, queue: str) -> bool:
         """Whether messages can fail in a queue of this name."""
-        return not (self.is_wait_queue(queue) or _fits(queue[:NAME_BYTES_MAX], self.dead_queues))
+        return not (self.is_wait_queue(queue) or _fits(queue[:TOLD_BYTES_MAX], self.dead_queues))
 
 
 @lru_cache(NAMES_COUNT_MAX)
@@ -193,7 +193,7 @@ def where_it_died(
     if noted_for is not None and noted_for != dead_queue:
         if noted is not None and any(one.queue == noted_for for one in deaths(headers)):
             return noted, ""  # from that dead queue the broker sent it here
-        return None, f"it was parked into '{as_text(noted_for)[:NAME_BYTES_MAX]}', and nothing says how it came here"
+        return None, f"it was parked into '{as_text(noted_for)[:TOLD_BYTES_MAX]}', and nothing says how it came here"
     leading = set(sources())
     if noted is not None and PARKED_AT in headers and (noted.queue in leading or dead_queue == f"{noted.queue}.dlq"):
         return noted, ""
@@ -306,7 +306,7 @@ def parked(
     notes: dict[str, HeaderValue] = {
         **_origin(message, dead_queue, wait_queues),
         PARKED_AT: at.isoformat(),
-        "x-parked-by": head(clean(by), NAME_BYTES_MAX),
+        "x-parked-by": head(clean(by), TOLD_BYTES_MAX),
         "x-parked-reason": reason,
     }
     return replace(change, put={**change.put, RETRY_COUNT: used, **_error(failure), **notes})
@@ -335,7 +335,7 @@ def _moved(headers: Headers, death: Death) -> dict[str, HeaderValue]:
     if not any(name in headers for name in FIRST_ORIGIN):
         before = {first: headers[name] for first, name in zip(FIRST_ORIGIN, ORIGIN, strict=True) if name in headers}
     return {
-        **{name: value if isinstance(value, str) else str(value)[:NAME_BYTES_MAX] for name, value in before.items()},
+        **{name: value if isinstance(value, str) else str(value)[:TOLD_BYTES_MAX] for name, value in before.items()},
         **dict(zip(ORIGIN, (death.exchange, death.routing_key, death.queue), strict=True)),
     }
 

@@ -25,8 +25,8 @@ TITLE_CHARACTERS_MAX = 300
 NOTE_CHARACTERS_MAX = 2_000
 FINGERPRINT_CHARACTERS = 16
 
-#: Frames of these are not the application's: the first one below them tells where it went wrong.
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in (?P<name>\S+)', re.MULTILINE)
+#: Frames of these are not the application's: the first one below them tells where it went wrong.
 _NOT_OURS = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 
 #: Where a letter was taken from: a queue of RabbitMQ, or an embedded dead queue.

@@ -48,7 +48,7 @@ class Route(Struct, frozen=True, kw_only=True):
     why: str
     type: str = ""
     blocked: str = ""  #: why nothing that is sent to the address gets to where it is meant for
-    is_told: bool = False  #: by the headers of the letter; not by what somebody has written for it
+    is_told: bool = False  #: by the headers of the letter or `--source`; no address was written for it
     source: str = ""  #: the queue that it died in, where that had to be found out
 
 

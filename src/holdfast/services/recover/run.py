@@ -1,4 +1,5 @@
-"""One recovery run: take, find the route, publish, wait for the confirm, ack. Nothing is acked before that.
+"""One recovery run: take, find the route, publish, wait for the confirm, ack. Nothing is acked before that, by
+this run or by a killed one that had noted it.
 
 Letters that cannot go (no route, refused, returned, left out by a filter) are held unacked and given back once, at the
 end: given back at once, the broker would deliver them again in a loop. A lost connection gives everything back by
@@ -6,8 +7,8 @@ itself; what comes again is recognised by its bytes, so that nothing is counted 
 
 Two things go on beside each other and share the `LetterTable`: letters are taken and sent, and outcomes are settled as
 they come in, also while a backup is being synced. At the end, consuming is cancelled first, because letters given back
-before would be delivered again; those that cannot bear another return go back by a publish; the rest goes back by one
-frame, which keeps their order.
+before would be delivered again; those that cannot bear another return go back by a publish; the rest goes back in
+as few frames as keep their order.
 """
 
 from __future__ import annotations
