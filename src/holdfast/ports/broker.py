@@ -213,8 +213,8 @@ class DrainConsumer(Protocol):
         """No new letters. Answers those that were delivered and not taken, as far as they are wanted."""
 
     async def give_back_all(self, *, others_count: int) -> int:
-        """Everything that is unsettled goes back, in order, by as few frames as keep it; only after `stop`. Answers how many.
-        `others_count` others consume the queue as well."""
+        """Everything that is unsettled goes back, in order, by as few frames as keep it; only after `stop`. Answers
+        how many. `others_count` others consume the queue as well."""
 
     async def abandon(self) -> None:
         """End the connection at once: everything unsettled goes back by itself."""
