@@ -9,7 +9,7 @@ ARGS   ?=
 # Files go out in the order of tests/conftest.py: the long ones first.
 WORKERS ?= 3
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-FAST := not postgres and not rabbitmq and not s3 and not slow
+FAST := not postgres and not rabbitmq and not s3 and not browser and not slow
 
 # Hundreds of processes are started by the tests: each would compile the whole program anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -37,7 +37,7 @@ test-matrix: $(VENV)/.ready-dev ## Run the broker tests on every RabbitMQ versio
 	@$(BIN)/python -m pytest $(PARALLEL) -m rabbitmq $(ARGS)
 
 soak: $(VENV)/.ready-dev ## Run the long crash tests; one JSON line per scenario
-	@bash scripts/servers.sh
+	@HOLDFAST_TEST_WITHOUT=browser,$$HOLDFAST_TEST_WITHOUT bash scripts/servers.sh
 	@$(BIN)/python -m tests.soak $(ARGS)
 
 check: $(VENV)/.ready-dev ## Lint, format and types
@@ -50,7 +50,7 @@ fix: $(VENV)/.ready-dev ## Repair what lint and format can repair
 	@$(BIN)/ruff format
 
 bench: $(VENV)/.ready-bench ## Measure, side by side with the peers
-	@bash scripts/servers.sh
+	@HOLDFAST_TEST_WITHOUT=browser,$$HOLDFAST_TEST_WITHOUT bash scripts/servers.sh
 	@$(BIN)/python -m bench $(ARGS)
 
 ci: ## What a change must pass: check, then test

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Makes sure that the servers which the tests start are installed. It starts none: the tests run private ones.
+# Makes sure that the servers and the browser which the tests start are installed. It starts none: the tests run private
+# ones.
 # As root with apt it installs what is missing; otherwise it names exactly what to install, and fails.
-# HOLDFAST_TEST_WITHOUT=postgres,rabbitmq (comma-separated) leaves a server out, and its tests with it.
+# HOLDFAST_TEST_WITHOUT=postgres,rabbitmq,browser (comma-separated) leaves a server out, and its tests with it.
 set -euo pipefail
 
 say() { printf '%s\n' "$*" >&2; }
@@ -49,10 +50,16 @@ install_rabbitmq() {
     return "$failed"
 }
 
+# Debian's own. One that somebody else has built is named by HOLDFAST_TEST_CHROMIUM.
+have_browser() { [ -x "${HOLDFAST_TEST_CHROMIUM:-/usr/bin/chromium}" ]; }
+
+install_browser() { apt_install chromium; }
+
 # A further server: have_NAME, install_NAME, and its line here. After the name: what a person would install.
 servers=(
     "postgres postgresql"
     "rabbitmq rabbitmq-server openssl"
+    "browser chromium"
 )
 
 for line in "${servers[@]}"; do
@@ -65,7 +72,7 @@ for line in "${servers[@]}"; do
         "install_$name" || say "apt-get failed."
     fi
     if ! "have_$name"; then
-        say "The tests need a server that is not installed: $name. Install it, then run make again:"
+        say "The tests need what is not installed: $name. Install it, then run make again:"
         say "    sudo apt-get install $packages"
         say "or leave its tests out:  HOLDFAST_TEST_WITHOUT=$name make test"
         exit 1

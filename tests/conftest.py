@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
 from tests.support.amqp import Admin
@@ -17,6 +19,9 @@ from tests.support.postgres import Cluster
 from tests.support.rabbitmq import Node, versions, vhost_name
 from tests.support.rabbitmq_cluster import RabbitCluster, cluster_versions
 from tests.support.servers import memory_place, skip_left_out
+
+if TYPE_CHECKING:
+    from tests.support.browser import Chromium
 
 # `make test` tries the same examples each time, so that a red run speaks of the change; `make soak` looks for new ones.
 # No example fails by the clock: this machine may be busy with others.
@@ -37,13 +42,14 @@ LONGEST_FIRST = (
     "engines",
     "topology",
     "consume",
+    "faces/web",
     "faces/api",
     "faces/cli",
     "queue",
 )
 
 #: Whose folders are in memory.
-MEMORY_FOLDERS = ("collect", "consume", "faces/api", "queue", "recover", "upgrade", "vault")
+MEMORY_FOLDERS = ("collect", "consume", "faces/api", "faces/web", "queue", "recover", "upgrade", "vault")
 IN_MEMORY = tuple(f"tests/{name}/" for name in MEMORY_FOLDERS)
 
 #: Of `-m`, as `make test-fast` gives it: a file that is nothing but this need not even be read.
@@ -147,3 +153,12 @@ async def every_admin(request: pytest.FixtureRequest, every_node: Node) -> Async
     """A virtual host of one's own, on each version in turn."""
     async with Admin.open(every_node, vhost_name(request.node.name)) as admin:
         yield admin
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def chromium() -> AsyncIterator[Chromium]:
+    """The browser of this run. Tests that use it run in the session's event loop."""
+    from tests.support.browser import open_chromium  # it takes a while to read, and few tests need it
+
+    async with open_chromium() as browser:
+        yield browser

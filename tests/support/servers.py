@@ -22,7 +22,7 @@ import psycopg
 import pytest
 
 VARIABLE = "HOLDFAST_TEST_WITHOUT"
-SERVERS = ("postgres", "rabbitmq")
+SERVERS = ("postgres", "rabbitmq", "browser")
 READY_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 60.0
 STEP_S = 0.02
