@@ -99,7 +99,7 @@ class Chromium:
         context.set_default_timeout(LIMIT_MS)
         try:
             await context.add_init_script(BREACHES)
-            visitor = Visitor(context, await context.new_page(), Ears(address.rstrip("/"), context))
+            visitor = Visitor(context, await context.new_page(), Heard(address.rstrip("/"), context))
             yield visitor
             visitor.check()
         finally:
@@ -119,7 +119,7 @@ async def open_chromium() -> AsyncIterator[Chromium]:
             await browser.close()
 
 
-class Ears:
+class Heard:
     """What a browser complains about, and what it asks others for."""
 
     def __init__(self, address: str, context: BrowserContext) -> None:
@@ -146,10 +146,10 @@ class Ears:
 class Visitor:
     """One person with one tab."""
 
-    def __init__(self, context: BrowserContext, page: Page, ears: Ears) -> None:
+    def __init__(self, context: BrowserContext, page: Page, heard: Heard) -> None:
         self.context = context
         self.page = page
-        self.ears = ears
+        self.heard = heard
 
     async def open(self, path: str = "/") -> Response:
         """Go to a page."""
@@ -159,16 +159,16 @@ class Visitor:
 
     async def another(self) -> Visitor:
         """The same person with one more tab."""
-        return Visitor(self.context, await self.context.new_page(), self.ears)
+        return Visitor(self.context, await self.context.new_page(), self.heard)
 
     def expects(self, *patterns: str) -> None:
         """Complaints that the test provokes; they do not fail it."""
-        self.ears.expected += [re.compile(pattern) for pattern in patterns]
+        self.heard.expected += [re.compile(pattern) for pattern in patterns]
 
     def check(self) -> None:
         """Fail when the browser complained about anything that was not expected."""
-        expected = self.ears.expected
-        left = [text for text in self.ears.complaints if not any(pattern.search(text) for pattern in expected)]
+        expected = self.heard.expected
+        left = [text for text in self.heard.complaints if not any(pattern.search(text) for pattern in expected)]
         assert not left, "the browser complained:\n" + "\n".join(left)
 
     async def sees(self, *texts: str | re.Pattern[str]) -> None:

@@ -107,5 +107,5 @@ async def test_two_tabs_are_one_person(chromium: Chromium, address: str) -> None
     async with chromium.visitor(address) as visitor:
         tab = await visitor.another()
         await tab.open("/failing")
-        assert len(visitor.ears.complaints) == 1
+        assert len(visitor.heard.complaints) == 1
         visitor.expects("broken")
