@@ -13,9 +13,11 @@ from tests.rules.test_layers import FILES, module_of
 
 #: More would be modules that were cut out of the only one that needs them.
 LONE_SHARE_MAX = 0.15
-#: What these import is where a way into the package begins: engines that are wired, commands that are registered.
+#: What these import is where a way into the package begins: engines that are wired, commands and pages that are
+#: registered.
 STARTING_POINTS = frozenset(
-    f"holdfast{name}" for name in ("", ".__main__", ".testing", ".wiring", ".faces.cli", ".faces.api.server")
+    f"holdfast{name}"
+    for name in ("", ".__main__", ".testing", ".wiring", ".faces.cli", ".faces.api.server", ".faces.web")
 )
 
 

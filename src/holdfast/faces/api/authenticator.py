@@ -86,7 +86,7 @@ class Authenticator:
         if self._hash is None:
             _check_local(headers)
             return Caller(name=NAME_HERE, role=Role.ADMIN, origin=origin)
-        session = self._session(scope)
+        session = self.session(scope)
         digest = session.token if session else self.token_of(scope)
         if digest and hmac.compare_digest(digest, self._hash):
             return Caller(name=NAME_ADMIN, role=Role.ADMIN, origin=origin)
@@ -143,15 +143,32 @@ class Authenticator:
         scheme, _, token = _header(scope, b"authorization").partition(b" ")
         return hashlib.sha256(token.strip()).hexdigest() if scheme.lower() == b"bearer" else ""
 
-    def check_page_of_session(self, scope: Scope) -> None:
-        """A change by cookie has to come from the session's own page. Raises Forbidden."""
-        session = self._session(scope)
+    def check_page_of_session(self, scope: Scope, given: str | None = None) -> None:
+        """A change by cookie has to come from the session's own page, which gives the session's token in a header, or
+        in a field of its form. Raises Forbidden."""
+        session = self.session(scope)
         if session is None or scope["method"] in READS:
             return
-        if not is_own_page(session, _header(scope, CSRF_HEADER.encode()).decode("latin-1")):
+        if not is_own_page(session, given or _header(scope, CSRF_HEADER.encode()).decode("latin-1")):
             raise Forbidden(f"forbidden; a change by session cookie needs the session's token in {CSRF_HEADER}")
 
-    def _session(self, scope: Scope) -> WebSession | None:
+    def check_form(self, scope: Scope) -> None:
+        """A form comes from a page of this server, as far as the browser says; also one that needs no session yet.
+        Raises Forbidden."""
+        hosts = _list(scope, b"host").lower()
+        for name, value in scope["headers"]:
+            is_own = name != b"sec-fetch-site" or value in OWN_SITES
+            if name == b"origin":
+                is_own = value.lower().partition(b"://")[2] == hosts
+            if not is_own:
+                raise Forbidden("forbidden; this form came from another web page")
+
+    def cookie(self, scope: Scope, secret: str, age_s: int) -> str:
+        """Never for a script to read, never sent along from another site, and over https alone where there is https."""
+        secure = "; Secure" if self.is_https(scope) else ""
+        return f"{COOKIE}={secret}; Path=/; Max-Age={age_s}; HttpOnly; SameSite=Strict{secure}"
+
+    def session(self, scope: Scope) -> WebSession | None:
         """The session of a request that carries no token itself."""
         if self.sessions is None or self._hash is None or _header(scope, b"authorization"):
             return None
@@ -159,7 +176,7 @@ class Authenticator:
 
     def viewer(self, scope: Scope) -> Caller | None:
         """Who looks at a page that needs no token; None without one. Raises as `caller` for a wrong one."""
-        if self._hash is not None and not self.token_of(scope) and self._session(scope) is None:
+        if self._hash is not None and not self.token_of(scope) and self.session(scope) is None:
             return None
         return self.caller(scope)
 

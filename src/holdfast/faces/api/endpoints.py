@@ -233,10 +233,8 @@ class _SessionContext(NamedTuple):
         )
 
     def cookie(self, secret: str, age_s: int) -> dict[str, str]:
-        """Never for a script to read, never sent along from another site, and over https alone where there is https."""
-        secure = "; Secure" if self.authenticator.is_https(self.http.scope) else ""
-        cookie = f"{COOKIE}={secret}; Path=/; Max-Age={age_s}; HttpOnly; SameSite=Strict{secure}"
-        return {"set-cookie": cookie}
+        """What makes the browser keep it, or forget it."""
+        return {"set-cookie": self.authenticator.cookie(self.http.scope, secret, age_s)}
 
 
 @handles(OpenSession)

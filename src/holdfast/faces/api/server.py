@@ -33,6 +33,7 @@ from holdfast.faces.api.head import RequestHead
 from holdfast.faces.api.listener import HttpLimits, HttpServer
 from holdfast.faces.api.pages import Pages
 from holdfast.faces.api.verbs import Verbs, error_body, error_headers
+from holdfast.faces.web.console import PAGES, Console, console_routes, error_page, wants_page
 from holdfast.ports.queue_store import Catalog
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
@@ -83,6 +84,8 @@ def make_server(
         authenticator.caller(request.scope)
         return Response(document(version), media_type="application/json")
 
+    console = Console(vault_app, service, authenticator, results, version) if vault_app is not None else None
+
     async def elsewhere(request: Request) -> Response:
         if request.url.path in [page.path for page in shown]:
             raise BadMethod(request.method, ["GET", "HEAD"])
@@ -91,7 +94,7 @@ def make_server(
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HoldfastError)  # noqa: S101 - it is registered for nothing else
         await authenticator.slow_down(request.scope, error)
-        return Response(error_body(error), error.code, error_headers(error), media_type="application/json")
+        return error_page(console, request, error) if console and wants_page(request) else error_reply(error)
 
     verbs = Verbs(service, authenticator=authenticator, body_bytes_max=bytes_max, requests=requests)
     shown = [*pages.routes(), Route("/openapi.json", openapi)]
@@ -100,6 +103,7 @@ def make_server(
             *(admin_routes(vault_app, authenticator) if vault_app is not None else ()),
             *(results_routes(results, authenticator) if results is not None else ()),
             *shown,
+            *(console_routes(console) if console else ()),
             any_method("/", elsewhere),
             any_method("/{path:any}", elsewhere),
         ],
@@ -108,11 +112,17 @@ def make_server(
     return HttpServer(app, verbs, larger_bodies(authenticator, bytes_max), limits=limits, tls=tls)
 
 
+def error_reply(error: HoldfastError) -> Response:
+    """An error for a program."""
+    return Response(error_body(error), error.code, error_headers(error), media_type="application/json")
+
+
 def larger_bodies(authenticator: Authenticator, bytes_max: Mapping[str, int]) -> Callable[[RequestHead], int]:
     """How large the body of a request to the application may be that is larger than a stranger's: what its endpoint
     needs, for those who may call it."""
-    found = [one for one in REQUESTS.values() if one.limit != "other"]
-    patterns = [(re.compile(re.sub(r"{\w+}", ".+", one.path)), one) for one in found]
+    found = [(one.path, one) for one in REQUESTS.values() if one.limit != "other"]
+    found += [(one.path, one.form_of.declared) for one in PAGES if one.form_of is not None]
+    patterns = [(re.compile(re.sub(r"{\w+}", ".+", path)), one) for path, one in found]
 
     def limit(head: RequestHead) -> int:
         try:

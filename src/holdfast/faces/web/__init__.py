@@ -1,0 +1,8 @@
+"""The web console: pages for a person, rendered on the server. They ask what programs ask, and decide nothing.
+
+Each module imported here registers its pages.
+"""
+
+from holdfast.faces.web import overview, sessions
+
+__all__ = ["overview", "sessions"]

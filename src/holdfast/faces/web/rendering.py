@@ -1,0 +1,161 @@
+"""Templates, and how numbers, moments and sizes are written in them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from holdfast.core.moments import moment
+
+PACKAGE = "holdfast.faces.web"
+#: How many characters of a text are shown where there is a line for it.
+LINE_CHARACTERS_MAX = 140
+STEPS_S = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
+
+
+class PageFile(NamedTuple):
+    """A file of the package that pages need."""
+
+    content: bytes
+    media_type: str
+    version: str
+
+
+@cache
+def asset(name: str) -> PageFile | None:
+    """A file below `static`, by its name; None for what is none of them."""
+    found = resources.files(PACKAGE) / "static" / name
+    if "/" in name or name.startswith(".") or not found.is_file():
+        return None
+    content = found.read_bytes()
+    ending = name.rpartition(".")[2]
+    version = hashlib.sha256(content).hexdigest()[:12]
+    return PageFile(content, MEDIA_TYPES.get(ending, "application/octet-stream"), version)
+
+
+def asset_url(name: str) -> str:
+    """Where it is; another version of it is somewhere else, so that a browser may keep it."""
+    found = asset(name)
+    assert found is not None, name  # noqa: S101 - templates name files that are there
+    return f"/static/{found.version}/{name}"
+
+
+def ago(at: datetime | None, now: datetime | None = None) -> Markup:
+    """How long ago, with the exact moment for who looks closer."""
+    if at is None:
+        return Markup('<span class="faint">–</span>')
+    now = now or datetime.now(UTC)
+    seconds = (now - at).total_seconds()
+    exact = at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    told = _span(abs(seconds))
+    told = "now" if told == "0 s" else f"in {told}" if seconds < 0 else f"{told} ago"
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(at.astimezone(UTC).isoformat(), exact, told)
+
+
+def exact(at: datetime | None) -> str:
+    """A moment to the second, in UTC."""
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if at else "–"
+
+
+def span(seconds: float) -> str:
+    """A duration in its largest unit, or two of them."""
+    return _span(seconds)
+
+
+def _span(seconds: float) -> str:
+    for index, (size_s, unit) in enumerate(STEPS_S):
+        if seconds >= size_s:
+            count, rest_s = divmod(int(seconds), size_s)
+            smaller = STEPS_S[index + 1] if index + 1 < len(STEPS_S) else None
+            more = rest_s // smaller[0] if smaller and count < 3 else 0
+            return f"{count} {unit} {more} {smaller[1]}" if smaller and more else f"{count} {unit}"
+    return "0 s"
+
+
+def number(count: float | None) -> Markup:
+    """Digits in threes, by a narrow space that does not break."""
+    if count is None:
+        return Markup('<span class="faint" title="not known">?</span>')
+    return Markup("{}").format(f"{count:,}".replace(",", "\u202f"))
+
+
+def size(count: int) -> str:
+    """Bytes in a unit that people read."""
+    if count < 1024:
+        return f"{count} B"
+    for unit in ("KiB", "MiB"):
+        count_in = count / 1024 if unit == "KiB" else count / 1024**2
+        if count_in < 1024 or unit == "MiB":
+            return f"{count_in:.1f} {unit}"
+    return f"{count} B"
+
+
+def line(text: str) -> str:
+    """The first line of a text, not too long."""
+    first = text.strip().split("\n", 1)[0]
+    return first if len(first) <= LINE_CHARACTERS_MAX else first[: LINE_CHARACTERS_MAX - 1] + "…"
+
+
+def segment(text: object) -> str:
+    """A text as one part of a path; names of queues may hold anything."""
+    return quote(str(text), safe="")
+
+
+def query(values: Mapping[str, object], **changes: object) -> str:
+    """A query string of what is set, with changes; what is changed to nothing is left out."""
+    merged = {**values, **changes}
+    return urlencode({key: value for key, value in merged.items() if value not in (None, "")})
+
+
+def bars(values: list[int], *, label: str, width: int = 120, height: int = 28) -> Markup:
+    """A small chart: a bar for each value, the largest fills the height. `label` tells it to who cannot see it."""
+    most = max(values, default=0)
+    if not values:
+        return Markup("")
+    step = width / len(values)
+    shapes = []
+    for index, value in enumerate(values):
+        if not value:
+            continue
+        tall = max(1.5, height * value / most)
+        shapes.append(
+            Markup('<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
+                index * step, height - tall, max(1.0, step - 1), tall
+            )
+        )
+    return Markup(
+        '<svg class="bars" role="img" aria-label="{}" viewBox="0 0 {} {}" width="{}" height="{}" '
+        'preserveAspectRatio="none"><title>{}</title><path class="axis" d="M0 {}H{}"/>{}</svg>'
+    ).format(label, width, height, width, height, label, height - 0.5, width, Markup("").join(shapes))
+
+
+@cache
+def environment() -> Environment:
+    """The templates: everything is escaped, and a name that is not there is an error."""
+    made = Environment(
+        loader=PackageLoader(PACKAGE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters.update(
+        ago=ago, exact=exact, span=span, number=number, size=size, line=line, segment=segment, moment=moment
+    )
+    made.globals.update(asset_url=asset_url, bars=bars, query=query)
+    return made
+
+
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """A page or a part of one."""
+    return environment().get_template(template).render(values)

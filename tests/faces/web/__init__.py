@@ -1,0 +1,1 @@
+"""The console, as browsers and programs see it."""
