@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
-# Under `nohup`, and so in many a CI, a hang-up is ignored, and so by every program that is started here: also by those
-# that are to hear it.
+# Under `nohup` a hang-up is ignored, and in the background of a script Ctrl-C is; and so by every program that is
+# started here: also by those that are to hear it.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Folders whose files take longest, those first: at the end of a run no worker waits for another's long file.
 LONGEST_FIRST = (
