@@ -34,6 +34,11 @@ def run(tx: Tx, name: str, /, **values: Any) -> list[Row]:
     return tx.rows(statement(name, tx.dialect), **values)
 
 
+def later(tx: Tx, name: str, /, **values: Any) -> Callable[[], list[Row]]:
+    """The same, but the rows are waited for when they are asked for."""
+    return tx.later(statement(name, tx.dialect), **values)
+
+
 def run_many(tx: Tx, name: str, values: Sequence[Values]) -> None:
     """A statement of `sql/`, once for each set of values."""
     tx.many(statement(name, tx.dialect), values)

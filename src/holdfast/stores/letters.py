@@ -22,7 +22,7 @@ from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.errors import Conflict, Invalid, StorageFailed
 from holdfast.ports.database import Dialect, Row, Tx
 from holdfast.proof import crash_point
-from holdfast.stores import SQL, reader, run, run_many
+from holdfast.stores import SQL, later, reader, run, run_many
 from holdfast.stores.ledger import LedgerWriter, VaultPart, one_commit, one_look
 
 TEXT_CHARACTERS_MAX = 1_000
@@ -261,6 +261,14 @@ class Letters(VaultPart):
         sql, key = _source(SQL["select_letter"], selection, tx.dialect)
         rows = tx.rows(f"{sql} WHERE 1 = 1 {where} ORDER BY {key} LIMIT 1", **values)
         return _letter(rows[0]) if rows else None
+
+    @one_look
+    def oldest_deaths(self, tx: Tx, queues: Sequence[str]) -> dict[str, datetime]:
+        """When the oldest captured letter of each queue died, or was captured where nothing tells; of those that have
+        one."""
+        asked = [(queue, later(tx, "oldest_death", queue=queue)) for queue in queues]
+        found = [(queue, rows()) for queue, rows in asked]
+        return {queue: moment(died_at or captured_at) for queue, rows in found for died_at, captured_at in rows}
 
     @one_look
     def get(self, tx: Tx, letter: int) -> Letter | None:

@@ -20,9 +20,10 @@ from holdfast.faces.api.endpoints import LazyCollector
 from holdfast.faces.api.server import make_server
 from holdfast.services.queue.queues import Queues
 from holdfast.services.vault.admin import VaultApp
-from holdfast.settings import Settings, StorageSettings
+from holdfast.settings import Secret, Settings, StorageSettings
 from holdfast.wiring import open_collector, open_service, open_vault_app
 from tests.queue.installation import listening
+from tests.support.postgres import emptied
 from tests.vault.letters import ACT, letter
 
 TOKEN = "the-admin-token"
@@ -69,6 +70,16 @@ async def open_installation(folder: Path, **more: Any) -> AsyncIterator[AdminIns
         async with listening(server) as address:
             yield AdminInstallation(address, vault_app, Queues(service))
         await results.close()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+async def stored(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[AdminInstallation]:
+    """An installation with its vault in SQLite, and one with it in PostgreSQL."""
+    more: dict[str, Any] = {}
+    if request.param == "postgres":
+        more = {"vault": Secret(emptied(request.getfixturevalue("postgres_url"))), "ledger_key": Secret("k")}
+    async with open_installation(tmp_path, **more) as installation:
+        yield installation
 
 
 @pytest.fixture

@@ -86,6 +86,7 @@ ATTEMPTS: dict[str, list[dict[str, Any]]] = {
     "results.read": [{"id": "theirs", "series": "rows"}, {"id": "told", "series": "rows"}],
     "results.show": [{"id": "theirs"}, {"id": "told"}],
     "dlq.queues": [{}],
+    "overview.read": [{}],
     "dlq.messages": [{"queue": PAY_DLQ}, {"queue": PAY_DLQ, "live": "true"}],
     "dlq.redrive": [{"queue": PAY_DLQ}],
     "captures.list": [{}],

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from msgspec import Meta, Struct, field
 
 from holdfast.core.ledger import ChainBreak, LedgerRow
-from holdfast.core.letter import GroupStatus, Letter, NewLetter
+from holdfast.core.letter import GroupStatus, Letter, NewLetter, Origin
 from holdfast.core.moments import microseconds, moment, moment_or_none, parse_duration
 from holdfast.core.plan import Canary, Plan, PlanOptions, RedriveTask, Target
 from holdfast.core.requests.declare import BYTES, Access, Request, Role, Stream, declare, view
@@ -58,6 +58,37 @@ class CaptureReport(Struct, kw_only=True):
     lag_s: float = 0.0
     state: str = "running"
     why: str = ""
+
+
+class DeadQueueView(Struct, frozen=True, kw_only=True):
+    """A dead-letter queue on the overview: what the vault has of it, and what its broker said last."""
+
+    queue: str
+    source_queue: str | None  #: null when none is known
+    broker: Origin | None  #: whose queue it is; null when no broker that is configured here knows it
+    ready: int | None  #: how many letters are in the queue itself; null when its broker does not say
+    consumers: int | None
+    states: dict[str, int]  #: letters in the vault by state
+    oldest_at: datetime | None  #: when the oldest captured letter died
+    capture: CaptureReport | None  #: by this server, with why it stands still
+
+
+class BrokerView(Struct, frozen=True, kw_only=True):
+    """Whether a broker answers, and takes what is redriven. The reasons are for those to whom no queue is closed."""
+
+    broker: Origin
+    reachable: bool | None  #: null until it was asked for the first time, which is under way
+    why: str
+    redrives_wait: bool
+    redrives_why: str
+    asked_at: datetime | None
+
+
+class OverviewReply(Struct, frozen=True, kw_only=True):
+    """Every dead-letter queue, and the brokers."""
+
+    queues: list[DeadQueueView]
+    brokers: list[BrokerView]
 
 
 class Verified(Struct, frozen=True, kw_only=True):
@@ -355,6 +386,11 @@ class PageRequest(Request[R], Generic[R], frozen=True, kw_only=True):
 @declare("dlq.queues", "GET /admin/dlq/queues", role=Role.VIEWER, about=Access.EACH)
 class ListDeadQueues(Request[list[QueueView]], frozen=True, kw_only=True):
     """Dead-letter queues and their letters."""
+
+
+@declare("overview.read", "GET /admin/overview", role=Role.VIEWER, about=Access.EACH)
+class ReadOverview(Request[OverviewReply], frozen=True, kw_only=True):
+    """Every dead-letter queue at a glance; a broker that does not answer is said and holds nothing up."""
 
 
 @declare("dlq.messages", "GET /admin/dlq/queues/{queue}/messages", role=Role.OPERATOR, about="queue")

@@ -27,6 +27,7 @@ from holdfast.errors import Forbidden, HoldfastError, NotFound
 from holdfast.ports.blobs import Blobs
 from holdfast.services.vault.access import RefusedCalls, TokenService
 from holdfast.services.vault.custody import Custody
+from holdfast.services.vault.overview import QueueOverview
 from holdfast.services.vault.planner import Planner
 from holdfast.services.vault.redrive_tasks import ACTOR, RedriveRunner
 from holdfast.services.vault.upkeep import Retention
@@ -63,6 +64,7 @@ class VaultApp:
         self.vault: Vault = custody.vault
         self.planner = Planner(custody)
         self.redrives = RedriveRunner(custody)
+        self.overview = QueueOverview(custody)
         self.tokens = TokenService(custody.vault, clock=custody.clock)
         self._refused = RefusedCalls()
 
@@ -150,6 +152,7 @@ class VaultApp:
 
     async def close(self) -> None:
         """End what runs, after the batch that it has in hand."""
+        await self.overview.close()
         await self.custody.close()
         await self.redrives.close()
         await self._sum_up()
@@ -178,6 +181,11 @@ def _without_nul(text: str) -> str:
 @handles(requests.ListDeadQueues)
 async def _queues(app: VaultApp, request: requests.ListDeadQueues, caller: Caller) -> list[requests.QueueView]:
     return await app.custody.dead_queues(caller)
+
+
+@handles(requests.ReadOverview)
+async def _overview(app: VaultApp, request: requests.ReadOverview, caller: Caller) -> requests.OverviewReply:
+    return await app.overview.read(caller)
 
 
 @handles(requests.ListMessages)

@@ -133,6 +133,9 @@ WHERE letter = :letter AND number > :after ORDER BY number LIMIT 1
 -- name: next_token
 SELECT name, document, revoked_at, seal FROM tokens WHERE name > :after ORDER BY name LIMIT 1
 
+-- name: oldest_death
+SELECT died_at, captured_at FROM letters WHERE queue = :queue AND state = 'captured' ORDER BY id LIMIT 1
+
 -- name: put_group
 INSERT INTO failure_groups (key, title, count, first_at, last_at, sample, status, note)
 VALUES (:key, :title, :count, :now, :now, :sample, 'open', '')
