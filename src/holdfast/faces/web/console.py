@@ -46,6 +46,19 @@ NOTICE_COOKIE = "holdfast_notice"
 NOTICE_AGE_S = 30
 NOTICE_CHARACTERS_MAX = 500
 SIGN_IN = "/sign-in"
+#: The bar on top of every page, in this order; each page says by which of these words it is found there.
+BAR = (
+    "Overview",
+    "Letters",
+    "Groups",
+    "Redrives",
+    "Queues",
+    "Recovery",
+    "Topology",
+    "Results",
+    "Ledger",
+    "Settings",
+)
 
 R = TypeVar("R")
 F = TypeVar("F", bound="Callable[[Visit], Awaitable[Response]]")
@@ -69,18 +82,28 @@ class PageRoute(NamedTuple):
     show: Callable[[Visit], Awaitable[Response]]
     is_open: bool
     form_of: type[Request[Any]] | None
+    bar: str
+    needs: type[Request[Any]] | None
 
 
 PAGES: list[PageRoute] = []
 
 
-def page(place: str, *, is_open: bool = False, form_of: type[Request[Any]] | None = None) -> Callable[[F], F]:
+def page(
+    place: str,
+    *,
+    is_open: bool = False,
+    form_of: type[Request[Any]] | None = None,
+    bar: str = "",
+    needs: type[Request[Any]] | None = None,
+) -> Callable[[F], F]:
     """Make a function a page, at `METHOD /path`. `is_open` needs no sign-in; `form_of` is a request that may be large,
-    which its form makes: the form may be as large, for whom the request is."""
+    which its form makes: the form may be as large, for whom the request is. `bar` is the word in the bar that leads
+    here, for those who may ask what it `needs`."""
     method, _, path = place.partition(" ")
 
     def register(show: F) -> F:
-        PAGES.append(PageRoute(method, path, show, is_open, form_of))
+        PAGES.append(PageRoute(method, path, show, is_open, form_of, bar, needs))
         return show
 
     return register
@@ -144,6 +167,12 @@ class Visit:
         declared = request.declared
         is_enough = self.caller.role >= declared.needs(self.console.authenticator.redrive_role)
         return is_enough and not (self.caller.queues and declared.about is Access.ALL)
+
+    @property
+    def bar(self) -> list[tuple[str, str]]:
+        """Path and word of the pages that the visitor may see."""
+        found = [one for one in PAGES if one.bar and (one.needs is None or self.may(one.needs))]
+        return [(one.path, one.bar) for one in sorted(found, key=lambda one: BAR.index(one.bar))]
 
     async def ask(self, request: Request[R]) -> R:
         """What a program is answered that asks this with the visitor's token. Raises HoldfastError."""

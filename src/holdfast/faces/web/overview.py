@@ -8,7 +8,7 @@ from holdfast.core.requests.vault import ListCaptures, ListDeadQueues
 from holdfast.faces.web.console import Visit, page
 
 
-@page("GET /")
+@page("GET /", bar="Overview")
 async def overview(visit: Visit) -> Response:
     """Every dead queue, and whether anything stands still."""
     queues = await visit.ask(ListDeadQueues())
