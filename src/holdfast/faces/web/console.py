@@ -120,6 +120,7 @@ class Visit:
         self.form_items: list[tuple[str, str]] = []  #: all of them
         self.status = 200
         self.notice = ""  #: what is said on top of the page
+        self.is_refused = False  #: whether that is why nothing was done
 
     @property
     def caller(self) -> Caller:
@@ -199,6 +200,16 @@ class Visit:
         if not self.notice and notice:
             response.delete_cookie(NOTICE_COOKIE)
         return response
+
+    def refuse(self, error: HoldfastError) -> None:
+        """Nothing was done: the page is shown again with the reason on top, and whoever wrote something keeps it.
+        Raises what is no matter of what was written."""
+        told = Problem.of(error)
+        if told.status >= 500 or isinstance(error, Forbidden | Unauthorized):
+            raise error
+        what, _, more = error.message.partition(";")
+        self.status, self.is_refused = told.status, True
+        self.notice = " ".join(f"{text[:1].upper()}{text[1:]}." for one in (what, more) if (text := one.strip(" .")))
 
     def redirect(self, path: str, notice: str = "") -> Response:
         """After a change: to where its effect is seen, with what is said there on top."""
