@@ -110,3 +110,15 @@ async def test_files_of_pages_may_be_kept(installation: AdminInstallation) -> No
             assert "immutable" in file.headers["cache-control"], path
         assert (await browser.get("/static/x/../console.py")).status_code == 404
         assert (await browser.get("/static/x/nothing.css")).status_code == 404
+
+
+async def test_the_document_of_the_api_is_read_without_a_token(installation: AdminInstallation) -> None:
+    async with installation.client("") as browser:
+        described = (await browser.get("/openapi.json")).json()
+        page = await browser.get("/docs", headers=HTML)
+    assert page.status_code == 200
+    for path, methods in described["paths"].items():
+        for operation in methods.values():
+            assert f'id="{operation["operationId"]}"' in page.text, path
+    for name in described["components"]["schemas"]:
+        assert f'id="{name}"' in page.text

@@ -81,7 +81,7 @@ def make_server(
     bytes_max = {**BODY_BYTES_MAX, **body_bytes_max}
 
     async def openapi(request: Request) -> Response:
-        authenticator.caller(request.scope)
+        authenticator.viewer(request.scope)
         return Response(document(version), media_type="application/json")
 
     console = Console(vault_app, service, authenticator, results, version) if vault_app is not None else None

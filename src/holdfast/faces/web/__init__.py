@@ -3,6 +3,6 @@
 Each module imported here registers its pages.
 """
 
-from holdfast.faces.web import overview, sessions
+from holdfast.faces.web import openapi, overview, sessions
 
-__all__ = ["overview", "sessions"]
+__all__ = ["openapi", "overview", "sessions"]
