@@ -19,6 +19,7 @@ from holdfast.faces.api.authenticator import token_hash
 from holdfast.faces.api.endpoints import LazyCollector
 from holdfast.faces.api.server import make_server
 from holdfast.services.queue.queues import Queues
+from holdfast.services.vault.access import SessionLinks
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import Secret, Settings, StorageSettings
 from holdfast.wiring import open_collector, open_service, open_vault_app
@@ -66,6 +67,7 @@ async def open_installation(folder: Path, **more: Any) -> AsyncIterator[AdminIns
             results=results,
             vault_app=vault_app,
             trusted_proxy=settings.trusted_proxy,
+            links=SessionLinks(clock=vault_app.custody.clock) if settings.address.is_loopback else None,
         )
         async with listening(server) as address:
             yield AdminInstallation(address, vault_app, Queues(service))

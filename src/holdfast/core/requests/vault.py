@@ -127,6 +127,14 @@ class SessionReply(Struct, frozen=True, kw_only=True):
     expires_at: datetime
 
 
+class LinkReply(Struct, frozen=True, kw_only=True):
+    """Where a browser of this machine is let in: the path of a page, which holds a secret. It works once, until
+    `expires_at`; null where no token is needed, and so no secret."""
+
+    path: str
+    expires_at: datetime | None
+
+
 class LetterView(Struct, frozen=True, kw_only=True):
     """A letter without its body."""
 
@@ -767,3 +775,8 @@ class ReadSession(Request[SessionReply], frozen=True, kw_only=True):
 @declare("session.close", "DELETE /admin/session", role=Role.VIEWER, about=Access.ITSELF)
 class CloseSession(Request[ActionReply], frozen=True, kw_only=True):
     """End the session of this cookie."""
+
+
+@declare("session.link", "POST /admin/session/link", role=Role.VIEWER, about=Access.ITSELF)
+class LinkSession(Request[LinkReply], frozen=True, kw_only=True):
+    """Make a link that opens a session once, within five minutes, in a browser on the server's own machine."""

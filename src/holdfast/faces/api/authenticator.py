@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from holdfast.core.moments import Backoff
 from holdfast.core.requests.declare import Caller, Role
 from holdfast.errors import Forbidden, HoldfastError, Invalid, Unauthorized
-from holdfast.services.vault.access import Sessions, WebSession, is_own_page
+from holdfast.services.vault.access import SessionLinks, Sessions, WebSession, is_own_page
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import ListenAddress, networks
 from holdfast.telemetry.events import emit
@@ -45,8 +45,17 @@ READS = frozenset({"GET", "HEAD", "OPTIONS"})
 #: What a browser says of where a request comes from, when it is our own page or its user.
 OWN_SITES = frozenset({b"same-origin", b"none"})
 PORTS = {"https": 443}
+#: By these a proxy tells that it stands between a browser and us.
+FORWARDED = frozenset({b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"})
+FORWARDED_PREFIX = b"x-forwarded"
 #: What ends a host in a URL, or is in none.
 NO_HOST = frozenset(b" \t/?#@\\")
+
+
+def link_path(secret: str) -> str:
+    """The page that a sign-in link leads to. A query is in no log of ours, as a path may be; and no page that is opened
+    with it sends it on, nor uses it up: that takes its button."""
+    return f"/sign-in/link?secret={secret}"
 
 
 def token_hash(token: str) -> str:
@@ -58,9 +67,16 @@ class Authenticator:
     """Lets a request in, or raises Unauthorized or Forbidden."""
 
     def __init__(
-        self, admin_token_hash: str | None, vault_app: VaultApp | None = None, *, trusted_proxy: str | None = None
+        self,
+        admin_token_hash: str | None,
+        vault_app: VaultApp | None = None,
+        *,
+        trusted_proxy: str | None = None,
+        links: SessionLinks | None = None,
     ) -> None:
+        """`links` are for a server that others cannot reach; without them none is made."""
         self._hash = admin_token_hash
+        self._links = links
         self._proxies = networks(trusted_proxy)
         self._tokens = vault_app.tokens if vault_app is not None else None
         self.sessions = Sessions(clock=vault_app.custody.clock) if vault_app is not None else None
@@ -87,11 +103,14 @@ class Authenticator:
             _check_local(headers)
             return Caller(name=NAME_HERE, role=Role.ADMIN, origin=origin)
         session = self.session(scope)
-        digest = session.token if session else self.token_of(scope)
-        if digest and hmac.compare_digest(digest, self._hash):
-            return Caller(name=NAME_ADMIN, role=Role.ADMIN, origin=origin)
+        return replace(self._known(session.token if session else self.token_of(scope)), origin=origin)
+
+    def _known(self, digest: str) -> Caller:
+        """Whose token has this hash. Raises Unauthorized."""
+        if digest and self._hash is not None and hmac.compare_digest(digest, self._hash):
+            return Caller(name=NAME_ADMIN, role=Role.ADMIN)
         if digest and self._tokens is not None and (found := self._tokens.caller_by_hash(digest)) is not None:
-            return replace(found, origin=origin)
+            return found
         raise Unauthorized
 
     async def slow_down(self, scope: Scope, error: HoldfastError) -> None:
@@ -160,6 +179,8 @@ class Authenticator:
             is_own = name != b"sec-fetch-site" or value in OWN_SITES
             if name == b"origin":
                 is_own = value.lower().partition(b"://")[2] == hosts
+                # What a page without referrers says of its own forms.
+                is_own = is_own or (value == b"null" and _header(scope, b"sec-fetch-site") == b"same-origin")
             if not is_own:
                 raise Forbidden("forbidden; this form came from another web page")
 
@@ -173,6 +194,31 @@ class Authenticator:
         if self.sessions is None or self._hash is None or _header(scope, b"authorization"):
             return None
         return self.sessions.find(cookie_of(scope))
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether nobody is let in without one."""
+        return self._hash is not None
+
+    def check_link(self, scope: Scope) -> SessionLinks:
+        """The links, for a request from this machine itself, through nobody. Raises Forbidden, Invalid."""
+        forwarded = [name for name, _ in scope["headers"] if name in FORWARDED or name.startswith(FORWARDED_PREFIX)]
+        if self._links is None or forwarded:
+            why = f"this came with {forwarded[0].decode('latin-1')}" if forwarded else "others can reach this one"
+            raise Forbidden(
+                f"forbidden; a sign-in link is for a server that is reached from its own machine alone, and {why}: "
+                "sign in with a token"
+            )
+        _check_host(scope["headers"], "for a sign-in link")
+        return self._links
+
+    def open_by_link(self, scope: Scope, secret: str) -> tuple[str, Caller]:
+        """A session of the token that the link was made for: its secret, and whose it is. Raises Unauthorized."""
+        token = self.check_link(scope).use(secret)
+        if token is None or self.sessions is None:
+            raise Unauthorized
+        caller = replace(self._known(token), origin=self._origin(scope))
+        return self.sessions.open(token)[0], caller
 
     def viewer(self, scope: Scope) -> Caller | None:
         """Who looks at a page that needs no token; None without one. Raises as `caller` for a wrong one."""
@@ -260,14 +306,20 @@ def _last(scope: Scope, wanted: bytes) -> bytes:
     return _list(scope, wanted).rpartition(b",")[2].strip()
 
 
-def _check_local(headers: list[tuple[bytes, bytes]]) -> None:
-    """Raises Invalid for a host that is none, Forbidden for another one's, and for what another page asks."""
+def _check_host(headers: list[tuple[bytes, bytes]], when: str) -> ListenAddress:
+    """The host that a request is for. Raises Invalid for one that is none, Forbidden for another one's."""
     hosts = [value for name, value in headers if name == b"host"]
     host = _place_of(b"//" + hosts[0]) if len(hosts) == 1 and not NO_HOST & {*hosts[0]} else None
     if host is None or not host.host:
-        raise Invalid("host is invalid; without tokens a request names one host, the one that it is for")
+        raise Invalid(f"host is invalid; {when} a request names one host, the one that it is for")
     if not host.is_loopback:
-        raise Forbidden("forbidden; without tokens this server answers only to a loopback host name")
+        raise Forbidden(f"forbidden; {when} this server answers only to a loopback host name")
+    return host
+
+
+def _check_local(headers: list[tuple[bytes, bytes]]) -> None:
+    """Raises Invalid for a host that is none, Forbidden for another one's, and for what another page asks."""
+    host = _check_host(headers, "without tokens")
     for name, value in headers:
         if name == b"origin":
             page = _place_of(value)

@@ -35,7 +35,16 @@ from holdfast.core.requests.declare import (
 )
 from holdfast.core.requests.queue import VERBS, ErrorReply
 from holdfast.core.requests.results import PAGE_COUNT_MAX, ListResults
-from holdfast.core.requests.vault import ActionReply, CloseSession, OpenSession, Problem, ReadSession, SessionReply
+from holdfast.core.requests.vault import (
+    ActionReply,
+    CloseSession,
+    LinkReply,
+    LinkSession,
+    OpenSession,
+    Problem,
+    ReadSession,
+    SessionReply,
+)
 from holdfast.errors import (
     BadMethod,
     Conflict,
@@ -46,7 +55,7 @@ from holdfast.errors import (
     NotFound,
     Unauthorized,
 )
-from holdfast.faces.api.authenticator import COOKIE, CSRF_HEADER, Authenticator, Scope, cookie_of
+from holdfast.faces.api.authenticator import COOKIE, CSRF_HEADER, Authenticator, Scope, cookie_of, link_path
 from holdfast.faces.api.verbs import error_headers
 from holdfast.services.collect.service import CollectService
 from holdfast.services.vault.access import SESSION_S, WebSession
@@ -161,7 +170,7 @@ async def _admin_answer(
         vault_app.check(declared, caller)
         body_sent = b"" if http.method == "GET" else await http.body()
         request = from_wire(declared, http.path_params, http.query_params.multi_items(), body_sent)
-        if declared.path == "/admin/session":
+        if declared.path.startswith("/admin/session"):
             page: Response = await HANDLERS[declared.request](
                 _SessionContext(http, vault_app, authenticator, caller), request
             )
@@ -264,6 +273,20 @@ async def _close_session(context: _SessionContext, request: CloseSession) -> Res
     if closed:
         await context.vault_app.vault.ledger.append(act_of(request, context.caller), outcome="done")
     return Response(_encode(ActionReply(int(closed))), media_type=JSON, headers=context.cookie("", 0))
+
+
+@handles(LinkSession)
+async def _link_session(context: _SessionContext, request: LinkSession) -> Response:
+    authenticator, scope = context.authenticator, context.http.scope
+    if not authenticator.needs_token:
+        return Response(_encode(LinkReply(path="/", expires_at=None)), media_type=JSON)
+    links = authenticator.check_link(scope)
+    token = authenticator.token_of(scope)
+    if not token:
+        raise Conflict("link is not made; it is made with a token in the Authorization header")
+    secret, expires_at_us = links.make(token)
+    await context.vault_app.vault.ledger.append(act_of(request, context.caller), outcome="done")
+    return Response(_encode(LinkReply(path=link_path(secret), expires_at=moment(expires_at_us))), media_type=JSON)
 
 
 # --- /v1/results ----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from holdfast.core.moments import Backoff, BackoffTimer
 from holdfast.core.requests.declare import REQUESTS
 from holdfast.errors import BadMethod, BrokerError, CannotStart, HoldfastError, NotFound
-from holdfast.faces.api.authenticator import Authenticator, token_hash
+from holdfast.faces.api.authenticator import Authenticator, link_path, token_hash
 from holdfast.faces.api.connection import STRANGER_BODY_BYTES_MAX
 from holdfast.faces.api.endpoints import LazyCollector, admin_routes, any_method, document, results_routes
 from holdfast.faces.api.head import RequestHead
@@ -38,6 +38,7 @@ from holdfast.ports.queue_store import Catalog
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.services.recover.service import RecoverySchedule
+from holdfast.services.vault.access import SessionLinks
 from holdfast.services.vault.admin import VaultApp
 from holdfast.settings import ListenAddress, Settings
 from holdfast.telemetry.events import emit, set_up_logging
@@ -70,13 +71,14 @@ def make_server(
     results: LazyCollector | None = None,
     vault_app: VaultApp | None = None,
     trusted_proxy: str | None = None,
+    links: SessionLinks | None = None,
     open_names: bool = False,
     limits: HttpLimits | None = None,
     tls: SSLContext | None = None,
 ) -> HttpServer:
     """The server over a service; without a token's hash it lets everybody on this machine in."""
     requests = Requests()
-    authenticator = Authenticator(admin_token_hash, vault_app, trusted_proxy=trusted_proxy)
+    authenticator = Authenticator(admin_token_hash, vault_app, trusted_proxy=trusted_proxy, links=links)
     pages = Pages(service.manager, authenticator, requests, version=version, vault_app=vault_app, open_names=open_names)
     bytes_max = {**BODY_BYTES_MAX, **body_bytes_max}
 
@@ -185,6 +187,7 @@ async def _serve(
     admin_token_hash = None
     if settings.auth != "none":
         admin_token_hash = await _admin_token(settings, service.manager.catalog, announce)
+    links = SessionLinks(clock=vault_app.custody.clock) if settings.address.is_loopback else None
     results = _results(settings, service)
     is_resumed = await _resume(results, settings)
     server = make_server(
@@ -199,6 +202,7 @@ async def _serve(
         results=results,
         vault_app=vault_app,
         trusted_proxy=settings.trusted_proxy,
+        links=links,
         open_names=settings.open_names,
         limits=HttpLimits.of(settings),
         tls=_tls(settings),
@@ -207,6 +211,9 @@ async def _serve(
     async with vault_at_work(vault_app, settings), server.serving(listener), AsyncExitStack() as stack:
         address = _address(listener, tls=bool(settings.tls_cert))
         announce(f"Holdfast serves on {address}")
+        if links is not None and admin_token_hash and sys.stdout.isatty():  # never into what may be a log
+            secret, _ = links.make(admin_token_hash)
+            announce(f"Sign in once, within 5 minutes: {address}{link_path(secret)}")
         emit("server.started", address=address)
         await stack.enter_async_context(recoveries.at_work())
         if not is_resumed:

@@ -51,6 +51,9 @@ TREE: dict[str, Entry] = {
     ),
     "run": Entry("run", "Consume with the handlers of an app until SIGTERM or Ctrl-C."),
     "serve": Entry("serve", "Serve queues over HTTP until SIGTERM or Ctrl-C. Ready when GET /health answers 200."),
+    "console": Entry(
+        "console", "Print a link to the console of a server on this machine: it signs in once, within five minutes."
+    ),
     "queue": Entry(
         "queues items transfer",
         "Queues and their items.",

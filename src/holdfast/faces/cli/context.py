@@ -195,10 +195,19 @@ class CommandContext:
             else:
                 yield cast("RequestClient", await self._service(stack))  # no other requests come here
 
-    async def _client(self, stack: AsyncExitStack) -> Client:
+    @asynccontextmanager
+    async def connect_server(self) -> AsyncIterator[tuple[str, Client]]:
+        """The server that --url names, or the one that would be here: its address, and a client. Raises BadUsage."""
+        url = self.settings.storages[0].url.rstrip("/") if self.is_far else self.server
+        if not url:
+            raise BadUsage("server is not known; here one takes a free port, say which with --url http://HOST:PORT")
+        async with AsyncExitStack() as stack:
+            yield url, await self._client(stack, url)
+
+    async def _client(self, stack: AsyncExitStack, url: str = "") -> Client:
         from holdfast.faces.client import Client
 
-        url = self.settings.storages[0].url
+        url = url or self.settings.storages[0].url
         return await stack.enter_async_context(Client(url, self.token(url), tls=self.tls()))
 
     async def _service(self, stack: AsyncExitStack) -> QueueService:

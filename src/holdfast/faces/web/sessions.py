@@ -1,4 +1,5 @@
-"""Sign in and sign out: a token opens a session, which the browser is known by from then on."""
+"""Sign in and sign out: a token, or a link that was made with one, opens a session, which the browser is known by from
+then on."""
 
 from __future__ import annotations
 
@@ -49,6 +50,39 @@ async def sign_in(visit: Visit) -> Response:
     await console.vault_app.vault.ledger.append(act_of(OpenSession(), caller), outcome="done")
     response = visit.redirect(where)
     response.headers.append("set-cookie", console.authenticator.cookie(scope, secret, SESSION_S))
+    return response
+
+
+@page("GET /sign-in/link", is_open=True)
+async def link_page(visit: Visit) -> Response:
+    """Asks whoever opened a link to go on: what opens it by itself, to preview it, uses up nothing."""
+    authenticator = visit.console.authenticator
+    if not authenticator.needs_token:
+        return visit.redirect("/")
+    authenticator.check_link(visit.http.scope)
+    return _link_page(visit, visit.query.get("secret", ""))
+
+
+@page("POST /sign-in/link", is_open=True)
+async def follow_link(visit: Visit) -> Response:
+    """Opens a session with the link, and uses it up."""
+    console, scope = visit.console, visit.http.scope
+    try:
+        secret, caller = console.authenticator.open_by_link(scope, visit.form.get("secret", ""))
+    except Unauthorized as error:
+        await console.authenticator.slow_down({**scope, "headers": [(b"authorization", b"Bearer -")]}, error)
+        visit.status = 401
+        return _link_page(visit, "")
+    act = act_of(OpenSession(), caller, detail="by a link")
+    await console.vault_app.vault.ledger.append(act, outcome="done")
+    response = visit.redirect("/")
+    response.headers.append("set-cookie", console.authenticator.cookie(scope, secret, SESSION_S))
+    return response
+
+
+def _link_page(visit: Visit, secret: str) -> Response:
+    response = visit.page("link.html", title="Sign in", secret=secret)
+    response.headers["referrer-policy"] = "no-referrer"  # its address holds the secret
     return response
 
 

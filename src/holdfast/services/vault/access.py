@@ -1,4 +1,4 @@
-"""API tokens, and the sessions that browsers open with one."""
+"""API tokens, the sessions that browsers open with one, and the links that open a session once."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from holdfast.stores.vault import Vault
 SESSION_S = 12 * 3600
 #: Of one token: the oldest of the same one ends when there are more.
 SESSIONS_COUNT_MAX = 20
+LINK_S = 300
+#: Of one token: the oldest of the same one ends when there are more.
+LINKS_COUNT_MAX = 5
 #: So many refused calls of a caller are a row of the ledger each, until they are summed up; the others are in the sum.
 REFUSED_ROWS_COUNT_MAX = 3
 PREFIX = "hft_"
@@ -69,6 +72,36 @@ class Sessions:
     def close(self, secret: str) -> bool:
         """End one; false when there was none."""
         return self._by_hash.pop(_hash(secret), None) is not None
+
+    def __len__(self) -> int:
+        return len(self._by_hash)
+
+
+class SessionLinks:
+    """What opens a session without its token being typed: each works once, within five minutes, in this process.
+
+    The secret is in the hands of whoever asked with a token; here is its hash alone.
+    """
+
+    def __init__(self, *, clock: Clock) -> None:
+        self._clock = clock
+        self._by_hash: dict[str, tuple[str, int]] = {}  # of which token, and until when
+
+    def make(self, token: str) -> tuple[str, int]:
+        """A new one for the token of this hash: its secret, told this once, and until when it works (µs)."""
+        now_us = self._clock.now_us()
+        self._by_hash = {key: one for key, one in self._by_hash.items() if one[1] > now_us}
+        same = [key for key, one in self._by_hash.items() if one[0] == token]
+        for key in same[: max(0, len(same) - LINKS_COUNT_MAX + 1)]:
+            del self._by_hash[key]
+        secret, expires_at_us = secrets.token_urlsafe(32), now_us + LINK_S * 1_000_000
+        self._by_hash[_hash(secret)] = token, expires_at_us
+        return secret, expires_at_us
+
+    def use(self, secret: str) -> str | None:
+        """The hash of the token that it was made for, this once; none when it is unknown, used or past its time."""
+        token, expires_at_us = self._by_hash.pop(_hash(secret), ("", 0))
+        return token if expires_at_us > self._clock.now_us() else None
 
     def __len__(self) -> int:
         return len(self._by_hash)
