@@ -230,6 +230,14 @@ class Ledger(VaultPart):
         return int(newest[0][0]) if newest else 0, [QueueTally(*row) for row in counts]
 
     @one_look
+    def acts_since(self, tx: Tx, after: int) -> tuple[int, list[tuple[str, str, str]]]:
+        """The number of the newest row; and of those behind `after` action, old and new state, each kind once. Before
+        row 0 there is nothing to be told."""
+        newest = run(tx, "newest_ledger")
+        number = int(newest[0][0]) if newest else 0
+        return number, [tuple(row) for row in run(tx, "select_acts", after=after)] if 0 <= after < number else []
+
+    @one_look
     def head(self, tx: Tx) -> str:
         """The anchor: noted elsewhere, it makes a tail that was cut off visible."""
         newest = run(tx, "newest_ledger")

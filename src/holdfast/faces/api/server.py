@@ -35,6 +35,7 @@ from holdfast.faces.api.pages import Pages
 from holdfast.faces.api.verbs import Verbs, error_body, error_headers
 from holdfast.faces.web.console import PAGES, Console, console_routes, error_page, wants_page
 from holdfast.ports.queue_store import Catalog
+from holdfast.services.changes import Changes
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
 from holdfast.services.recover.service import RecoverySchedule
@@ -86,7 +87,7 @@ def make_server(
         authenticator.viewer(request.scope)
         return Response(document(version), media_type="application/json")
 
-    console = Console(vault_app, service, authenticator, results, version) if vault_app is not None else None
+    console = _console(vault_app, service, authenticator, results, version)
 
     async def elsewhere(request: Request) -> Response:
         if request.url.path in [page.path for page in shown]:
@@ -112,6 +113,19 @@ def make_server(
         exception_handlers={HoldfastError: refused},
     )
     return HttpServer(app, verbs, larger_bodies(authenticator, bytes_max), limits=limits, tls=tls)
+
+
+def _console(
+    vault_app: VaultApp | None,
+    service: QueueService,
+    authenticator: Authenticator,
+    results: LazyCollector | None,
+    version: str,
+) -> Console | None:
+    """What pages are made from, where there is a vault."""
+    if vault_app is None:
+        return None
+    return Console(vault_app, service, authenticator, results, Changes(vault_app, service.manager), version)
 
 
 def error_reply(error: HoldfastError) -> Response:

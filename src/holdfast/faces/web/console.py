@@ -24,6 +24,7 @@ from holdfast.errors import BadDeadQueue, BadMethod, Forbidden, HoldfastError, I
 from holdfast.faces.api.authenticator import Authenticator
 from holdfast.faces.api.endpoints import LazyCollector
 from holdfast.faces.web.rendering import asset, render
+from holdfast.services.changes import Changes
 from holdfast.services.queue.service import QueueService
 from holdfast.services.vault.access import WebSession
 from holdfast.services.vault.admin import VaultApp
@@ -71,6 +72,7 @@ class Console(NamedTuple):
     service: QueueService
     authenticator: Authenticator
     collector: LazyCollector | None
+    changes: Changes
     version: str
 
 
@@ -121,6 +123,7 @@ class Visit:
         self.status = 200
         self.notice = ""  #: what is said on top of the page
         self.is_refused = False  #: whether that is why nothing was done
+        self.mark = ""  #: up to which look at what changes the page has everything
 
     @property
     def caller(self) -> Caller:
@@ -284,6 +287,8 @@ async def _show(console: Console, found: PageRoute, http: HttpRequest) -> Respon
             authenticator.check_page_of_session(http.scope, dict(items).get("csrf"))
     visit = Visit(console, http, caller, dict(items))
     visit.form_items = items
+    if caller is not None:
+        visit.mark = await console.changes.begin()
     return await found.show(visit)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar, cast
 from urllib.parse import quote
@@ -67,6 +67,8 @@ class VaultApp:
         self.overview = QueueOverview(custody)
         self.tokens = TokenService(custody.vault, clock=custody.clock)
         self._refused = RefusedCalls()
+        #: What is to end before the vault does.
+        self.at_end: list[Callable[[], None]] = []
 
     @property
     def now_us(self) -> int:
@@ -152,6 +154,8 @@ class VaultApp:
 
     async def close(self) -> None:
         """End what runs, after the batch that it has in hand."""
+        for end in self.at_end:
+            end()
         await self.overview.close()
         await self.custody.close()
         await self.redrives.close()

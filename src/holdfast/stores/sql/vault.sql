@@ -162,6 +162,9 @@ UPDATE revisions SET seal = :seal WHERE letter = :letter AND number = :number
 -- name: seal_token
 UPDATE tokens SET seal = :seal WHERE name = :key
 
+-- name: select_acts
+SELECT DISTINCT action, from_state, to_state FROM ledger WHERE number > :after
+
 -- name: select_blobs
 SELECT DISTINCT blob FROM contents WHERE letter IN_IDS AND blob <> ''
 

@@ -3,6 +3,7 @@
   "use strict";
   const body = document.body;
   let source = null;
+  let mark = body.dataset.live || "";
   const missed = new Set();
 
   // Somebody who selects rows, or writes into a form, keeps what is before his eyes.
@@ -10,35 +11,66 @@
     document.querySelector("[data-select]:checked") !== null ||
     (document.activeElement && document.activeElement.matches("main form[method=post] input:not([type=hidden]), main textarea, main select"));
 
-  const tell = (topic) => {
-    if (isBusy()) { missed.add(topic); return; }
-    htmx.trigger(body, `live-${topic}`);
-  };
+  // The parts that are about a topic are read anew, all of them with one look at the page.
   const tellMissed = () => {
     if (missed.size === 0 || isBusy()) return;
-    const topics = [...missed];
+    const parts = [...document.querySelectorAll("[data-topics]")].filter((part) => part.dataset.topics.split(" ").some((topic) => missed.has(topic)));
     missed.clear();
-    topics.forEach(tell);
+    if (parts.length === 0) return;
+    const [first, ...others] = parts.map((part) => `#${CSS.escape(part.id)}`);
+    htmx.ajax("GET", location.pathname + location.search, {
+      source: parts[0], target: first, select: first, swap: "outerHTML", selectOOB: others.join(",") || undefined,
+    }).catch(() => {});
   };
 
   // A browser has six connections for all tabs of a server: only the tab that is seen has one for news.
   const listen = () => {
-    if (source !== null || document.hidden || !body.hasAttribute("data-live") || !document.querySelector("[hx-trigger*='live-']")) return;
-    source = new EventSource("/live");
-    source.addEventListener("changed", (event) => event.data.split(" ").forEach(tell));
+    if (source !== null || document.hidden || !mark || !document.querySelector("[data-topics]")) return;
+    source = new EventSource(`/live?since=${encodeURIComponent(mark)}`);
+    source.addEventListener("changed", (event) => {
+      mark = event.lastEventId || mark;
+      event.data.split(" ").forEach((topic) => missed.add(topic));
+      tellMissed();
+    });
     source.addEventListener("ended", () => { stop(); location.reload(); });
   };
   const stop = () => { if (source !== null) { source.close(); source = null; } };
-  document.addEventListener("visibilitychange", () => {
-    if (document.hidden) { stop(); return; }
-    if (body.hasAttribute("data-live")) document.querySelectorAll("[hx-trigger*='live-']").forEach((part) => {
-      part.getAttribute("hx-trigger").split(",").forEach((trigger) => missed.add(trigger.trim().split(" ")[0].replace("live-", "")));
-    });
-    tellMissed();
-    listen();
-  });
+  document.addEventListener("visibilitychange", () => { if (document.hidden) stop(); else listen(); });
   window.addEventListener("pagehide", stop);
+  window.addEventListener("pageshow", (event) => { if (event.persisted) listen(); });
   listen();
+
+  // What is swapped keeps what was in it: the focus (by id, or the same link or button), and what was opened.
+  const keyOf = (element) => element.id ? `#${CSS.escape(element.id)}`
+    : element.matches("a[href]") ? `a[href="${CSS.escape(element.getAttribute("href"))}"]`
+    : element.matches("[name]") ? `${element.tagName.toLowerCase()}[name="${CSS.escape(element.name)}"][value="${CSS.escape(element.value)}"]`
+    : element.matches("summary") ? "summary"
+    : element.getAttribute("aria-label") ? `${element.tagName.toLowerCase()}[aria-label="${CSS.escape(element.getAttribute("aria-label"))}"]` : "";
+  let kept = null;
+  body.addEventListener("htmx:beforeSwap", (event) => {
+    const parts = [...document.querySelectorAll("[data-topics]"), event.detail.target];
+    const active = parts.some((part) => part.contains(document.activeElement)) ? document.activeElement : null;
+    const key = active ? keyOf(active) : "";
+    kept = {
+      key,
+      place: key ? [...document.querySelectorAll(key)].indexOf(active) : -1,
+      opened: [...document.querySelectorAll("[data-topics] details[open] > summary")].map((summary) => summary.textContent.trim()),
+      scrolled: new Map([...document.querySelectorAll("[data-topics] .scroll")].map((box) => [box.getAttribute("aria-label"), box.scrollLeft])),
+    };
+  });
+  body.addEventListener("htmx:afterSettle", () => {
+    if (kept === null) return;
+    document.querySelectorAll("[data-topics] details:not([open]) > summary").forEach((summary) => {
+      if (kept.opened.includes(summary.textContent.trim())) summary.parentElement.open = true;
+    });
+    document.querySelectorAll("[data-topics] .scroll").forEach((box) => { box.scrollLeft = kept.scrolled.get(box.getAttribute("aria-label")) || 0; });
+    if (kept.key && (document.activeElement === null || document.activeElement === body)) {
+      const found = document.querySelectorAll(kept.key);
+      const element = found[kept.place] || found[0];
+      if (element) element.focus({ preventScroll: true });
+    }
+    kept = null;
+  });
 
   // Copy, also where the page came by plain http and there is no clipboard to ask.
   const copied = (button) => {
