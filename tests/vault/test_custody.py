@@ -11,6 +11,7 @@ from holdfast.core.ledger import LedgerAct
 from holdfast.core.message import Delivery, Outgoing
 from holdfast.core.moments import moment
 from holdfast.core.plan import Canary, PlanOptions, RedriveState, RedriveTask, Target
+from holdfast.core.requests.vault import ReadLetter
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
 from holdfast.errors import Conflict, NotFound
@@ -93,6 +94,8 @@ async def test_a_redriven_letter_that_dies_again_is_a_new_one_and_the_old_came_b
         old, new = [await vault_app.custody.letter(number, ADMIN) for number in (1, 3)]
         assert (old.state, new.state, new.came_from) == (S.CAME_BACK, S.CAPTURED, 1)
         assert (new.redriven_count, new.message_id) == (1, old.message_id)
+        told = await vault_app.call(ReadLetter(id=1), ADMIN)
+        assert (told.came_back_as, told.kinds.headers["x-retry-count"]) == ([3], "int64")
         guarded = await vault_app.planner.plan(PlanOptions(selection=Selection(ids=(3,)), redrives_max=1), ADMIN)
         assert (guarded.count, guarded.left_out_count) == (0, 1)
         assert (

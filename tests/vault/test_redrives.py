@@ -226,6 +226,8 @@ async def test_a_copy_that_came_back_was_published_whatever_its_cancelled_task_k
     back = await vault.letters.get(4)
     assert back is not None
     assert (back.came_from, await states(vault)) == (2, [S.CAME_BACK, S.CAPTURED, S.CAPTURED, S.CAPTURED])
+    assert await vault.letters.came_back_as(2) == [(back.id, back.queue)]
+    assert await vault.letters.came_back_as(back.id) == []
 
 
 async def test_a_letter_that_is_being_redriven_is_nobody_elses(vault: Vault, clock: FrozenClock) -> None:

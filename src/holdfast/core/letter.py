@@ -129,6 +129,14 @@ def searched_text(letter: NewLetter) -> str:
     return clip(f"{death.error_type} {death.error_message} {body}", SEARCHED_TEXT_BYTES_MAX)
 
 
+class Kinds(Struct, frozen=True):
+    """What a broker calls the kinds of a letter's properties and headers: `shortstr`, `int64`; none where it has no
+    such kinds, or is not there to tell."""
+
+    properties: dict[str, str] = {}
+    headers: dict[str, str] = {}
+
+
 class GroupStatus(Enum):
     """What somebody said of a group; *regressed* is what we say of one that was resolved and got another letter."""
 

@@ -15,7 +15,7 @@ from typing import Literal, Protocol, TypeAlias
 from msgspec import Struct
 
 from holdfast.core.death import QueueNames, RedriveStamp
-from holdfast.core.letter import Content, DeathStory, NewLetter, Origin
+from holdfast.core.letter import Content, DeathStory, Kinds, NewLetter, Origin
 from holdfast.core.message import Address, Delivery, Message, Outcome, Outgoing
 from holdfast.core.policy import Park, RetryPolicy, Wait
 from holdfast.core.recovery import Depth, Preflight, RunLetter
@@ -291,6 +291,9 @@ class Broker(Protocol):
 
     def letter(self, delivery: Delivery, queue: str) -> NewLetter:
         """What capture keeps of it, with all its bytes. Raises MessageRefused for what can be no letter."""
+
+    def kinds(self, properties: bytes) -> Kinds:
+        """What the broker calls the kinds of what a letter has, for people. Never raises."""
 
     def write(self, message: Message, to: Address, *, death: DeathStory | None = None, by: str = "") -> Outgoing:
         """A message of our own: body, id and headers; with a death it is parked, by somebody."""

@@ -33,6 +33,8 @@ DEATH_COLUMNS = tuple(f"death_{name}" for name in DeathStory.__struct_fields__)
 #: How many columns of `select_letter` are the letter's own; the others tell how it died.
 OWN_COLUMNS = 20
 COUNT_MAX = 10_000
+#: Columns whose values are told to those who look for letters.
+VALUED = ("type", "reason", "source_queue", "error_type")
 #: What the seal of a revision is of, as `insert_revision` names it, in the order of `next_revision`.
 REVISION_COLUMNS = ("number", "letter", "headers", "dropped", "now", "actor", "note", "body")
 #: What the seal of a letter is of, as `insert_letter` and `insert_content` name it, in the order of `select_sealed`.
@@ -232,8 +234,8 @@ class Letters(VaultPart):
         return [row[0] for row in rows]
 
     @one_look
-    def count(self, tx: Tx, selection: Selection) -> Count:
-        """How many there are."""
+    def count(self, tx: Tx, selection: Selection, *, count_max: int = 0) -> Count:
+        """How many there are. Without a limit for it, counting stops where a search would."""
         where, values = _condition(selection, tx.dialect)
         if selection.is_plain:
             state = selection.state.value if selection.state else ""
@@ -244,15 +246,36 @@ class Letters(VaultPart):
                     if row[1] != "deleted" and selection.queue in ("", row[0]) and state in ("", row[1])
                 )
             )
-        floor = max(0, _newest(tx) + 1 - WALK_COUNT_MAX) if selection.walks else 0
+        floor = max(0, _newest(tx) + 1 - WALK_COUNT_MAX) if selection.walks and not count_max else 0
+        count_max = count_max or COUNT_MAX
         sql, key = _from("1 AS one", selection, tx.dialect)
         ((found,),) = tx.rows(
             f"SELECT count(*) FROM ({sql} WHERE {key} >= :floor {where} LIMIT :count_max) found",  # noqa: S608
             **values,
             floor=floor,
-            count_max=COUNT_MAX + 1,
+            count_max=count_max + 1,
         )
-        return Count(min(found, COUNT_MAX), exact=found <= COUNT_MAX and floor <= 1)
+        return Count(min(found, count_max), exact=found <= count_max and floor <= 1)
+
+    @one_look
+    def values(
+        self, tx: Tx, queue: str, *, count_max: int, headers_count_max: int
+    ) -> tuple[dict[str, Counter[str]], int]:
+        """What stands in the newest letters, of a queue or of all, how often; and how many were looked at."""
+        where, values = _condition(Selection(queue=queue), tx.dialect)
+        newest = f"{where} ORDER BY l.id DESC LIMIT :count_max"
+        columns = ", ".join(f"l.{name}" for name in VALUED)
+        rows = tx.rows(f"SELECT {columns} FROM letters l WHERE 1 = 1 {newest}", **values, count_max=count_max)  # noqa: S608
+        found = {name: Counter(row[place] for row in rows if row[place]) for place, name in enumerate(VALUED)}
+        sql = "SELECT c.headers FROM letters l JOIN contents c ON c.letter = l.id WHERE 1 = 1"
+        told = tx.rows(f"{sql} {newest}", **values, count_max=headers_count_max)
+        found["header"] = Counter(name for (headers,) in told for name in _headers(headers))
+        return found, len(rows)
+
+    @one_look
+    def came_back_as(self, tx: Tx, letter: int) -> list[tuple[int, str]]:
+        """The letters that this one is again, with the queue of each, oldest first."""
+        return [(row[0], row[1]) for row in run(tx, "select_came_back_as", letter=letter)]
 
     @one_look
     def oldest(self, tx: Tx, selection: Selection) -> Letter | None:

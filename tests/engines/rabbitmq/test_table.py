@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.core.letter import Kinds
+from holdfast.engines.rabbitmq.letters import kinds_of
 from holdfast.engines.rabbitmq.wire import properties, table
 from holdfast.engines.rabbitmq.wire.table import Undecodable
 from tests.engines.rabbitmq.raw import HEADERS, header_table, short
@@ -82,6 +84,25 @@ def test_values_are_shown_for_people() -> None:
     assert shown["array"] == [1, 9]
     for name in ("text-not-utf8", "timestamp-huge"):
         assert isinstance(shown[name], Undecodable)
+
+
+def test_kinds_are_told_by_the_names_that_amqp_has_for_them() -> None:
+    values = {"text": "x", "number": 7, "part": 1.5, "flag": True, "none": None, "raw": b"x", "list": [1], "more": {}}
+    raw = properties.encode({"message_id": "m", "priority": 3, "headers": values})  # type: ignore[dict-item]
+    assert kinds_of(raw) == Kinds(
+        {"message_id": "shortstr", "priority": "octet"},
+        {
+            "text": "longstr", "number": "int64", "part": "double", "flag": "bool", "none": "void", "raw": "bytes",
+            "list": "array", "more": "table",
+        },
+    )  # fmt: skip
+    assert kinds_of(b"\xff") == Kinds()
+
+
+@given(st.binary(max_size=60))
+def test_kinds_of_any_bytes_can_be_asked(junk: bytes) -> None:
+    kinds_of(junk)
+    table.kinds(junk)
 
 
 def test_a_table_of_any_depth_is_shown_without_going_down_for_ever() -> None:

@@ -93,6 +93,8 @@ ATTEMPTS: dict[str, list[dict[str, Any]]] = {
     "captures.start": [{"queue": PAY_DLQ}, {"queue": PAY_DLQ, "continuous": True}],
     "imports.failed": [{}],
     "letters.search": [{}, {"queue": PAY_DLQ}, {"ids": "2"}, {"text": SECRET}],
+    "letters.count": [{}, {"queue": PAY_DLQ}, {"ids": "2"}],
+    "letters.values": [{}, {"queue": PAY_DLQ}],
     "letters.archive": [THEIR_LETTERS, ALL_LETTERS, BY_ID],
     "letters.restore": [THEIR_LETTERS, ALL_LETTERS, BY_ID],
     "letters.discard": [THEIR_LETTERS, ALL_LETTERS, BY_ID],
@@ -134,6 +136,7 @@ ATTEMPTS: dict[str, list[dict[str, Any]]] = {
 NO_PLACES = {
     ("queue.clear", "queue"): "whether queued items are meant",
     ("letters.search", "source_queue"): "which of its own dead queue's letters",
+    ("letters.count", "source_queue"): "which of its own dead queue's letters",
     ("letters.export", "source_queue"): "which of its own dead queue's letters",
     **{
         (f"letters.{word}", "selection.source_queue"): "which of its own dead queue's letters"

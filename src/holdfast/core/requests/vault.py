@@ -9,7 +9,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from msgspec import Meta, Struct, field
 
 from holdfast.core.ledger import ChainBreak, LedgerRow
-from holdfast.core.letter import GroupStatus, Letter, NewLetter, Origin
+from holdfast.core.letter import GroupStatus, Kinds, Letter, NewLetter, Origin
 from holdfast.core.moments import microseconds, moment, moment_or_none, parse_duration
 from holdfast.core.plan import Canary, Plan, PlanOptions, RedriveTask, Target
 from holdfast.core.requests.declare import BYTES, Access, Request, Role, Stream, declare, view
@@ -180,6 +180,28 @@ class LetterView(Struct, frozen=True, kw_only=True):
             captured_at=moment(letter.captured_at_us),
             properties=letter.shown,
         )
+
+
+class LetterReply(LetterView, frozen=True, kw_only=True):
+    """A letter without its body, and what is only looked up for one."""
+
+    origin: Origin
+    changed_at: datetime
+    kinds: Kinds
+    came_back_as: list[int]  #: the letters that this one is again, after it was redriven
+
+
+class CountReply(Struct, frozen=True):
+    """How many letters fit."""
+
+    count: int
+
+
+class ValuesReply(Struct, frozen=True, kw_only=True):
+    """Field → its values, each with how many of the newest letters have it, the most frequent first."""
+
+    values: dict[str, dict[str, int]]
+    looked_at: int  #: how many letters were looked at
 
 
 class LettersReply(Struct, frozen=True, kw_only=True):
@@ -502,6 +524,18 @@ class SearchLetters(Filter, Request[LettersReply], frozen=True, kw_only=True):
     cursor: Annotated[str, Meta(max_length=200, description="Where the page before ended.")] = ""
 
 
+@declare("letters.count", "GET /admin/letters/count", role=Role.VIEWER, about="queue", limit="ids")
+class CountLetters(Filter, Request[CountReply], frozen=True, kw_only=True):
+    """Count letters exactly, however long that takes: as many as an action on them is to be told."""
+
+
+@declare("letters.values", "GET /admin/letters/values", role=Role.VIEWER, about="queue")
+class ListValues(Request[ValuesReply], frozen=True, kw_only=True):
+    """What the newest letters can be found by: their queues, types, reasons, errors and headers."""
+
+    queue: Annotated[Text, Meta(description="Of the letters of this dead-letter queue.")] = ""
+
+
 class ActionRequest(Request[ActionReply], frozen=True, kw_only=True):
     """A selection, and how many letters the caller saw in it: with another number nothing is done."""
 
@@ -533,7 +567,7 @@ class ResolveLetters(ActionRequest, frozen=True, kw_only=True):
 
 
 @declare("letters.show", "GET /admin/letters/{id}", role=Role.VIEWER, about=Access.FOUND)
-class ReadLetter(Request[LetterView], frozen=True, kw_only=True):
+class ReadLetter(Request[LetterReply], frozen=True, kw_only=True):
     """One letter."""
 
     id: LetterId
@@ -541,11 +575,13 @@ class ReadLetter(Request[LetterView], frozen=True, kw_only=True):
 
 @declare("letters.body", "GET /admin/letters/{id}/body", role=Role.OPERATOR, about=Access.FOUND, media=BYTES)
 class ReadBody(Request[bytes], frozen=True, kw_only=True):
-    """The bytes of a letter."""
+    """The bytes of a letter, or a part of them."""
 
     id: LetterId
     revision: Annotated[Id | None, Meta(description="Of this revision; of the newest if left out.")] = None
     original: Annotated[bool, Meta(description="Of the original.")] = False
+    skip: Annotated[int, Meta(ge=0, le=ID_MAX, description="From this byte on.")] = 0
+    limit: Annotated[Id | None, Meta(description="At most so many bytes; all of them if left out.")] = None
 
 
 @declare("letters.revisions", "GET /admin/letters/{id}/revisions", role=Role.OPERATOR, about=Access.FOUND)

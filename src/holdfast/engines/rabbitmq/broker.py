@@ -29,7 +29,7 @@ from holdfast.core.death import (
     retried,
     returns,
 )
-from holdfast.core.letter import Content, DeathStory, Fingerprinter, NewLetter, Origin, fingerprint
+from holdfast.core.letter import Content, DeathStory, Fingerprinter, Kinds, NewLetter, Origin, fingerprint
 from holdfast.core.message import Address, Delivery, Message, Outcome, OutcomeKind, Outgoing
 from holdfast.core.moments import moment
 from holdfast.core.plan import Retries
@@ -39,7 +39,7 @@ from holdfast.core.topology.model import Version
 from holdfast.engines.rabbitmq.connection import NOT_FOUND, Connection, retry_call
 from holdfast.engines.rabbitmq.consumer import ResumingConsumer
 from holdfast.engines.rabbitmq.inspector import RabbitInspector
-from holdfast.engines.rabbitmq.letters import digest, new_letter, read_message
+from holdfast.engines.rabbitmq.letters import digest, kinds_of, new_letter, read_message
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.redriver import Rewriter
 from holdfast.engines.rabbitmq.topology import Declarer, QueueFamily, family_for
@@ -167,6 +167,9 @@ class RabbitBroker:
 
     def letter(self, delivery: Delivery, queue: str) -> NewLetter:
         return new_letter(delivery, queue, self._options.grouped, self._options.names)
+
+    def kinds(self, properties: bytes) -> Kinds:
+        return kinds_of(properties)
 
     def write(self, message: Message, to: Address, *, death: DeathStory | None = None, by: str = "") -> Outgoing:
         values: dict[str, Any] = {"headers": dict(message.headers)}

@@ -30,6 +30,7 @@ from holdfast.core.letter import (
     DeathStory,
     Fingerprinter,
     JsonValue,
+    Kinds,
     NewLetter,
     clip,
 )
@@ -169,6 +170,16 @@ def _moment_us(value: object) -> int:
         return microseconds(datetime.fromisoformat(value)) if isinstance(value, str) else 0
     except (ValueError, OverflowError):
         return 0
+
+
+def kinds_of(raw: bytes) -> Kinds:
+    """What AMQP calls the kinds of a message's properties and headers; nothing for what cannot be read."""
+    try:
+        pieces = properties.split(raw)
+    except properties.Unreadable:
+        return Kinds()
+    headers = pieces.pop("headers", table.EMPTY)
+    return Kinds({name: properties.KIND_NAMES[properties.KINDS[name]] for name in pieces}, table.kinds(headers))
 
 
 def plain(value: Value) -> JsonValue:

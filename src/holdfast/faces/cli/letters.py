@@ -173,7 +173,7 @@ def edit(out: Output, asked: requests.EditLetter, made: requests.EditReply) -> N
     out.say(f"letter {asked.id} has revision {made.revision} now")
 
 
-@command("letters diff", requests.ReadBody, example="42", but=["revision", "original"])
+@command("letters diff", requests.ReadBody, example="42", but=["revision", "original", "skip", "limit"])
 async def diff(context: CommandContext, asked: requests.ReadBody) -> None:
     """Show what the newest revision changes against the original."""
     async with context.connect(requests.ReadBody) as custody:

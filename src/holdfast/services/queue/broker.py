@@ -24,6 +24,7 @@ from holdfast.core.letter import (
     Content,
     DeathStory,
     Fingerprinter,
+    Kinds,
     NewLetter,
     Origin,
     clip,
@@ -159,6 +160,10 @@ class QueueBroker:
         if isinstance(item, LeasedItem):  # its story could not be had
             item = msgspec.convert(item, Item, from_attributes=True)
         return _letter(queue, item, redelivered=delivery.redelivered, grouped=self._grouped)
+
+    def kinds(self, properties: bytes) -> Kinds:
+        del properties
+        return Kinds()
 
     def write(self, message: Message, to: Address, *, death: DeathStory | None = None, by: str = "") -> Outgoing:
         """Headers stand as JSON in the item's reference."""

@@ -18,12 +18,12 @@ from msgspec.structs import replace
 from holdfast.core.ledger import LedgerAct, expand
 from holdfast.core.letter import NAME_CHARACTERS_MAX, GroupStatus, clip
 from holdfast.core.moments import moment
-from holdfast.core.plan import Plan, PlanOptions, RedriveState, RedriveTask, Target
+from holdfast.core.plan import PLAN_COUNT_MAX, Plan, PlanOptions, RedriveState, RedriveTask, Target
 from holdfast.core.requests import vault as requests
 from holdfast.core.requests.declare import HANDLERS, Caller, Declared, Request, Role, Stream, handles, view
 from holdfast.core.selection import ID_MAX, Selection, check_selection, decode_cursor, encode_cursor
 from holdfast.core.states import LetterState
-from holdfast.errors import Forbidden, HoldfastError, NotFound
+from holdfast.errors import Forbidden, HoldfastError, Invalid, NotFound
 from holdfast.ports.blobs import Blobs
 from holdfast.services.vault.access import RefusedCalls, TokenService
 from holdfast.services.vault.custody import Custody
@@ -36,6 +36,11 @@ from holdfast.telemetry.events import emit
 
 HISTORY_COUNT_MAX = 1_000
 EXPORT_PAGE_COUNT = 100
+#: So many of the newest letters are looked at for what letters can be found by, fewer for their headers; and so many
+#: values are told of each field.
+VALUES_OF_COUNT = 2_000
+HEADERS_OF_COUNT = 200
+VALUES_COUNT_MAX = 30
 REDRIVE_TIMEOUT_S = 60.0
 REDRIVE_STEP_S = 0.05
 CAPTURE_IDLE_S = 0.5
@@ -315,6 +320,31 @@ async def _search(app: VaultApp, request: requests.SearchLetters, caller: Caller
     )
 
 
+@handles(requests.CountLetters)
+async def _count(app: VaultApp, request: requests.CountLetters, caller: Caller) -> requests.CountReply:
+    found = await app.vault.letters.count(request.selection(app.now_us), count_max=PLAN_COUNT_MAX)
+    if not found.exact:
+        raise Invalid(f"selection is too large; more than {PLAN_COUNT_MAX} letters fit, narrow it")
+    return requests.CountReply(found.count)
+
+
+@handles(requests.ListValues)
+async def _values(app: VaultApp, request: requests.ListValues, caller: Caller) -> requests.ValuesReply:
+    check_selection(Selection(queue=request.queue))
+    found, looked_at = await app.vault.letters.values(
+        request.queue, count_max=VALUES_OF_COUNT, headers_count_max=HEADERS_OF_COUNT
+    )
+    queues: Counter[str] = Counter()
+    for tally in await app.vault.ledger.tallies():
+        if caller.may_touch(tally.queue) and tally.state != LetterState.DELETED.value:
+            queues[tally.queue] += tally.count
+    values = {"queue": queues, **found}
+    return requests.ValuesReply(
+        values={name: dict(counts.most_common(VALUES_COUNT_MAX)) for name, counts in values.items()},
+        looked_at=looked_at,
+    )
+
+
 @handles(requests.ArchiveLetters)
 @handles(requests.RestoreLetters)
 @handles(requests.DiscardLetters)
@@ -327,14 +357,25 @@ async def _act(app: VaultApp, request: requests.ActionRequest, caller: Caller) -
 
 
 @handles(requests.ReadLetter)
-async def _show_letter(app: VaultApp, request: requests.ReadLetter, caller: Caller) -> requests.LetterView:
-    return requests.LetterView.of(await app.custody.letter(request.id, caller))
+async def _show_letter(app: VaultApp, request: requests.ReadLetter, caller: Caller) -> requests.LetterReply:
+    letter = await app.custody.letter(request.id, caller)
+    return view(
+        requests.LetterReply,
+        requests.LetterView.of(letter),
+        origin=letter.origin,
+        changed_at=moment(letter.changed_at_us),
+        kinds=await app.custody.kinds(letter),
+        came_back_as=[
+            number for number, queue in await app.vault.letters.came_back_as(letter.id) if caller.may_touch(queue)
+        ],
+    )
 
 
 @handles(requests.ReadBody)
 async def _body(app: VaultApp, request: requests.ReadBody, caller: Caller) -> bytes:
     letter = await app.custody.letter(request.id, caller)
-    return (await app.custody.content(letter, revision=0 if request.original else request.revision)).body
+    revision = 0 if request.original else request.revision
+    return await app.custody.part(letter, revision=revision, skip=request.skip, limit=request.limit)
 
 
 @handles(requests.ListRevisions)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 
 from holdfast.core.death import DROPPED_HEADERS, STORY_HEADERS, QueueNames
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.letter import SENSITIVE_HEADERS, Content, Letter, NewLetter, Origin
+from holdfast.core.letter import SENSITIVE_HEADERS, Content, Kinds, Letter, NewLetter, Origin
 from holdfast.core.moments import moment_or_none
 from holdfast.core.plan import PLAN_COUNT_MAX
 from holdfast.core.requests.declare import Caller
@@ -204,6 +205,30 @@ class Custody:
             raise NotFound(f"letter does not exist; there is no letter {letter.id}")
         return await self._with_body(found)
 
+    async def part(self, letter: Letter, *, revision: int | None, skip: int, limit: int | None) -> bytes:
+        """Its body from a byte on, at most so many; of one that is elsewhere no more is read than that takes. Raises
+        NotFound when retention was faster."""
+        found = await self.vault.letters.content(letter.id, revision=revision)
+        if found is None:
+            raise NotFound(f"letter does not exist; there is no letter {letter.id}")
+        end = None if limit is None else skip + limit
+        if not found.blob:
+            return found.body[skip:end]
+        pieces, size = [], 0
+        async with aclosing(self._stored(found.blob).get(found.blob)) as chunks:
+            async for chunk in chunks:
+                pieces.append(chunk[max(0, skip - size) : None if end is None else max(0, end - size)])
+                size += len(chunk)
+                if end is not None and size >= end:
+                    break
+        return b"".join(pieces)
+
+    async def kinds(self, letter: Letter) -> Kinds:
+        """What its broker calls the kinds of its properties and headers."""
+        broker = self.broker_of(letter.origin)
+        found = await self.vault.letters.content(letter.id, revision=0) if broker else None
+        return broker.kinds(found.properties) if broker and found else Kinds()
+
     async def contents(self, leased: Sequence[LeasedLetter]) -> list[Content | BlobMissing]:
         """What is to be published of letters, with their bodies; one whose body is gone does not hold up the others."""
         found: list[Content | BlobMissing] = []
@@ -217,10 +242,13 @@ class Custody:
     async def _with_body(self, content: Content) -> Content:
         if not content.blob:
             return content
-        if self._blobs is None:  # never as if it had no body
-            raise StorageFailed(f"body is elsewhere; it is the blob {content.blob}, set vault_blobs as there")
-        body = b"".join([chunk async for chunk in self._blobs.get(content.blob)])
+        body = b"".join([chunk async for chunk in self._stored(content.blob).get(content.blob)])
         return Content(body=body, properties=content.properties, put=content.put, drop=content.drop)
+
+    def _stored(self, blob: str) -> Blobs:
+        if self._blobs is None:  # never as if it had no body
+            raise StorageFailed(f"body is elsewhere; it is the blob {blob}, set vault_blobs as there")
+        return self._blobs
 
     async def verify(self, anchor: str = "") -> Verified:
         """Look at the ledger and all that it vouches for. Raises Invalid for an anchor that is none."""

@@ -168,6 +168,9 @@ SELECT DISTINCT action, from_state, to_state FROM ledger WHERE number > :after
 -- name: select_blobs
 SELECT DISTINCT blob FROM contents WHERE letter IN_IDS AND blob <> ''
 
+-- name: select_came_back_as
+SELECT id, queue FROM letters WHERE came_from = :letter AND came_from > 0 ORDER BY id LIMIT 100
+
 -- name: select_contents
 SELECT letter, body, properties, blob FROM contents WHERE letter IN_IDS
 

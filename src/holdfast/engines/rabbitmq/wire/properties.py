@@ -29,6 +29,7 @@ KINDS: Mapping[str, str] = {
     "app_id": "s",
     "cluster_id": "s",
 }
+KIND_NAMES: Mapping[str, str] = {"s": "shortstr", "F": "table", "o": "octet", "T": "timestamp"}
 FLAGS: Mapping[str, int] = {name: 1 << (15 - place) for place, name in enumerate(KINDS)}
 
 HAS_CONTENT_TYPE = FLAGS["content_type"]

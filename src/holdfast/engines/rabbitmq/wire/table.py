@@ -29,6 +29,13 @@ FIXED_BYTES = {
 }
 SIZED = frozenset(map(ord, "SxAF"))
 
+#: Type → what AMQP calls it, for people.
+KIND_NAMES = {
+    "t": "bool", "b": "int8", "B": "uint8", "s": "int16", "u": "uint16", "I": "int32", "i": "uint32", "l": "int64",
+    "L": "int64", "f": "float", "d": "double", "D": "decimal", "T": "timestamp", "V": "void", "S": "longstr",
+    "x": "bytes", "A": "array", "F": "table",
+}  # fmt: skip
+
 EMPTY = b"\0\0\0\0"
 
 
@@ -118,6 +125,15 @@ def decode(table: bytes, depth: int = 0) -> dict[str, Value]:
     if found.rest < len(table):
         shown.setdefault("(unreadable)", Undecodable(table[found.rest :], "no such type, or cut short"))
     return shown
+
+
+def kinds(table: bytes) -> dict[str, str]:
+    """Name → what AMQP calls the kind of its value; of two entries with one name the first, as it is shown."""
+    found: dict[str, str] = {}
+    for name, start, _ in scan(table).entries:
+        kind = chr(table[start + 1 + len(name)])
+        found.setdefault(name.decode("utf-8", "backslashreplace"), KIND_NAMES.get(kind, kind))
+    return found
 
 
 def decode_value(raw: bytes, depth: int = 0) -> Value:
