@@ -37,7 +37,7 @@ from holdfast.services.queue.broker import QueueBroker
 from holdfast.services.queue.manager import QueueManager
 from holdfast.services.queue.queues import Queues
 from holdfast.services.queue.service import QueueService
-from holdfast.settings import RecoverSettings, Settings, listed, load_settings, masked
+from holdfast.settings import RecoverSettings, Settings, explain, listed, load_settings, masked
 from holdfast.stores.files import made_once as made_once  # noqa: PLC0414  for the faces
 from holdfast.telemetry.events import emit
 
@@ -312,6 +312,7 @@ async def open_vault_app(
     settings: Settings, queues: Queues | None, *, clock: Clock | None = None, serves: bool = False
 ) -> AsyncIterator[VaultApp]:
     """The vault and the brokers of these settings. See `open_app`."""
+    from holdfast.core.requests.vault import SettingView
     from holdfast.services.vault.admin import VaultApp
     from holdfast.services.vault.capture import load_fingerprint
     from holdfast.services.vault.custody import Custody
@@ -334,7 +335,12 @@ async def open_vault_app(
         custody = Custody(
             vault, brokers, clock=time_source, blobs=blobs, names=queue_names(settings), found_code=found_code
         )
-        app = VaultApp(custody, blobs=blobs, redrive_role=Role[settings.redrive_role.upper()])
+        shown = [
+            SettingView(key=one.key, value=one.plain, text=one.value, source=one.source, meaning=one.meaning)
+            for one in explain(settings)
+        ]
+        role = Role[settings.redrive_role.upper()]
+        app = VaultApp(custody, blobs=blobs, redrive_role=role, settings=shown)
         await app.tokens.load()
         stack.push_async_callback(app.close)
         yield app

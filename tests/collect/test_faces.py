@@ -62,6 +62,11 @@ async def test_a_result_over_http_and_the_command_line_of_a_server(tmp_path: Pat
             await eventually(has_gaps)
             streamed = await http.get("/v1/results/t/rows")
             assert streamed.content == body_of("rows", 0) + body_of("rows", 1), "up to the first gap"
+            asked = await http.post("/v1/results/t/missing")
+            assert asked.json() == {"ranges": 2}, "of rows; how many lines there are nobody has said"
+            body, attributes = await take_request(queues)
+            assert b'"rows":[[2,3],[5,5]]' in body
+            assert {one["id"] for one in (await http.get("/v1/results?unfinished=true")).json()["items"]} == {"t"}
             assert (await http.get("/v1/results/nothing")).status_code == 400
             assert (await http.get("/v1/results/t/.x")).status_code == 400
             assert (await http.post("/v1/results", json={"producer": "nobody"})).status_code == 400
@@ -69,6 +74,12 @@ async def test_a_result_over_http_and_the_command_line_of_a_server(tmp_path: Pat
             ended = (await http.post("/v1/results/t/abandon", json={"reason": "a mistake"})).json()
             assert (ended["state"], ended["reason"]) == ("abandoned", "a mistake")
             assert (await http.post("/v1/results/t/abandon", json={})).json()["state"] == "abandoned"
+            assert (await http.post("/v1/results/t/missing")).status_code == 400
+
+            async def is_finished() -> bool:
+                return not (await http.get("/v1/results?unfinished=true")).json()["items"]
+
+            await eventually(is_finished)
         command = Command(tmp_path, server.address)
         started = await asyncio.to_thread(
             command.done, "results", "start", "May", "--producer", PRODUCER, "--id", "u", "--json", HOLDFAST_TOKEN=TOKEN

@@ -187,7 +187,7 @@ async def test_an_unknown_verb_is_501(http: httpx2.AsyncClient, verb: str) -> No
 
 
 async def test_every_verb_of_the_contract_is_there(http: httpx2.AsyncClient) -> None:
-    assert len(VERBS) == 19 + 1, "those of the contract, and queue.redrive"
+    assert len(VERBS) == 19 + 2, "those of the contract, queue.redrive and queues.depths"
     for verb in VERBS:
         assert await error(http, verb, {"colour": "red"}, 400) != ""
 

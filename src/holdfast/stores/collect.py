@@ -109,9 +109,10 @@ class CollectStore:
         rows = await self._read("collect_find_request", transaction=transaction)
         return bytes(rows[0][0]) if rows else b""
 
-    async def page(self, *, after: str, count_max: int) -> Sequence[Transaction]:
-        """Transactions by id, after the given one."""
-        return [_transaction(row) for row in await self._read("collect_list", after=after, count_max=count_max)]
+    async def page(self, *, after: str, unfinished: bool = False, count_max: int) -> Sequence[Transaction]:
+        """Transactions by id, after the given one; only unfinished ones, which something is left to do for."""
+        name = "collect_list_unfinished" if unfinished else "collect_list"
+        return [_transaction(row) for row in await self._read(name, after=after, count_max=count_max)]
 
     async def take(self, *, owner: str, lease_us: int, count_max: int) -> Sequence[Transaction]:
         """Own some that are unfinished and that nobody owns, or whose owner is past its lease; the fence rises.

@@ -31,8 +31,9 @@ from holdfast.core.ledger import (
 from holdfast.core.letter import NOTE_CHARACTERS_MAX, GroupStatus, clip
 from holdfast.core.moments import GAP_US, GAP_WAIT_US, microseconds, moment, moment_or_none
 from holdfast.core.requests.declare import Token
-from holdfast.core.requests.vault import BalanceRow, GroupView
-from holdfast.errors import CannotStart
+from holdfast.core.requests.vault import BalanceRow, GroupView, LedgerFilter
+from holdfast.core.selection import ID_MAX
+from holdfast.errors import CannotStart, Invalid
 from holdfast.ports.clock import Clock
 from holdfast.ports.database import Database, Row, Tx
 from holdfast.stores import SQL, reader, run
@@ -44,6 +45,8 @@ LEDGER_IDS_CHARACTERS_MAX = 1_000_000
 #: A row names each of so many letters, however long their ids are.
 MOVED_COUNT_MAX = 50_000
 PAGE_COUNT = 5_000
+#: A letter is looked for in so many rows at a time, and so often for one page.
+LOOK_COUNT, LOOKS_COUNT_MAX = 500, 40
 #: So many rows are looked at for a gap: more in ten minutes hide it.
 MOMENTS_COUNT_MAX = 100_000
 KEY_BYTES = 32
@@ -60,6 +63,13 @@ class QueueTally(Struct, frozen=True):
     queue: str
     state: str
     count: int
+
+
+class LedgerPage(Struct, frozen=True):
+    """Some rows. `after` is where the next page begins, 0 at the end."""
+
+    rows: list[LedgerRow]
+    after: int = 0
 
 
 class LedgerWriter:
@@ -211,6 +221,26 @@ class Ledger(VaultPart):
         return _rows(tx, where, after=after, count_max=count_max)
 
     @one_look
+    def find(self, tx: Tx, wanted: LedgerFilter, *, after: int, newest_first: bool, count_max: int) -> LedgerPage:
+        """Rows that fit, those behind `after`; 0 is the beginning. A page may have fewer and not be the last: a letter
+        is looked for in so many rows at a time."""
+        where, values = _condition(wanted)
+        order = "number < :after {} ORDER BY number DESC" if newest_first else "number > :after {} ORDER BY number"
+        step = count_max if wanted.letter is None else max(count_max, LOOK_COUNT)
+        found: list[LedgerRow] = []
+        after = after or (ID_MAX if newest_first else 0)
+        for _ in range(LOOKS_COUNT_MAX):
+            sql = f"WHERE {order.format(where)} LIMIT :step"
+            rows = _rows(tx, sql, **values, after=after, step=step)
+            found += [row for row in rows if wanted.letter is None or covers(row.letters, wanted.letter)]
+            if len(found) > count_max or (len(found) == count_max and len(rows) == step):
+                return LedgerPage(found[:count_max], after=found[count_max - 1].number)
+            if len(rows) < step:
+                return LedgerPage(found)
+            after = rows[-1].number
+        return LedgerPage(found, after=after)
+
+    @one_look
     def of_letter(self, tx: Tx, letter: int, *, count_max: int) -> list[LedgerRow]:
         """What was done to one letter."""
         where = "WHERE first_letter > 0 AND first_letter <= :letter AND last_letter >= :letter"
@@ -325,6 +355,28 @@ def links(tx: Tx, *, after: int, count_max: int) -> list[Link]:
 
 def _rows(tx: Tx, where: str, **values: object) -> list[LedgerRow]:
     return [_row(row) for row in tx.rows(f"{SQL['select_ledger']} {where}", **values)]
+
+
+def _condition(wanted: LedgerFilter) -> tuple[str, dict[str, object]]:
+    """The SQL of a filter, beginning with AND, and its values. Raises Invalid."""
+    parts: list[str] = []
+    values: dict[str, object] = {}
+    for column in ("actor", "action", "outcome", "queue"):
+        if text := getattr(wanted, column):
+            if "\x00" in text or any("\ud800" <= one <= "\udfff" for one in text):
+                raise Invalid(f"filter is invalid; {column} holds a character that is nowhere in the ledger")
+            parts.append(f"{column} = :{column}")
+            values[column] = text
+    if wanted.letter is not None:
+        parts.append("first_letter > 0 AND first_letter <= :letter AND last_letter >= :letter")
+        values["letter"] = wanted.letter
+    # A clock may have been set back: rows of a time are between two numbers, and not all that are between them fit.
+    for name, edge, fits in (("done_after", "min", "at >= :done_after"), ("done_before", "max", "at < :done_before")):
+        if (at := getattr(wanted, name)) is not None:
+            bound = ">=" if edge == "min" else "<="
+            parts.append(f"+{fits} AND number {bound} (SELECT {edge}(number) FROM ledger WHERE {fits})")  # noqa: S608
+            values[name] = microseconds(at)
+    return "".join(f" AND {part}" for part in parts), values
 
 
 def head_of(number: int, mac: bytes) -> str:

@@ -6,7 +6,7 @@ client sends. Unknown fields are refused; texts and limits are checked in `core.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType, convert, field
 from msgspec.structs import replace
@@ -127,6 +127,30 @@ class StatsReply(Struct, frozen=True, kw_only=True):
 
 class QueuesReply(Struct, frozen=True):
     items: list[QueueInfo]
+
+
+class QueueDepth(Struct, frozen=True, kw_only=True):
+    """A queue with how many items it has: queued ones, which can be leased, leased ones, scheduled ones, and those on
+    their way to the dead queue."""
+
+    queue_name: str
+    queued: int
+    leased: int
+    scheduled: int
+    dying: int
+    partitions: int
+    dead_queue: str
+    is_dead_queue: bool  #: other queues have it as theirs
+    paused: bool
+    is_healthy: bool  #: false while a storage of it does not answer; the counts are then of before
+
+
+class DepthsReply(Struct, frozen=True, kw_only=True):
+    """A page of queues; `count` is how many fit in all."""
+
+    queues: list[QueueDepth]
+    count: int
+    next: str = ""
 
 
 class ItemsReply(Struct, frozen=True):
@@ -290,12 +314,31 @@ class UpdateQueueRequest(QueueNameRequest[CodeReply], frozen=True, kw_only=True)
     partitions: Partitions = []
 
 
-@declare("queues.list", "POST /v1/queues.list", role=Role.VIEWER, about=Access.ALL)
+@declare("queues.list", "POST /v1/queues.list", role=Role.VIEWER, about=Access.EACH)
 class ListRequest(QueueRequest[QueuesReply], frozen=True, kw_only=True):
     """List queues by name."""
 
     pivot: QueuePivot = ""
     limit: Count = 0
+
+
+@declare("queues.depths", "POST /v1/queues.depths", role=Role.VIEWER, about=Access.EACH)
+class DepthsRequest(QueueRequest[DepthsReply], frozen=True, kw_only=True):
+    """List queues with how many items each has.
+
+    They are counted as this server knows them, which costs no storage anything; those of a page that lie on a storage
+    which servers share are read from it.
+    """
+
+    search: Annotated[str, told("A part of the name.", NAME_OR_NONE)] = ""
+    sort: Annotated[Literal["name", "depth"], Meta(description="By name, or the fullest first.")] = "name"
+    paused: Annotated[bool, Meta(description="Only those that are paused.")] = False
+    dead_queue_for: Annotated[
+        str,
+        told("Only those that may be the dead queue of this one; of a new queue with ~.", {"maxLength": 512}),
+    ] = ""
+    limit: Count = 0
+    cursor: Annotated[str, told("Where the page before ended.", {"pattern": "^([0-9]{1,18}~[^\\s~]*)?$"})] = ""
 
 
 @declare("queues.info", "POST /v1/queues.info", role=Role.VIEWER, about=QUEUE)

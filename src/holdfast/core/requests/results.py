@@ -57,6 +57,12 @@ class GapView(Struct, frozen=True, kw_only=True):
     is_open: bool
 
 
+class MissingReply(Struct, frozen=True):
+    """How many ranges of ordinals the producer was asked for."""
+
+    ranges: int
+
+
 class GapsReply(Struct, frozen=True, kw_only=True):
     """The gap map of a transaction."""
 
@@ -68,6 +74,7 @@ class ListResults(Request[ResultsReply], frozen=True, kw_only=True):
     """Transactions by id, a page at a time."""
 
     after: Annotated[str, Meta(description="Begin after this id.")] = ""
+    unfinished: Annotated[bool, Meta(description="Only those that are still worked on.")] = False
     limit: Annotated[int, Meta(ge=1, le=PAGE_COUNT_MAX, description="How many.")] = PAGE_COUNT_MAX
 
 
@@ -107,6 +114,13 @@ class StartResultRequest(Request[ResultView], frozen=True, kw_only=True):
 @declare("results.gaps", "GET /v1/results/{id}/gaps", role=Role.VIEWER, about=Access.FOUND)
 class ReadGaps(Request[GapsReply], frozen=True, kw_only=True):
     """Which ordinals are missing, as ranges with both ends."""
+
+    id: TransactionId
+
+
+@declare("results.missing", "POST /v1/results/{id}/missing", role=Role.OPERATOR, about=Access.FOUND)
+class RequestMissing(Request[MissingReply], frozen=True, kw_only=True):
+    """Ask the producer once more for what is missing."""
 
     id: TransactionId
 

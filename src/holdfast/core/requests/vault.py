@@ -369,6 +369,16 @@ class TokenView(Struct, frozen=True, kw_only=True):
     queues: list[str]
 
 
+class SettingView(Struct, frozen=True, kw_only=True):
+    """One setting, safe to show: `text` is its value for people."""
+
+    key: str
+    value: Any
+    text: str
+    source: str
+    meaning: str
+
+
 class Problem(Struct, frozen=True, kw_only=True):
     """RFC 9457."""
 
@@ -743,9 +753,32 @@ class CancelRedrive(TaskRequest, frozen=True, kw_only=True):
 # --- ledger, tokens, events and sessions ----------------------------------------------------------------------
 
 
+class LedgerFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which rows of the ledger: all of what is set must fit."""
+
+    actor: Annotated[Text, Meta(description="Who did it.")] = ""
+    action: Annotated[Text, Meta(description="What was done, such as letters.discard.")] = ""
+    outcome: Annotated[
+        Literal["", "done", "refused", "denied", "failed"], Meta(description="done, refused, denied or failed.")
+    ] = ""
+    queue: Annotated[Text, Meta(description="The dead-letter queue of the letters.")] = ""
+    letter: Annotated[Id | None, Meta(description="The id of a letter that it names.")] = None
+    done_after: Annotated[datetime | None, Meta(description="Done after this moment.")] = None
+    done_before: Annotated[datetime | None, Meta(description="Done before this moment.")] = None
+
+
 @declare("ledger.read", "GET /admin/ledger", role=Role.OPERATOR, about=Access.ALL)
-class ReadLedger(PageRequest[LedgerReply], frozen=True, kw_only=True):
+class ReadLedger(LedgerFilter, Request[LedgerReply], frozen=True, kw_only=True):
     """Who did what, oldest first."""
+
+    limit: Annotated[Limit, Meta(description="At most so many.")] = PAGE_COUNT_DEFAULT
+    cursor: Annotated[str, Meta(max_length=200, description="Where the page before ended.")] = ""
+    newest_first: Annotated[bool, Meta(description="The newest rows first.")] = False
+
+
+@declare("ledger.export", "GET /admin/ledger/export", role=Role.OPERATOR, about=Access.ALL, media="text/csv")
+class ExportLedger(LedgerFilter, Request[Stream], frozen=True, kw_only=True):
+    """Who did what, as a table for a spreadsheet (CSV), oldest first."""
 
 
 @declare("ledger.head", "GET /admin/ledger/head", role=Role.VIEWER, about=Access.ALL)
@@ -763,6 +796,11 @@ class VerifyLedger(Request[Verified], frozen=True, kw_only=True):
 @declare("balance.read", "GET /admin/balance", role=Role.VIEWER, about=Access.EACH)
 class ReadBalance(Request[list[BalanceRow]], frozen=True, kw_only=True):
     """Letters by queue and state, from two sides."""
+
+
+@declare("config.show", "GET /admin/config", role=Role.ADMIN, about=Access.ALL)
+class ReadSettings(Request[list[SettingView]], frozen=True, kw_only=True):
+    """What this server was started with, and where each value came from; secrets are hidden."""
 
 
 @declare("tokens.list", "GET /admin/tokens", role=Role.ADMIN, about=Access.ALL)

@@ -354,7 +354,8 @@ def _page_of(http: HttpRequest) -> ListResults:
     limit = http.query_params.get("limit", str(PAGE_COUNT_MAX))
     if not (limit.isascii() and limit.isdigit()):
         raise Invalid(f"limit is invalid; {limit[:20]!r} is not a whole number")
-    return ListResults(after=http.query_params.get("after", ""), limit=int(limit[:9]))
+    unfinished = http.query_params.get("unfinished", "") == "true"
+    return ListResults(after=http.query_params.get("after", ""), unfinished=unfinished, limit=int(limit[:9]))
 
 
 async def _begun(chunks: AsyncIterator[bytes]) -> Response:

@@ -125,7 +125,7 @@ class Verbs:
         request.declared.check_queues(request, caller)
         try:
             if not isinstance(request, LeaseRequest | ProduceRequest):
-                return await self._service.call(request)
+                return await self._service.call(request, caller)
             with self._authenticator.while_let_in(call.scope, caller):  # these wait
                 reply: Any = await self._service.call(cast(QueueRequest[Any], request))
             if isinstance(reply, LeaseReply):

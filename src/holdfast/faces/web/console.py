@@ -191,7 +191,7 @@ class Visit:
             return await (await console.collector.results()).call(request, caller)
         declared.check_queues(request, caller)
         try:
-            return await console.service.call(cast("QueueRequest[R]", request))
+            return await console.service.call(cast("QueueRequest[R]", request), caller)
         except BadDeadQueue as error:
             raise error if caller.may_touch(error.source_queue) else Invalid(error.unnamed) from None
 

@@ -143,11 +143,13 @@ class CollectService:
             raise Invalid(f"transaction does not exist; there is no '{transaction}'")
         return found
 
-    async def page(self, *, after: str = "", count_max: int = requests.PAGE_COUNT_MAX) -> Sequence[Transaction]:
+    async def page(
+        self, *, after: str = "", unfinished: bool = False, count_max: int = requests.PAGE_COUNT_MAX
+    ) -> Sequence[Transaction]:
         """Transactions by id, after the given one."""
         if not 1 <= count_max <= requests.PAGE_COUNT_MAX:
             raise Invalid(f"limit is invalid; {count_max} is not from 1 to {requests.PAGE_COUNT_MAX}")
-        return await self._store.page(after=after, count_max=count_max)
+        return await self._store.page(after=after, unfinished=unfinished, count_max=count_max)
 
     async def stand(self, transaction: str) -> Sequence[SeriesState]:
         """How the series of a transaction stand, by name."""
@@ -430,7 +432,7 @@ async def _page(service: CollectService, request: requests.ListResults, caller: 
     found: list[Transaction] = []
     after, count_max = request.after, requests.PAGE_COUNT_MAX if caller.queues else request.limit
     while True:
-        page = await service.page(after=after, count_max=count_max)
+        page = await service.page(after=after, unfinished=request.unfinished, count_max=count_max)
         found += [one for one in page if all(map(caller.may_send, requests.places(one.producer, one.notify)))]
         if len(found) >= request.limit or len(page) < count_max:
             return requests.ResultsReply(items=[requests.result_view(each) for each in found[: request.limit]])
@@ -451,6 +453,13 @@ async def _gaps(service: CollectService, request: requests.ReadGaps, caller: Cal
 @handles(requests.ReadSeries)
 async def _read(service: CollectService, request: requests.ReadSeries, caller: Caller) -> Stream:
     return (part.body async for part in service.parts(request.id, request.series))
+
+
+@handles(requests.RequestMissing)
+async def _request_missing(
+    service: CollectService, request: requests.RequestMissing, caller: Caller
+) -> requests.MissingReply:
+    return requests.MissingReply(await service.request_missing(request.id))
 
 
 @handles(requests.AbandonResult)

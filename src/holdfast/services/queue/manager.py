@@ -65,11 +65,17 @@ class QueueManager:
             raise QueueMissing(name)
         return queue
 
-    def records(self, *, pivot: str = "", count_max: int | None = None) -> list[QueueRecord]:
-        """Queues by name in code point order, from the pivot on."""
-        start = bisect_left(self._names, pivot)
-        stop = None if count_max is None else start + count_max
-        return [self._queues[name].record for name in self._names[start:stop]]
+    def records(self) -> list[QueueRecord]:
+        """All queues, by name in code point order."""
+        return [self._queues[name].record for name in self._names]
+
+    def names(self, *, pivot: str = "") -> list[str]:
+        """The names of queues in that order, from the pivot on."""
+        return self._names[bisect_left(self._names, pivot) :]
+
+    def sources(self, name: str) -> list[str]:
+        """The queues whose dead queue this one is."""
+        return self._source_queues.get(name, [])
 
     # --- start and stop ---------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -227,6 +227,13 @@ class Queues:
     async def queues_list(self, *, pivot: str = "", limit: int = 0) -> list[QueueInfo]:
         """Queues by name, from the pivot on."""
         return (await self._caller.call(requests.ListRequest(pivot=pivot, limit=limit))).items
+
+    async def queues_depths(
+        self, *, search: str = "", sort: Literal["name", "depth"] = "name", cursor: str = "", limit: int = 0
+    ) -> requests.DepthsReply:
+        """Queues with how many items each has, by name or the fullest first; `next` of a reply is the next cursor."""
+        request = requests.DepthsRequest(search=search, sort=sort, cursor=cursor, limit=limit)
+        return await self._caller.call(request)
 
     async def queues_info(self, queue_name: str) -> QueueInfo:
         """One queue."""

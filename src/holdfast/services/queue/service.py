@@ -3,7 +3,9 @@ the queue. Every face calls `call`; none of them decides anything."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import TypeAlias, TypeVar, cast
 
 from msgspec import UNSET
@@ -13,7 +15,7 @@ from holdfast.core import checks
 from holdfast.core.item import NewItem, PartitionInfo, QueueInfo, QueueRecord
 from holdfast.core.moments import parse_duration
 from holdfast.core.requests import queue as requests
-from holdfast.core.requests.declare import HANDLERS, handles
+from holdfast.core.requests.declare import HANDLERS, Access, Caller, Role, handles
 from holdfast.errors import BadDeadQueue, BadIds, Invalid, QueueMissing, ShuttingDown, StorageFailed
 from holdfast.ports.queue_store import (
     Clear,
@@ -32,6 +34,9 @@ from holdfast.services.queue.manager import QueueManager
 from holdfast.telemetry.events import emit
 
 CLEAR_COUNT_MAX = 10_000
+ID_DIGITS_MAX = 20
+#: Who asks in the service's own process.
+OWNER = Caller(name="owner", role=Role.ADMIN)
 IMPORTED_TEXTS = ("source_id", "source_queue", "death_reason", "encoding", "kind", "reference", "dedupe_key")
 OK = requests.CodeReply(200)
 SPREAD = "queue is spread over several storages; dedupe_key and source_id are unique within each of them alone"
@@ -48,12 +53,15 @@ class QueueService:
         self.manager = manager
         self._affinities = affinities
 
-    async def call(self, request: requests.QueueRequest[R]) -> R:
-        """Carry out a verb. Raises HoldfastError; then nothing of the request is acknowledged."""
+    async def call(self, request: requests.QueueRequest[R], caller: Caller = OWNER) -> R:
+        """Carry out a verb for somebody who may ask for it. Raises HoldfastError; then nothing of the request is
+        acknowledged."""
         if self.manager.closing:
             raise ShuttingDown
         if request.namespace:
             checks.namespace(request.namespace)
+        if request.declared.about is Access.EACH:
+            return cast(R, await HANDLERS[type(request)](self, request, caller))
         return cast(R, await HANDLERS[type(request)](self, request))
 
     def _queue(self, name: str) -> LogicalQueue:
@@ -207,11 +215,62 @@ class QueueService:
         return OK
 
     @handles(requests.ListRequest)
-    async def list(self, request: requests.ListRequest) -> requests.QueuesReply:
+    async def list(self, request: requests.ListRequest, caller: Caller) -> requests.QueuesReply:
         count_max = checks.list_limit(request.limit)
         checks.queue_pivot(request.pivot)
-        records = self.manager.records(pivot=request.pivot, count_max=count_max)
-        return requests.QueuesReply([record.info() for record in records])
+        names = filter(caller.may_touch, self.manager.names(pivot=request.pivot))
+        return requests.QueuesReply([self.manager.get(name).record.info() for name in islice(names, count_max)])
+
+    @handles(requests.DepthsRequest)
+    async def depths(self, request: requests.DepthsRequest, caller: Caller) -> requests.DepthsReply:
+        count_max = checks.list_limit(request.limit)
+        found = [
+            queue
+            for name in self.manager.names()
+            if caller.may_touch(name) and self._fits(request, queue := self.manager.get(name))
+        ]
+        order = _ORDERS[request.sort]
+        found.sort(key=order)
+        start = bisect_right(found, _place_of(request.cursor, request.sort), key=order) if request.cursor else 0
+        page = found[start : start + count_max]
+        more = len(found) > start + len(page)
+        return requests.DepthsReply(
+            queues=[await self._depth(queue) for queue in page],
+            count=len(found),
+            next=_cursor_of(page[-1], request.sort) if page and more else "",
+        )
+
+    def _fits(self, request: requests.DepthsRequest, queue: LogicalQueue) -> bool:
+        record, wanted = queue.record, request.dead_queue_for
+        if request.search.lower() not in record.name.lower() or (request.paused and not record.paused):
+            return False
+        return not wanted or (not record.dead_queue and record.name != wanted and not self.manager.sources(wanted))
+
+    async def _depth(self, queue: LogicalQueue) -> requests.QueueDepth:
+        record, is_healthy = queue.record, all(share.healthy for share in queue.shares)
+        queued, leased, scheduled, dying = _counts_of(queue)
+        shared = [share for share in queue.shares if share.abilities.shared]
+        if shared and is_healthy:  # other servers change it too: what is known here is of our own last commit
+            try:
+                stats = [await share.store.tally(p, rules=queue.rules()) for share in shared for p in share.partitions]
+                leased, scheduled, dying = (
+                    sum(getattr(one, name) for one in stats) for name in ("total_leased", "scheduled", "dying")
+                )
+                queued = sum(one.total for one in stats) - leased
+            except StorageFailed:
+                is_healthy = False
+        return requests.QueueDepth(
+            queue_name=record.name,
+            queued=queued,
+            leased=leased,
+            scheduled=scheduled,
+            dying=dying,
+            partitions=len(record.partitions),
+            dead_queue=record.dead_queue,
+            is_dead_queue=bool(self.manager.sources(record.name)),
+            paused=record.paused,
+            is_healthy=is_healthy,
+        )
 
     @handles(requests.InfoRequest)
     async def info(self, request: requests.InfoRequest) -> QueueInfo:
@@ -295,6 +354,38 @@ def _checked(items: Sequence[NewItem]) -> tuple[Sequence[NewItem], int]:
 
 def _unique(ids: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(ids))
+
+
+def _counts_of(queue: LogicalQueue) -> tuple[int, int, int, int]:
+    """Items that are queued, leased, scheduled and dying, as they are known here."""
+    states = [state for share in queue.shares for state in share.states.values()]
+    return (
+        sum(state.queued for state in states),
+        sum(state.leased for state in states),
+        sum(state.scheduled for state in states),
+        sum(state.dying for state in states),
+    )
+
+
+#: By what a page of queues is in order.
+_ORDERS: Mapping[str, Callable[[LogicalQueue], tuple[int, str]]] = {
+    "name": lambda queue: (0, queue.record.name),
+    "depth": lambda queue: (-sum(_counts_of(queue)), queue.record.name),
+}
+
+
+def _cursor_of(queue: LogicalQueue, sort: str) -> str:
+    """The place of a queue in its order; no name holds the mark between the two."""
+    depth, name = _ORDERS[sort](queue)
+    return f"{-depth}~{name}"
+
+
+def _place_of(cursor: str, sort: str) -> tuple[int, str]:
+    """Raises Invalid for what we never gave out."""
+    depth, mark, name = cursor.partition("~")
+    if not mark or not (depth.isascii() and depth.isdigit() and len(depth) < ID_DIGITS_MAX):
+        raise Invalid("cursor is invalid; begin without one")
+    return (-int(depth) if sort == "depth" else 0), name
 
 
 async def _settled(

@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
+from io import StringIO
 from typing import Any, Literal, TypeVar, cast
 from urllib.parse import quote
 
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core.ledger import LedgerAct, expand
+from holdfast.core.ledger import LedgerAct, LedgerRow, expand
 from holdfast.core.letter import NAME_CHARACTERS_MAX, GroupStatus, clip
 from holdfast.core.moments import moment
 from holdfast.core.plan import PLAN_COUNT_MAX, Plan, PlanOptions, RedriveState, RedriveTask, Target
@@ -41,6 +44,8 @@ EXPORT_PAGE_COUNT = 100
 VALUES_OF_COUNT = 2_000
 HEADERS_OF_COUNT = 200
 VALUES_COUNT_MAX = 30
+EXPORT_ROWS_COUNT = 500
+FORMULA_MARKS = ("=", "+", "-", "@", "\t", "\r", "\n")
 REDRIVE_TIMEOUT_S = 60.0
 REDRIVE_STEP_S = 0.05
 CAPTURE_IDLE_S = 0.5
@@ -62,8 +67,17 @@ _encode = msgspec.json.Encoder().encode
 class VaultApp:
     """Everything that the faces need of custody."""
 
-    def __init__(self, custody: Custody, *, blobs: Blobs | None = None, redrive_role: Role = Role.OPERATOR) -> None:
+    def __init__(
+        self,
+        custody: Custody,
+        *,
+        blobs: Blobs | None = None,
+        redrive_role: Role = Role.OPERATOR,
+        settings: Sequence[requests.SettingView] = (),
+    ) -> None:
+        """`settings` are what the server was started with, for those who may see them."""
         self.custody = custody
+        self.settings = settings
         self.redrive_role = redrive_role
         self.retention = Retention(custody.vault, clock=custody.clock, blobs=blobs)
         self.vault: Vault = custody.vault
@@ -494,9 +508,37 @@ async def _change_redrive(app: VaultApp, request: requests.TaskRequest, caller: 
 @handles(requests.ReadLedger)
 async def _ledger(app: VaultApp, request: requests.ReadLedger, caller: Caller) -> requests.LedgerReply:
     after = decode_cursor("ledger", request.cursor) if request.cursor else 0
-    rows = await app.vault.ledger.rows(after=after, count_max=request.limit)
-    more = encode_cursor("ledger", rows[-1].number) if len(rows) == request.limit else ""
-    return requests.LedgerReply(rows=rows, next=more)
+    page = await app.vault.ledger.find(request, after=after, newest_first=request.newest_first, count_max=request.limit)
+    return requests.LedgerReply(rows=page.rows, next=encode_cursor("ledger", page.after) if page.after else "")
+
+
+@handles(requests.ExportLedger)
+async def _export_ledger(app: VaultApp, request: requests.ExportLedger, caller: Caller) -> Stream:
+    return _ledger_table(app, request)
+
+
+async def _ledger_table(app: VaultApp, request: requests.ExportLedger) -> Stream:
+    after, names = 0, [one for one in LedgerRow.__struct_fields__ if one != "mac"]
+    text = StringIO()
+    table = csv.writer(text)
+    table.writerow(names)
+    while True:
+        page = await app.vault.ledger.find(request, after=after, newest_first=False, count_max=EXPORT_ROWS_COUNT)
+        for row in page.rows:
+            table.writerow([_cell(getattr(row, name)) for name in names])
+        yield text.getvalue().encode("utf-8", "replace")
+        text.seek(0)
+        text.truncate()
+        if not page.after:
+            return
+        after = page.after
+
+
+def _cell(value: object) -> object:
+    """A spreadsheet takes what begins so for a formula, and runs it: a quote makes it a text."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_MARKS) else value
 
 
 @handles(requests.ReadHead)
@@ -512,6 +554,11 @@ async def _verify(app: VaultApp, request: requests.VerifyLedger, caller: Caller)
 @handles(requests.ReadBalance)
 async def _balance(app: VaultApp, request: requests.ReadBalance, caller: Caller) -> list[requests.BalanceRow]:
     return [row for row in await app.vault.ledger.balance() if caller.may_touch(row.queue)]
+
+
+@handles(requests.ReadSettings)
+async def _settings(app: VaultApp, request: requests.ReadSettings, caller: Caller) -> Sequence[requests.SettingView]:
+    return app.settings
 
 
 @handles(requests.ListTokens)

@@ -90,6 +90,10 @@ ON CONFLICT (transaction_id, path) DO NOTHING
 SELECT id, state, producer, notify, series, reason, created_at, updated_at, progress_at, owner, fence, is_clean
 FROM collect_transactions WHERE id > :after ORDER BY id LIMIT :count_max
 
+-- name: collect_list_unfinished
+SELECT id, state, producer, notify, series, reason, created_at, updated_at, progress_at, owner, fence, is_clean
+FROM collect_transactions WHERE is_clean IS_FALSE AND id > :after ORDER BY id LIMIT :count_max
+
 -- name: collect_move
 UPDATE collect_transactions SET state = :target, reason = :reason, updated_at = collect_now_us(), progress_at = collect_now_us()
 WHERE id = :transaction AND fence = :fence AND state = :source
