@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -212,6 +213,29 @@ async def test_a_resolved_group_that_gets_a_letter_is_regressed(vault: Vault) ->
     (regressed,) = await vault.groups.page(status=GroupStatus.REGRESSED, after=ID_MAX, count_max=10)
     assert (regressed.key, regressed.count, regressed.note) == (key, 3, "mended")
     assert await vault.groups.change("none", status=None, note="", act=act("groups.change")) is None
+
+
+async def test_groups_are_found_by_words_and_by_when_they_were_new(vault: Vault, clock: FrozenClock) -> None:
+    await vault.letters.put([letter(b"1", error_type="Old_Error"), letter(b"2", error_type="Old_Error")], ACT)
+    await clock.advance(60)
+    between = moment(clock.now_us())
+    await clock.advance(60)
+    await vault.letters.put([letter(b"3", error_type="NewXError"), letter(b"4", error_type="Old_Error")], ACT)
+
+    async def titles(**more: Any) -> list[str]:
+        found = await vault.groups.page(status=None, after=ID_MAX, count_max=10, **more)
+        return [one.title.partition(" ")[0] for one in found]
+
+    assert await titles() == ["Old_Error", "NewXError"]
+    assert await titles(first_after=between) == ["NewXError"]
+    assert await titles(text="OLD_e") == ["Old_Error"], "an underline is no pattern"
+    assert await titles(text="order") == ["Old_Error", "NewXError"]
+    (old, _) = await vault.groups.page(status=None, after=ID_MAX, count_max=10)
+    assert await vault.groups.find("none") is None
+    await vault.letters.move([1], source=S.CAPTURED, target=S.ARCHIVED, act=act("archive"), expected=1)
+    found = await vault.groups.find(old.key)
+    assert found is not None
+    assert (found.count, found.captured, found.captured_is_exact) == (3, 2, True)
 
 
 async def test_retention_deletes_only_what_is_settled_and_leaves_its_count(vault: Vault, clock: FrozenClock) -> None:

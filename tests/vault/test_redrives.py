@@ -7,9 +7,11 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from holdfast.core.message import Address
 from holdfast.core.moments import moment
 from holdfast.core.plan import Plan, PlanOptions, RedriveState, RedriveTask
-from holdfast.core.selection import Selection
+from holdfast.core.requests.vault import RedriveOutcome
+from holdfast.core.selection import ID_MAX, Selection
 from holdfast.core.states import LetterState
 from holdfast.errors import Conflict
 from holdfast.stores.redrives import LeasedLetter, Settled
@@ -228,6 +230,59 @@ async def test_a_copy_that_came_back_was_published_whatever_its_cancelled_task_k
     assert (back.came_from, await states(vault)) == (2, [S.CAME_BACK, S.CAPTURED, S.CAPTURED, S.CAPTURED])
     assert await vault.letters.came_back_as(2) == [(back.id, back.queue)]
     assert await vault.letters.came_back_as(back.id) == []
+
+
+async def test_what_became_of_each_letter_is_told_with_the_reasons(vault: Vault, clock: FrozenClock) -> None:
+    redrive = await task(vault, [b"%d" % number for number in range(6)])
+    (first, *_), until = await lease(vault, redrive, clock, count_max=5)
+    failed = {2: "no", 3: "why", 4: "no"}
+    settled = [Settled(1, "redriven"), *(Settled(number, "failed", why) for number, why in failed.items())]
+    await vault.redrives.settle(redrive.id, settled, act("settle"), until=until)
+    await vault.letters.put([letter(b"1", redrive_id=first.redrive_id)], ACT)
+
+    async def outcomes(wanted: RedriveOutcome | None = None, *, after: int = 0) -> list[tuple[int, str]]:
+        found = await vault.redrives.letters(redrive.id, wanted, after=after, count_max=3)
+        return [(one.letter, one.outcome) for one in found]
+
+    assert await outcomes() == [(1, "came_back"), (2, "failed"), (3, "failed")]
+    assert await outcomes(after=3) == [(4, "failed"), (5, "under_way"), (6, "waiting")]
+    assert await outcomes("failed", after=2) == [(3, "failed"), (4, "failed")]
+    (back,) = await vault.redrives.letters(redrive.id, "came_back", after=0, count_max=3)
+    assert (back.letter, back.state, back.came_back_as, back.target) == (1, "came_back", 7, str(Address(exchange="x")))
+    reasons = await vault.redrives.reasons(redrive.id, "failed")
+    assert [(one.why, one.count, one.sample) for one in reasons] == [("no", 2, 2), ("why", 1, 3)]
+
+
+async def test_a_letter_that_came_back_belongs_to_the_task_that_sent_it(vault: Vault, clock: FrozenClock) -> None:
+    failing = await task(vault, [b"1"])
+    _, until = await lease(vault, failing, clock)
+    await vault.redrives.settle(failing.id, [Settled(1, "failed", "no")], act("settle"), until=until)
+    sending = await task_over(vault, [1])
+    (sent,), until = await lease(vault, sending, clock)
+    await vault.redrives.settle(sending.id, [Settled(1, "redriven")], act("settle"), until=until)
+    await vault.letters.put([letter(b"1", redrive_id=sent.redrive_id)], ACT)
+    page = await vault.redrives.page(before=ID_MAX, count_max=10)
+    assert [(one.id, one.came_back, one.redriven) for one in page] == [(2, 1, 1), (1, 0, 0)]
+
+
+async def test_tasks_are_listed_by_state_and_plan_with_who_changed_them(vault: Vault, clock: FrozenClock) -> None:
+    first, second = await task(vault, [b"1"]), await task(vault, [b"2"])
+    await vault.redrives.watch(first.id, until=moment(clock.now_us()) + timedelta(seconds=9))
+    found = await vault.redrives.find(first.id)
+    assert found is not None
+    assert (found.changed_at, found.watched_until) == (None, moment(clock.now_us()) + timedelta(seconds=9))
+    await clock.advance(5)
+    paused = RedriveState.PAUSED
+    assert await vault.redrives.set_state(first.id, paused, sources=[RedriveState.RUNNING], act=act("pause"))
+    (listed,) = await vault.redrives.page(before=ID_MAX, count_max=10, states=[paused])
+    assert (listed.id, listed.changed_by, listed.changed_at, listed.watched_until) == (
+        first.id,
+        "tester",
+        moment(clock.now_us()),
+        None,
+    )
+    assert [one.id for one in await vault.redrives.page(before=ID_MAX, count_max=10, plan="h")] == [second.id, first.id]
+    assert await vault.redrives.page(before=ID_MAX, count_max=10, plan="other") == []
 
 
 async def test_a_letter_that_is_being_redriven_is_nobody_elses(vault: Vault, clock: FrozenClock) -> None:

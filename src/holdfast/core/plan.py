@@ -73,6 +73,17 @@ class Canary(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     widen: float = 2.0
     stop_above: float = 0.05
 
+    def wider(self, allowed: int) -> int:
+        """How many may have gone in all once those that were allowed so far were watched."""
+        return max(allowed + 1, round(allowed * self.widen))
+
+    def allows(self, sent: int) -> int:
+        """How many may have gone in all, when so many have."""
+        allowed = self.first
+        while sent > allowed:
+            allowed = self.wider(allowed)
+        return allowed
+
 
 class PlanOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a plan is asked for."""
@@ -154,6 +165,14 @@ class RedriveTask(Struct, frozen=True):
     why: str = ""
     held_by: str = ""
     held_until: datetime | None = None
+    changed_at: datetime | None = None  #: when its state changed last; null when that is not known
+    changed_by: str = ""
+    watched_until: datetime | None = None  #: its canary waits until then, to see what comes back
+
+    @property
+    def settled(self) -> int:
+        """Of how many the end is known."""
+        return self.redriven + self.failed + self.skipped
 
 
 def plan_hash(wish: PlanOptions, letters: Sequence[tuple[int, int, str]]) -> str:

@@ -44,6 +44,12 @@ def run_many(tx: Tx, name: str, values: Sequence[Values]) -> None:
     tx.many(statement(name, tx.dialect), values)
 
 
+def within(text: str) -> str:
+    """What LIKE finds a plain part of a text by, in small letters: what would be a pattern is escaped."""
+    escaped = text.lower().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return f"%{escaped}%"
+
+
 def reader(kind: type[S], **reads: Callable[[Any], Any]) -> Callable[[Sequence[Any]], S]:
     """Reads rows whose columns are the fields of a struct, in their order; `reads` says how some of them are read."""
     places = [(kind.__struct_fields__.index(name), read) for name, read in reads.items()]

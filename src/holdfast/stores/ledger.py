@@ -8,6 +8,7 @@ import asyncio
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Sequence
+from datetime import datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -36,7 +37,7 @@ from holdfast.core.selection import ID_MAX
 from holdfast.errors import CannotStart, Invalid
 from holdfast.ports.clock import Clock
 from holdfast.ports.database import Database, Row, Tx
-from holdfast.stores import SQL, reader, run
+from holdfast.stores import SQL, reader, run, within
 from holdfast.stores.files import made_once
 
 T = TypeVar("T")
@@ -55,6 +56,8 @@ _encode = msgspec.json.Encoder().encode
 _token = msgspec.json.Decoder(Token).decode
 _row = reader(LedgerRow, at=moment, mac=bytes)
 _group = reader(GroupView, first_at=moment, last_at=moment, status=GroupStatus)
+#: Captured letters of a group are counted up to here.
+CAPTURED_COUNT_MAX = 10_000
 
 
 class QueueTally(Struct, frozen=True):
@@ -388,10 +391,29 @@ class Groups(VaultPart):
     """Failure groups."""
 
     @one_look
-    def page(self, tx: Tx, *, status: GroupStatus | None, after: int, count_max: int) -> list[GroupView]:
+    def page(
+        self,
+        tx: Tx,
+        *,
+        status: GroupStatus | None,
+        after: int,
+        count_max: int,
+        text: str = "",
+        first_after: datetime | None = None,
+    ) -> list[GroupView]:
         """The ones that got a letter last come first; `after` is the sample of the last of the page before."""
-        where = "WHERE sample < :after AND (:status = '' OR status = :status) ORDER BY sample DESC LIMIT :count_max"
-        return _groups(tx, where, after=after, status=status.value if status else "", count_max=count_max)
+        where = "WHERE sample < :after AND (:status = '' OR status = :status) AND first_at >= :first_after"
+        values: dict[str, object] = {"after": after, "status": status.value if status else "", "count_max": count_max}
+        values["first_after"] = microseconds(first_after) if first_after else 0
+        if text:
+            where += " AND lower(title || ' ' || note) LIKE :text ESCAPE '\\'"
+            values["text"] = within(text)
+        return _groups(tx, f"{where} ORDER BY sample DESC LIMIT :count_max", **values)
+
+    @one_look
+    def find(self, tx: Tx, key: str) -> GroupView | None:
+        """One group."""
+        return next(iter(_groups(tx, "WHERE key = :key", key=key)), None)
 
     @one_commit
     def change(
@@ -408,7 +430,8 @@ class Groups(VaultPart):
 
 
 def _groups(tx: Tx, where: str, **values: object) -> list[GroupView]:
-    return [_group(row) for row in tx.rows(f"{SQL['select_group']} {where}", **values)]
+    rows = tx.rows(f"{SQL['select_group']} {where}", **values, counted_max=CAPTURED_COUNT_MAX + 1)
+    return [_group((*row[:-1], min(row[-1], CAPTURED_COUNT_MAX), row[-1] <= CAPTURED_COUNT_MAX)) for row in rows]
 
 
 class Tokens(VaultPart):

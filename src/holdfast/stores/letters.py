@@ -22,7 +22,7 @@ from holdfast.core.states import LETTER_MOVES, LetterState
 from holdfast.errors import Conflict, Invalid, StorageFailed
 from holdfast.ports.database import Dialect, Row, Tx
 from holdfast.proof import crash_point
-from holdfast.stores import SQL, later, reader, run, run_many
+from holdfast.stores import SQL, later, reader, run, run_many, within
 from holdfast.stores.ledger import LedgerWriter, VaultPart, one_commit, one_look
 
 TEXT_CHARACTERS_MAX = 1_000
@@ -451,9 +451,7 @@ def _condition(selection: Selection, dialect: Dialect) -> tuple[str, dict[str, A
     if selection.state:
         add("l.state = :state", state=selection.state.value)
     if selection.error:
-        # A plain part of the text: what would be a pattern to LIKE is escaped.
-        pattern = selection.error.lower().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-        add("lower(l.error_type || ': ' || l.error_message) LIKE :error ESCAPE '\\'", error=f"%{pattern}%")
+        add("lower(l.error_type || ': ' || l.error_message) LIKE :error ESCAPE '\\'", error=within(selection.error))
     if selection.header_value:
         add(dialect.header_equals, header=selection.header, header_value=selection.header_value)
     elif selection.header:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -13,8 +13,10 @@ from msgspec.structs import replace
 
 from holdfast.core.ledger import LedgerAct
 from holdfast.core.letter import Content, Origin, clip
+from holdfast.core.message import Address
 from holdfast.core.moments import microseconds, moment, moment_or_none
 from holdfast.core.plan import Plan, PlanOptions, RedriveState, RedriveTask
+from holdfast.core.requests.vault import ReasonView, RedriveLetterView, RedriveOutcome
 from holdfast.core.states import LetterState
 from holdfast.ports.database import Row, Tx
 from holdfast.proof import crash_point
@@ -23,13 +25,46 @@ from holdfast.stores.ledger import VaultPart, one_commit, one_look
 from holdfast.stores.letters import content_of
 
 WHY_CHARACTERS_MAX = 500
+SEPARATOR = "\x1f"
 #: How many bytes of bodies are leased at once.
 LEASE_BYTES_MAX = 64 * 1024 * 1024
 
 _encode = msgspec.json.Encoder().encode
 _plan = msgspec.json.Decoder(Plan).decode
 _wish = msgspec.json.Decoder(PlanOptions).decode
-_task = reader(RedriveTask, state=RedriveState, wish=_wish, started_at=moment, held_until=moment_or_none)
+_task = reader(
+    RedriveTask,
+    state=RedriveState,
+    wish=_wish,
+    started_at=moment,
+    held_until=moment_or_none,
+    changed_at=moment_or_none,
+    watched_until=moment_or_none,
+)
+#: What a task's letters are called to those who ask, and in which status they are then.
+OUTCOMES: Mapping[RedriveOutcome, tuple[str, ...]] = {
+    "waiting": ("waiting",),
+    "under_way": ("leased",),
+    "redriven": ("redriven",),
+    "failed": ("failed",),
+    "skipped": ("skipped",),
+    "unknown": ("unknown", "released"),
+}
+TOLD = {status: outcome for outcome, found in OUTCOMES.items() for status in found}
+#: So many letters are looked at for the reasons of an outcome, and so many reasons are told.
+REASONS_LOOKED_MAX = 10_000
+REASONS_COUNT_MAX = 20
+
+
+def pack(address: Address) -> str:
+    """An address in one text, for the task's table."""
+    return f"{address.exchange}{SEPARATOR}{address.routing_key}"
+
+
+def unpack(text: str) -> Address:
+    """The address again."""
+    exchange, _, key = text.partition(SEPARATOR)
+    return Address(exchange=exchange, routing_key=key)
 
 
 class LeasedLetter(Struct, frozen=True):
@@ -116,10 +151,37 @@ class RedriveStore(VaultPart):
         return next(iter(self._tasks(tx, "WHERE operation = :operation", operation=operation)), None)
 
     @one_look
-    def page(self, tx: Tx, *, before: int, count_max: int) -> list[RedriveTask]:
-        """Newest first."""
-        where = "WHERE id < :before ORDER BY id DESC LIMIT :count_max"
-        return self._tasks(tx, where, before=before, count_max=count_max)
+    def page(
+        self, tx: Tx, *, before: int, count_max: int, states: Sequence[RedriveState] = (), plan: str = ""
+    ) -> list[RedriveTask]:
+        """Newest first; those of some states, or of a plan, where they are named."""
+        of_states = "".join(f" AND state <> '{one.value}'" for one in RedriveState if states and one not in states)
+        of_plan = " AND plan = :plan" if plan else ""
+        where = f"WHERE id < :before{of_states}{of_plan} ORDER BY id DESC LIMIT :count_max"
+        return self._tasks(tx, where, before=before, count_max=count_max, **({"plan": plan} if plan else {}))
+
+    @one_look
+    def letters(
+        self, tx: Tx, redrive: int, outcome: RedriveOutcome | None, *, after: int, count_max: int
+    ) -> list[RedriveLetterView]:
+        """Letters of a task and what became of each, by their ids; those with one outcome, where it is named."""
+        values = {"redrive": redrive, "after": after, "count_max": count_max}
+        if outcome == "came_back":
+            return [_view(row) for row in run(tx, "select_redrive_returns", **values)]
+        of_status = f" AND r.status IN {_listed(OUTCOMES[outcome])}" if outcome else ""
+        where = f"WHERE r.redrive = :redrive AND r.letter > :after{of_status} ORDER BY r.letter LIMIT :count_max"
+        return [_view(row) for row in tx.rows(f"{SQL['select_redrive_letters']} {where}", **values)]
+
+    @one_look
+    def reasons(self, tx: Tx, redrive: int, outcome: RedriveOutcome) -> list[ReasonView]:
+        """Why letters of a task have an outcome, the most frequent reason first."""
+        most = {"looked_max": REASONS_LOOKED_MAX, "count_max": REASONS_COUNT_MAX}
+        found = [
+            ReasonView(*row)
+            for status in OUTCOMES.get(outcome, ())
+            for row in run(tx, "count_redrive_reasons", redrive=redrive, status=status, **most)
+        ]
+        return sorted((one for one in found if one.why), key=lambda one: -one.count)
 
     @one_commit
     def set_state(
@@ -130,9 +192,15 @@ class RedriveStore(VaultPart):
         if not rows or RedriveState(rows[0][0]) not in sources:
             return False
         why = clip(act.detail or act.reason, WHY_CHARACTERS_MAX)
-        run(tx, "set_redrive_state", redrive=redrive, state=state.value, why=why)
+        now, actor = self.writer.now_us(), clip(act.actor, WHY_CHARACTERS_MAX)
+        run(tx, "set_redrive_state", redrive=redrive, state=state.value, why=why, now=now, actor=actor)
         self.writer.append(tx, act)
         return True
+
+    @one_commit
+    def watch(self, tx: Tx, redrive: int, *, until: datetime) -> None:
+        """Say until when the canary of a running task waits for what comes back."""
+        run(tx, "set_redrive_watch", redrive=redrive, until=microseconds(until))
 
     @one_commit
     def hold(self, tx: Tx, redrive: int, holder: str, *, until: datetime) -> bool:
@@ -283,18 +351,39 @@ class RedriveStore(VaultPart):
         self._set_status(tx, redrive, [(letter,)], "redriven" if came_back else "skipped", why)
 
     def _tasks(self, tx: Tx, where: str, **values: object) -> list[RedriveTask]:
-        return [self._task(tx, row) for row in tx.rows(f"{SQL['select_redrive']} {where}", **values)]
+        rows = tx.rows(f"{SQL['select_redrive']} {where}", **values)
+        # Three counts for all of them, each by an index: a task of a million letters is looked at every second.
+        ids = tx.dialect.ids([row[0] for row in rows])
+        counts = {row[:2]: row[2] for row in run(tx, "count_redrive_letters", ids=ids)} if rows else {}
+        came_back: dict[int, int] = dict(run(tx, "count_came_back", ids=ids)) if rows else {}
+        repeated: dict[int, int] = dict(run(tx, "count_repeated", ids=ids)) if rows else {}
+        tasks = []
+        for row in rows:
+            redrive, *_ = row
+            known = [counts.get((redrive, status), 0) for status in ("redriven", "failed", "skipped")]
+            unknown = sum(counts.get((redrive, status), 0) for status in ("unknown", "leased", "released"))
+            more = (unknown, came_back.get(redrive, 0), repeated.get(redrive, 0))
+            tasks.append(self._task(row, (*known, *more)))
+        return tasks
 
-    def _task(self, tx: Tx, row: Row) -> RedriveTask:
-        *told, why, holder, held_until = row
-        # Three counts, each by an index: a task of a million letters is looked at several times a second.
-        counts: dict[str, int] = dict(run(tx, "count_redrive_letters", redrive=row[0]))
-        ((came_back,),) = run(tx, "count_came_back", redrive=row[0])
-        ((repeated,),) = run(tx, "count_repeated", redrive=row[0])
-        known = [counts.get(status, 0) for status in ("redriven", "failed", "skipped")]
-        unknown = sum(counts.get(status, 0) for status in ("unknown", "leased", "released"))
+    def _task(self, row: Row, counts: Sequence[int]) -> RedriveTask:
+        *told, why, holder, held_until, changed_at, changed_by, watched_until = row
         held = (holder, held_until) if held_until > self.writer.now_us() else ("", 0)
-        return _task((*told, *known, unknown, came_back, repeated, why, *held))
+        return _task((*told, *counts, why, *held, changed_at, changed_by, watched_until))
+
+
+def _view(row: Row) -> RedriveLetterView:
+    """A row of `select_redrive_letters`."""
+    letter, status, why, repeated, address, state, came_back_as = row
+    has_come_back = state == LetterState.CAME_BACK.value and status not in ("failed", "skipped")
+    outcome = "came_back" if has_come_back else TOLD[status]
+    to = str(unpack(address))
+    return RedriveLetterView(letter, outcome, why, to, bool(repeated), state or "deleted", came_back_as or 0)
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Words of ours as a list of SQL."""
+    return f"({', '.join(repr(one) for one in words)})"
 
 
 def _is_ours(row: Row) -> bool:

@@ -191,7 +191,19 @@ async def test_a_plan_is_executed_once_and_its_task_is_seen(installation: AdminI
             return bool((await client.get(f"/admin/redrives/{tasks[0]['id']}")).json()["state"] == "done")
 
         await eventually(is_done)
-        assert (await client.post(f"/admin/redrives/{tasks[0]['id']}/pause")).status_code == 409
+        refused = await client.post(f"/admin/redrives/{tasks[0]['id']}/pause")
+        assert (refused.status_code, refused.json()["detail"]) == (
+            409,
+            "redrive cannot pause; redrive 1 is done",
+        )
+        told = (await client.get("/admin/redrives/1/letters", params={"outcome": "redriven"})).json()
+        assert [(one["letter"], one["target"]) for one in told["letters"]] == [(1, "orders")]
+        for query, ids in (({}, [1]), ({"under_way": "true"}, []), ({"plan": plan["hash"]}, [1])):
+            found = (await client.get("/admin/redrives", params=query)).json()["redrives"]
+            assert [one["id"] for one in found] == ids, query
+        (group,) = (await client.get("/admin/groups", params={"text": "orders"})).json()["groups"]
+        assert (await client.get(f"/admin/groups/{group['key']}")).json() == group
+        assert (await client.get("/admin/groups/none")).status_code == 404
         assert (await client.post("/admin/redrives", json={"plan": "0" * 64})).status_code == 404
 
 
@@ -248,7 +260,7 @@ async def test_a_token_held_to_queues_sends_letters_to_no_other_place_that_it_na
 async def test_what_is_of_all_queues_says_that_it_needs_a_token_for_all(installation: AdminInstallation) -> None:
     token = await installation.token("held", Role.ADMIN, ["orders*"])
     async with installation.client(token) as client:
-        for path in ("groups", "redrives", "ledger", "tokens", "events", "imports/failed"):
+        for path in ("groups", "ledger", "tokens", "events", "imports/failed"):
             answer = await client.get(f"/admin/{path}")
             assert (answer.status_code, "needs a token for all queues" in answer.json()["detail"]) == (403, True), path
         assert "name one of them" in (await client.get("/admin/letters")).json()["detail"]

@@ -16,6 +16,7 @@ import pytest
 from msgspec import UnsetType, structs
 
 from holdfast import NewItem, RetryItem
+from holdfast.core.ledger import LedgerAct
 from holdfast.core.plan import Place, Target
 from holdfast.core.requests.declare import REQUESTS, Access, Declared, Request, Role, declare
 from holdfast.core.requests.queue import QueueRequest
@@ -108,6 +109,7 @@ ATTEMPTS: dict[str, list[dict[str, Any]]] = {
     "letters.history": [{"id": 2}],
     "letters.export": [{}, {"queue": PAY_DLQ}],
     "groups.list": [{}],
+    "groups.show": [{"key": "none"}],
     "groups.change": [{"key": "none", "status": "resolved"}],
     "plans.make": [
         {"selection": {"queue": PAY_DLQ}},
@@ -115,9 +117,10 @@ ATTEMPTS: dict[str, list[dict[str, Any]]] = {
         *({**HOME, "target": place} for place in PLACES),
     ],
     "plans.show": [{"hash": "PLAN"}],
-    "redrives.list": [{}],
+    "redrives.list": [{}, {"plan": "PLAN"}, {"under_way": "false"}],
     "redrives.start": [{"plan": "PLAN"}, {"plan": "ELSEWHERE"}],
     "redrives.show": [{"id": 1}],
+    "redrives.letters": [{"id": 1}, {"id": 1, "outcome": "redriven"}],
     "redrives.pause": [{"id": 1}],
     "redrives.resume": [{"id": 1}],
     "redrives.cancel": [{"id": 1}],
@@ -344,6 +347,23 @@ async def test_its_results_are_listed_page_by_page_and_the_others_are_not(both: 
             after = page[-1]["id"]
         assert pages == [["a", "x"], ["z"]]
         assert (await held.post("/v1/results/z/abandon", json={})).json()["state"] == "abandoned"
+
+
+async def test_its_redrives_are_listed_page_by_page_and_the_others_are_not(both: TwoOwners) -> None:
+    async with both.installation.client(both.token) as held, both.installation.client() as admin:
+        mine = (await held.post("/admin/plans", json=HOME)).json()["hash"]
+        store, act = both.installation.vault_app.vault.redrives, LedgerAct(actor="test", action="redrives.start")
+        for plan in (mine, both.plans["PLAN"], mine, both.plans["PLAN"]):
+            made = await store.plan(plan)
+            assert made is not None
+            await store.start(plan=made, letters=[], wish=made.wish, name="", operation="", act=act)
+        assert len((await admin.get("/admin/redrives")).json()["redrives"]) == 5
+        listed, cursor = [], [""]
+        while cursor:
+            page = (await held.get("/admin/redrives", params={"limit": 1, "cursor": cursor[0]})).json()
+            listed += [one["id"] for one in page["redrives"]]
+            cursor = [page["next"]] if page["next"] else []
+        assert listed == [4, 2]
 
 
 async def test_a_refused_start_makes_no_queue(both: TwoOwners) -> None:

@@ -80,9 +80,13 @@ class Caller(Struct, frozen=True, kw_only=True):
         """Whether his patterns let him send there: to queues, and to no exchange, which may lead anywhere."""
         return not self.queues or (not place.exchange and self.may_touch(place.routing_key))
 
+    def may_see(self, queue: str) -> bool:
+        """Whether what is of a queue is for this caller; what is of no one queue may be of any."""
+        return not self.queues or (queue != "" and self.may_touch(queue))
+
     def check_queue(self, queue: str) -> None:
         """Who is held to some queues names one of them. Raises Forbidden."""
-        if self.queues and (not queue or not self.may_touch(queue)):
+        if not self.may_see(queue):
             raise Forbidden(f"forbidden; {self.held}, name one of them")
 
     def check_all_queues(self) -> None:

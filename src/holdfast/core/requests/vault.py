@@ -24,6 +24,7 @@ Limit = Annotated[int, Meta(ge=1, le=PAGE_COUNT_MAX)]
 Text = Annotated[str, Meta(max_length=TEXT_CHARACTERS_MAX)]
 Duration = Annotated[str, Meta(max_length=15)]
 LongText = Annotated[str, Meta(max_length=2_000)]
+RedriveOutcome = Literal["waiting", "under_way", "redriven", "failed", "skipped", "unknown", "came_back"]
 State = Literal["", "captured", "redriving", "redriven", "resolved", "came_back", "archived", "discarded"]
 
 LetterId = Annotated[Id, Meta(description="The letter's id.")]
@@ -298,6 +299,8 @@ class GroupView(Struct, frozen=True):
     sample: int
     status: GroupStatus
     note: str
+    captured: int = 0  #: how many of them wait for somebody
+    captured_is_exact: bool = True
 
 
 class GroupsReply(Struct, frozen=True, kw_only=True):
@@ -311,6 +314,35 @@ class RedrivesReply(Struct, frozen=True, kw_only=True):
     """A page of tasks."""
 
     redrives: list[RedriveTask]
+    next: str = ""
+
+
+class RedriveLetterView(Struct, frozen=True):
+    """What became of one letter of a task. `state` is the letter's now; `came_back_as` is the letter that it came back
+    as, 0 for none."""
+
+    letter: int
+    outcome: RedriveOutcome
+    why: str
+    target: str
+    is_repeated: bool  #: published again, because nobody knew whether the first copy arrived
+    state: str
+    came_back_as: int
+
+
+class ReasonView(Struct, frozen=True):
+    """One reason, how many letters have it, and the id of one of them."""
+
+    why: str
+    count: int
+    sample: int
+
+
+class RedriveLettersReply(Struct, frozen=True, kw_only=True):
+    """A page of a task's letters; `reasons` are those of the outcome that was asked for, the most frequent first."""
+
+    letters: list[RedriveLetterView]
+    reasons: list[ReasonView]
     next: str = ""
 
 
@@ -652,8 +684,17 @@ class ListGroups(Request[GroupsReply], frozen=True, kw_only=True):
         Literal["", "open", "resolved", "ignored", "regressed"],
         Meta(description="open, resolved, ignored or regressed."),
     ] = ""
+    text: Annotated[Text, Meta(description="A part of its title or its note.")] = ""
+    first_after: Annotated[datetime | None, Meta(description="Seen for the first time after this moment.")] = None
     limit: Annotated[Limit, Meta(description="At most so many.")] = PAGE_COUNT_DEFAULT
     cursor: Annotated[Text, Meta(description="Where the page before ended.")] = ""
+
+
+@declare("groups.show", "GET /admin/groups/{key}", role=Role.VIEWER, about=Access.ALL)
+class ReadGroup(Request[GroupView], frozen=True, kw_only=True):
+    """One group."""
+
+    key: Annotated[str, Meta(description="The key of the group.")]
 
 
 @declare("groups.change", "POST /admin/groups/{key}", role=Role.OPERATOR, about=Access.ALL, schema="GroupChange")
@@ -702,9 +743,12 @@ class ReadPlan(Request[Plan], frozen=True, kw_only=True):
     hash: Annotated[str, Meta(description="The hash of a plan.")]
 
 
-@declare("redrives.list", "GET /admin/redrives", role=Role.VIEWER, about=Access.ALL)
+@declare("redrives.list", "GET /admin/redrives", role=Role.VIEWER, about=Access.EACH)
 class ListRedrives(PageRequest[RedrivesReply], frozen=True, kw_only=True):
     """Tasks, newest first."""
+
+    under_way: Annotated[bool | None, Meta(description="Only tasks that go on or can; false: only the others.")] = None
+    plan: Annotated[str, Meta(max_length=64, description="Only those of the plan with this hash.")] = ""
 
 
 @declare(
@@ -733,6 +777,17 @@ class TaskRequest(Request[RedriveTask], frozen=True, kw_only=True):
 @declare("redrives.show", "GET /admin/redrives/{id}", role=Role.VIEWER, about=Access.FOUND)
 class ReadRedrive(TaskRequest, frozen=True, kw_only=True):
     """One task and its progress."""
+
+
+@declare("redrives.letters", "GET /admin/redrives/{id}/letters", role=Role.VIEWER, about=Access.FOUND)
+class ListRedriveLetters(PageRequest[RedriveLettersReply], frozen=True, kw_only=True):
+    """What became of each letter of a task."""
+
+    id: TaskId
+    outcome: Annotated[
+        Literal["", "waiting", "under_way", "redriven", "failed", "skipped", "unknown", "came_back"],
+        Meta(description="Only those with this outcome."),
+    ] = ""
 
 
 @declare("redrives.pause", "POST /admin/redrives/{id}/pause", role=Role.OPERATOR, about=Access.FOUND, redrives=True)

@@ -56,6 +56,10 @@ UPKEEP_S = 30.0
 EVENTS_COUNT_MAX = 3_600
 EVENT_REDRIVES_COUNT_MAX = 20
 ID_DIGITS_MAX = 20
+#: A task in one of these goes on, or can.
+UNDER_WAY = (RedriveState.RUNNING, RedriveState.PAUSED, RedriveState.STOPPED)
+#: So many pages of a list are looked through for what is not of other queues.
+OTHERS_PAGES_MAX = 20
 #: Who does what a server does by itself.
 SERVER = Caller(name=ACTOR, role=Role.ADMIN, origin="server")
 
@@ -438,9 +442,23 @@ async def _lines(app: VaultApp, selection: Selection) -> Stream:
 async def _groups(app: VaultApp, request: requests.ListGroups, caller: Caller) -> requests.GroupsReply:
     after = decode_cursor("groups", request.cursor) if request.cursor else ID_MAX
     status = GroupStatus(request.status) if request.status else None
-    found = await app.vault.groups.page(status=status, after=after, count_max=request.limit)
+    found = await app.vault.groups.page(
+        status=status,
+        after=after,
+        count_max=request.limit,
+        text=_without_nul(request.text),
+        first_after=request.first_after,
+    )
     more = encode_cursor("groups", found[-1].sample) if len(found) == request.limit else ""
     return requests.GroupsReply(groups=found, next=more)
+
+
+@handles(requests.ReadGroup)
+async def _group(app: VaultApp, request: requests.ReadGroup, caller: Caller) -> requests.GroupView:
+    group = await app.vault.groups.find(_without_nul(request.key))
+    if group is None:
+        raise NotFound(f"group does not exist; there is no group '{request.key[:50]}'")
+    return group
 
 
 @handles(requests.ChangeGroup)
@@ -480,9 +498,20 @@ async def _start_redrive(app: VaultApp, request: requests.StartRedrive, caller: 
 @handles(requests.ListRedrives)
 async def _redrives(app: VaultApp, request: requests.ListRedrives, caller: Caller) -> requests.RedrivesReply:
     before = decode_cursor("redrives", request.cursor) if request.cursor else ID_MAX
-    found = await app.vault.redrives.page(before=before, count_max=request.limit)
-    more = encode_cursor("redrives", found[-1].id) if len(found) == request.limit else ""
-    return requests.RedrivesReply(redrives=found, next=more)
+    states = [one for one in RedriveState if request.under_way in (None, one in UNDER_WAY)]
+    found: list[RedriveTask] = []
+    for _ in range(1 if not caller.queues else OTHERS_PAGES_MAX):
+        page = await app.vault.redrives.page(
+            before=before, count_max=request.limit, states=states, plan=_without_nul(request.plan)
+        )
+        found += [one for one in page if caller.may_see(one.wish.selection.queue)]
+        before = page[-1].id if len(page) == request.limit else 0
+        if not before or len(found) >= request.limit:
+            break
+    if len(found) > request.limit:  # of the last page not all are shown
+        found = found[: request.limit]
+        before = found[-1].id
+    return requests.RedrivesReply(redrives=found, next=encode_cursor("redrives", before) if before else "")
 
 
 @handles(requests.ReadRedrive)
@@ -490,6 +519,20 @@ async def _show_redrive(app: VaultApp, request: requests.TaskRequest, caller: Ca
     redrive = await app.redrives.find(request.id)
     caller.check_queue(redrive.wish.selection.queue)
     return redrive
+
+
+@handles(requests.ListRedriveLetters)
+async def _redrive_letters(
+    app: VaultApp, request: requests.ListRedriveLetters, caller: Caller
+) -> requests.RedriveLettersReply:
+    redrive = await _show_redrive(app, requests.ReadRedrive(id=request.id), caller)
+    after = decode_cursor("redrive letters", request.cursor) if request.cursor else 0
+    outcome = request.outcome or None
+    store, limit = app.vault.redrives, request.limit
+    found = await store.letters(redrive.id, outcome, after=after, count_max=limit)
+    reasons = await store.reasons(redrive.id, outcome) if outcome else []
+    more = encode_cursor("redrive letters", found[-1].letter) if len(found) == limit else ""
+    return requests.RedriveLettersReply(letters=found, reasons=reasons, next=more)
 
 
 @handles(requests.PauseRedrive)

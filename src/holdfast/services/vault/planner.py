@@ -39,6 +39,7 @@ from holdfast.core.states import LetterState
 from holdfast.errors import Conflict, Forbidden, Invalid, NotFound
 from holdfast.ports.broker import Broker, Reach
 from holdfast.services.vault.custody import Custody
+from holdfast.stores.redrives import pack
 
 NO_BROKER = "its broker is not configured here"
 #: What `auto` adds to the retry ladder of the target.
@@ -46,7 +47,6 @@ MARGIN_S = 30.0
 PAGE_COUNT = 1_000
 #: What a redrive without a rate limit is taken to reach, for the estimate.
 RATE_PER_S_ASSUMED = 2_000
-SEPARATOR = "\x1f"
 
 
 class PlannedLetter(NamedTuple):
@@ -348,14 +348,3 @@ def _notes(going: Iterable[PlannedLetter], reached: dict[Address, Reach]) -> lis
 
 def _hash(wish: PlanOptions, going: Sequence[PlannedLetter]) -> str:
     return plan_hash(wish, [(one.letter, one.revision, pack(one.address)) for one in going])
-
-
-def pack(address: Address) -> str:
-    """An address in one text, for the task's table."""
-    return f"{address.exchange}{SEPARATOR}{address.routing_key}"
-
-
-def unpack(text: str) -> Address:
-    """The address again."""
-    exchange, _, key = text.partition(SEPARATOR)
-    return Address(exchange=exchange, routing_key=key)

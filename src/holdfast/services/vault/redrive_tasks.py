@@ -28,8 +28,8 @@ from holdfast.ports.broker import Broker
 from holdfast.proof import crash_point
 from holdfast.services.vault.capture import in_batches
 from holdfast.services.vault.custody import Custody
-from holdfast.services.vault.planner import NO_BROKER, unpack
-from holdfast.stores.redrives import LeasedLetter, Settled
+from holdfast.services.vault.planner import NO_BROKER
+from holdfast.stores.redrives import LeasedLetter, Settled, unpack
 from holdfast.telemetry.events import emit
 
 BATCH_COUNT_MAX = 1_000
@@ -62,10 +62,9 @@ class Pace:
     def __init__(self, redrive: RedriveTask) -> None:
         self._rate = redrive.wish.max_per_s
         self._canary = redrive.wish.canary
-        self._allowed = self._canary.first if self._canary else 0
         self.sent = redrive.redriven + redrive.failed
-        while self._canary and self.sent > self._allowed:  # it goes on after a restart: as wide as it was
-            self.widen()
+        #: After a restart it goes on as wide as it was.
+        self._allowed = self._canary.allows(self.sent) if self._canary else 0
 
     @property
     def is_used_up(self) -> bool:
@@ -90,7 +89,7 @@ class Pace:
     def widen(self) -> None:
         """More may go."""
         if self._canary:
-            self._allowed = max(self._allowed + 1, round(self._allowed * self._canary.widen))
+            self._allowed = self._canary.wider(self._allowed)
 
 
 class _Batch(Struct, frozen=True):
@@ -193,6 +192,8 @@ class Redriving:
         wait_s = AUTO_S if is_old else parse_duration(canary.wait, what="canary wait") / 1_000_000
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
+        until = moment(self._custody.clock.now_us()) + timedelta(seconds=wait_s)
+        await self._custody.vault.redrives.watch(self._redrive.id, until=until)
         while True:
             now = await self._custody.vault.redrives.find(self._redrive.id)
             if now is None or now.state is not RedriveState.RUNNING or self._is_closing():
@@ -272,7 +273,7 @@ class Redriving:
         redrive = await self._custody.vault.redrives.find(self._redrive.id)
         if redrive is None or redrive.state is not RedriveState.RUNNING:
             return True
-        if redrive.redriven + redrive.failed + redrive.skipped < redrive.total:
+        if redrive.settled < redrive.total:
             return False
         act = LedgerAct(actor=redrive.started_by, action="redrives.done")
         done, running = RedriveState.DONE, RedriveState.RUNNING
@@ -342,7 +343,10 @@ class RedriveRunner:
             self._check_takeover(redrive)
             sources = [*sources, RedriveState.RUNNING]
         if not await self._custody.vault.redrives.set_state(number, state, sources=sources, act=act):
-            raise Conflict(f"redrive cannot {word}; redrive {number} is {redrive.state.value}")
+            now = await self.find(number)  # somebody may have been faster
+            is_told = now.changed_by and now.state not in (RedriveState.DONE, RedriveState.STOPPED)
+            by = f", by {now.changed_by}" if is_told else ""
+            raise Conflict(f"redrive cannot {word}; redrive {number} is {now.state.value}{by}")
         if number in self._running and state is not RedriveState.RUNNING:
             await asyncio.wait([self._running[number]], timeout=LEASE_S)
         if state is RedriveState.CANCELLED:

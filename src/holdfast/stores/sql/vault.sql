@@ -18,14 +18,21 @@ UPDATE failure_groups SET status = :status, note = :note WHERE key = :key
 DELETE FROM loose_blobs WHERE blob = :blob AND doomed = 0 RETURNING blob
 
 -- name: count_came_back
-SELECT count(*) FROM letters l CROSS JOIN redrive_letters r
-WHERE l.state = 'came_back' AND r.letter = l.id AND r.redrive = :redrive
+SELECT r.redrive, count(*) FROM letters l CROSS JOIN redrive_letters r
+WHERE l.state = 'came_back' AND r.letter = l.id AND r.redrive IN_IDS AND r.status NOT IN ('failed', 'skipped')
+GROUP BY r.redrive
 
 -- name: count_redrive_letters
-SELECT status, count(*) FROM redrive_letters WHERE redrive = :redrive GROUP BY status
+SELECT redrive, status, count(*) FROM redrive_letters WHERE redrive IN_IDS GROUP BY redrive, status
+
+-- name: count_redrive_reasons
+SELECT why, count(*), min(letter) FROM (
+    SELECT why, letter FROM redrive_letters WHERE redrive = :redrive AND status = :status
+    ORDER BY letter LIMIT :looked_max) looked
+GROUP BY why ORDER BY count(*) DESC, min(letter) LIMIT :count_max
 
 -- name: count_repeated
-SELECT count(*) FROM redrive_letters WHERE redrive = :redrive AND repeated = 1
+SELECT redrive, count(*) FROM redrive_letters WHERE redrive IN_IDS AND repeated = 1 GROUP BY redrive
 
 -- name: count_expired
 SELECT count(*) FROM letters WHERE state = :state AND changed_at < :before
@@ -188,7 +195,10 @@ WHERE id > :after ORDER BY id LIMIT :count_max
 SELECT grp, count(*) FROM letters WHERE id IN_IDS GROUP BY grp
 
 -- name: select_group
-SELECT key, title, count, first_at, last_at, sample, status, note FROM failure_groups
+SELECT key, title, count, first_at, last_at, sample, status, note, (
+    SELECT count(*) FROM (
+        SELECT 1 AS one FROM letters WHERE grp = failure_groups.key AND state = 'captured' LIMIT :counted_max) captured)
+FROM failure_groups
 
 -- name: select_held_elsewhere
 SELECT letter FROM redrive_letters WHERE letter IN_IDS AND redrive <> :redrive AND status IN ('leased', 'unknown')
@@ -210,8 +220,22 @@ SELECT l.id, l.queue, l.origin, l.state, l.message_id, l.type, l.exchange, l.rou
 FROM letters l JOIN contents c ON c.letter = l.id
 
 -- name: select_redrive
-SELECT id, name, reason, plan, state, wish, total, operation, started_at, started_by, why, holder, held_until
+SELECT id, name, reason, plan, state, wish, total, operation, started_at, started_by, why, holder, held_until,
+    changed_at, changed_by, watched_until
 FROM redrives
+
+-- name: select_redrive_letters
+SELECT r.letter, r.status, r.why, r.repeated, r.address, l.state, (
+    SELECT max(id) FROM letters WHERE came_from = r.letter AND came_from > 0 AND l.state = 'came_back')
+FROM redrive_letters r LEFT JOIN letters l ON l.id = r.letter
+
+-- name: select_redrive_returns
+SELECT r.letter, r.status, r.why, r.repeated, r.address, l.state, (
+    SELECT max(id) FROM letters WHERE came_from = r.letter AND came_from > 0)
+FROM letters l CROSS JOIN redrive_letters r
+WHERE l.state = 'came_back' AND l.id > :after AND r.letter = l.id AND r.redrive = :redrive
+    AND r.status NOT IN ('failed', 'skipped')
+ORDER BY l.id LIMIT :count_max
 
 -- name: select_resolved_due
 SELECT id, queue, state FROM letters WHERE state = 'redriven' AND changed_at < :before
@@ -295,13 +319,17 @@ WHERE redrive = :redrive AND letter IN_IDS
 UPDATE redrives SET holder = :holder, held_until = :until WHERE id = :redrive
 
 -- name: set_redrive_state
-UPDATE redrives SET state = :state, why = :why WHERE id = :redrive
+UPDATE redrives SET state = :state, why = :why, changed_at = :now, changed_by = :actor, watched_until = 0
+WHERE id = :redrive
 
 -- name: set_redrive_status
 UPDATE redrive_letters SET status = :status, why = :why, lease_until = 0 WHERE redrive = :redrive AND letter IN_IDS
 
 -- name: set_redriven
 UPDATE letters SET state = 'redriven', changed_at = :now, redriven_count = redriven_count + 1 WHERE id IN_IDS
+
+-- name: set_redrive_watch
+UPDATE redrives SET watched_until = :until WHERE id = :redrive AND state = 'running'
 
 -- name: set_revision
 UPDATE letters SET revision = :number, changed_at = :now WHERE id = :letter
