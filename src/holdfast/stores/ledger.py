@@ -32,7 +32,7 @@ from holdfast.core.ledger import (
 from holdfast.core.letter import NOTE_CHARACTERS_MAX, GroupStatus, clip
 from holdfast.core.moments import GAP_US, GAP_WAIT_US, microseconds, moment, moment_or_none
 from holdfast.core.requests.declare import Token
-from holdfast.core.requests.vault import BalanceRow, GroupView, LedgerFilter
+from holdfast.core.requests.vault import BalanceRow, GroupView, LedgerFilter, OverviewHistory, QueueHistory
 from holdfast.core.selection import ID_MAX
 from holdfast.errors import CannotStart, Invalid
 from holdfast.ports.clock import Clock
@@ -51,6 +51,11 @@ LOOK_COUNT, LOOKS_COUNT_MAX = 500, 40
 #: So many rows are looked at for a gap: more in ten minutes hide it.
 MOMENTS_COUNT_MAX = 100_000
 KEY_BYTES = 32
+HOUR_US = 3_600_000_000
+#: So many hours are kept for charts.
+HOURS_COUNT_MAX = 15 * 24
+#: What is counted of a queue in each hour.
+HOUR_KINDS = ("arrived", "redriven", "came_back")
 
 _encode = msgspec.json.Encoder().encode
 _token = msgspec.json.Decoder(Token).decode
@@ -125,9 +130,22 @@ class LedgerWriter:
                 these = ids[start : start + MOVED_COUNT_MAX]
                 self.append(tx, act, queue=queue, source=source, target=target, ids=these, folded=folded)
                 folded = 0
+            self._note_hour(tx, queue, source, target, len(ids))
             run(tx, "add_tally", queue=queue, state=target, count=len(ids))
             if source:
                 run(tx, "add_tally", queue=queue, state=source, count=-len(ids))
+
+    def _note_hour(self, tx: Tx, queue: str, source: str, target: str, count: int) -> None:
+        """What charts show of a move."""
+        kind = target if source else "arrived"
+        if kind in HOUR_KINDS:
+            counts = {one: count if one == kind else 0 for one in HOUR_KINDS}
+            run(tx, "add_queue_hour", hour=self.hour, queue=queue, **counts)
+
+    @property
+    def hour(self) -> int:
+        """The hour of now, counted from the epoch."""
+        return self.now_us() // HOUR_US
 
     def move(self, tx: Tx, act: LedgerAct, rows: Sequence[Row], target: str, *, counted_from: str = "") -> None:
         """Bring letters (id, queue, state) into a state, with their row."""
@@ -254,6 +272,24 @@ class Ledger(VaultPart):
     def tallies(self, tx: Tx) -> list[QueueTally]:
         """Letters by queue and state, as the vault keeps the numbers."""
         return [QueueTally(*row) for row in run(tx, "select_tallies")]
+
+    @one_look
+    def hours(self, tx: Tx, count: int) -> OverviewHistory:
+        """What happened in each of the last hours, by queue; the last one is not over."""
+        until = self.writer.hour
+        found: dict[str, QueueHistory] = {}
+        for queue, hour, *counts in run(tx, "select_queue_hours", after=until - count):
+            one = found.setdefault(queue, QueueHistory(queue, *([0] * count for _ in HOUR_KINDS)))
+            if (place := count - 1 - (until - hour)) < count:  # another server's clock may be ahead
+                for kind, value in zip(HOUR_KINDS, counts, strict=True):
+                    getattr(one, kind)[place] = value
+        return OverviewHistory(until=moment((until + 1) * HOUR_US), queues=list(found.values()))
+
+    @one_commit
+    def forget_hours(self, tx: Tx) -> None:
+        """Those that no chart shows any more."""
+        for name in ("delete_queue_hours", "delete_group_hours"):
+            run(tx, name, before=self.writer.hour - HOURS_COUNT_MAX)
 
     @one_look
     def counted(self, tx: Tx) -> tuple[int, list[QueueTally]]:
@@ -414,6 +450,17 @@ class Groups(VaultPart):
     def find(self, tx: Tx, key: str) -> GroupView | None:
         """One group."""
         return next(iter(_groups(tx, "WHERE key = :key", key=key)), None)
+
+    @one_look
+    def hours(self, tx: Tx, keys: Sequence[str], count: int) -> dict[str, list[int]]:
+        """How many letters came to each in each of the last hours; the last one is not over."""
+        until = self.writer.hour
+        found = {key: [0] * count for key in keys}
+        given = _encode([[key] for key in keys]).decode()
+        for key, hour, arrived in run(tx, "select_group_hours", given=given, after=until - count):
+            if hour <= until:  # another server's clock may be ahead
+                found[key][count - 1 - (until - hour)] = arrived
+        return found
 
     @one_commit
     def change(

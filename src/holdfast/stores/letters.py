@@ -385,6 +385,7 @@ class _NewLetters:
         for key, count in Counter(letter.group for letter in letters).items():
             title, sample = newest[key]
             run(tx, "put_group", key=key, title=title, count=count, now=now, sample=sample)
+            run(tx, "add_group_hour", key=key, hour=writer.hour, count=count)
         arrived = [(number, letter.queue, "") for letter, number in zip(letters, ids, strict=True)]
         folded = writer.key.fold("letter", [row["seal"] for row in rows])
         writer.record_moves(tx, self._act, arrived, LetterState.CAPTURED.value, folded=folded)

@@ -90,6 +90,7 @@ ATTEMPTS: dict[str, list[dict[str, Any]]] = {
     "results.show": [{"id": "theirs"}, {"id": "told"}],
     "dlq.queues": [{}],
     "overview.read": [{}],
+    "overview.hours": [{}, {"hours": 336}],
     "dlq.messages": [{"queue": PAY_DLQ}, {"queue": PAY_DLQ, "live": "true"}],
     "dlq.redrive": [{"queue": PAY_DLQ}],
     "captures.list": [{}],
@@ -108,7 +109,7 @@ ATTEMPTS: dict[str, list[dict[str, Any]]] = {
     "letters.edit": [{"id": 2, "revision": 0, "body": "eA=="}],
     "letters.history": [{"id": 2}],
     "letters.export": [{}, {"queue": PAY_DLQ}],
-    "groups.list": [{}],
+    "groups.list": [{}, {"hours": 24}],
     "groups.show": [{"key": "none"}],
     "groups.change": [{"key": "none", "status": "resolved"}],
     "plans.make": [

@@ -21,6 +21,7 @@ R = TypeVar("R")
 
 Id = Annotated[int, Meta(ge=1, le=ID_MAX)]
 Limit = Annotated[int, Meta(ge=1, le=PAGE_COUNT_MAX)]
+Hours = Annotated[int, Meta(ge=1, le=14 * 24)]
 Text = Annotated[str, Meta(max_length=TEXT_CHARACTERS_MAX)]
 Duration = Annotated[str, Meta(max_length=15)]
 LongText = Annotated[str, Meta(max_length=2_000)]
@@ -90,6 +91,22 @@ class OverviewReply(Struct, frozen=True, kw_only=True):
 
     queues: list[DeadQueueView]
     brokers: list[BrokerView]
+
+
+class QueueHistory(Struct, frozen=True):
+    """What happened to the letters of one dead-letter queue in each hour, oldest first."""
+
+    queue: str
+    arrived: list[int]
+    redriven: list[int]
+    came_back: list[int]
+
+
+class OverviewHistory(Struct, frozen=True, kw_only=True):
+    """The last hours of every dead-letter queue in which anything happened."""
+
+    until: datetime  #: the end of the last hour, which is not over
+    queues: list[QueueHistory]
 
 
 class Verified(Struct, frozen=True, kw_only=True):
@@ -301,6 +318,7 @@ class GroupView(Struct, frozen=True):
     note: str
     captured: int = 0  #: how many of them wait for somebody
     captured_is_exact: bool = True
+    arrived: list[int] = []  #: in each of the hours that were asked for, oldest first
 
 
 class GroupsReply(Struct, frozen=True, kw_only=True):
@@ -463,6 +481,13 @@ class ListDeadQueues(Request[list[QueueView]], frozen=True, kw_only=True):
 @declare("overview.read", "GET /admin/overview", role=Role.VIEWER, about=Access.EACH)
 class ReadOverview(Request[OverviewReply], frozen=True, kw_only=True):
     """Every dead-letter queue at a glance; a broker that does not answer is said and holds nothing up."""
+
+
+@declare("overview.hours", "GET /admin/overview/hours", role=Role.VIEWER, about=Access.EACH)
+class ReadOverviewHistory(Request[OverviewHistory], frozen=True, kw_only=True):
+    """What happened to letters in each of the last hours: arrivals, redrives, and what came back."""
+
+    hours: Annotated[Hours, Meta(description="So many hours; the last one is not over.")] = 24
 
 
 @declare("dlq.messages", "GET /admin/dlq/queues/{queue}/messages", role=Role.OPERATOR, about="queue")
@@ -686,6 +711,9 @@ class ListGroups(Request[GroupsReply], frozen=True, kw_only=True):
     ] = ""
     text: Annotated[Text, Meta(description="A part of its title or its note.")] = ""
     first_after: Annotated[datetime | None, Meta(description="Seen for the first time after this moment.")] = None
+    hours: Annotated[
+        Hours | None, Meta(description="Also the arrivals of each of so many hours; the last one is not over.")
+    ] = None
     limit: Annotated[Limit, Meta(description="At most so many.")] = PAGE_COUNT_DEFAULT
     cursor: Annotated[Text, Meta(description="Where the page before ended.")] = ""
 

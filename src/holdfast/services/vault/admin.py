@@ -215,6 +215,12 @@ async def _overview(app: VaultApp, request: requests.ReadOverview, caller: Calle
     return await app.overview.read(caller)
 
 
+@handles(requests.ReadOverviewHistory)
+async def _hours(app: VaultApp, request: requests.ReadOverviewHistory, caller: Caller) -> requests.OverviewHistory:
+    found = await app.vault.ledger.hours(request.hours)
+    return replace(found, queues=[one for one in found.queues if caller.may_touch(one.queue)])
+
+
 @handles(requests.ListMessages)
 async def _messages(app: VaultApp, request: requests.ListMessages, caller: Caller) -> requests.MessagesReply:
     selection = Selection(queue=request.queue, state=LetterState.CAPTURED)
@@ -450,6 +456,9 @@ async def _groups(app: VaultApp, request: requests.ListGroups, caller: Caller) -
         first_after=request.first_after,
     )
     more = encode_cursor("groups", found[-1].sample) if len(found) == request.limit else ""
+    if request.hours:
+        arrived = await app.vault.groups.hours([group.key for group in found], request.hours)
+        found = [replace(group, arrived=arrived[group.key]) for group in found]
     return requests.GroupsReply(groups=found, next=more)
 
 

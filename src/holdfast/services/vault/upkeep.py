@@ -118,6 +118,7 @@ class Retention:
             )
         if sweeps:
             await self.sweep()
+            await self._vault.ledger.forget_hours()
         return changed
 
     async def spare(self, *, resolve_after_s: float, retention_s: Mapping[LetterState, float]) -> int:

@@ -1,6 +1,16 @@
 -- name: ack_letters
 UPDATE letters SET acked = :acked WHERE id IN_IDS
 
+-- name: add_group_hour
+INSERT INTO group_hours (grp, hour, arrived) VALUES (:key, :hour, :count)
+ON CONFLICT (grp, hour) DO UPDATE SET arrived = group_hours.arrived + excluded.arrived
+
+-- name: add_queue_hour
+INSERT INTO queue_hours (hour, queue, arrived, redriven, came_back)
+VALUES (:hour, :queue, :arrived, :redriven, :came_back)
+ON CONFLICT (hour, queue) DO UPDATE SET arrived = queue_hours.arrived + excluded.arrived,
+    redriven = queue_hours.redriven + excluded.redriven, came_back = queue_hours.came_back + excluded.came_back
+
 -- name: add_redriven_count
 UPDATE letters SET redriven_count = redriven_count + 1 WHERE id IN_IDS
 
@@ -51,8 +61,14 @@ RETURNING blob
 -- name: delete_contents
 DELETE FROM contents WHERE letter IN_IDS
 
+-- name: delete_group_hours
+DELETE FROM group_hours WHERE hour < :before
+
 -- name: delete_letters
 DELETE FROM letters WHERE id IN_IDS
+
+-- name: delete_queue_hours
+DELETE FROM queue_hours WHERE hour < :before
 
 -- name: delete_revisions
 DELETE FROM revisions WHERE letter IN_IDS
@@ -200,6 +216,10 @@ SELECT key, title, count, first_at, last_at, sample, status, note, (
         SELECT 1 AS one FROM letters WHERE grp = failure_groups.key AND state = 'captured' LIMIT :counted_max) captured)
 FROM failure_groups
 
+-- name: select_group_hours
+SELECT grp, hour, arrived FROM group_hours
+WHERE hour > :after AND grp IN (SELECT given.value ->> 0 FROM GIVEN_ROWS)
+
 -- name: select_held_elsewhere
 SELECT letter FROM redrive_letters WHERE letter IN_IDS AND redrive <> :redrive AND status IN ('leased', 'unknown')
 
@@ -218,6 +238,9 @@ SELECT l.id, l.queue, l.origin, l.state, l.message_id, l.type, l.exchange, l.rou
     l.came_from, l.source_queue, l.reason, l.death_count, l.first_died_at, l.died_at, l.error_type, l.error_message,
     c.error_stack
 FROM letters l JOIN contents c ON c.letter = l.id
+
+-- name: select_queue_hours
+SELECT queue, hour, arrived, redriven, came_back FROM queue_hours WHERE hour > :after ORDER BY queue
 
 -- name: select_redrive
 SELECT id, name, reason, plan, state, wish, total, operation, started_at, started_by, why, holder, held_until,
