@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from holdfast.engines.folder.blobs import CHUNK_BYTES, FolderBlobs, open_folder_blobs
-from holdfast.engines.folder.files import BlobFolder, PartialFile, in_thread, remove_leftovers
+from holdfast.engines.folder.files import BlobFolder, NewFile, finish, in_thread, remove_leftovers
 from holdfast.errors import BlobExists, BlobMissing, CannotStart, Invalid, StorageFailed
 from holdfast.ports.blobs import Blobs, BlobStat
 
@@ -269,9 +269,9 @@ async def test_every_new_name_is_put_on_the_disk(blobs: FolderBlobs, root: Path)
     await blobs.put("warm", stream())
     with patch("os.fsync", fsync):
         await blobs.put("a/b/c", stream())
-    file, *folders = synced
+    *made, file, folder = synced
     assert Path(file).parent == root / ".partial"
-    assert folders == [str(root), str(root / "a"), str(root / "a" / "b")]
+    assert [*made, folder] == [str(root), str(root / "a"), str(root / "a" / "b")]
     synced.clear()
     with patch("os.fsync", fsync):
         await blobs.put("d/e/f", b"x")
@@ -301,14 +301,14 @@ async def test_opening_removes_what_the_dead_left_and_nothing_of_the_living(root
         await blobs.put("a", b"kept")
         (root / ".partial").mkdir()
         (root / ".partial" / "of-the-dead").write_bytes(b"half")
-        living = PartialFile(tree := BlobFolder(root))
+        living = NewFile(tree := BlobFolder(root), "b", named=True)
         tree.open()
         living.open()
         async with open_folder_blobs(root) as again:
             assert len(leftovers(root)) == 1
             assert await read(again, "a") == b"kept"
         living.write(b"whole")
-        living.publish(("b",))
+        finish(tree, [living])
         living.close()
         assert remove_leftovers(tree) == 0
         tree.close()

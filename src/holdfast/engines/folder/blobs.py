@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterat
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from holdfast.engines.folder.files import BlobFolder, PartialFile, UnnamedFile, in_thread, put_blobs, remove_leftovers
+from holdfast.engines.folder.files import BlobFolder, NewFile, finish, in_thread, put_blobs, remove_leftovers
 from holdfast.errors import BlobExists, BlobMissing, CannotStart, HoldfastError, Invalid, StorageFailed
 from holdfast.ports.blobs import Blob, BlobContent, BlobStat, check_path
 
@@ -45,27 +45,34 @@ class FolderBlobs:
         self._root = root
 
     async def put(self, path: str, content: bytes | AsyncIterable[bytes], *, sha256: str | None = None) -> Blob:
-        segments = check_path(path)
+        check_path(path)
         if isinstance(content, bytes):
             digest = sha256 or hashlib.sha256(content).hexdigest()
             (done,) = await self.put_all([BlobContent(path=path, content=content, sha256=digest)])
-            if isinstance(done, HoldfastError):
-                raise done
-            return done
-        partial = PartialFile(self._root)
+        else:
+            done = await self._put_stream(path, content)
+        if isinstance(done, HoldfastError):
+            raise done
+        return done
+
+    async def _put_stream(self, path: str, content: AsyncIterable[bytes]) -> Blob | HoldfastError:
+        made, size_bytes, file = hashlib.sha256(), 0, NewFile(self._root, path, named=True)
+
+        def append(data: bytes) -> None:
+            made.update(data)
+            file.write(data)
+
         try:
-            with _translated("putting", path):
-                await in_thread(partial.open)
+            await in_thread(file.attempt, file.open)
             async with aclosing(_sized(content)) as pieces:
-                async for data in pieces:
-                    with _translated("putting", path):
-                        await in_thread(partial.write, data)
-            with _translated("putting", path):
-                created = await in_thread(self._publish, partial, segments)
+                while file.error is None and (data := await anext(pieces, None)) is not None:
+                    await in_thread(file.attempt, append, data)
+                    size_bytes += len(data)
+            await in_thread(finish, self._root, [file])
+            return await in_thread(self._outcome, file, path, size_bytes, made.hexdigest())
         finally:
             with _translated("putting", path):
-                await in_thread(partial.close)
-        return Blob(path=path, size_bytes=partial.size_bytes, sha256=partial.sha256, created=created)
+                await in_thread(file.close)
 
     async def put_all(self, blobs: Sequence[BlobContent]) -> Sequence[Blob | HoldfastError]:
         return await in_thread(self._put_all, blobs)
@@ -109,44 +116,27 @@ class FolderBlobs:
 
     def _put_all(self, blobs: Sequence[BlobContent]) -> list[Blob | HoldfastError]:
         """All of them in one go: each change of threads costs as much as a small write."""
-        return [self._outcome(blob, entry) for blob, entry in zip(blobs, put_blobs(self._root, blobs), strict=True)]
+        return [
+            self._outcome(file, blob.path, len(blob.content), blob.sha256)
+            for blob, file in zip(blobs, put_blobs(self._root, blobs), strict=True)
+        ]
 
-    def _outcome(self, blob: BlobContent, entry: UnnamedFile) -> Blob | HoldfastError:
+    def _outcome(self, file: NewFile, path: str, size_bytes: int, sha256: str) -> Blob | HoldfastError:
         try:
-            with _translated("putting", blob.path):
-                created = self._ended(blob, entry)
+            with _translated("putting", path):
+                created = file.is_done or self._taken(file, sha256)
         except HoldfastError as error:
             return error
-        return Blob(path=blob.path, size_bytes=len(blob.content), sha256=blob.sha256, created=created)
+        return Blob(path=path, size_bytes=size_bytes, sha256=sha256, created=created)
 
-    def _ended(self, blob: BlobContent, entry: UnnamedFile) -> bool:
-        """Whether this put created the blob. Raises OSError, Invalid, BlobExists."""
-        if entry.is_done:
-            return True
-        if isinstance(entry.error, (FileExistsError, NotADirectoryError)):
-            return self._taken(entry.error, entry.segments, blob.sha256)
-        if entry.error is not None:
-            raise entry.error
-        partial = PartialFile(self._root)  # the system has no files without a name
-        try:
-            partial.open()
-            partial.write(blob.content)
-            return self._publish(partial, entry.segments)
-        finally:
-            partial.close()
-
-    def _publish(self, partial: PartialFile, segments: tuple[str, ...]) -> bool:
-        try:
-            partial.publish(segments)
-        except (FileExistsError, NotADirectoryError) as error:
-            return self._taken(error, segments, partial.sha256)
-        return True
-
-    def _taken(self, error: OSError, segments: tuple[str, ...], sha256: str) -> bool:
-        """The path is taken: by the same bytes, which is no error, or by something else."""
-        path = "/".join(segments)
+    def _taken(self, file: NewFile, sha256: str) -> bool:
+        """The path is taken: by the same bytes, which is no error, or by something else. Raises what went wrong."""
+        segments, path, error = file.segments, "/".join(file.segments), file.error
+        assert error is not None  # noqa: S101  else it is done
         if isinstance(error, NotADirectoryError):
             raise Invalid(f"blob path is invalid; a part of {path!r} is not a folder") from error
+        if not isinstance(error, FileExistsError):
+            raise error
         found = self._sha256(segments)
         if found is None and not self._is_taken(segments):
             raise FileNotFoundError(errno.ENOENT, "it was deleted meanwhile") from error

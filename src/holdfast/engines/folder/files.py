@@ -1,10 +1,10 @@
 """Files under a blob folder, each durable and complete before anybody sees its name.
 
-A blob is written to a file that has no name yet (`UnnamedFile`): if its writer dies, the kernel forgets it. Where the
-file system cannot do that, `PartialFile` stands in, a temporary file that is linked to its name at the end. Temporaries
-lie together in one directory, on the same file system, so that what a crash left behind is found without walking the
-folder. A writer holds a lock on its file, and the lock goes with the process, however it ends: a file that somebody
-else can lock is a leftover, even when several processes share the folder.
+A blob is written to a file that has no name yet: if its writer dies, the kernel forgets it. A stream is written to a
+temporary file, which is linked to its name at the end, and so is any blob where the file system cannot do the other.
+Temporaries lie together in one directory, on the same file system, so that what a crash left behind is found without
+walking the folder. A writer holds a lock on its file, and the lock goes with the process, however it ends: a file that
+somebody else can lock is a leftover, even when several processes share the folder.
 
 Of several blobs in one go each step is taken for all before the next: the fsyncs of the files go at the same time, one
 fsync of a directory makes all names in it durable, and whoever waits for all of it changes threads once.
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import os
 import stat
 import threading
@@ -38,6 +37,7 @@ from holdfast.proof import crash_point
 PARTIAL = (".partial",)
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+COPY_BYTES = 1 << 30
 LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: What a system says that has no files without a name, or no way to give them one.
 CANNOT = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.EPERM, errno.EXDEV})
@@ -177,151 +177,155 @@ class _Sync:
     done: int = 0
 
 
-class PartialFile:
-    """Open, write, `publish` or not, and `close` in any case."""
+class NewFile:
+    """One blob on its way: `open`, `write`, `finish` it with others, and `close` it in any case. It is done then, or
+    has its error.
 
-    def __init__(self, root: BlobFolder) -> None:
-        self.size_bytes = 0
+    Until it is whole nobody sees it: it has no name, or a temporary one if it is to be `named`, or has to.
+    """
+
+    def __init__(self, root: BlobFolder, path: str, *, named: bool = False) -> None:
+        self.segments: tuple[str, ...] = ()
+        self.error: OSError | Invalid | None = None
+        self.is_done = False
+        self.folder = -1
+        self._path = path
         self._root = root
+        self._is_named = named
         self._name = ""
+        self._own = -1
         self._file = -1
-        self._digest = hashlib.sha256()
 
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
+    def attempt(self, step: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """One step, unless an earlier one has failed."""
+        if self.error is None:
+            try:
+                step(*args, **kwargs)
+            except (OSError, Invalid) as error:
+                self.error = error
 
     def open(self) -> None:
-        """Make the temporary file. Raises OSError."""
+        """Make the file. Raises OSError, and Invalid for a path that is none."""
+        self.segments = check_path(self._path)
+        folder = self._root.held(self.segments[:-1])
+        if folder is None:
+            with self._root.directory(self.segments[:-1], create=True) as found:
+                folder = self._own = os.dup(found)
+        self.folder = folder
+        if not self._is_named:
+            with self._where_possible():
+                self._file = os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        if self._file < 0:
+            self._open_named()
+
+    def write(self, data: bytes) -> None:
+        """Append. Raises OSError; then the file is only good for closing."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+
+    def sync(self) -> None:
+        """Put its bytes on the disk, before its name is: whoever sees the name finds all of them, after a power cut
+        too."""
+        crash_point("blobs.after_write")
+        os.fsync(self._file)
+        crash_point("blobs.after_fsync")
+
+    def link(self) -> None:
+        """Give it its name, durable when its directory is synced. Raises FileExistsError when that is taken: a link
+        never replaces what is there, unlike a rename."""
+        is_linked = False
+        if not self._name:
+            with self._where_possible():
+                os.link(f"/proc/self/fd/{self._file}", self.segments[-1], dst_dir_fd=self.folder, follow_symlinks=True)
+                is_linked = True
+        if not is_linked:
+            if not self._name:
+                self._copy()
+            with self._root.directory(PARTIAL) as source:
+                os.link(self._name, self.segments[-1], src_dir_fd=source, dst_dir_fd=self.folder, follow_symlinks=False)
+        crash_point("blobs.after_rename")
+
+    def close(self) -> None:
+        """Let go of everything. What has no name by now is gone, and a temporary name goes; a blob keeps its own."""
+        try:
+            if self._name:
+                with suppress(FileNotFoundError), self._root.directory(PARTIAL) as folder:
+                    os.unlink(self._name, dir_fd=folder)
+        finally:
+            for descriptor in (self._file, self._own):
+                if descriptor >= 0:
+                    os.close(descriptor)
+
+    def _open_named(self) -> None:
         with self._root.directory(PARTIAL, create=True) as folder:
             while True:
-                self._name = uuid.uuid4().hex
-                self._file = os.open(self._name, CREATE, mode=0o600, dir_fd=folder)
+                name = uuid.uuid4().hex
+                self._file = os.open(name, CREATE, mode=0o600, dir_fd=folder)
+                self._name = name
                 fcntl.flock(self._file, fcntl.LOCK_EX)
                 if os.fstat(self._file).st_nlink > 0:
                     return
                 # Somebody who opened the store took it for a leftover before it was locked.
                 os.close(self._file)
 
-    def write(self, data: bytes) -> None:
-        """Append. Raises OSError; then the file is only good for closing."""
-        self._digest.update(data)
-        self.size_bytes += len(data)
-        _write(self._file, data)
-
-    def publish(self, segments: tuple[str, ...]) -> None:
-        """Give it its name, durably. Raises FileExistsError when the name is taken; then nothing changed.
-
-        A link never replaces what is there, unlike a rename. The bytes are on the disk before the name is, so
-        that whoever sees the name finds all of them, after a power cut too.
-        """
-        crash_point("blobs.after_write")
-        os.fsync(self._file)
-        crash_point("blobs.after_fsync")
-        with (
-            self._root.directory(PARTIAL) as source,
-            self._root.directory(segments[:-1], create=True) as target,
-        ):
-            os.link(self._name, segments[-1], src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
-            crash_point("blobs.after_rename")
-            self._root.sync(segments[:-1], target)
-
-    def close(self) -> None:
-        """Remove the temporary name; a published blob keeps its own. May be called when `open` failed."""
-        if self._file < 0:
-            return
+    def _copy(self) -> None:
+        """Into a file with a name: the one without cannot be given any here."""
+        unnamed, size = self._file, 0
         try:
-            with suppress(FileNotFoundError), self._root.directory(PARTIAL) as folder:
-                os.unlink(self._name, dir_fd=folder)
+            self._open_named()
+            while count := os.sendfile(self._file, unnamed, size, COPY_BYTES):
+                size += count
+            os.fsync(self._file)
         finally:
-            os.close(self._file)
-            self._file = -1
-
-
-class UnnamedFile:
-    """One blob on its way in a file without a name: it is done, or has its error; or neither, where there are no such
-    files. Its name is durable when its directory is synced."""
-
-    def __init__(self, root: BlobFolder, blob: BlobContent) -> None:
-        self.segments: tuple[str, ...] = ()
-        self.error: OSError | Invalid | None = None
-        self.is_done = False
-        self.folder = -1
-        self._blob = blob
-        self._root = root
-        self._own = -1
-        self._file = -1
-        self._is_going = True
-
-    def write(self) -> None:
-        """Make the file and fill it. Raises Invalid for a path that is none."""
-        self.segments = check_path(self._blob.path)
-        folder = self._root.held(self.segments[:-1])
-        if folder is None:
-            with self._root.directory(self.segments[:-1], create=True) as found:
-                folder = self._own = os.dup(found)
-        self.folder = folder
-        with self._where_possible():
-            self._file = os.open(".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=folder)
-        if self._is_going:
-            _write(self._file, self._blob.content)
-
-    def sync(self) -> None:
-        """Put its bytes on the disk, before its name is: whoever sees the name finds all of them."""
-        crash_point("blobs.after_write")
-        os.fsync(self._file)
-        crash_point("blobs.after_fsync")
-
-    def link(self) -> None:
-        """Give it its name. Raises FileExistsError when that is taken."""
-        with self._where_possible():
-            os.link(f"/proc/self/fd/{self._file}", self.segments[-1], dst_dir_fd=self.folder, follow_symlinks=True)
-            crash_point("blobs.after_rename")
+            os.close(unnamed)
 
     @contextmanager
     def _where_possible(self) -> Iterator[None]:
-        """Where the system cannot do that, this was the last step."""
+        """What not every system can do; whoever finds it not done goes another way."""
         try:
             yield
         except OSError as error:
             if error.errno not in CANNOT:
                 raise
-            self._is_going = False
-
-    @property
-    def is_going(self) -> bool:
-        """Whether the next step is to be taken."""
-        return self._is_going and self.error is None
-
-    def attempt(self, step: Callable[[], None]) -> None:
-        """One step, unless an earlier one was the last."""
-        if self.is_going:
-            try:
-                step()
-            except (OSError, Invalid) as error:
-                self.error = error
-
-    def close(self) -> None:
-        """Let go of everything; without a name by now, it is gone."""
-        for descriptor in (self._file, self._own):
-            if descriptor >= 0:
-                os.close(descriptor)
 
 
-def put_blobs(root: BlobFolder, blobs: Sequence[BlobContent]) -> list[UnnamedFile]:
+def put_blobs(root: BlobFolder, blobs: Sequence[BlobContent]) -> list[NewFile]:
     """Put each under its path, durably. What goes wrong with one is its own."""
-    entries = [UnnamedFile(root, blob) for blob in blobs]
+    files = [NewFile(root, blob.path) for blob in blobs]
     try:
-        for entry in entries:
-            entry.attempt(entry.write)
-        _sync_files([entry for entry in entries if entry.is_going])
-        for entry in entries:
-            entry.attempt(entry.link)
-        _sync_folders(root, [entry for entry in entries if entry.is_going])
+        for file, blob in zip(files, blobs, strict=True):
+            file.attempt(file.open)
+            file.attempt(file.write, blob.content)
+        finish(root, files)
     finally:
-        for entry in entries:
-            entry.close()
-    return entries
+        for file in files:
+            file.close()
+    return files
+
+
+def finish(root: BlobFolder, files: Sequence[NewFile]) -> None:
+    """Give those that are written their names, durably."""
+    # All at the same time: where an fsync takes long, several take hardly longer than one.
+    others = [_syncs.submit(file.attempt, file.sync) for file in files[1:]]
+    for file in files[:1]:
+        file.attempt(file.sync)
+    for other in others:
+        other.result()
+    by_folder: dict[tuple[str, ...], list[NewFile]] = {}
+    for file in files:
+        file.attempt(file.link)
+        if file.error is None:
+            by_folder.setdefault(file.segments[:-1], []).append(file)
+    for segments, linked in by_folder.items():
+        try:
+            root.sync(segments, linked[0].folder)
+        except OSError as error:
+            for file in linked:
+                file.error = error
+            continue
+        for file in linked:
+            file.is_done = True
 
 
 def remove_leftovers(root: BlobFolder) -> int:
@@ -345,33 +349,3 @@ def fsync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sync_files(written: Sequence[UnnamedFile]) -> None:
-    """All at the same time: where an fsync takes long, several take hardly longer than one."""
-    others = [_syncs.submit(entry.attempt, entry.sync) for entry in written[1:]]
-    for entry in written[:1]:
-        entry.attempt(entry.sync)
-    for other in others:
-        other.result()
-
-
-def _sync_folders(root: BlobFolder, linked: Sequence[UnnamedFile]) -> None:
-    by_folder: dict[tuple[str, ...], list[UnnamedFile]] = {}
-    for entry in linked:
-        by_folder.setdefault(entry.segments[:-1], []).append(entry)
-    for segments, entries in by_folder.items():
-        try:
-            root.sync(segments, entries[0].folder)
-        except OSError as error:
-            for entry in entries:
-                entry.error = error
-            continue
-        for entry in entries:
-            entry.is_done = True
-
-
-def _write(file: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(file, rest) :]
