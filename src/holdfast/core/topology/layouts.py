@@ -21,7 +21,7 @@ from holdfast.core.checks import nearest
 from holdfast.core.moments import parse_duration
 from holdfast.core.topology import model as t
 from holdfast.core.topology.model import Binding, Design, Exchange, Family, FamilyQueue, Queue, Version
-from holdfast.core.topology.rules import hazards, refuse
+from holdfast.core.topology.rules import HAS_DEFAULT_LIMIT, hazards, refuse
 from holdfast.errors import Invalid
 
 FILE_BYTES_MAX = 4_000_000
@@ -35,8 +35,6 @@ QueueType = Literal["classic", "quorum"]
 Count = Annotated[int, Meta(ge=0)]
 
 DELAY_DEFAULT = "15s"
-#: The first version on which a queue without a delivery limit of its own has one: 20.
-HAS_DEFAULT_LIMIT = Version(4, 0)
 #: The first version that has at-least-once dead-lettering.
 HAS_AT_LEAST_ONCE = Version(3, 10)
 EXCHANGE_TYPES = ("direct", "fanout", "topic", "headers")

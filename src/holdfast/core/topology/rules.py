@@ -15,7 +15,8 @@ from holdfast.core.topology.model import Design, Queue, Topology, Version
 from holdfast.core.topology.routing import Graph
 from holdfast.errors import Invalid
 
-_V4 = Version(4, 0)
+#: The first version on which a quorum queue without a delivery limit of its own has one: 20.
+HAS_DEFAULT_LIMIT = Version(4, 0)
 DELIVERY_LIMIT_DEFAULT = 20
 _LIMITS = (t.LENGTH_MAX, t.BYTES_MAX)
 #: Remarks on a queue that is not wrong.
@@ -74,12 +75,12 @@ def refuse(found: list[Hazard], what: str) -> None:
         raise Invalid(f"{what} unsafe; {found[0]}{more}", ids=[hazard.name for hazard in found])
 
 
-def _delivery_limit(queue: Queue, version: Version) -> int | None:
+def delivery_limit(queue: Queue, version: Version) -> int | None:
     """After how many returns a message leaves the queue; None for never. On 3.x, -1 has a rule of its own."""
     if queue.type != "quorum":
         return None
     limit: int | None = queue.arguments.get(t.DELIVERY_LIMIT)
-    if limit is None and version >= _V4:
+    if limit is None and version >= HAS_DEFAULT_LIMIT:
         return DELIVERY_LIMIT_DEFAULT
     return None if limit == -1 else limit
 
@@ -93,7 +94,7 @@ def _about_type(queue: Queue, version: Version) -> Iterator[str]:
         for argument in (t.DELIVERY_LIMIT, t.DEAD_STRATEGY):
             if argument in queue.arguments:
                 yield f"{argument} is for quorum queues, a classic one refuses it"
-    if queue.type == "quorum" and limit == -1 and version < _V4:
+    if queue.type == "quorum" and limit == -1 and version < HAS_DEFAULT_LIMIT:
         yield f"x-delivery-limit = -1 drops a message at its first requeue on {version}; leave it out before 4.0"
     if not queue.durable or queue.auto_delete:
         yield "a queue that is not durable, or deletes itself, takes its messages along"
@@ -131,7 +132,7 @@ def _about_length(queue: Queue) -> Iterator[str]:
 
 
 def _about_cycle(queue: Queue, version: Version, graph: Graph) -> Iterator[str]:
-    limit = _delivery_limit(queue, version)
+    limit = delivery_limit(queue, version)
     if limit is not None and t.TTL not in queue.arguments:
         yield (
             f"a delivery limit ({limit}) on a queue whose dead letters come back to it: the broker takes that for a "
@@ -157,9 +158,9 @@ def _about_dead_queue(queue: Queue, version: Version) -> Iterator[str]:
         return
     if t.TTL in queue.arguments:
         yield f"{t.TTL} on a dead queue deletes the letters that nobody came for"
-    limit = _delivery_limit(queue, version)
+    limit = delivery_limit(queue, version)
     if limit is not None:
-        fix = "set x-delivery-limit = -1" if version >= _V4 else "leave it out"
+        fix = "set x-delivery-limit = -1" if version >= HAS_DEFAULT_LIMIT else "leave it out"
         yield f"a delivery limit ({limit}) on a dead queue deletes what is looked at; {fix}"
 
 
@@ -169,7 +170,7 @@ def _about_nowhere(queue: Queue, version: Version) -> Iterator[str]:
     bounded = any(argument in queue.arguments for argument in _LIMITS)
     if bounded and queue.arguments.get(t.OVERFLOW) != "reject-publish":
         yield "when it is full, the oldest message is deleted; set x-overflow = reject-publish"
-    limit = _delivery_limit(queue, version)
+    limit = delivery_limit(queue, version)
     if limit is not None:
         yield f"a delivery limit ({limit}) without a dead-letter exchange deletes what comes back too often"
 

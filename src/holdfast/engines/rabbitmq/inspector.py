@@ -18,7 +18,6 @@ import shlex
 import uuid
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
 from msgspec.structs import replace
 from pamqp import base
@@ -34,12 +33,11 @@ from holdfast.core.topology.model import (
     DEAD_KEY,
     DELIVERY_LIMIT,
     TTL,
-    Policy,
     Topology,
     Version,
-    effective,
 )
 from holdfast.core.topology.routing import Graph
+from holdfast.core.topology.rules import DELIVERY_LIMIT_DEFAULT, HAS_DEFAULT_LIMIT, delivery_limit
 from holdfast.engines.rabbitmq.connection import ACCESS_REFUSED, NOT_FOUND, Connection
 from holdfast.engines.rabbitmq.drain import is_name, lock_name
 from holdfast.engines.rabbitmq.management import ManagedPermission, ManagedQueue, Management
@@ -58,8 +56,6 @@ DEFAULT_EXCHANGE = "amq.default"
 #: One that every broker has, to ask about others with.
 SOURCES = ("amq.direct", "amq.fanout")
 TIMEOUT_S = 5.0
-#: Since 4.0 every quorum queue has it unless told otherwise.
-DELIVERY_LIMIT_DEFAULT = 20
 LOOK_TIMEOUT_S = 10.0
 MS_PER_S = 1_000
 WAITS_IN_A_ROW_MAX = 10
@@ -146,12 +142,12 @@ class RabbitInspector:
     def _knows(self, name: str) -> bool:
         return name in self._known or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
-    def _of_address(self, seen: _Routing, address: Address) -> float | None:
+    def _of_address(self, seen: _Seen, address: Address) -> float | None:
         queues = seen.graph.reached(address.exchange, address.routing_key)
         longest = _longest([self._of_queue(seen, queue) for queue in queues or ()])
         return self._retries.ladder_s() if longest is None else longest
 
-    def _of_queue(self, seen: _Routing, queue: str, waits: int = 0) -> float | None:
+    def _of_queue(self, seen: _Seen, queue: str, waits: int = 0) -> float | None:
         if queue not in seen.queues or waits > WAITS_IN_A_ROW_MAX:
             return self._retries.ladder_s()
         delay_s = seen.delay_s(queue)
@@ -163,28 +159,48 @@ class RabbitInspector:
         # What is rejected is dead at once, where the broker does it and there is no wait queue.
         return self._retries.ladder_s() if self._retries.delays_s or not seen.dead_from(queue) else 0.0
 
-    async def _look(self, connection: Connection) -> tuple[_Routing | None, str]:
+    async def _look(self, connection: Connection) -> tuple[_Seen | None, str]:
         """What the management API shows, or why it shows nothing."""
         if self._management is None:
             return None, "there is no management API in the settings"
-        vhost = self._url.login.vhost
         try:
             async with Management(self._management, timeout_s=LOOK_TIMEOUT_S) as api:
                 if (await api.overview()).cluster_name != _cluster(connection):
                     return None, f"the management API at {api.address} is that of another broker"
-                queues = await api.queues(vhost)
-                graph = await _graph(api, vhost, queues)
+                return await _Seen.of(api, self._url.login.vhost), ""
         except HoldfastError as error:
             return None, f"the management API could not be asked; {error.message}"
-        return _Routing({one.name: _in_force(one).arguments for one in queues}, graph), ""
 
 
-class _Routing:
-    """What the management API shows: queues with what holds for them, and their bindings."""
+class _Seen:
+    """What the management API shows of a virtual host: queues with what holds for them, policies, and the paths."""
 
-    def __init__(self, queues: dict[str, dict[str, Any]], graph: Graph) -> None:
-        self.queues = queues
+    def __init__(self, queues: Sequence[ManagedQueue], priorities: dict[str, int], graph: Graph) -> None:
+        self.infos = {queue.name: queue for queue in queues}
+        self.queues = {queue.name: queue.in_force.arguments for queue in queues}
+        self.priorities = priorities
         self.graph = graph
+
+    @classmethod
+    async def of(cls, api: Management, vhost: str) -> _Seen:
+        """Raises HoldfastError; without policies where these are not told: we make none."""
+        queues, exchanges, bindings = await api.queues(vhost), await api.exchanges(vhost), await api.bindings(vhost)
+        try:
+            policies = {policy.name: policy for policy in await api.policies(vhost)}
+        except HoldfastError:
+            policies = {}
+        in_force = Topology(
+            exchanges=tuple(exchange.effective(policies) for exchange in exchanges),
+            queues=tuple(queue.in_force for queue in queues),
+            bindings=tuple(bindings),
+        )
+        return cls(queues, {name: policy.priority for name, policy in policies.items()}, Graph(in_force))
+
+    def priority_above(self, info: ManagedQueue | None) -> int:
+        """Of a policy that is in force instead of the one that the queue has."""
+        if info is None or not info.policy:
+            return 0
+        return self.priorities.get(info.policy, PRIORITY_UNSEEN - 1) + 1
 
     def dead_from(self, queue: str) -> set[str] | None:
         """Where its dead letters go, when the queue says with which key."""
@@ -247,16 +263,6 @@ def _cluster(connection: Connection) -> str:
     return str(connection.session.server_properties.get("cluster_name") or "")
 
 
-async def _graph(api: Management, vhost: str, queues: Sequence[ManagedQueue] = ()) -> Graph:
-    exchanges, bindings, policies = await api.exchanges(vhost), await api.bindings(vhost), await _policies(api, vhost)
-    in_force = tuple(exchange.effective(policies) for exchange in exchanges)
-    return Graph(Topology(exchanges=in_force, queues=tuple(map(_in_force, queues)), bindings=tuple(bindings)))
-
-
-def _in_force(queue: ManagedQueue) -> ManagedQueue:
-    return replace(queue, arguments=effective(queue.arguments, queue.effective_policy))
-
-
 async def _has_queue(api: Management, vhost: str, name: str) -> bool:
     try:
         await api.queue(vhost, name)
@@ -276,16 +282,8 @@ async def _named_source(connection: Connection, dead_queue: str) -> frozenset[st
     return frozenset([queue] if any([await connection.has_exchange(name) for name in exchanges]) else [])
 
 
-async def _policies(api: Management, vhost: str) -> dict[str, Policy]:
-    """By name; none where nobody tells us: we make no policies."""
-    try:
-        return {policy.name: policy for policy in await api.policies(vhost)}
-    except HoldfastError:
-        return {}
-
-
 def _facts(info: ManagedQueue) -> QueueFacts:
-    free = info.type != "quorum" or _limit(info) == -1
+    free = info.type != "quorum" or info.in_force.arguments.get(DELIVERY_LIMIT) == -1
     return QueueFacts(
         queue=info.name,
         ready=info.messages_ready or 0,
@@ -293,12 +291,6 @@ def _facts(info: ManagedQueue) -> QueueFacts:
         peek_is_free=free,
         note="" if free else "a quorum queue with a delivery limit: each look counts, and the last one deletes",
     )
-
-
-def _limit(info: ManagedQueue) -> int | None:
-    """The delivery limit that holds for a queue; -1 is none, None when nothing says anything of it."""
-    limit: int | None = effective(info.arguments, info.effective_policy).get(DELIVERY_LIMIT)
-    return limit
 
 
 def _source(name: str) -> str:
@@ -323,12 +315,14 @@ class RabbitRunInspector:
         if not management and connection.url.hosts[0][1] in PORTS.values():
             management = connection.url.default_management()  # as its broker is, it may be on its default port
         self._management = management or None
-        self._graph: Graph | None = None
+        self._seen: _Seen | None = None
         self._names = names or QueueNames()
         self._sources: frozenset[str] | None = None
-        self._info: ManagedQueue | None = None
-        self._priority = PRIORITY_UNSEEN
         self._shown: ManagedPermission | None = None  # where nobody tells us our rights
+
+    @property
+    def _graph(self) -> Graph | None:
+        return self._seen.graph if self._seen else None
 
     def receivers(self, address: Address) -> list[str]:
         """The queues that a message with this address reaches; none when nobody could say."""
@@ -414,31 +408,30 @@ class RabbitRunInspector:
                     )
                     return
                 found.alarm = await management.alarms() or ""
-                info = await management.queue(login.vhost, self._queue) if self._queue else None
-                priority = await _priority_above(management, info)
-                self._graph = await _graph(management, login.vhost, await management.queues(login.vhost))
+                seen = await _Seen.of(management, login.vhost)
                 self._shown = await _permission(management, login)
         except HoldfastError as error:
             found.warnings.append(f"the management API could not be asked, checks are fewer; {error.message}")
             return
-        self._info, self._priority = info, priority
+        self._seen = seen
         found.has_management = True
 
     def _find_limit(self, found: Preflight, version: Version) -> None:
-        default = DELIVERY_LIMIT_DEFAULT if version >= Version(4, 0) else None
-        if (info := self._info) is not None:
-            found.queue_type = info.type
-            limit = _limit(info) if info.type == "quorum" else -1
-            found.delivery_limit = default if limit is None else None if limit == -1 else limit
-            if info.type == "quorum" and limit == -1 and version < Version(4, 0):
+        has_default = version >= HAS_DEFAULT_LIMIT
+        info = self._seen.infos.get(self._queue) if self._seen else None
+        if info is not None:
+            found.queue_type, in_force = info.type, info.in_force
+            found.delivery_limit = delivery_limit(in_force, version)
+            if info.type == "quorum" and in_force.arguments.get(DELIVERY_LIMIT) == -1 and not has_default:
                 found.delivery_limit = 0
                 found.warnings.append(f"queue '{info.name}' has x-delivery-limit -1, which this version takes for zero")
         elif self._queue:
-            found.delivery_limit, found.limit_is_assumed = default, True
+            found.delivery_limit, found.limit_is_assumed = DELIVERY_LIMIT_DEFAULT if has_default else None, True
         if found.delivery_limit is not None:
-            found.cure = _cure(self._queue, self._connection.url.login.vhost, version, info, self._priority)
+            priority = self._seen.priority_above(info) if self._seen else PRIORITY_UNSEEN
+            found.cure = _cure(self._queue, self._connection.url.login.vhost, version, info, priority)
         may_be_quorum = found.queue_type in ("quorum", "")
-        found.gives_back_at_tail = may_be_quorum and version < Version(4, 0) and not found.delivery_limit
+        found.gives_back_at_tail = may_be_quorum and not has_default and not found.delivery_limit
 
     async def _check(self, address: Address, found: Preflight) -> None:
         key, exchange = address.routing_key, address.exchange
@@ -514,7 +507,7 @@ def _version(text: str) -> Version:
 
 def _cure(queue: str, vhost: str, version: Version, info: ManagedQueue | None, priority: int) -> str:
     """In lines; a command has the last one to itself."""
-    if version < Version(4, 0):
+    if version < HAS_DEFAULT_LIMIT:
         return "a queue without x-delivery-limit, or a policy without delivery-limit"
     own = info.arguments.get("x-delivery-limit") if info else None
     if isinstance(own, int) and own >= 0:
@@ -531,14 +524,6 @@ def _cure(queue: str, vhost: str, version: Version, info: ManagedQueue | None, p
     words = ["rabbitmqctl", "set_policy", "-p", vhost, "--priority", str(priority), "--apply-to", "queues"]
     words += [f"no-limit.{queue}", f"^{re.escape(queue)}$", json.dumps(definition)]
     return f"a policy{replaced}:\n{shlex.join(words)}"
-
-
-async def _priority_above(management: Management, info: ManagedQueue | None) -> int:
-    """Of a policy that is in force instead of the one that the queue has."""
-    if info is None or not info.policy:
-        return 0
-    policy = (await _policies(management, info.vhost)).get(info.policy)
-    return policy.priority + 1 if policy else PRIORITY_UNSEEN
 
 
 async def _permission(management: Management, login: Login) -> ManagedPermission | None:

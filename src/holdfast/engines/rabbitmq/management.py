@@ -16,7 +16,7 @@ import httpx2
 import msgspec
 
 from holdfast.core.checks import unclear_url
-from holdfast.core.topology.model import ALTERNATE, Binding, Exchange, Policy, Queue
+from holdfast.core.topology.model import ALTERNATE, Binding, Exchange, Policy, Queue, effective
 from holdfast.errors import BadAddress, BrokerRefused, BrokerUnreachable, NotABroker
 
 TIMEOUT_S = 30.0
@@ -54,6 +54,11 @@ class ManagedQueue(Queue, frozen=True, kw_only=True):
     def effective_policy(self) -> dict[str, Any]:
         """What the policies set, merged by the broker; empty when none applies (3.10 then says `[]`)."""
         return self.effective_policy_definition if isinstance(self.effective_policy_definition, dict) else {}
+
+    @property
+    def in_force(self) -> ManagedQueue:
+        """The same with the arguments that hold for it."""
+        return msgspec.structs.replace(self, arguments=effective(self.arguments, self.effective_policy))
 
 
 class ManagedExchange(Exchange, frozen=True, kw_only=True):

@@ -34,7 +34,6 @@ from holdfast.core.topology.model import (
     Queue,
     Topology,
     Version,
-    effective,
     plain_queue,
     topology,
 )
@@ -132,7 +131,7 @@ class RabbitTopology:
             ),
             effective=topology(
                 exchanges=[each.effective(known) for each in ours],
-                queues=[_effective(each) for each in lasting],
+                queues=[plain_queue(each.in_force) for each in lasting],
                 bindings=kept,
                 checked=False,
             ),
@@ -468,11 +467,6 @@ class Declarer:
             return await ask(await self._amqp.open(), what)
 
         return await retry_call(once, url=self._url, is_met=True)
-
-
-def _effective(told: ManagedQueue) -> Queue:
-    queue = plain_queue(told)
-    return structs.replace(queue, arguments=effective(queue.arguments, told.effective_policy))
 
 
 def _state(info: ManagedQueue) -> QueueState:
