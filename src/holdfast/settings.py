@@ -548,9 +548,9 @@ def _decode(kind: type, value: object) -> object:
 
 
 def _readable(message: str, key: str) -> str:
-    text, _, place = message.partition(" - at `$")
-    if place and place != "`":
-        text += f" in {key}{place.rstrip('`')}"
+    text, _, path = message.partition(" - at `$")
+    if path and path != "`":
+        text += f" in {key}{path.rstrip('`')}"
     for word, plain in _PLAIN_WORDS.items():
         text = text.replace(f"got {word}", f"not {plain}").replace(word, plain)
     text = text.replace("Object missing", "misses the").replace("`", "'")
@@ -576,9 +576,9 @@ def masked(url: str) -> str:
     scheme, mark, rest = url.partition("://")
     if not mark:  # perhaps the words of libpq, or a login without a scheme
         return MASK if "@" in url or "password" in url.lower() else url
-    login, at, place = rest.rpartition("@")
+    login, at, host = rest.rpartition("@")
     if at and ":" in login and not rest.startswith("/"):
-        rest = f"{login.partition(':')[0]}:{MASK}@{place}"
+        rest = f"{login.partition(':')[0]}:{MASK}@{host}"
     shown = f"{scheme}://{rest}"
     if not is_readable(shown):
         return MASK

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.message import Address
-from holdfast.core.routes import Mode, RouteTable, find_route, parse_place, parse_routes
+from holdfast.core.routes import Mode, RouteTable, find_route, parse_routes, parse_to
 from holdfast.errors import Invalid
 
 DLQ = "imageviewer.dlq"
@@ -116,19 +116,19 @@ def test_the_ways_of_a_run() -> None:
     assert wait == Address(exchange="retry.q.orders", routing_key="retry")
     exchange = find_route({**headers, "MessageType": "T"}, RouteTable(mode=Mode.EXCHANGE), dead_queue=DLQ).address
     assert exchange == Address(exchange="orders", routing_key="k")
-    place = RouteTable(mode=Mode.PLACE, place=parse_place("review"))
+    place = RouteTable(mode=Mode.ADDRESS, address=parse_to("review"))
     assert find_route({}, place, dead_queue=DLQ).address == Address(routing_key="review")
 
 
 def test_a_route_into_the_dead_letter_queue_itself_is_none() -> None:
-    looping = RouteTable(mode=Mode.PLACE, place=Address(routing_key=DLQ))
+    looping = RouteTable(mode=Mode.ADDRESS, address=Address(routing_key=DLQ))
     assert find_route({}, looping, dead_queue=DLQ).address is None
 
 
 def test_a_place() -> None:
-    assert parse_place("exchange=a,key=b.c") == Address(exchange="a", routing_key="b.c")
+    assert parse_to("exchange=a,key=b.c") == Address(exchange="a", routing_key="b.c")
     with pytest.raises(Invalid):
-        parse_place("exchange=a")
+        parse_to("exchange=a")
 
 
 @given(st.dictionaries(st.text(), st.one_of(st.none(), st.text(), st.integers(), st.lists(st.text()), st.binary())))

@@ -62,7 +62,7 @@ class Retries(Struct, frozen=True, kw_only=True):
         steps = tuple(delays_s) or self.delays_s
         if not steps:
             return None
-        return sum(steps[min(place, len(steps) - 1)] for place in range(attempts or self.attempts))
+        return sum(steps[min(index, len(steps) - 1)] for index in range(attempts or self.attempts))
 
 
 class Canary(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -256,17 +256,17 @@ def as_utf8(name: str) -> str:
 
 def summary_lines(summary: Summary) -> list[str]:
     """The block at the end of a run."""
-    place = "backup" if summary.from_backup else "DLQ"
+    kept_in = "backup" if summary.from_backup else "DLQ"
     lines = [
         RULE,
         "DLQ RECOVERY SUMMARY" + (" (DRY RUN)" if summary.dry_run else ""),
         RULE,
         f"Total Recovered: {summary.recovered} messages",
-        f"Total Failed: {summary.failed} messages (kept in {place} for retry)",
-        f"Skipped Messages: {summary.skipped} (unknown type, kept in {place} for manual review)",
+        f"Total Failed: {summary.failed} messages (kept in {kept_in} for retry)",
+        f"Skipped Messages: {summary.skipped} (unknown type, kept in {kept_in} for manual review)",
     ]
     if summary.filtered:
-        lines.append(f"Left Out: {summary.filtered} (by --where, kept in {place})")
+        lines.append(f"Left Out: {summary.filtered} (by --where, kept in {kept_in})")
     if summary.unseen:
         lines.append(f"Not Looked At: {summary.unseen} (behind the limit, or the run ended before)")
     if summary.possible_duplicates:

@@ -38,7 +38,7 @@ class Mode(StrEnum):
     SOURCE = "source"  #: the queue that they died in, by the default exchange
     EXCHANGE = "exchange"  #: the original exchange and key
     WAIT = "wait"  #: the wait queue of the queue that they died in
-    PLACE = "place"  #: all to one address
+    ADDRESS = "address"  #: all to one
 
 
 class Route(Struct, frozen=True, kw_only=True):
@@ -62,14 +62,14 @@ class RouteTable(Struct, frozen=True, kw_only=True):
     wait_exchange: str = WAIT_EXCHANGE
     wait_key: str = WAIT_KEY
     mode: Mode = Mode.ROUTES
-    place: Address | None = None
+    address: Address | None = None
     source: str = ""  #: the queue that letters died in that do not tell it themselves
     allow_copies: bool = False  #: where the headers of a letter lead to several queues, each may get one
     has_table: bool = False  #: a table was given: a type that is not in it is unknown
 
     def fixed_addresses(self) -> list[Address]:
         """All addresses that are known before the first letter is seen, each once."""
-        found = {Mode.PLACE: [self.place], Mode.ROUTES: [*self.routes.values(), self.redirect]}.get(self.mode, [])
+        found = {Mode.ADDRESS: [self.address], Mode.ROUTES: [*self.routes.values(), self.redirect]}.get(self.mode, [])
         return [address for address in dict.fromkeys(found) if address is not None]
 
     @property
@@ -91,8 +91,8 @@ def find_route(
     queues that lead to the dead queue."""
     found = headers.get(table.type_header, kind)
     name = found if isinstance(found, str) else ""
-    if table.mode is Mode.PLACE:
-        route = Route(address=table.place, why="all go to one place")
+    if table.mode is Mode.ADDRESS:
+        route = Route(address=table.address, why="all go to one place")
     elif table.mode is Mode.ROUTES and table.has_table and (name or table.type_header in headers):
         address = table.routes.get(name)
         unknown = f"type '{name or '(no text)'}' is not in the route table"
@@ -129,7 +129,7 @@ def _told(died: Death | None, why: str, table: RouteTable) -> Route:
 # The file.
 
 
-class _Place(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _AddressEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     key: str
     exchange: str | None = None
 
@@ -137,8 +137,8 @@ class _Place(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class _RoutesFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     exchange: str = ""
     type_header: str = TYPE_HEADER
-    routes: dict[str, str | _Place] = {}
-    redirect: str | _Place | None = None
+    routes: dict[str, str | _AddressEntry] = {}
+    redirect: str | _AddressEntry | None = None
     wait_queues: tuple[str, ...] = WAIT_QUEUES
     dead_queues: tuple[str, ...] = DEAD_QUEUES
     wait_exchange: str = WAIT_EXCHANGE
@@ -159,7 +159,7 @@ def parse_routes(data: bytes, *, source: str) -> RouteTable:
         raise Invalid(f"routes file is invalid; {source}: {error}") from error
     if not file.routes and file.redirect is None:
         raise Invalid(f"routes file is invalid; {source} has an empty [routes] table and no redirect")
-    routes = {name: _address(place, file.exchange, f"{source}: route '{name}'") for name, place in file.routes.items()}
+    routes = {name: _address(entry, file.exchange, f"{source}: route '{name}'") for name, entry in file.routes.items()}
     for name, text in (("type_header", file.type_header), ("exchange", file.exchange)):
         _checked(text, f"{source}: {name}")
     return RouteTable(
@@ -173,21 +173,21 @@ def parse_routes(data: bytes, *, source: str) -> RouteTable:
     )
 
 
-def parse_place(text: str) -> Address:
+def parse_to(text: str) -> Address:
     """`--to`: a queue's name, or `exchange=NAME,key=KEY`. Raises Invalid."""
     if not text.startswith("exchange="):
         return _address(text, "", "address")
     exchange, comma, key = text.removeprefix("exchange=").partition(",key=")
     if not comma:
         raise Invalid(f"address is invalid; '{text}' is not exchange=NAME,key=KEY")
-    return _address(_Place(key=key, exchange=exchange), "", "address")
+    return _address(_AddressEntry(key=key, exchange=exchange), "", "address")
 
 
-def _address(place: str | _Place, exchange: str, what: str) -> Address:
-    if isinstance(place, _Place):
-        exchange, key = exchange if place.exchange is None else place.exchange, place.key
+def _address(entry: str | _AddressEntry, exchange: str, what: str) -> Address:
+    if isinstance(entry, _AddressEntry):
+        exchange, key = exchange if entry.exchange is None else entry.exchange, entry.key
     else:
-        key = place
+        key = entry
     if not key and not exchange:
         raise Invalid(f"routes file is invalid; {what} has neither exchange nor key")
     return Address(exchange=_checked(exchange, what), routing_key=_checked(key, what))
@@ -203,7 +203,7 @@ TARGET_MODES = {
     "queue": Mode.SOURCE,
     "wait": Mode.WAIT,
     "original": Mode.EXCHANGE,
-    "address": Mode.PLACE,
+    "address": Mode.ADDRESS,
     "type": Mode.ROUTES,
 }
 
@@ -231,7 +231,7 @@ def route_table(target: Target, names: QueueNames) -> RouteTable:
     return RouteTable(
         names=names,
         mode=TARGET_MODES[target.kind],
-        place=Address(exchange=target.exchange, routing_key=target.routing_key),
+        address=Address(exchange=target.exchange, routing_key=target.routing_key),
         routes={name: _address_of(place) for name, place in target.routes.items()},
         redirect=_address_of(target.redirect) if target.redirect else None,
         type_header=target.type_header or TYPE_HEADER,

@@ -385,9 +385,9 @@ async def _send(
     return await broker.probe(probe, anyway=anyway)
 
 
-def _into(place: FamilyQueue) -> Probe:
-    name = f"{place.exchange or '(default)'} → {place.queue}"
-    return Probe(name=name, exchange=place.exchange, key=place.key, arrives_in=place.queue)
+def _into(queue: FamilyQueue) -> Probe:
+    name = f"{queue.exchange or '(default)'} → {queue.queue}"
+    return Probe(name=name, exchange=queue.exchange, key=queue.key, arrives_in=queue.queue)
 
 
 def probes_of(family: Family) -> Iterator[Probe]:

@@ -52,12 +52,12 @@ def within(text: str) -> str:
 
 def reader(kind: type[S], **reads: Callable[[Any], Any]) -> Callable[[Sequence[Any]], S]:
     """Reads rows whose columns are the fields of a struct, in their order; `reads` says how some of them are read."""
-    places = [(kind.__struct_fields__.index(name), read) for name, read in reads.items()]
+    indexes = [(kind.__struct_fields__.index(name), read) for name, read in reads.items()]
 
     def read_row(row: Sequence[Any]) -> S:
         values = list(row)
-        for place, read in places:
-            values[place] = read(values[place])
+        for index, read in indexes:
+            values[index] = read(values[index])
         return kind(*values)
 
     return read_row

@@ -26,7 +26,7 @@ from holdfast.stores import SQL, later, reader, run, run_many, within
 from holdfast.stores.ledger import LedgerWriter, VaultPart, one_commit, one_look
 
 TEXT_CHARACTERS_MAX = 1_000
-RETURNING = ("redriving", "redriven", "resolved")  #: states in which a letter can come back
+CAN_COME_BACK = ("redriving", "redriven", "resolved")  #: states in which a letter can come back
 
 #: What the statements call the fields of a death.
 DEATH_COLUMNS = tuple(f"death_{name}" for name in DeathStory.__struct_fields__)
@@ -397,7 +397,7 @@ class _NewLetters:
         if not rows:
             return 0, 0
         number, _, state, count = rows[0]
-        if state in RETURNING:
+        if state in CAN_COME_BACK:
             act = LedgerAct(actor=self._act.actor, action="letters.came_back", detail=letter.redrive_id)
             self._writer.move(self._tx, act, rows, LetterState.CAME_BACK.value)
         return number, count + (state == LetterState.REDRIVING.value)

@@ -395,8 +395,8 @@ def _is_ours(row: Row) -> bool:
 def _within(rows: Sequence[Row], bytes_max: int) -> list[Row]:
     """As many as fit, and always the first."""
     size = 0
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         size += row[5]
-        if place and size > bytes_max:
-            return list(rows[:place])
+        if index and size > bytes_max:
+            return list(rows[:index])
     return list(rows)

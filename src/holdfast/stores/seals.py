@@ -255,7 +255,7 @@ class _Verification:
         if counter != self._newest_letter:
             why = f"letters up to {counter} were captured, and by the ledger up to {self._newest_letter}"
             self._found.append(ChainBreak(self._number + 1, f"{why}: rows were cut off"))
-        differing = [place for place, folded in sorted(self._states.items()) if folded]
+        differing = [index for index, folded in sorted(self._states.items()) if folded]
         if differing and self._is_exact:
             await self._name(differing[0])
         if self._folded and not self._found:
@@ -264,9 +264,9 @@ class _Verification:
         if self._anchor and not self._anchored:
             self._found.append(ChainBreak(self._number + 1, "the anchor is not in the chain: its tail was cut off"))
 
-    async def _name(self, place: int) -> None:
+    async def _name(self, index: int) -> None:
         """Which letters of a range are not as the ledger says."""
-        first, last = place << self._shift, ((place + 1) << self._shift) - 1
+        first, last = index << self._shift, ((index + 1) << self._shift) - 1
         told: dict[int, str] = {}
         number = 0
         while page := await self._look(partial(links, after=number, count_max=ROWS_COUNT_MAX)):

@@ -25,7 +25,7 @@ MOVES = {
     "deleted": "Letters deleted by retention in this process.",
 }
 #: Moves that are named by where they come from.
-RETURNS = {("redriving", "captured"): "failed", ("unknown", "captured"): "released"}
+NAMED_BY_SOURCE = {("redriving", "captured"): "failed", ("unknown", "captured"): "released"}
 
 
 N = TypeVar("N", int, float)
@@ -158,7 +158,7 @@ def _letters(tallies: Mapping[tuple[str, str], int], named: set[str]) -> Iterato
 def _moves(moves: Mapping[tuple[str, str, str], int], named: set[str]) -> Iterator[str]:
     counts: Counter[tuple[str, str]] = Counter()
     for (queue, source, target), count in moves.items():
-        name = RETURNS.get((source, target), target)
+        name = NAMED_BY_SOURCE.get((source, target), target)
         if name == "captured" and source:
             continue  # restored from the archive
         counts[name, queue if queue in named else OTHERS] += count

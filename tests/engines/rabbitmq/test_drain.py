@@ -46,7 +46,7 @@ async def consuming(admin: Admin, *, capacity_count: int, port: int | None = Non
     """A recovery of a queue with letters of which three fit into the window."""
     async with RabbitPublisher(admin.address()) as publisher:
         await publisher.publish([outgoing(QUEUE, b"%08d" % n + bytes(LETTER_BYTES)) for n in range(COUNT)])
-    table = RouteTable(mode=Mode.PLACE, place=Address(exchange="", routing_key=await admin.queue("there")))
+    table = RouteTable(mode=Mode.ADDRESS, address=Address(exchange="", routing_key=await admin.queue("there")))
     limits = RunLimits(window_count_max=capacity_count, window_bytes_max=WINDOW_BYTES)
     order = RecoveryOrder(dead_queue=QUEUE, table=table, limits=limits, run="r", by="me")
     url, management = admin.node.url(admin.vhost, port=port), admin.node.management_url

@@ -36,7 +36,7 @@ def header_tables(draw: st.DrawFn) -> bytes:
 
 
 def _redriver(type_header: str) -> RabbitRedriver:
-    place: Any = {"mode": Mode.PLACE, "place": Address(exchange="e", routing_key="k"), "type_header": type_header}
+    place: Any = {"mode": Mode.ADDRESS, "address": Address(exchange="e", routing_key="k"), "type_header": type_header}
     return RabbitRedriver(
         RedriveStamp(run="r", by="me", dead_queue="dlq"),
         RouteTable(**place),

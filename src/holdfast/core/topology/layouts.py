@@ -272,7 +272,7 @@ def _add_queue(parts: _Parts, name: str, entry: QueueEntry, defaults: DefaultsEn
 
 def _waits(parts: _Parts, names: _Names, steps: list[int], kind: str, version: Version) -> tuple[FamilyQueue, ...]:
     """One wait queue per delay: in one queue for all, a long delay at the head would hold up the short ones."""
-    places = []
+    waits = []
     exchange = names.text("retry_exchange")
     if exchange and steps:
         parts.exchanges.append(Exchange(name=exchange, type="direct"))
@@ -288,8 +288,8 @@ def _waits(parts: _Parts, names: _Names, steps: list[int], kind: str, version: V
             # The first step is also where the main queue's own dead letters go, which all have the same key.
             keys = {key, names.retry_key} if step == 1 else {key}
             parts.bindings += [Binding(source=exchange, destination=queue, key=each) for each in keys]
-        places.append(FamilyQueue(queue=queue, exchange=exchange, key=key, delay_ms=delay_ms))
-    return tuple(places)
+        waits.append(FamilyQueue(queue=queue, exchange=exchange, key=key, delay_ms=delay_ms))
+    return tuple(waits)
 
 
 def _dead(parts: _Parts, names: _Names, style: _Style, kind: str, version: Version) -> FamilyQueue:
@@ -415,11 +415,11 @@ class _Names:
             raise Invalid(f"name is invalid; {part} '{pattern}': {error}") from error
 
 
-def _check_keys(table: dict[str, Any], kind: type[Struct], source: str, place: str) -> None:
+def _check_keys(table: dict[str, Any], kind: type[Struct], source: str, path: str) -> None:
     """Here and not by the converter, because it would not say which key was meant."""
     hints = _hints(kind)
     for key, value in table.items():
-        where = f"{place}.{key}" if place else key
+        where = f"{path}.{key}" if path else key
         if key not in hints:
             raise Invalid(f"topology file has an unknown key; {source}: '{where}', {nearest(key, tuple(hints))}")
         inner, shape = hints[key]
@@ -451,9 +451,9 @@ def _inner(hint: Any) -> tuple[type[Struct] | None, Any]:
 
 
 def _readable(message: str) -> str:
-    text, _, place = message.partition(" - at `$")
+    text, _, path = message.partition(" - at `$")
     for word, plain in _PLAIN_WORDS.items():
         text = text.replace(f"got {word}", f"not {plain}").replace(word, plain)
     text = text.replace("Object missing", "misses the").replace("`", "'")
-    where = place.rstrip("`").lstrip(".")
+    where = path.rstrip("`").lstrip(".")
     return f"{text[:1].lower()}{text[1:]}" + (f" at {where}" if where else "")

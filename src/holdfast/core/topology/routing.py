@@ -157,9 +157,9 @@ def cut_off(before: Topology, after: Topology) -> str:
 def topic_matches(pattern: str, key: str) -> bool:
     """Whether a topic exchange would route the key by this binding: `*` is one word, `#` any number."""
     words = key.split(".") if key else []
-    places: dict[str, int] = {}  # of each word, as bits
-    for place, word in enumerate(words):
-        places[word] = places.get(word, 0) | 1 << place
+    positions: dict[str, int] = {}  # of each word, as bits
+    for position, word in enumerate(words):
+        positions[word] = positions.get(word, 0) | 1 << position
     everywhere = (1 << len(words) + 1) - 1
     # Which prefixes of the words the pattern so far can end at. All at a time: the pattern is a stranger's.
     ends = 1
@@ -167,7 +167,7 @@ def topic_matches(pattern: str, key: str) -> bool:
         if part == "#":
             ends = everywhere & -(ends & -ends)  # from the first of them on
         else:
-            ends = (ends & (everywhere if part == "*" else places.get(part, 0))) << 1 & everywhere
+            ends = (ends & (everywhere if part == "*" else positions.get(part, 0))) << 1 & everywhere
         if not ends:
             return False
     return bool(ends >> len(words))

@@ -35,7 +35,7 @@ CONNECT_TIMEOUT = "5s"
 @asynccontextmanager
 async def open_object_blobs(url: str) -> AsyncIterator[ObjectBlobs]:
     """Open `s3://bucket/prefix`, `az://…` or `gs://…`. Raises CannotStart when it cannot be used."""
-    place = f"{urlsplit(url).scheme}://{urlsplit(url).hostname or ''}{urlsplit(url).path}"
+    bucket = f"{urlsplit(url).scheme}://{urlsplit(url).hostname or ''}{urlsplit(url).path}"
     try:
         store = from_url(
             url,
@@ -48,16 +48,16 @@ async def open_object_blobs(url: str) -> AsyncIterator[ObjectBlobs]:
             },
         )
     except (obstore.exceptions.BaseError, ValueError) as error:
-        raise CannotStart(f"blob URL is invalid; {place}: {_first_line(error).replace(url, place)}") from error
-    yield ObjectBlobs(store, place=place)
+        raise CannotStart(f"blob URL is invalid; {bucket}: {_first_line(error).replace(url, bucket)}") from error
+    yield ObjectBlobs(store, bucket=bucket)
 
 
 class ObjectBlobs:
     """See `holdfast.ports.blobs.Blobs`; made by `open_object_blobs`."""
 
-    def __init__(self, store: Any, *, place: str) -> None:
+    def __init__(self, store: Any, *, bucket: str) -> None:
         self._store = store
-        self._place = place
+        self._bucket = bucket
 
     async def put(self, path: str, content: bytes | AsyncIterable[bytes], *, sha256: str | None = None) -> Blob:
         check_path(path)
@@ -144,7 +144,7 @@ class ObjectBlobs:
         except FileNotFoundError:
             raise
         except (obstore.exceptions.BaseError, OSError) as error:
-            text = f"blob storage failed; {doing} {path!r} in {self._place}: {_first_line(error)}, try again"
+            text = f"blob storage failed; {doing} {path!r} in {self._bucket}: {_first_line(error)}, try again"
             raise StorageFailed(text) from error
 
 

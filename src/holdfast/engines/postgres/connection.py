@@ -100,16 +100,16 @@ async def connect(url: str) -> psycopg.AsyncConnection[tuple[Any, ...]]:
 class PipelineConnection:
     """A connection that one caller uses at a time. After any exception from it, `close` it and take another."""
 
-    def __init__(self, connection: psycopg.AsyncConnection[tuple[Any, ...]], *, place: str) -> None:
+    def __init__(self, connection: psycopg.AsyncConnection[tuple[Any, ...]], *, server: str) -> None:
         self._connection = connection
-        self._place = place
+        self._server = server
         self._pq = connection.pgconn
         self._rows = Transformer(connection)
         self._prepared: set[str] = set()
         self._awaited: list[bool] = []  # of each answer that is due: whether its rows are wanted
 
     @classmethod
-    async def open(cls, url: str, *, place: str) -> PipelineConnection:
+    async def open(cls, url: str, *, server: str) -> PipelineConnection:
         """Connect; raises StorageFailed."""
         try:
             connection = await connect(url)
@@ -120,8 +120,8 @@ class PipelineConnection:
                 await connection.close()
                 raise
         except (psycopg.Error, OSError) as error:
-            raise failed(error, place) from error
-        return cls(connection, place=place)
+            raise failed(error, server) from error
+        return cls(connection, server=server)
 
     @property
     def usable(self) -> bool:
@@ -147,7 +147,7 @@ class PipelineConnection:
                 self._awaited.append(False)
             self._pq.send_query_prepared(name, [encoded(value) for value in values], BINARY_FORMATS[len(values)], 1)
         except (psycopg.Error, OSError) as error:
-            raise failed(error, self._place) from error
+            raise failed(error, self._server) from error
         self._awaited.append(True)
 
     async def receive(self, *, sync: bool) -> list[PGresult]:
@@ -164,14 +164,14 @@ class PipelineConnection:
                 results = await self._exchange(len(self._awaited) + sync)
         except TimeoutError as error:
             raise StorageFailed(
-                f"storage failed; {self._place} has not answered for {ANSWER_TIMEOUT_S:.0f} s, try again"
+                f"storage failed; {self._server} has not answered for {ANSWER_TIMEOUT_S:.0f} s, try again"
             ) from error
         except (psycopg.Error, OSError) as error:
-            raise failed(error, self._place) from error
+            raise failed(error, self._server) from error
         wanted, self._awaited = self._awaited, []
         for result in results:
             if result.status in (ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED):
-                raise refused(result, self._place)
+                raise refused(result, self._server)
         return [result for result, want in zip(results, wanted, strict=False) if want]
 
     async def _exchange(self, count: int) -> list[PGresult]:
@@ -223,9 +223,9 @@ class PipelineConnection:
 class Pool:
     """Connections to one database, made when they are needed."""
 
-    def __init__(self, url: str, *, place: str, connections_max: int) -> None:
+    def __init__(self, url: str, *, server: str, connections_max: int) -> None:
         self._url = url
-        self._place = place
+        self._server = server
         self._free = asyncio.Semaphore(connections_max)
         self._idle: list[PipelineConnection] = []
         self._closed = False
@@ -249,13 +249,13 @@ class Pool:
 
     async def _take(self) -> PipelineConnection:
         if self._closed:
-            raise StorageFailed(f"storage failed; {self._place} is closed")
+            raise StorageFailed(f"storage failed; {self._server} is closed")
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
                 return connection
             await connection.close()
-        return await PipelineConnection.open(self._url, place=self._place)
+        return await PipelineConnection.open(self._url, server=self._server)
 
     async def _close_unusable(self) -> None:
         for connection in [connection for connection in self._idle if not connection.usable]:
@@ -334,7 +334,7 @@ class QueueGone(HoldfastError):
     """The generation is not in the database; the caller knows the queue's name."""
 
 
-def place_of(url: str) -> str:
+def server_of(url: str) -> str:
     """Where a URL leads, for people: user, host, port and database, and never the password."""
     try:
         parts = conninfo_to_dict(url)
@@ -346,28 +346,28 @@ def place_of(url: str) -> str:
     return f"PostgreSQL at {host}:{port}, database '{parts.get('dbname') or user}', user '{user}'"
 
 
-def failed(error: Exception, place: str) -> StorageFailed:
+def failed(error: Exception, server: str) -> StorageFailed:
     """The connection did not come about or broke."""
     if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
         # libpq's text would quote the URL, with the password in it.
-        return StorageFailed(f"storage failed; {place}: the URL is not a valid one, try again")
+        return StorageFailed(f"storage failed; {server}: the URL is not a valid one, try again")
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     what = _WHAT_HAPPENED.get(state or "") or _first_line(error) or "the connection is lost"
     if isinstance(error, psycopg.DataError) or (state or "")[:2] in _UNSTORABLE:
-        return Unstorable(f"storage failed; {place}: {what}")
-    return StorageFailed(f"storage failed; {place}: {what}, try again")
+        return Unstorable(f"storage failed; {server}: {what}")
+    return StorageFailed(f"storage failed; {server}: {what}, try again")
 
 
-def refused(result: PGresult, place: str) -> HoldfastError:
+def refused(result: PGresult, server: str) -> HoldfastError:
     """The server answered with an error."""
     if result.status == ExecStatus.PIPELINE_ABORTED:
-        return StorageFailed(f"storage failed; {place}: an earlier statement failed, try again")
+        return StorageFailed(f"storage failed; {server}: an earlier statement failed, try again")
     state = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode("ascii", "replace")
     if state == QUEUE_MISSING_STATE:
         return QueueGone("queue is gone")
     text = (result.error_field(DiagnosticField.MESSAGE_PRIMARY) or b"").decode("utf-8", "replace")
     what = _WHAT_HAPPENED.get(state) or text or "the connection is lost"
-    return StorageFailed(f"storage failed; {place}: {what}, try again")
+    return StorageFailed(f"storage failed; {server}: {what}, try again")
 
 
 def _first_line(error: Exception) -> str:
@@ -380,34 +380,36 @@ def _first_line(error: Exception) -> str:
 
 async def migrate(url: str, *, kind: str = "queue", schema: str = "holdfast") -> None:
     """Make or upgrade the tables of a kind. Raises CannotStart with what to do."""
-    place = place_of(url)
+    server = server_of(url)
     try:
         connection = await connect(url)
     except (psycopg.Error, OSError) as error:
-        detail = failed(error, place).message.removeprefix("storage failed; ").removesuffix(", try again")
+        detail = failed(error, server).message.removeprefix("storage failed; ").removesuffix(", try again")
         raise CannotStart(f"storage cannot be reached; {detail}, check that it runs and the URL") from error
     try:
         if connection.info.server_version < SERVER_VERSION_MIN * 10_000:
             raise CannotStart(
-                f"PostgreSQL is too old; {place} has version {connection.info.server_version // 10_000} "
+                f"PostgreSQL is too old; {server} has version {connection.info.server_version // 10_000} "
                 f"and {SERVER_VERSION_MIN} is needed, upgrade it"
             )
         async with connection.transaction():
             await connection.execute(_LOCK)
-            await _upgrade(connection, place, kind, schema)
+            await _upgrade(connection, server, kind, schema)
     except psycopg.errors.InsufficientPrivilege as error:
         raise CannotStart(
-            f"storage cannot be prepared; {place}: {error.diag.message_primary}, let the user create a schema "
+            f"storage cannot be prepared; {server}: {error.diag.message_primary}, let the user create a schema "
             "in the database"
         ) from error
     except psycopg.Error as error:
-        detail = failed(error, place).message.removeprefix("storage failed; ")
+        detail = failed(error, server).message.removeprefix("storage failed; ")
         raise CannotStart(f"storage cannot be prepared; {detail}") from error
     finally:
         await connection.close()
 
 
-async def _upgrade(connection: psycopg.AsyncConnection[tuple[object, ...]], place: str, kind: str, schema: str) -> None:
+async def _upgrade(
+    connection: psycopg.AsyncConnection[tuple[object, ...]], server: str, kind: str, schema: str
+) -> None:
     steps = MIGRATIONS[kind]
     table = f"{schema}.collect_schema_version" if kind == "collect" else f"{schema}.schema_version"
     exists = await connection.execute("SELECT to_regclass(%s) IS NOT NULL", (table,))
@@ -420,7 +422,7 @@ async def _upgrade(connection: psycopg.AsyncConnection[tuple[object, ...]], plac
     newest = max(steps)
     if version > newest:
         raise CannotStart(
-            f"schema is too new; {place} has version {version} and this program knows {newest}, use a newer Holdfast"
+            f"schema is too new; {server} has version {version} and this program knows {newest}, use a newer Holdfast"
         )
     for number, step in steps.items():
         if number > version:

@@ -32,7 +32,7 @@ from holdfast.engines.postgres.connection import (
     encoded,
     failed,
     migrate,
-    place_of,
+    server_of,
 )
 from holdfast.errors import StorageFailed
 from holdfast.ports.database import Dialect, Look, Row, Tx, closing_soon
@@ -180,7 +180,7 @@ class PostgresDatabase:
         self._url = url
         self._kind = kind
         self._serial = serial
-        self._place = place_of(url)
+        self._server = server_of(url)
         self._writing = ThreadPoolExecutor(1 if serial else CONNECTIONS_COUNT_MAX, thread_name_prefix=f"{kind}-write")
         self._reading = ThreadPoolExecutor(1, thread_name_prefix=f"{kind}-read") if serial else self._writing
         self._idle: dict[bool, list[Link]] = {True: [], False: []}  #: of those that may only read, or write
@@ -206,7 +206,7 @@ class PostgresDatabase:
             crash_point("postgres.before_commit")
             tx.send(b"COMMIT")
             if tx.receive(sync=True).command_status != b"COMMIT":
-                raise StorageFailed(f"storage failed; {self._place}: the transaction was rolled back, try again")
+                raise StorageFailed(f"storage failed; {self._server}: the transaction was rolled back, try again")
             crash_point("postgres.after_commit")
             return result
 
@@ -230,7 +230,7 @@ class PostgresDatabase:
             try:
                 return step()
             except (psycopg.Error, OSError) as error:
-                raise failed(error, self._place) from error
+                raise failed(error, self._server) from error
 
         def apart() -> Connection:
             connection = self._connect(reads=True)
@@ -276,7 +276,7 @@ class PostgresDatabase:
                     self._give_back(link, reads=reads)
                 return result
             except (psycopg.Error, OSError) as error:
-                raise failed(error, self._place) from error
+                raise failed(error, self._server) from error
 
         return await asyncio.get_running_loop().run_in_executor(self._reading if reads else self._writing, run)
 

@@ -498,8 +498,8 @@ def _move(
     batch: OperationBatch, states: Sequence[State], statement: str, target: MoveTarget, *values: str | bytes
 ) -> CountChange:
     """Into another queue of this database; returns what that changes there."""
-    place = (target.generation, target.partition, batch.work.now_us, target.expire_timeout_us)
-    batch.work.put(statement, *place, *values)
+    target_values = (target.generation, target.partition, batch.work.now_us, target.expire_timeout_us)
+    batch.work.put(statement, *target_values, *values)
     # What was there already under this source id has arrived: only the old row is left of it.
     batch.work.put("delete_items", bigints([state[0] for state in states]))
     change = batch.change(batch.storage.partition(target.generation, target.partition))
@@ -539,10 +539,10 @@ async def _delete(batch: OperationBatch, operation: Delete, partition: PostgresP
     """By id, wherever in sight; unknown ids are skipped."""
     rows = await batch.ask("delete_in_sight", partition, bigints(partition.in_order(operation.ids)))
     change = batch.change(partition)
-    places = [place for place, _ in rows]
-    change.queued -= places.count("q")
-    change.leased -= places.count("l")
-    change.scheduled -= places.count("s")
+    states = [state for state, _ in rows]
+    change.queued -= states.count("q")
+    change.leased -= states.count("l")
+    change.scheduled -= states.count("s")
     batch.note("deleted", [partition.id_of(number) for _, number in rows], "items.delete")
     return lambda: Counted(len(rows))
 

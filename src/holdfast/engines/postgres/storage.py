@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from holdfast.core.item import Item, LeasedItem, QueueRecord, listed_item
 from holdfast.core.moments import NEVER_US, go_duration
 from holdfast.core.requests.queue import PartitionStats
-from holdfast.engines.postgres.connection import Pool, QueueGone, bigints, connect, failed, migrate, place_of, texts
+from holdfast.engines.postgres.connection import Pool, QueueGone, bigints, connect, failed, migrate, server_of, texts
 from holdfast.engines.postgres.operations import carry_out, has_keys
 from holdfast.engines.postgres.transaction import (
     OperationBatch,
@@ -72,8 +72,8 @@ class PostgresStorage:
         self.name = name
         self._url = url
         self._clock = clock
-        self._place = place_of(url)
-        self.pool = Pool(url, place=self._place, connections_max=CONNECTIONS_COUNT_MAX)
+        self._server = server_of(url)
+        self.pool = Pool(url, server=self._server, connections_max=CONNECTIONS_COUNT_MAX)
         self._partitions: dict[tuple[int, int], PostgresPartition] = {}
         self.keeps_catalog = False
         self._catalog = PostgresCatalog(self)
@@ -126,7 +126,7 @@ class PostgresStorage:
             finally:
                 await connection.close()
         except (psycopg.Error, OSError) as error:
-            raise failed(error, self._place) from error
+            raise failed(error, self._server) from error
 
     async def _listen(self, connection: psycopg.AsyncConnection[tuple[Any, ...]], hint: Callable[[str], None]) -> None:
         """Hand on what others tell, and queues with deadlines that have passed. Ends only by an error."""
@@ -245,10 +245,10 @@ class PostgresQueueStore:
         return [source_id for (source_id,) in rows]
 
     async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
-        place = self._partition(partition)
+        found = self._partition(partition)
         statement = "list_scheduled" if scheduled else "list_items"
-        rows = await self._read(statement, partition, place.first_from(pivot), count_max)
-        return [listed_item(place.id_of(row[0]), row[1:]) for row in rows]
+        rows = await self._read(statement, partition, found.first_from(pivot), count_max)
+        return [listed_item(found.id_of(row[0]), row[1:]) for row in rows]
 
     async def tally(self, partition: int, *, rules: DeathRules) -> PartitionStats:
         ceiling = rules.max_attempts or NEVER_US

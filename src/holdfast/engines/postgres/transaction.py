@@ -50,24 +50,24 @@ class PipelineTransaction:
 
     async def ask(self, statement: str, *values: Value) -> Rows:
         """Queue a statement and wait for its answer."""
-        place = self.put(statement, *values)
+        number = self.put(statement, *values)
         await self.flush()
-        return self.rows(place)
+        return self.rows(number)
 
     async def flush(self) -> None:
         """Wait for the answers to everything that was queued."""
         self._results += await self._connection.receive(sync=False)
 
-    def rows(self, place: int) -> Rows:
+    def rows(self, number: int) -> Rows:
         """The rows that a statement answered."""
-        return self._connection.rows(self._results[place])
+        return self._connection.rows(self._results[number])
 
     async def commit(self) -> None:
         """Make it last. When this raises StorageFailed, whether it did is unknown."""
         crash_point("postgres.before_commit")
-        place = self.put("commit")
+        number = self.put("commit")
         self._results += await self._connection.receive(sync=True)
-        if self._results[place].command_status != b"COMMIT":
+        if self._results[number].command_status != b"COMMIT":
             raise StorageFailed("storage failed; the transaction was rolled back, try again")
         crash_point("postgres.after_commit")
 

@@ -486,7 +486,7 @@ def _warn_of_the_unseen(found: Preflight, table: RouteTable) -> None:
     if table.mode is Mode.EXCHANGE:
         found.warnings.append("which other queues get a copy cannot be said without the management API")
     named = sorted({f"'{one.exchange}'" for one in table.fixed_addresses() if one.exchange})
-    if named or not (table.goes_to_source or table.mode is Mode.PLACE):
+    if named or not (table.goes_to_source or table.mode is Mode.ADDRESS):
         found.warnings.append(
             f"whether the keys of {', '.join(named) or 'exchanges'} reach a queue, or an alternate exchange only, "
             "cannot be known without the management API"

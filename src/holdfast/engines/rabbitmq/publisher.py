@@ -167,13 +167,13 @@ class Confirms:
 
     def _tell(self, twins: _Twins, outcomes: list[tuple[Outgoing, Outcome]]) -> None:
         all_returned = len(twins.returned) >= len(twins.acked)
-        for place, tag in enumerate(sorted(twins.acked)):
+        for index, tag in enumerate(sorted(twins.acked)):
             del self._twins[tag]
             publish = self._held.pop(tag)
             if not twins.same and not all_returned:
                 outcomes.append((publish, AMBIGUOUS))
             else:
-                outcomes.append((publish, twins.returned[place] if place < len(twins.returned) else CONFIRMED))
+                outcomes.append((publish, twins.returned[index] if index < len(twins.returned) else CONFIRMED))
 
     def _join(self, tags: list[int], outcome: Outcome, *, same: bool) -> None:
         """One of these was returned: from now on they are told together, with all whom they were told with before."""

@@ -140,7 +140,7 @@ class Operations:
         if known is not None:
             return known
         row_id = self._insert_with_story(item, partition, (item.dedupe_key or None, *[None] * 6))
-        self._place(partition, row_id, microseconds_or_zero(item.enqueue_at), (self._now_us, expire_at, 0))
+        self._add(partition, row_id, microseconds_or_zero(item.enqueue_at), (self._now_us, expire_at, 0))
         return partition.id_of(row_id)
 
     def _insert_with_story(
@@ -163,7 +163,7 @@ class Operations:
         row = self._db.execute(SQL["find_dedupe_key"], (dedupe_key,)).fetchone()
         return None if row is None else self._partitions[row[0] >> SEQUENCE_BITS].id_of(row[0])
 
-    def _place(self, partition: SqlitePartition, row_id: int, at_us: int, state: tuple[int, int, int]) -> None:
+    def _add(self, partition: SqlitePartition, row_id: int, at_us: int, state: tuple[int, int, int]) -> None:
         """Into the queue, or into the schedule; state is (created_at, expire_at, attempts)."""
         if is_scheduled(at_us, self._now_us):
             self._db.execute(SQL["insert_scheduled"], (row_id, *state, at_us))
@@ -207,7 +207,7 @@ class Operations:
             self._moments.due_us = min(self._moments.due_us, until_us)
             partition.leased += 1
         else:
-            self._place(partition, row_id, enqueue_at, state)
+            self._add(partition, row_id, enqueue_at, state)
         self._moments.death_us = min(self._moments.death_us, died_at or NEVER_US)
         return imported_item(
             item,
@@ -231,7 +231,7 @@ class Operations:
                 self._moments.death_us = min(self._moments.death_us, item.died_at_us)
             story = (None, item.source_id, *death, item.former_key or None)
             row_id = self._insert_with_story(item, partition, story)
-            self._place(partition, row_id, 0, (self._now_us, self._now_us + operation.expire_timeout_us, 0))
+            self._add(partition, row_id, 0, (self._now_us, self._now_us + operation.expire_timeout_us, 0))
             count += 1
         return Counted(count)
 
@@ -328,7 +328,7 @@ class Operations:
                 continue
             new = partition.next_row_id(self._now_us)
             self._db.execute(SQL["renumber_item"], (row, new))
-            self._place(partition, new, at_us, lease)
+            self._add(partition, new, at_us, lease)
         ended = [self._die(partition, states, reason, rules) for reason, states in dead.items()]
         return Ended.joined(ended, requeued=len(rows) - sum(map(len, dead.values())))
 

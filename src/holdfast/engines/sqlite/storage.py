@@ -469,32 +469,32 @@ class SqliteQueueStore:
         if reader is not None:
             reader.close()
 
-    def _place(self, partition: int) -> SqlitePartition:
+    def _loaded(self, partition: int) -> SqlitePartition:
         """A partition that has been loaded; raises StorageFailed: a file that never opened has shown none."""
-        place = self._partitions.get(partition)
-        if place is None:
+        found = self._partitions.get(partition)
+        if found is None:
             raise StorageFailed(f"storage failed; {self.path.name}: partition {partition} is not loaded, try again")
-        return place
+        return found
 
     async def dying_items(self, partition: int, *, count_max: int) -> Sequence[DyingItem]:
-        place = self._place(partition)
-        rows = await self._read(lambda db: fetch_all(db, "select_dying", (place.first, place.last, count_max)))
-        return [DyingItem.from_row(place.id_of(row[0]), self._name, row[1:]) for row in rows]
+        found = self._loaded(partition)
+        rows = await self._read(lambda db: fetch_all(db, "select_dying", (found.first, found.last, count_max)))
+        return [DyingItem.from_row(found.id_of(row[0]), self._name, row[1:]) for row in rows]
 
     async def arrivals(self, *, source_queue: str, count_max: int) -> Sequence[str]:
         rows = await self._read(lambda db: fetch_all(db, "select_arrivals", (source_queue, count_max)))
         return [row[0] for row in rows]
 
     async def list_items(self, partition: int, *, pivot: str, count_max: int, scheduled: bool) -> Sequence[Item]:
-        place = self._place(partition)
-        first = place.first_from(pivot)
+        found = self._loaded(partition)
+        first = found.first_from(pivot)
         statement = "list_scheduled" if scheduled else "list_items"
-        rows = await self._read(lambda db: fetch_all(db, statement, (first, place.last, count_max)))
-        return [listed_item(place.id_of(row[0]), row[1:]) for row in rows]
+        rows = await self._read(lambda db: fetch_all(db, statement, (first, found.last, count_max)))
+        return [listed_item(found.id_of(row[0]), row[1:]) for row in rows]
 
     async def tally(self, partition: int, *, rules: DeathRules) -> PartitionStats:
-        place, now_us = self._place(partition), self._storage.clock.now_us()
-        span = (place.first, place.last)
+        found, now_us = self._loaded(partition), self._storage.clock.now_us()
+        span = (found.first, found.last)
         ceiling = rules.max_attempts or NEVER_US
 
         def read(db: apsw.Connection) -> PartitionStats:

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from holdfast.core.moments import SECOND_US, parse_duration
 from holdfast.core.recovery import RecoveryOrder, RunLimits, Summary, summary_lines
-from holdfast.core.routes import NAME_BYTES_MAX, Mode, RouteTable, parse_place
+from holdfast.core.routes import NAME_BYTES_MAX, Mode, RouteTable, parse_to
 from holdfast.core.selection import LetterFilter
 from holdfast.errors import CannotStart, HoldfastError, Invalid, Unauthorized, Unreachable
 from holdfast.faces.cli.command import CONFIG, JSON, command
@@ -152,7 +152,7 @@ class RecoverOptions(Struct, frozen=True, kw_only=True):
         try:
             table = read_routes(self.routes) if self.routes else RouteTable()
             if self.to is not None:
-                return replace(table, mode=Mode.PLACE, place=parse_place(self.to))
+                return replace(table, mode=Mode.ADDRESS, address=parse_to(self.to))
         except (CannotStart, Invalid) as error:
             raise BadUsage(error.message) from error
         table = replace(table, source=self.source, allow_copies=self.allow_copies)
@@ -202,7 +202,7 @@ async def recover_command(context: CommandContext, given: RecoverOptions) -> Exi
     """
     # Everything worth a warning is said by the run itself, in sentences.
     logging.getLogger("holdfast").handlers = [logging.NullHandler()]
-    options = _placed(context, given)
+    options = _with_queue(context, given)
     is_broker = urlsplit(options.url).scheme in BROKERS
     options.check()
     if not is_broker:
@@ -239,7 +239,7 @@ async def recover_command(context: CommandContext, given: RecoverOptions) -> Exi
         return _finish(context, summary, report)
 
 
-def _placed(context: CommandContext, options: RecoverOptions) -> RecoverOptions:
+def _with_queue(context: CommandContext, options: RecoverOptions) -> RecoverOptions:
     """With URL and queue. A URL on the command line is seen by everybody on the machine (`ps`), a variable is not."""
     url, dead_queue = options.url, options.dead_queue
     if not dead_queue and url != "-" and "://" not in url:

@@ -117,17 +117,17 @@ def run(
     context.given = {"log_level": log_level, "log_format": log_format}
     settings = context.settings if recover else replace(context.settings, recover={})
     set_up_logging(level=settings.log_level, form=settings.log_format)
-    place, announce = parse_address(health) if health is not None else None, context.out.announce
+    address, announce = parse_address(health) if health is not None else None, context.out.announce
     if processes > 1:
         flags = _flags(declare, only or (), {**context.given, "config": context.config}, recover=recover)
-        return _run_processes(target, processes, place, flags, announce)
+        return _run_processes(target, processes, address, flags, announce)
     loaded = load_app(target)
     if loaded.vault is None and settings.vault is not None:
         loaded.vault = settings.vault.reveal()
     import uvloop
 
     collect_seldom()
-    return uvloop.run(_consume(loaded, settings, declare=declare, only=only or (), health=place, announce=announce))
+    return uvloop.run(_consume(loaded, settings, declare=declare, only=only or (), health=address, announce=announce))
 
 
 def load_app(target: str) -> App:
@@ -141,10 +141,10 @@ def load_app(target: str) -> App:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise CannotStart(f"module cannot be imported; '{module_name}': {error}{_place_of(error, folder)}") from error
+        raise CannotStart(f"module cannot be imported; '{module_name}': {error}{_where(error, folder)}") from error
     except Exception as error:
         what = error.msg if isinstance(error, SyntaxError) else str(error)
-        text = f"{type(error).__name__}: {what}{_place_of(error, folder)}"
+        text = f"{type(error).__name__}: {what}{_where(error, folder)}"
         raise CannotStart(f"module cannot be imported; '{module_name}': {text}") from error
     found = getattr(module, name, None)
     if not isinstance(found, App):
@@ -153,7 +153,7 @@ def load_app(target: str) -> App:
     return found
 
 
-def _place_of(error: Exception, folder: str) -> str:
+def _where(error: Exception, folder: str) -> str:
     """Where the user's own code failed: its file and line. Our frames and those of Python would only hide it."""
     if isinstance(error, SyntaxError) and error.filename:
         return f", in {error.filename} line {error.lineno}"
@@ -187,8 +187,8 @@ async def _consume(
         if health is not None:
             from holdfast.faces.app import serving_health
 
-            place = await stack.enter_async_context(serving_health(health, lambda: app.health))
-            announce(f"Health on http://{place}/health")
+            address = await stack.enter_async_context(serving_health(health, lambda: app.health))
+            announce(f"Health on http://{address}/health")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
         recoveries = _recoveries(app, settings) if settings.recover else RecoverySchedule(())

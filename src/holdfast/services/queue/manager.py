@@ -183,18 +183,18 @@ class QueueManager:
         return queue
 
     def _check_configured(self, record: QueueRecord) -> None:
-        for place in record.partitions:
-            if place.storage not in self.storages:
+        for one in record.partitions:
+            if one.storage not in self.storages:
                 raise CannotStart(
-                    f"storage is not configured; queue '{record.name}' has partition {place.partition} in storage "
-                    f"'{place.storage}', name it in the settings"
+                    f"storage is not configured; queue '{record.name}' has partition {one.partition} in storage "
+                    f"'{one.storage}', name it in the settings"
                 )
 
     def _shares(self, record: QueueRecord) -> list[StorageShare]:
         self._check_configured(record)
-        places: dict[str, list[int]] = {}
-        for place in record.partitions:
-            places.setdefault(place.storage, []).append(place.partition)
+        by_storage: dict[str, list[int]] = {}
+        for one in record.partitions:
+            by_storage.setdefault(one.storage, []).append(one.partition)
         return [
             StorageShare(
                 storage=name,
@@ -203,7 +203,7 @@ class QueueManager:
                 abilities=self.storages[name].abilities,
                 clock=self.clock,
             )
-            for name, partitions in places.items()
+            for name, partitions in by_storage.items()
         ]
 
     def _index(self) -> None:

@@ -304,7 +304,7 @@ class UnsettledItems:
 
     async def extend(self, partition: int) -> None:
         """Let all of a partition run longer; those whose lease was lost are let go of."""
-        ids = [item_id for item_id, place in self._partitions.items() if place == partition]
+        ids = [item_id for item_id, its_partition in self._partitions.items() if its_partition == partition]
         for first in range(0, len(ids), BATCH_COUNT_MAX):
             await self._without_lost(self._queues.queue_extend, ids[first : first + BATCH_COUNT_MAX], partition)
 

@@ -198,7 +198,7 @@ class QueueService:
             record = await catalog.change(request.queue_name, dead_queue=request.dead_queue, decide=decide)
             await self.manager.put(record)
         emit("queue.created", queue=request.queue_name)
-        if len({place.storage for place in record.partitions}) > 1:
+        if len({one.storage for one in record.partitions}) > 1:
             emit("queue.spread", queue=request.queue_name)
             return requests.CodeReply(200, SPREAD)
         return OK
@@ -289,7 +289,7 @@ class QueueService:
             decide = _deleted(name, force=request.force, item_count=count)
             record = await catalog.delete(name, decide=decide, count=count)
             await self.manager.drop(queue)
-            for storage in {place.storage for place in record.partitions}:
+            for storage in {one.storage for one in record.partitions}:
                 await self.manager.storages[storage].drop(record)
         emit("queue.deleted", queue=name, count=count)
         return OK
@@ -408,14 +408,14 @@ def spread(partition_count: int, affinities: Mapping[str, float]) -> list[Partit
     """Where a queue's partitions go: in proportion to the storages' affinities and interleaved."""
     total = sum(affinities.values())
     debt = dict.fromkeys(affinities, 0.0)
-    places = []
+    partitions = []
     for partition in range(partition_count):
         for name, affinity in affinities.items():
             debt[name] += affinity / total
         chosen = max(debt, key=lambda name: debt[name])
         debt[chosen] -= 1.0
-        places.append(PartitionInfo(partition, chosen))
-    return places
+        partitions.append(PartitionInfo(partition, chosen))
+    return partitions
 
 
 def _created(request: requests.CreateQueueRequest, affinities: Mapping[str, float]) -> Decide:

@@ -61,7 +61,7 @@ class LetterTable:
 
     def first(self, count: int) -> list[RunLetter]:
         """So many of those that wait."""
-        return [self.waiting[place] for place in range(count)] if count < len(self.waiting) else [*self.waiting]
+        return [self.waiting[index] for index in range(count)] if count < len(self.waiting) else [*self.waiting]
 
     def send(self, letters: Sequence[RunLetter]) -> None:
         """These, the first of those that wait, are published."""

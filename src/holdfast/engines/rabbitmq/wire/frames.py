@@ -134,9 +134,9 @@ class FrameReader:
         names += END_BYTE
         last = len(data) - method_bytes - 22
         while position <= last and data.startswith(begin, position) and data.startswith(names, position + to_names):
-            place = position + method_bytes
-            kind, number, size, _, _, body_bytes = UNPACK_CONTENT(data, place)
-            header_end = place + 7 + size
+            start = position + method_bytes
+            kind, number, size, _, _, body_bytes = UNPACK_CONTENT(data, start)
+            header_end = start + 7 + size
             body_start = header_end + 8
             body_end = body_start + body_bytes
             if kind != HEADER or number != channel or size < 14 or not body_bytes or body_end >= len(data):
@@ -146,7 +146,7 @@ class FrameReader:
             if data[header_end] != END or data[body_end] != END:
                 break
             tag, bits = UNPACK_TAG(data, position + to_names - 9)
-            properties, body = data[place + 19 : header_end], data[body_start:body_end]
+            properties, body = data[start + 19 : header_end], data[body_start:body_end]
             events.append(Delivery(channel, tag, bits & 1 == 1, exchange, routing_key, consumer_tag, properties, body))
             position = int(body_end) + 1
         return position if position > first else 0
@@ -222,16 +222,16 @@ class FrameReader:
 
     def _read_names(self, fields: bytes) -> tuple[int, int]:
         """Keep the names of a delivery; answers its tag and its bits."""
-        place = 1 + fields[0]
-        tag, bits = UNPACK_TAG(fields, place)
-        names = fields[place + 9 :]
+        start = 1 + fields[0]
+        tag, bits = UNPACK_TAG(fields, start)
+        names = fields[start + 9 :]
         if names != self._names[0]:
             exchange, at = _short(names, 0)
             routing_key, _ = _short(names, at)
             self._names = (names, exchange, routing_key)
-        begin = DELIVER + fields[:place]
+        begin = DELIVER + fields[:start]
         if begin != self._begin[0]:
-            self._begin = (begin, _text(fields[1:place]))
+            self._begin = (begin, _text(fields[1:start]))
         return tag, bits
 
 
