@@ -67,23 +67,6 @@ class PartitionIds:
             return -1
         return self.first | int(text[:_DIGITS], 16)
 
-    def leased_items(self, rows: Sequence[Any], until_us: int) -> list[LeasedItem]:
-        """The items of rows as every store selects them for a lease, which runs until then."""
-        deadline, suffix, id_of = moment(until_us), self.suffix, self.id_of
-        return [
-            LeasedItem(
-                f"{number & SEQUENCE_MAX:014x}{suffix}",
-                attempts,
-                deadline,
-                payload,
-                encoding,
-                kind,
-                reference,
-                id_of(first) if first else "",
-            )
-            for number, attempts, payload, encoding, kind, reference, first in rows
-        ]
-
     def first_from(self, pivot: str) -> int:
         """The number that a listing begins with; raises Invalid for a pivot that is no id of ours."""
         number = self.number_of(pivot) if pivot else self.first

@@ -276,7 +276,20 @@ async def _lease(batch: OperationBatch, operation: LeaseItems, partition: Postgr
             partition.first_id_until_s = asyncio.get_running_loop().time() + FIRST_ID_BELIEVED_S
         if is_short:
             batch.short[partition] = batch.short.get(partition, False) or first_id > 0
-        return partition.leased_items(rows, until_us)
+        deadline, suffix, id_of = moment(until_us), partition.suffix, partition.id_of
+        return [
+            LeasedItem(
+                f"{number:014x}{suffix}",
+                attempts,
+                deadline,
+                payload,
+                encoding,
+                kind,
+                reference,
+                id_of(first) if first else "",
+            )
+            for number, attempts, payload, encoding, kind, reference, first in rows
+        ]
 
     return finish
 

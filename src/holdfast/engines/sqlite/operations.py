@@ -21,6 +21,7 @@ from holdfast.core.item import (
     REASON_MAX_ATTEMPTS,
     REASON_RETENTION,
     SEQUENCE_BITS,
+    SEQUENCE_MAX,
     ExtendedItem,
     Item,
     LeasedItem,
@@ -252,7 +253,20 @@ class Operations:
         self._moments.due_us = min(self._moments.due_us, until_us)
         partition.queued -= len(rows)
         partition.leased += len(rows)
-        return partition.leased_items(rows, until_us)
+        deadline, suffix, id_of = moment(until_us), partition.suffix, partition.id_of
+        return [
+            LeasedItem(
+                f"{number & SEQUENCE_MAX:014x}{suffix}",
+                attempts,
+                deadline,
+                payload,
+                encoding,
+                kind,
+                reference,
+                id_of(first) if first else "",
+            )
+            for number, attempts, payload, encoding, kind, reference, first in rows
+        ]
 
     def _release(self, operation: Release, partition: SqlitePartition) -> Counted:
         rows = [row for row in map(partition.number_of, operation.ids) if self._lease_of(row) is not None]
