@@ -262,6 +262,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         return parse_address(self.listen)
 
     @property
+    def vault_url(self) -> str:
+        """Where letters are kept."""
+        return self.vault.reveal() if self.vault else self.storages[0].url
+
+    @property
     def admin_token_file(self) -> Path:
         """Where a generated admin token is kept, readable by its owner alone."""
         return self.data_folder / "admin-token"

@@ -21,7 +21,7 @@ from contextlib import (
     nullcontext,
 )
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
@@ -201,12 +201,17 @@ async def open_rabbit_broker(
 
     Raises BrokerError when it cannot be reached, CannotStart when the store cannot be opened.
     """
+    with closing(open_starts(store, clock=clock)) if store else nullcontext() as starts:
+        told = {"management": management, "topology": topology, "starts": starts}
+        async with _rabbit(url, clock, insists=True, **told) as broker:
+            yield broker
+
+
+def _rabbit(url: str, clock: Clock, **options: Any) -> AbstractAsyncContextManager[Broker]:
+    """RabbitMQ; see `RabbitOptions`."""
     from holdfast.engines.rabbitmq.broker import RabbitBroker, RabbitOptions
 
-    with closing(open_starts(store, clock=clock)) if store else nullcontext() as starts:
-        options = RabbitOptions(management=management, topology=topology, starts=starts, insists=True)
-        async with RabbitBroker(url, clock=clock, options=options) as broker:
-            yield broker
+    return RabbitBroker(url, clock=clock, options=RabbitOptions(**options))
 
 
 def open_starts(url: str, *, clock: Clock) -> Starts:
@@ -253,11 +258,7 @@ async def open_collector(
     time_source, settings = clock or SystemClock(), limits or CollectLimits()
     async with AsyncExitStack() as stack:
         if broker is not None:
-            from holdfast.engines.rabbitmq.broker import RabbitBroker, RabbitOptions
-
-            messages: Broker = await stack.enter_async_context(
-                RabbitBroker(broker, clock=time_source, options=RabbitOptions(quorum=quorum))
-            )
+            messages = await stack.enter_async_context(_rabbit(broker, time_source, quorum=quorum))
         else:
             if queues is None:
                 queues = await stack.enter_async_context(open_queues(url, clock=time_source))
@@ -318,7 +319,7 @@ async def open_vault_app(
     from holdfast.services.vault.custody import Custody
 
     time_source = clock or SystemClock()
-    url = settings.vault.reveal() if settings.vault else settings.storages[0].url
+    url = settings.vault_url
     async with AsyncExitStack() as stack:
         location, found_code = Location.parse(url), "" if serves else settings.found_code
         grouped = load_fingerprint(None if found_code else settings.fingerprint)
@@ -329,7 +330,7 @@ async def open_vault_app(
         brokers: list[Broker] = []
         waits = serves and not settings.require_broker
         if settings.broker is not None:
-            brokers.append(await stack.enter_async_context(_rabbit(settings, time_source, grouped, waits=waits)))
+            brokers.append(await stack.enter_async_context(_rabbit_of(settings, time_source, grouped, waits=waits)))
         if queues is not None:
             brokers.append(QueueBroker(queues, clock=time_source, grouped=grouped, retries=_retries(settings)))
         custody = Custody(
@@ -350,7 +351,7 @@ def vault_at_work(app: VaultApp, settings: Settings) -> AbstractAsyncContextMana
     """What a server does by itself, as these settings say. Raises CannotStart."""
     from holdfast.services.vault.upkeep import parse_retention
 
-    location = Location.parse(settings.vault.reveal() if settings.vault else settings.storages[0].url)
+    location = Location.parse(settings.vault_url)
     file = _ledger_key_file(settings, location)
     if file and location.folder and file.resolve().parent == location.folder.resolve():
         emit("ledger.key_beside", file=file)
@@ -416,13 +417,13 @@ def _database(url: str, file: str, clock: Clock, *, kind: str, serial: bool, wro
     raise BadUrl(wrong)
 
 
-def _rabbit(
+def _rabbit_of(
     settings: Settings, clock: Clock, grouped: Fingerprinter, *, waits: bool
 ) -> AbstractAsyncContextManager[Broker]:
-    from holdfast.engines.rabbitmq.broker import RabbitBroker, RabbitOptions
-
     names = listed(settings.dead_queues)
-    options = RabbitOptions(
+    return _rabbit(
+        settings.broker.reveal() if settings.broker else "",
+        clock,
         management=settings.management.reveal() if settings.management else None,
         known=[name for name in (*names, *listed(settings.capture)) if "*" not in name],
         patterns=[name for name in names if "*" in name],
@@ -431,8 +432,6 @@ def _rabbit(
         grouped=grouped,
         waits=waits,
     )
-    url = settings.broker.reveal() if settings.broker else ""
-    return RabbitBroker(url, clock=clock, options=options)
 
 
 def queue_names(settings: Settings, given: QueueNames | None = None) -> QueueNames:
@@ -541,7 +540,7 @@ async def run_recovery(
 
 def vault_of(settings: Settings) -> OpenVault:
     """The vault of these settings; in the data folder where they name no place of their own."""
-    url = settings.vault.reveal() if settings.vault else settings.storages[0].url
+    url = settings.vault_url
     if Location.parse(url).kind not in {"sqlite", "postgresql"}:
         url = f"sqlite:///{settings.data_folder}"
     return lambda: open_vault(settings, url, clock=SystemClock())

@@ -65,6 +65,12 @@ class Retries(Struct, frozen=True, kw_only=True):
         return sum(steps[min(index, len(steps) - 1)] for index in range(attempts or self.attempts))
 
 
+def longest(ladders: Sequence[float | None]) -> float | None:
+    """None when nobody can say of one of them, or of any."""
+    known = [ladder for ladder in ladders if ladder is not None]
+    return max(known) if known and len(known) == len(ladders) else None
+
+
 class Canary(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Send a few, watch whether they come back, widen or stop."""
 

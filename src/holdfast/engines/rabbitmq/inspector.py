@@ -24,7 +24,7 @@ from pamqp import base
 
 from holdfast.core.death import DEAD_QUEUES, QueueNames
 from holdfast.core.message import Address, OutcomeKind, Outgoing
-from holdfast.core.plan import Retries
+from holdfast.core.plan import Retries, longest
 from holdfast.core.recovery import Depth, Permission, Preflight
 from holdfast.core.routes import Mode, RouteTable
 from holdfast.core.topology.model import (
@@ -132,7 +132,7 @@ class RabbitInspector:
             seen, _ = await self._look(connection)
         if seen is None:
             return self._retries.ladder_s()
-        return _longest([self._of_address(seen, address) for address in dict.fromkeys(addresses)])
+        return longest([self._of_address(seen, address) for address in dict.fromkeys(addresses)])
 
     # Inside.
 
@@ -144,15 +144,15 @@ class RabbitInspector:
 
     def _of_address(self, seen: _Seen, address: Address) -> float | None:
         queues = seen.graph.reached(address.exchange, address.routing_key)
-        longest = _longest([self._of_queue(seen, queue) for queue in queues or ()])
-        return self._retries.ladder_s() if longest is None else longest
+        ladder_s = longest([self._of_queue(seen, queue) for queue in queues or ()])
+        return self._retries.ladder_s() if ladder_s is None else ladder_s
 
     def _of_queue(self, seen: _Seen, queue: str, waits: int = 0) -> float | None:
         if queue not in seen.queues or waits > WAITS_IN_A_ROW_MAX:
             return self._retries.ladder_s()
         delay_s = seen.delay_s(queue)
         if delay_s is not None:  # a wait queue: it sits there first
-            further = _longest([self._of_queue(seen, name, waits + 1) for name in seen.dead_from(queue) or ()])
+            further = longest([self._of_queue(seen, name, waits + 1) for name in seen.dead_from(queue) or ()])
             return None if further is None else delay_s + further
         if steps := seen.waits_of(queue):
             return self._retries.ladder_s(steps)
@@ -222,12 +222,6 @@ class _Seen:
             if name != queue and (delay_s := self.delay_s(name)) is not None and queue in (self.dead_from(name) or ())
         ]
         return sorted(found)
-
-
-def _longest(ladders: Sequence[float | None]) -> float | None:
-    """None when nobody can say of one of them, or of any."""
-    known = [ladder for ladder in ladders if ladder is not None]
-    return max(known) if known and len(known) == len(ladders) else None
 
 
 async def _reach(connection: Connection, address: Address, graph: Graph | None, trouble: str) -> Reach:

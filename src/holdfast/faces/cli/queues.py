@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +15,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.core.checks import LIST_COUNT_DEFAULT
 from holdfast.core.item import QueueInfo
 from holdfast.core.moments import format_duration, written_duration
 from holdfast.core.requests import queue as requests
@@ -23,6 +22,7 @@ from holdfast.errors import HoldfastError, QueueMissing
 from holdfast.faces.cli.command import CommandOption, asks, command
 from holdfast.faces.cli.context import BadUsage, CommandContext
 from holdfast.faces.cli.output import Output, add_row, one_line, plural, readable, short, shown, table
+from holdfast.services.queue.queues import all_queues
 
 if TYPE_CHECKING:
     from holdfast.services.queue.queues import Queues
@@ -173,24 +173,6 @@ def pause(out: Output, asked: requests.PauseRequest, reply: requests.CodeReply) 
 def resume(out: Output, asked: requests.ResumeRequest, reply: requests.CodeReply) -> None:
     """Give items out again."""
     out.say(f"queue '{asked.queue_name}' is resumed")
-
-
-async def all_queues(queues: Queues, *, pivot: str = "", limit: int = 0) -> AsyncIterator[QueueInfo]:
-    """Queues by name from the pivot on, page by page. The pivot is included, so each page repeats the last name."""
-    last: str | None = None
-    count = 0
-    while True:
-        page = await queues.queues_list(pivot=pivot, limit=LIST_COUNT_DEFAULT)
-        for found in page:
-            if found.queue_name == last:
-                continue
-            yield found
-            count += 1
-            if count == limit:
-                return
-        if len(page) < LIST_COUNT_DEFAULT:
-            return
-        last = pivot = page[-1].queue_name
 
 
 def counts(partitions: Sequence[requests.PartitionStats]) -> list[int]:

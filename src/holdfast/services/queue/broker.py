@@ -32,16 +32,15 @@ from holdfast.core.letter import (
 )
 from holdfast.core.message import CONFIRMED, Address, Delivery, Message, Outcome, OutcomeKind, Outgoing
 from holdfast.core.moments import microseconds, moment
-from holdfast.core.plan import Retries
+from holdfast.core.plan import Retries, longest
 from holdfast.core.policy import Park, Wait, tail
 from holdfast.core.requests.queue import ImportedItem, LeaseReply
 from holdfast.errors import BadIds, HoldfastError, Invalid, NotOurs, QueueMissing, TryAgain
 from holdfast.ports.broker import OnOutcome, QueueFacts, Reach, Subscription, Unsettled
 from holdfast.ports.clock import Clock
-from holdfast.services.queue.queues import Leaser, Queues, UnsettledItems, lease_s
+from holdfast.services.queue.queues import Leaser, Queues, UnsettledItems, all_queues, lease_s
 
 DEAD_SUFFIX = ".dlq"
-PAGE_COUNT_MAX = 1_000
 #: Of queues of our own: nothing in them may die of its age; whoever gives up is the one they belong to.
 EXPIRE_TIMEOUT = "87600h"
 LEASE_TIMEOUT = "30s"
@@ -238,15 +237,9 @@ class QueueInspector:
 
     async def queues(self) -> list[QueueFacts]:
         sources: dict[str, str] = {}
-        pivot = ""
-        while True:
-            page = await self._queues.queues_list(pivot=pivot, limit=PAGE_COUNT_MAX)
-            for info in page:
-                if info.dead_queue:
-                    sources.setdefault(info.dead_queue, info.queue_name)
-            if len(page) < PAGE_COUNT_MAX:
-                break
-            pivot = page[-1].queue_name + "\x01"
+        async for info in all_queues(self._queues):
+            if info.dead_queue:
+                sources.setdefault(info.dead_queue, info.queue_name)
         return [await self._facts(name, source) for name, source in sorted(sources.items())]
 
     async def queue(self, name: str) -> QueueFacts | None:
@@ -277,8 +270,7 @@ class QueueInspector:
         for address in dict.fromkeys(addresses):
             info = await self._queues.queues_info(address.routing_key)
             ladders.append(self._retries.ladder_s(attempts=info.max_attempts))
-        known = [ladder for ladder in ladders if ladder is not None]
-        return max(known) if known and len(known) == len(ladders) else None
+        return longest(ladders)
 
 
 class QueueConsumer:

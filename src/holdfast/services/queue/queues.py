@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from holdfast.core.checks import BATCH_COUNT_MAX
+from holdfast.core.checks import BATCH_COUNT_MAX, LIST_COUNT_DEFAULT
 from holdfast.core.item import Item, LeasedItem, NewItem, QueueInfo, RetryItem
 from holdfast.core.moments import SECOND_US, Backoff, written_duration
 from holdfast.core.requests import queue as requests
@@ -415,6 +415,24 @@ class Leaser:
 
     def _worked(self) -> None:
         self.trouble, self._failures = "", 0
+
+
+async def all_queues(queues: Queues, *, pivot: str = "", limit: int = 0) -> AsyncIterator[QueueInfo]:
+    """Queues by name from the pivot on, page by page. The pivot is included, so each page repeats the last name."""
+    last: str | None = None
+    count = 0
+    while True:
+        page = await queues.queues_list(pivot=pivot, limit=LIST_COUNT_DEFAULT)
+        for found in page:
+            if found.queue_name == last:
+                continue
+            yield found
+            count += 1
+            if count == limit:
+                return
+        if len(page) < LIST_COUNT_DEFAULT:
+            return
+        last = pivot = page[-1].queue_name
 
 
 async def lease_s(queues: Queues, queue_name: str) -> float:
