@@ -30,7 +30,7 @@ KINDS: Mapping[str, str] = {
     "cluster_id": "s",
 }
 KIND_NAMES: Mapping[str, str] = {"s": "shortstr", "F": "table", "o": "octet", "T": "timestamp"}
-FLAGS: Mapping[str, int] = {name: 1 << (15 - place) for place, name in enumerate(KINDS)}
+FLAGS: Mapping[str, int] = {name: 1 << (15 - index) for index, name in enumerate(KINDS)}
 
 HAS_CONTENT_TYPE = FLAGS["content_type"]
 HAS_CONTENT_ENCODING = FLAGS["content_encoding"]
