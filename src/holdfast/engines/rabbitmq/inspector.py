@@ -142,12 +142,12 @@ class RabbitInspector:
     def _knows(self, name: str) -> bool:
         return name in self._known or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
-    def _of_address(self, seen: _Seen, address: Address) -> float | None:
+    def _of_address(self, seen: _Routing, address: Address) -> float | None:
         queues = seen.graph.reached(address.exchange, address.routing_key)
         ladder_s = longest([self._of_queue(seen, queue) for queue in queues or ()])
         return self._retries.ladder_s() if ladder_s is None else ladder_s
 
-    def _of_queue(self, seen: _Seen, queue: str, waits: int = 0) -> float | None:
+    def _of_queue(self, seen: _Routing, queue: str, waits: int = 0) -> float | None:
         if queue not in seen.queues or waits > WAITS_IN_A_ROW_MAX:
             return self._retries.ladder_s()
         delay_s = seen.delay_s(queue)
@@ -159,7 +159,7 @@ class RabbitInspector:
         # What is rejected is dead at once, where the broker does it and there is no wait queue.
         return self._retries.ladder_s() if self._retries.delays_s or not seen.dead_from(queue) else 0.0
 
-    async def _look(self, connection: Connection) -> tuple[_Seen | None, str]:
+    async def _look(self, connection: Connection) -> tuple[_Routing | None, str]:
         """What the management API shows, or why it shows nothing."""
         if self._management is None:
             return None, "there is no management API in the settings"
@@ -167,12 +167,12 @@ class RabbitInspector:
             async with Management(self._management, timeout_s=LOOK_TIMEOUT_S) as api:
                 if (await api.overview()).cluster_name != _cluster(connection):
                     return None, f"the management API at {api.address} is that of another broker"
-                return await _Seen.of(api, self._url.login.vhost), ""
+                return await _Routing.of(api, self._url.login.vhost), ""
         except HoldfastError as error:
             return None, f"the management API could not be asked; {error.message}"
 
 
-class _Seen:
+class _Routing:
     """What the management API shows of a virtual host: queues with what holds for them, policies, and the paths."""
 
     def __init__(self, queues: Sequence[ManagedQueue], priorities: dict[str, int], graph: Graph) -> None:
@@ -182,7 +182,7 @@ class _Seen:
         self.graph = graph
 
     @classmethod
-    async def of(cls, api: Management, vhost: str) -> _Seen:
+    async def of(cls, api: Management, vhost: str) -> _Routing:
         """Raises HoldfastError; without policies where these are not told: we make none."""
         queues, exchanges, bindings = await api.queues(vhost), await api.exchanges(vhost), await api.bindings(vhost)
         try:
@@ -309,7 +309,7 @@ class RabbitRunInspector:
         if not management and connection.url.hosts[0][1] in PORTS.values():
             management = connection.url.default_management()  # as its broker is, it may be on its default port
         self._management = management or None
-        self._seen: _Seen | None = None
+        self._seen: _Routing | None = None
         self._names = names or QueueNames()
         self._sources: frozenset[str] | None = None
         self._shown: ManagedPermission | None = None  # where nobody tells us our rights
@@ -402,7 +402,7 @@ class RabbitRunInspector:
                     )
                     return
                 found.alarm = await management.alarms() or ""
-                seen = await _Seen.of(management, login.vhost)
+                seen = await _Routing.of(management, login.vhost)
                 self._shown = await _permission(management, login)
         except HoldfastError as error:
             found.warnings.append(f"the management API could not be asked, checks are fewer; {error.message}")
