@@ -16,13 +16,16 @@ unexport PYTHONDONTWRITEBYTECODE
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast test-matrix soak check fix bench ci lock clean
+.PHONY: help run demo test test-fast test-matrix soak check fix bench ci lock clean
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/.ready-run ## Serve on the embedded default and print the address (ARGS="--listen 127.0.0.1:9000")
 	@exec $(BIN)/holdfast serve $(ARGS)
+
+demo: $(VENV)/.ready-run ## Serve an incident to look at, in ./holdfast-demo (ARGS="--remove" deletes it)
+	@exec $(BIN)/holdfast demo $(ARGS)
 
 test: $(VENV)/.ready-dev ## Set up everything, then run the tests (ARGS="-k lease")
 	@bash scripts/servers.sh
@@ -65,16 +68,19 @@ clean: ## Remove what the set-up and the tools made (never any data)
 
 # The stamps: one per set of requirements, newer than the files that it was made from.
 $(VENV)/.made:
+	@echo "Setting up, once, in $(VENV) (about half a minute): an environment of Python ..."
 	@PYTHON="$(PYTHON)" bash scripts/venv.sh $(VENV)
 	@touch $@
 
 $(VENV)/.ready-run: $(VENV)/.made requirements/build.txt requirements/run.txt pyproject.toml
+	@echo "... the packages that Holdfast runs on ..."
 	@$(PIP) --require-hashes -r requirements/build.txt
 	@$(PIP) --require-hashes -r requirements/run.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready-run requirements/dev.txt
+	@echo "... the tools of its tests ..."
 	@$(PIP) --require-hashes -r requirements/dev.txt
 	@touch $@
 

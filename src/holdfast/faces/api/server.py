@@ -12,7 +12,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from ssl import SSLContext
@@ -158,12 +158,16 @@ def larger_bodies(authenticator: Authenticator, bytes_max: Mapping[str, int]) ->
 # --- the process ----------------------------------------------------------------------------------------------
 
 
-def run(settings: Settings, *, announce: Callable[[str], None]) -> None:
+#: What goes on in the process of a server, beside it.
+Beside = Callable[[QueueService, VaultApp], AbstractAsyncContextManager[None]]
+
+
+def run(settings: Settings, *, announce: Callable[[str], None], beside: Beside | None = None) -> None:
     """Serve until told to stop."""
     set_up_logging(level=settings.log_level, form=settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_files_limit()
-    uvloop.run(serve(settings, announce=announce))
+    uvloop.run(serve(settings, announce=announce, beside=beside))
 
 
 def raise_files_limit() -> None:
@@ -174,7 +178,7 @@ def raise_files_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
-async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
+async def serve(settings: Settings, *, announce: Callable[[str], None], beside: Beside | None = None) -> None:
     """Serve until SIGTERM or SIGINT; returns after everything accepted is stored. Raises CannotStart."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -183,7 +187,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
     listener = _listen(settings.address)
     try:
         async with open_app(settings, serves=True) as (service, vault_app):
-            await _serve(settings, service, vault_app, listener, stop, announce=announce)
+            await _serve(settings, service, vault_app, listener, stop, announce=announce, beside=beside)
     finally:
         listener.close()
     emit("server.stopped")
@@ -197,6 +201,7 @@ async def _serve(
     stop: asyncio.Event,
     *,
     announce: Callable[[str], None],
+    beside: Beside | None,
 ) -> None:
     admin_token_hash = None
     if settings.auth != "none":
@@ -225,11 +230,11 @@ async def _serve(
     async with vault_at_work(vault_app, settings), server.serving(listener), AsyncExitStack() as stack:
         address = _address(listener, tls=bool(settings.tls_cert))
         announce(f"Holdfast serves on {address}")
-        if links is not None and admin_token_hash and sys.stdout.isatty():  # never into what may be a log
-            secret, _ = links.make(admin_token_hash)
-            announce(f"Sign in once, within 5 minutes: {address}{link_path(secret)}")
+        _announce_link(links, admin_token_hash, address, announce)
         emit("server.started", address=address)
         await stack.enter_async_context(recoveries.at_work())
+        if beside is not None:
+            await stack.enter_async_context(beside(service, vault_app))
         if not is_resumed:
             stack.callback(asyncio.create_task(_resume_later(results), name="results resume").cancel)
         await stop.wait()
@@ -238,6 +243,14 @@ async def _serve(
         await results.close()
         await vault_app.close()
         service.manager.stop()
+
+
+def _announce_link(
+    links: SessionLinks | None, token_hash: str | None, address: str, announce: Callable[[str], None]
+) -> None:
+    if links is not None and token_hash and sys.stdout.isatty():  # never into what may be a log
+        secret, _ = links.make(token_hash)
+        announce(f"Sign in once, within 5 minutes: {address}{link_path(secret)}")
 
 
 def _recoveries(settings: Settings, service: QueueService, vault_app: VaultApp) -> RecoverySchedule:

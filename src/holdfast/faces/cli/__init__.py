@@ -54,6 +54,7 @@ TREE: dict[str, Entry] = {
     "console": Entry(
         "console", "Print a link to the console of a server on this machine: it signs in once, within five minutes."
     ),
+    "demo": Entry("demo", "Serve an incident to look at, in ./holdfast-demo, until SIGTERM or Ctrl-C."),
     "queue": Entry(
         "queues items transfer",
         "Queues and their items.",
