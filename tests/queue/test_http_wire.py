@@ -317,6 +317,7 @@ CHUNKS = {
     "LF behind a chunk": b"3\r\nabc\n0\r\n\r\n",
     "LF in an extension": b"3;a\nb\r\nabc\r\n",
     "a size with an endless extension": b"3;" + b"a" * 5000,
+    "endless extensions": (b"1;" + b"a" * 1000 + b"\r\nb\r\n") * 100,
     "a size of many digits": b"0" * 30 + b"3\r\nabc\r\n0\r\n\r\n",
     "a trailer that is no header": b"0\r\nno header\r\n\r\n",
     "a trailer with a space": b"0\r\nx : a\r\n\r\n",

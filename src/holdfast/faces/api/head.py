@@ -24,6 +24,9 @@ LINE_BYTES_MAX = TARGET_BYTES_MAX + 64
 HEAD_BYTES_MAX = LINE_BYTES_MAX + HEADERS_BYTES_MAX
 CHUNK_LINE_BYTES_MAX = 1024
 TRAILERS_BYTES_MAX = 8 * 1024
+#: So much of the line before a chunk is let be; what is beyond, and more than twice the chunk, counts against a limit.
+CHUNK_LINE_BYTES_FREE = 16
+CHUNK_LINES_BYTES_MAX = 16 * 1024
 
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _FIRST_LINE = re.compile(rb"[A-Z-]+ [\x21-\x7e]+ HTTP/[0-9]\.[0-9]\r\n")
@@ -212,6 +215,7 @@ class ChunkedBody:
         self._after_chunk = False
         self._trailers = -1  # bytes of the lines after the last chunk; -1 before it
         self._part = b""  # of a line
+        self._spent = 0  # bytes of lines that were more than their chunks are worth
 
     def take(self, data: bytes | bytearray, into: bytearray) -> int | None:
         """How many bytes of `data` belong to the body; None when it goes on. Its bytes are added to `into`."""
@@ -246,6 +250,9 @@ class ChunkedBody:
             if (size := _CHUNK.fullmatch(line)) is None:
                 raise _malformed("the size of a chunk is none")
             self._left = int(size[1], 16)
+            self._spent = max(0, self._spent + len(line) - CHUNK_LINE_BYTES_FREE - 2 * self._left)
+            if self._spent > CHUNK_LINES_BYTES_MAX:
+                raise _malformed("its chunks are mostly extensions")
             self._trailers = -1 if self._left else 0
         elif not line:
             return True
