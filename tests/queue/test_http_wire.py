@@ -10,6 +10,7 @@ import gc
 import json
 import logging
 import re
+import socket
 import ssl
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
@@ -107,9 +108,14 @@ class RawServer:
         self.port = int(url.rpartition(":")[2])
         self.clients: list[RawClient] = []
 
-    async def client(self, data: bytes = b"") -> RawClient:
-        """A new one, that sends this first."""
-        client = RawClient(*await asyncio.open_connection("127.0.0.1", self.port))
+    async def client(self, data: bytes = b"", *, deaf: bool = False) -> RawClient:
+        """A new one, that sends this first. A deaf one takes next to nothing of what it is answered."""
+        made = socket.socket()
+        if deaf:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", self.port))
+        client = RawClient(*await asyncio.open_connection(sock=made, limit=4096 if deaf else 2**16))
         self.clients.append(client)
         client.send(data)
         return client
@@ -591,7 +597,8 @@ async def test_a_client_that_never_begins_tls_is_ended_and_makes_room(
         garbled = await door.client(b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")
         async with asyncio.timeout(30):
             await garbled.reader.read()  # an alert of TLS, and the end
-        await eventually(lambda: len(server.strangers) == 1)  # who has been answered; the others took too long
+        await eventually(lambda: not server.strangers)  # they took too long
+        assert len(server.idle) == 1  # who has been answered: without tokens nobody is a stranger
         secure.writer.close()
         door.close()
 
@@ -633,6 +640,53 @@ async def test_strangers_leave_room_for_the_bodies_of_those_with_a_token(opened:
     for _ in range(3):
         client.send(post("queues.info", INFO + b" " * 50_000))
         assert await client.code() == 200
+
+
+OPENAPI = b"GET /openapi.json HTTP/1.1\r\n" + HOST + b"\r\n"
+
+
+async def test_answers_that_strangers_do_not_take_are_bounded(opened: Open) -> None:
+    door = await opened(bodies_bytes_max=1_000_000)
+    for _ in range(20):
+        await door.client(OPENAPI * 30, deaf=True)
+    await eventually(lambda: any(client.begins(b"HTTP/1.1 503") for client in door.clients))
+    for _ in range(3):
+        code, headers, _ = await (refused := await door.client(OPENAPI)).answer()
+        assert (code, headers["retry-after"]) == (503, "1")
+        refused.send(b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")
+        assert await refused.code() == 200
+    unsent = [one.transport.get_write_buffer_size() for one in door.server._connections]
+    assert 100_000 < sum(unsent) < 500_000
+    known = await door.client(OPENAPI.replace(HOST, MINE))
+    assert await known.code() == 200  # half of it is for those with a token
+    door.close()
+    await eventually(lambda: door.server.held_bytes == 0)
+
+
+async def test_answers_that_are_not_taken_leave_room_for_what_cannot_be_asked_again(
+    opened: Open, installation: Installation
+) -> None:
+    await installation.queues.queue_produce("orders", [bytes(60_000)] * 40)
+    door = await opened(bodies_bytes_max=5_000_000)
+    listed = b'{"queue_name":"orders","partition":0,"limit":40}'
+    for _ in range(3):
+        await door.client(post("storage/items.list", listed), deaf=True)
+    await eventually(lambda: door.server.held_bytes > 2_000_000)
+    client = await door.client(post("storage/items.list", listed))
+    assert await client.code() == 503
+    client.send(post("queue.lease", b'{"queue_name":"orders","client_id":"me","batch_size":40,"request_timeout":"1s"}'))
+    code, _, body = await client.answer()
+    assert (code, len(json.loads(body)["items"])) == (200, 40)
+
+
+async def test_who_is_served_without_a_token_stays_a_stranger(opened: Open) -> None:
+    door = await opened()
+    client = await door.client(OPENAPI)
+    assert await client.code() == 200
+    assert (len(door.server.strangers), len(door.server.idle)) == (1, 0)
+    client.send(OPENAPI.replace(HOST, MINE))
+    assert await client.code() == 200
+    assert (len(door.server.strangers), len(door.server.idle)) == (0, 1)
 
 
 async def test_what_a_client_sent_before_it_went_away_is_given_up(opened: Open) -> None:

@@ -105,6 +105,14 @@ class Authenticator:
         session = self.session(scope)
         return replace(self._known(session.token if session else self.token_of(scope)), origin=origin)
 
+    def knows(self, scope: Scope) -> bool:
+        """Whether a request shows who makes it."""
+        try:
+            self.caller(scope)
+        except HoldfastError:
+            return False
+        return True
+
     def _known(self, digest: str) -> Caller:
         """Whose token has this hash. Raises Unauthorized."""
         if digest and self._hash is not None and hmac.compare_digest(digest, self._hash):

@@ -40,12 +40,15 @@ LINGER_S = 2.0
 LINGER_BYTES_MAX = 1 << 20
 #: A body of whoever has not shown a token.
 STRANGER_BODY_BYTES_MAX = 64 * 1024
+#: An answer that is larger counts among the bytes of all connections until its client has taken it.
+ANSWER_BYTES_FREE = 64 * 1024
 
 VERBS_PATH = "/v1/"
 HEALTH_PATH = "/health"
-#: Pages that need no token.
-OPEN_PATHS = frozenset({HEALTH_PATH, "/metrics"})
+READS = frozenset({"GET", "HEAD"})
 RESULTS_PATH = "/v1/results/"
+#: They change nothing: where their answer has no room they can be asked again.
+READING_VERBS = (".list", ".info", ".stats")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -171,6 +174,7 @@ class HttpConnection(asyncio.Protocol):
         if self._writable is None:
             self._writable = self._server.loop.create_future()
             self._await_reader()
+            self._hold(max(self._held, int(self._unsent)), always=True)
 
     def resume_writing(self) -> None:
         if self._writable is not None:
@@ -178,7 +182,9 @@ class HttpConnection(asyncio.Protocol):
             self._writable = None
             if self._state is ConnectionState.ANSWER:
                 self.deadline_s = math.inf
-            elif self._state is ConnectionState.HEAD:
+                return
+            self._hold(0)
+            if self._state is ConnectionState.HEAD:
                 self._rest()
 
     def _await_reader(self) -> None:
@@ -235,7 +241,7 @@ class HttpConnection(asyncio.Protocol):
         if path.startswith(VERBS_PATH) and not f"{path}/".startswith(RESULTS_PATH):
             self._call = call = self._server.verbs.begin(path[len(VERBS_PATH) :], head.scope)
             if call.caller is not None:
-                self.is_known()
+                self._is_known()
                 self._limit = call.body_bytes_max
         else:
             self._call = None
@@ -252,18 +258,22 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._expect_body(length)
 
-    def is_known(self) -> None:
-        """It has shown a valid token: its connection goes after those that have not."""
+    def show(self, head: RequestHead) -> None:
+        """A request of it was served: with a valid token it goes after those that have shown none."""
+        if self._among is self._server.strangers and self._server.verbs.knows(head.scope):
+            self._is_known()
+
+    def _is_known(self) -> None:
         self._among.pop(self, None)
         self._among = self._server.idle
 
-    def _hold(self, count: int) -> bool:
+    def _hold(self, count: int, *, always: bool = False) -> bool:
         """Whether so many bytes of this connection may be held now, beside those of all others. Half of what all may
-        hold is for those with a token."""
+        hold is for those with a token. What is there already is held `always`."""
         server, more = self._server, count - self._held
         others = server.held_bytes - self._held
         most = server.limits.bodies_bytes_max // (2 if self._among is server.strangers else 1)
-        if more > 0 and others and others + count > most:
+        if more > 0 and others and others + count > most and not always:
             return False
         server.held_bytes += more
         self._held = count
@@ -330,17 +340,26 @@ class HttpConnection(asyncio.Protocol):
             emit("server.bug", method=call.verb, error=repr(error), traceback=error)
             self.answered(whole=False)
             return
-        if not self.is_gone:
+        if self.is_gone:
+            self.answered()
+        elif not self.has_room(reply) and call.verb.endswith(READING_VERBS):
+            self._refuse(_busy(), closes=call.method == "HEAD")
+        else:
             end = b"\r\n\r\n" if self.keeps_alive else b"\r\nconnection: close\r\n\r\n"
             end = b"".join(f"\r\n{name}: {text}".encode() for name, text in headers.items()) + end if headers else end
             shown = reply if call.method != "HEAD" else b""
             self.transport.write(b"%b%d%b%b" % (VERB_HEADS[code], len(reply), end, shown))
-        self.answered()
+            self.answered()
+
+    def has_room(self, answer: bytes) -> bool:
+        """Whether an answer may be held until its client has taken it; a small one always may."""
+        return len(answer) <= ANSWER_BYTES_FREE or self._hold(len(answer))
 
     def answered(self, *, whole: bool = True) -> None:
         """The answer is with the transport, as a whole or not: the next request may begin, if there is to be one."""
         self._task = self._app_call = None
-        self._hold(0)
+        if self.is_gone or self._writable is None:
+            self._hold(0)  # else what is left of the answer is held
         if self.is_gone:
             return
         if not whole:
@@ -486,8 +505,8 @@ class AppCall:
         if message["type"] == "http.response.start":
             self._status = message["status"]
             self._start = self._head_of(message["headers"])
-            if self._status < 400 and self._head.path not in OPEN_PATHS:
-                connection.is_known()
+            if self._status < 400:
+                connection.show(self._head)
             return
         body, more = message.get("body", b""), message.get("more_body", False)
         if self._head.method == "HEAD":
@@ -495,11 +514,19 @@ class AppCall:
         elif self._chunked:
             body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + (b"" if more else b"0\r\n\r\n")
         start, self._start = self._start, None
+        if start is not None and not connection.has_room(body) and self._head.method in READS and not more:
+            start, body = self._busy()
         connection.transport.write(start + body if start is not None else body)
         if more:
             await connection.writable()
         else:
             self._done.set()
+
+    def _busy(self) -> tuple[bytes, bytes]:
+        error = _busy()
+        self._status, body = error.code, error_body(error)
+        told = {b"content-type": b"application/json", b"content-length": b"%d" % len(body), b"retry-after": b"1"}
+        return self._head_of(told.items()), body
 
     def _head_of(self, headers: Any) -> bytes:
         names = {name.lower() for name, _ in headers}

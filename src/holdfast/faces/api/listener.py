@@ -85,7 +85,7 @@ class HttpServer:
         self.strangers: dict[HttpConnection, None] = {}
         #: and of those that have.
         self.idle: dict[HttpConnection, None] = {}
-        self.held_bytes = 0  # of requests that are not answered yet
+        self.held_bytes = 0  # of requests that are not answered yet, and of large answers that are not taken yet
         self._connections: set[HttpConnection] = set()
         self._none_left = asyncio.Event()
         self._ended_count = 0  # to make room, since that was told

@@ -80,6 +80,10 @@ class Verbs:
         self._limits = {name: body_bytes_max[verb.limit] for name, verb in VERBS.items()}
         self._default_limit = body_bytes_max["other"]
 
+    def knows(self, scope: Scope) -> bool:
+        """Whether a request, of whatever kind, shows who makes it; many pages are for strangers as well."""
+        return self._authenticator.knows(scope)
+
     def begin(self, verb: str, scope: Scope) -> VerbCall:
         """Whether this caller may call it, before its body is there."""
         started_s, caller, refused = time.perf_counter(), None, None
