@@ -118,5 +118,15 @@
     if (box) { event.preventDefault(); box.focus(); }
   });
 
+  // What is offered for the search box completes the last term that is written in it.
+  document.addEventListener("input", (event) => {
+    if (!event.target.matches("[data-search]")) return;
+    const written = event.target.value.match(/^(?:(?:[^\s"]|"(?:[^"\\]|\\.)*")*\s+)*/)[0];
+    document.querySelectorAll("#terms option").forEach((option) => {
+      option.dataset.term = option.dataset.term || option.value;
+      option.value = written + option.dataset.term;
+    });
+  });
+
   document.querySelectorAll("[data-print]").forEach((button) => button.addEventListener("click", () => window.print()));
 })();
