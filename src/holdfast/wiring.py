@@ -297,13 +297,13 @@ def open_blobs(url: str) -> AbstractAsyncContextManager[Blobs]:
     """A folder (a path, or file:///…), or a bucket: s3://, az://, gs:// with an optional prefix. Raises CannotStart."""
     location = Location.parse(url)
     if location.kind == "bucket":
-        from holdfast.engines.objects.blobs import open_object_blobs
+        from holdfast.engines.objects import open_object_blobs
 
         return open_object_blobs(url)
     if location.kind != "folder" or location.folder is None:
         scheme = urlsplit(url).scheme
         raise BadUrl(f"blob URL is invalid; '{scheme}' is not known here, use a folder, s3://, az:// or gs://")
-    from holdfast.engines.folder.blobs import open_folder_blobs
+    from holdfast.engines.folder import open_folder_blobs
 
     return open_folder_blobs(location.folder)
 

@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast.core.states import TransactionState
-from holdfast.engines.folder.blobs import FolderBlobs
+from holdfast.engines.folder import FolderBlobs
 from holdfast.errors import HoldfastError
 from holdfast.ports.blobs import Blob, BlobContent
 from holdfast.services.collect.transaction import UploadSlots

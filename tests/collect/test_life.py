@@ -162,7 +162,7 @@ async def test_a_damaged_blob_is_never_given_out(queues: holdfast.Queues, tmp_pa
 async def test_a_blob_store_that_refuses_for_a_while_delays_and_loses_nothing(
     queues: holdfast.Queues, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.engines.folder import files as tree
+    from holdfast.engines import folder as tree
 
     refused = asyncio.Event()
     is_down = True

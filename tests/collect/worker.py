@@ -89,8 +89,8 @@ async def produce_once(queues: holdfast.Queues, folder: Path) -> None:
 @contextmanager
 def noting_uploads(folder: Path) -> Iterator[None]:
     """One line per part that is put, so that re-uploads can be counted after the process is gone."""
-    from holdfast.engines.folder.blobs import FolderBlobs
-    from holdfast.engines.objects.blobs import ObjectBlobs
+    from holdfast.engines.folder import FolderBlobs
+    from holdfast.engines.objects import ObjectBlobs
 
     with ExitStack() as stack:
         for kind in (FolderBlobs, ObjectBlobs):

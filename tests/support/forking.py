@@ -38,7 +38,7 @@ CONTEXT.set_forkserver_preload(
         "holdfast.engines.sqlite.database",
         "pydantic.main",
         "holdfast.faces.api.server",
-        "holdfast.engines.objects.blobs",
+        "holdfast.engines.objects",
         *(f"holdfast.faces.cli.{module}" for entry in TREE.values() for module in entry.modules.split()),
     ]
 )

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from holdfast.core.selection import Selection
 from holdfast.core.states import LetterState
-from holdfast.engines.folder.blobs import open_folder_blobs
+from holdfast.engines.folder import open_folder_blobs
 from holdfast.errors import StorageFailed
 from holdfast.ports.blobs import Blobs
 from holdfast.services.vault.capture import CLAIM_S

@@ -14,8 +14,16 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.engines.folder.blobs import CHUNK_BYTES, FolderBlobs, open_folder_blobs
-from holdfast.engines.folder.files import BlobFolder, NewFile, finish, in_thread, remove_leftovers
+from holdfast.engines.folder import (
+    CHUNK_BYTES,
+    BlobFolder,
+    FolderBlobs,
+    NewFile,
+    finish,
+    in_thread,
+    open_folder_blobs,
+    remove_leftovers,
+)
 from holdfast.errors import BlobExists, BlobMissing, CannotStart, Invalid, StorageFailed
 from holdfast.ports.blobs import Blobs, BlobStat
 
@@ -240,7 +248,7 @@ async def test_a_store_that_refuses_says_so_and_the_put_can_be_repeated(
     blobs: FolderBlobs, root: Path, call: str
 ) -> None:
     with (
-        patch(f"holdfast.engines.folder.files.{call}", side_effect=OSError(28, "No space left on device")),
+        patch(f"holdfast.engines.folder.{call}", side_effect=OSError(28, "No space left on device")),
         pytest.raises(StorageFailed, match="blob storage failed; putting 'a': No space left on device"),
     ):
         await blobs.put("a", b"x")

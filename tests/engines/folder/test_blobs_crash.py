@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engines.folder.blobs import open_folder_blobs
+from holdfast.engines.folder import open_folder_blobs
 from holdfast.proof import VARIABLE, crash_points
 from holdfast.proof.process import child_process
 
@@ -18,7 +18,7 @@ POINTS = sorted(name for name in crash_points() if name.startswith("blobs."))
 PUT = """
 import asyncio, sys
 from pathlib import Path
-from holdfast.engines.folder.blobs import open_folder_blobs
+from holdfast.engines.folder import open_folder_blobs
 
 async def stream(content):
     yield content

@@ -1,1 +1,0 @@
-"""Blobs on a folder of this machine."""
