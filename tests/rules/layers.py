@@ -33,8 +33,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "__main__": frozenset({"faces"}),
 }
 
-#: Siblings do not know each other, so that each can be deleted without touching another.
-ENGINES = frozenset(found.parent.name for found in SOURCE.glob("engines/*/__init__.py"))
+#: What engines share.
+SHARED = frozenset({"__init__", "threads"})
+#: Siblings, a folder or a module each, do not know each other: each can be deleted without touching another.
+ENGINES = frozenset(found.stem for found in SOURCE.glob("engines/[a-z]*")) - SHARED
 
 
 def offences(source: str, module: str, *, is_package: bool = False) -> list[str]:
