@@ -37,6 +37,8 @@ async def pages(installation: Installation, asked: requests.DepthsRequest) -> li
 async def test_a_queue_is_shown_with_what_is_in_it(installation: Installation) -> None:
     await filled(installation)
     found = {one.queue_name: one for one in (await installation.service.call(requests.DepthsRequest())).queues}
+    read = await installation.service.call(requests.DepthsRequest(exact=True))
+    assert {one.queue_name: one for one in read.queues} == found
     a, b, dead = found["a"], found["b"], found["b.dlq"]
     assert (a.queued, a.leased, a.scheduled, a.dying, a.is_healthy) == (1, 1, 0, 0, True)
     assert (b.queued, b.partitions, b.paused, b.dead_queue) == (5, 2, True, "b.dlq")

@@ -326,8 +326,7 @@ class ListRequest(QueueRequest[QueuesReply], frozen=True, kw_only=True):
 class DepthsRequest(QueueRequest[DepthsReply], frozen=True, kw_only=True):
     """List queues with how many items each has.
 
-    They are counted as this server knows them, which costs no storage anything; those of a page that lie on a storage
-    which servers share are read from it.
+    They are counted as this server knows them, which costs no storage anything.
     """
 
     search: Annotated[str, told("A part of the name.", NAME_OR_NONE)] = ""
@@ -337,6 +336,9 @@ class DepthsRequest(QueueRequest[DepthsReply], frozen=True, kw_only=True):
         str,
         told("Only those that may be the dead queue of this one; of a new queue with ~.", {"maxLength": 512}),
     ] = ""
+    exact: Annotated[
+        bool, Meta(description="Read those of the page from storages that servers share: others change them too.")
+    ] = False
     limit: Count = 0
     cursor: Annotated[str, told("Where the page before ended.", {"pattern": "^([0-9]{1,18}~[^\\s~]*)?$"})] = ""
 

@@ -3,6 +3,6 @@
 Each module imported here registers its pages.
 """
 
-from holdfast.faces.web import letters, live, openapi, overview, sessions
+from holdfast.faces.web import letters, live, openapi, overview, queues, sessions
 
-__all__ = ["letters", "live", "openapi", "overview", "sessions"]
+__all__ = ["letters", "live", "openapi", "overview", "queues", "sessions"]

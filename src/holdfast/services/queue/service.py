@@ -235,7 +235,7 @@ class QueueService:
         page = found[start : start + count_max]
         more = len(found) > start + len(page)
         return requests.DepthsReply(
-            queues=[await self._depth(queue) for queue in page],
+            queues=[await self._depth(queue, exact=request.exact) for queue in page],
             count=len(found),
             next=_cursor_of(page[-1], request.sort) if page and more else "",
         )
@@ -246,13 +246,14 @@ class QueueService:
             return False
         return not wanted or (not record.dead_queue and record.name != wanted and not self.manager.sources(wanted))
 
-    async def _depth(self, queue: LogicalQueue) -> requests.QueueDepth:
+    async def _depth(self, queue: LogicalQueue, *, exact: bool) -> requests.QueueDepth:
         record, is_healthy = queue.record, all(share.healthy for share in queue.shares)
         queued, leased, scheduled, dying = _counts_of(queue)
-        shared = [share for share in queue.shares if share.abilities.shared]
-        if shared and is_healthy:  # other servers change it too: what is known here is of our own last commit
+        if exact and is_healthy and any(share.abilities.shared for share in queue.shares):
             try:
-                stats = [await share.store.tally(p, rules=queue.rules()) for share in shared for p in share.partitions]
+                stats = [
+                    await share.store.tally(p, rules=queue.rules()) for share in queue.shares for p in share.partitions
+                ]
                 leased, scheduled, dying = (
                     sum(getattr(one, name) for one in stats) for name in ("total_leased", "scheduled", "dying")
                 )
