@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import ssl
 import stat
 import tomllib
@@ -38,6 +39,10 @@ OTHER_VARIABLES = frozenset({"TOKEN", "CONFIG", "CRASH_AT", "CLOCK_OFFSET_S", "T
 ALIASES = {"broker_url": "broker", "management_url": "management"}
 #: From here on a variable is taken for a misspelt setting. Others are let be: Kubernetes sets HOLDFAST_PORT by itself.
 NEAR_ENOUGH = 0.8
+
+
+#: In a key of a query: its value is not shown. Some separate with a semicolon, and then it is in the value before.
+_SECRET_WORD = re.compile(r"pass|secret|token|credential|signature|(?:^|[&;_-])(?:sig|key|sslkey|access_key)=", re.I)
 
 
 class Secret:
@@ -441,9 +446,15 @@ def _from_file(named: Path | None) -> list[tuple[str, object, str]]:
     return [(key, value, f"{path}") for key, value in table.items()]
 
 
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _check_whose(path: Path, descriptor: int) -> None:
     """A file that lay there is believed when nobody else can have written it, or laid the way to it."""
     told, link = os.fstat(descriptor), path.lstat()
+    if not stat.S_ISREG(told.st_mode):
+        raise CannotStart(f"configuration is refused; ./{path} is no file")
     strangers = {told.st_uid, link.st_uid} - {os.geteuid(), 0}
     why = ""
     if strangers:
@@ -474,7 +485,8 @@ def _has_others(group: int) -> bool:
 
 def _read_toml(path: Path, *, is_found: bool) -> dict[str, object]:
     try:
-        with path.open("rb") as stream:
+        # A pipe that lay there would be waited for without end.
+        with open(path, "rb", opener=_at_once if is_found else None) as stream:
             if is_found:
                 _check_whose(path, stream.fileno())
             data = stream.read(FILE_BYTES_MAX + 1)
@@ -588,11 +600,11 @@ def masked(url: str) -> str:
     if not is_readable(shown):
         return MASK
     parts = urlsplit(shown)
-    if "password" not in parts.query.lower():
+    if not _SECRET_WORD.search(parts.query):
         return shown
     pairs = parse_qsl(parts.query, keep_blank_values=True)
-    query = urlencode([(k, MASK if "password" in k.lower() else v) for k, v in pairs], safe="*/:")
-    return urlunsplit(parts._replace(query=query))
+    hidden = [(key, MASK if _SECRET_WORD.search(f"{key}={value}") else value) for key, value in pairs]
+    return urlunsplit(parts._replace(query=urlencode(hidden, safe="*/:")))
 
 
 def listed(text: str | None) -> list[str]:
@@ -644,8 +656,14 @@ def _shown(value: object) -> str:
         case tuple():
             return "\n".join(f"{s.name} = {masked(s.url)} (affinity {s.affinity:g})" for s in value)
         case str():
-            return masked(value) if "://" in value else value
+            return _shown_text(value)
     return str(value)
+
+
+def _shown_text(text: str) -> str:
+    """A place or another text; of one that is no URL but has a login in it all the same, nothing."""
+    is_place = "://" in text or (":" in text and "@" in text) or "password=" in text
+    return masked(text) if is_place else text
 
 
 def _pairs(values: dict[str, object]) -> str:
@@ -660,6 +678,6 @@ def _plain(value: object) -> object:
             return [{"name": s.name, "url": masked(s.url), "affinity": s.affinity} for s in value]
         case Path() | Secret():
             return str(value)
-        case str() if "://" in value:
-            return masked(value)
+        case str():
+            return _shown_text(value)
     return value

@@ -179,7 +179,7 @@ def open_storage(url: str, *, name: str, clock: Clock, open_files_max: int | Non
     if location.kind == "sqlite":
         if location.folder is None:
             raise BadUrl(
-                f"storage URL is invalid; '{url}' names no folder, use sqlite:///relative or sqlite:////absolute"
+                f"storage URL is invalid; '{masked(url)}' names no folder, use sqlite:///relative or sqlite:////absolute"
             )
         return SqliteStorage(location.folder, clock=clock, open_files_max=open_files_max or OPEN_FILES_COUNT_MAX)
     if location.kind == "postgresql":

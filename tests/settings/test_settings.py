@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import CannotStart
-from holdfast.settings import ListenAddress, Settings, _has_others, explain, load_settings, masked, parse_address
+from holdfast.settings import (
+    ListenAddress,
+    Settings,
+    StorageSettings,
+    _has_others,
+    explain,
+    load_settings,
+    masked,
+    parse_address,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -202,6 +211,28 @@ def test_a_password_that_is_not_escaped_is_not_shown(url: str) -> None:
         assert "s3cret" not in str(explain(Settings(blobs=url, vault_blobs=url)))
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "amqp:/me:s3cret@host",
+        "me:s3cret@host:5672",
+        "host=h password=s3cret",
+        "postgresql://host/db?user=me;password=s3cret",
+        "s3://bucket/a?secret_access_key=s3cret&region=here",
+        "az://place?sig=s3cret",
+        "https://host/?auth_token=s3cret",
+    ],
+)
+def test_a_password_is_not_shown_wherever_it_stands(url: str) -> None:
+    assert "s3cret" not in str(explain(Settings(blobs=url, vault_blobs=url)))
+    assert "s3cret" not in repr(StorageSettings(name="a", url=url))
+
+
+@pytest.mark.parametrize("folder", ["data@here", "/srv/a:b", "data/pass"])
+def test_a_folder_is_shown_as_it_is(folder: str) -> None:
+    assert folder in str(explain(Settings(blobs=folder)))
+
+
 @pytest.mark.parametrize("url", UNESCAPED[:3])
 def test_a_password_that_is_not_escaped_is_refused(url: str) -> None:
     text = refused(url=url)
@@ -313,6 +344,11 @@ def test_a_file_of_somebody_else_is_refused_unless_it_is_named(monkeypatch: pyte
     assert text.endswith("look into it, and name it with --config if it is right")
     assert load(serving=False, env={"HOLDFAST_CONFIG": "holdfast.toml"}).storages[0].url == "http://elsewhere:8470"
     assert load_settings(environment={}, file=path, serving=False).storages[0].url == "http://elsewhere:8470"
+
+
+def test_a_pipe_that_lies_there_is_refused_and_not_waited_for() -> None:
+    os.mkfifo("holdfast.toml")
+    assert refused() == "configuration is refused; ./holdfast.toml is no file"
 
 
 def test_a_link_of_somebody_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,9 @@ T = TypeVar("T")
 #: A login that ends too early: what follows would be taken for a host, a path, or a query, and be shown.
 _BROKEN_LOGIN = re.compile(r"[^/?#@\[]+://[^/?#@\[]*:[^/?#@]*[/?#].*@", re.DOTALL)
 
+#: A login with a password, wherever in a text; a path that was made of a URL has one slash of the two.
+_LOGIN = re.compile(r"(\b[A-Za-z][\w+.-]*:/{1,2}[^\s/:@'\"]*):[^\s'\"]*@")
+
 
 def queue_name(name: str, *, what: str = "queue name") -> None:
     """A name is 1 to 512 characters without whitespace, control characters or `~`."""
@@ -178,6 +181,11 @@ def nearest(key: str, known: tuple[str, ...]) -> str:
     """A hint for a key that does not exist: the one that was probably meant, or all of them."""
     close = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1)
     return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"
+
+
+def without_passwords(text: str) -> str:
+    """A text in which a URL may be, without its password."""
+    return _LOGIN.sub(r"\1:***@", text)
 
 
 def unclear_url(url: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self, TypeVar, cast
 import httpx2
 import msgspec
 
-from holdfast.core.checks import REQUEST_TIMEOUT_US_MAX
+from holdfast.core.checks import REQUEST_TIMEOUT_US_MAX, without_passwords
 from holdfast.core.requests.declare import JSON, Caller, Request, Stream, WireRequest, from_wire, to_wire
 from holdfast.core.requests.queue import ErrorReply
 from holdfast.core.requests.vault import Problem
@@ -113,10 +113,11 @@ class Client(Queues):
 
     def _unreachable(self, error: Exception) -> HoldfastError:
         if isinstance(error, httpx2.InvalidURL):
-            return Invalid(f"server URL is invalid; '{self._url}': {error}")
+            return Invalid(f"server URL is invalid; '{without_passwords(self._url)}': {error}")
         is_unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
         outcome = "nothing was sent" if is_unsent else "the outcome is unknown"
-        return Unreachable(f"server cannot be reached; {self._url}: {str(error) or type(error).__name__}, {outcome}")
+        place, why = without_passwords(self._url), str(error) or type(error).__name__
+        return Unreachable(f"server cannot be reached; {place}: {why}, {outcome}")
 
 
 class VaultClient:

@@ -385,6 +385,29 @@ def test_a_corrupt_catalog_is_one_line(run: Command, damage: str | bytes) -> Non
 
 
 @pytest.mark.parametrize(
+    ("url", "arguments"),
+    [
+        ("http://me:s3cret@127.0.0.1:1", ["queue", "list"]),
+        ("http://me:s3cret@127.0.0.1:1", ["letters", "list"]),
+        ("http://me:s3cret@127.0.0.1:1", ["recover", "{}", "a.dlq"]),
+        ("sqlite://me:s3cret@here/there", ["queue", "list"]),
+        ("sqlite://me:s3cret@here/there", ["recover", "{}", "a.dlq"]),
+        ("amqp://me:s3cret@[::1/v", ["recover", "{}", "a.dlq"]),
+        ("amqp://me:s3/cret@host/v", ["recover", "{}", "a.dlq"]),
+        ("amqp://me:s3/cret@host/v", ["topology", "check", "{}"]),
+        ("postgresql://me:s3cret@host/v", ["recover", "a.dlq", "--routes", "{}"]),
+        ("amqp://me:s3/cret@host/v", ["letters", "edit", "1", "--body-file", "{}"]),
+    ],
+)
+def test_a_failure_shows_no_password_of_a_url(run: Command, url: str, arguments: list[str]) -> None:
+    given = [url if argument == "{}" else argument for argument in arguments]
+    variables: dict[str, Any] = {} if url in given else {"HOLDFAST_URL": url}
+    ended = run(*given, **variables)
+    assert (ended.code in (1, 2), ended.stderr.count("\n")) == (True, 1), ended
+    assert "cret" not in ended.stderr
+
+
+@pytest.mark.parametrize(
     "arguments", [["queue", "list"], ["config", "show"], ["serve", "--listen", "127.0.0.1:0"], ["ledger", "verify"]]
 )
 @pytest.mark.parametrize("variable", ["URL", "VAULT", "BROKER", "MANAGEMENT", "VAULT_BLOBS"])

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
+from holdfast.core.checks import without_passwords
 from holdfast.core.requests.declare import Caller, Request, Role
 from holdfast.errors import BadUrl, BrokerUnreachable, CannotStart, HoldfastError, Unauthorized, Unreachable
 from holdfast.faces.cli.output import Output, one_line
@@ -87,7 +88,7 @@ def partly_done(message: str, cause: HoldfastError, *, done_count: int, **detail
 
 def report(error: HoldfastError, *, as_json: bool, server: str = "") -> ExitCode:
     """Say it on stderr; returns how the command ended."""
-    message = error.message + advice(error, server=server)
+    message = without_passwords(error.message) + advice(error, server=server)
     for name, option in OPTIONS.items():
         message = message.replace(name, option)
     details: dict[str, object] = {"ids": list(error.ids)} if error.ids else {}

@@ -25,6 +25,7 @@ import typer
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.core.checks import unclear_url
 from holdfast.core.moments import SECOND_US, parse_duration
 from holdfast.core.recovery import RecoveryOrder, RunLimits, Summary, summary_lines
 from holdfast.core.routes import NAME_BYTES_MAX, Mode, RouteTable, parse_to
@@ -255,6 +256,8 @@ def _with_queue(context: CommandContext, options: RecoverOptions) -> RecoverOpti
                 "URL is missing; set HOLDFAST_BROKER_URL, or give amqp://… or sqlite:///FOLDER before the DLQ"
             )
         url = broker.reveal()
+    if why := unclear_url(url):
+        raise BadUsage(f"URL is invalid; {why}")
     return replace(options, url=url, dead_queue=dead_queue)
 
 
