@@ -10,6 +10,7 @@ from typing import Any, cast
 import uvloop
 
 from holdfast.core.item import PlacedItem
+from holdfast.core.requests.declare import Caller
 from holdfast.core.requests.queue import ProduceReply, ProduceRequest, QueueRequest
 from holdfast.faces.api.authenticator import token_hash
 from holdfast.faces.api.server import SWITCH_INTERVAL_S, make_server
@@ -27,9 +28,9 @@ class Blank:
         self.manager = service.manager
         self._service = service
 
-    async def call(self, request: QueueRequest[Any]) -> Any:
+    async def call(self, request: QueueRequest[Any], *caller: Caller) -> Any:
         if not isinstance(request, ProduceRequest):
-            return await self._service.call(request)
+            return await self._service.call(request, *caller)
         return ProduceReply([PlacedItem("06605837189357-1-0", 0) for _ in request.items])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import httpx2
 import pytest
@@ -11,9 +12,12 @@ from msgspec import json
 
 from holdfast import NewItem
 from holdfast.core.ledger import LedgerAct
-from holdfast.core.requests.declare import Role
-from holdfast.core.requests.vault import CreateToken
+from holdfast.core.requests.declare import HANDLERS, Role
+from holdfast.core.requests.queue import ListItemsRequest
+from holdfast.core.requests.results import ListResults
+from holdfast.core.requests.vault import CreateToken, ListGroups
 from holdfast.faces.api import authenticator
+from holdfast.faces.web.console import Visit
 from holdfast.services.vault import admin
 from holdfast.testing import FrozenClock
 from tests.faces.api.conftest import TOKEN, AdminInstallation
@@ -125,6 +129,45 @@ async def test_a_waiting_produce_of_a_revoked_token_stores_nothing(
         await eventually(produce.task.done)
     assert produce.status == 401
     assert await installation.queues.storage_items_list("orders") == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "method", "path", "body"),
+    [
+        (ListGroups, "GET", "/admin/groups", None),
+        (ListResults, "GET", "/v1/results", None),
+        (ListItemsRequest, "POST", "/v1/storage/items.list", {"queue_name": "orders", "partition": 0}),
+        (None, "GET", "/", None),
+    ],
+)
+async def test_what_was_read_for_a_revoked_token_is_not_handed_out(
+    installation: AdminInstallation,
+    ask: Callable[..., Asked],
+    monkeypatch: pytest.MonkeyPatch,
+    request_: type[Any] | None,
+    method: str,
+    path: str,
+    body: object,
+) -> None:
+    begun, revoked = asyncio.Event(), asyncio.Event()
+    answer: Callable[..., Any] = HANDLERS[request_] if request_ else Visit.ask
+
+    async def slowly(*given: Any) -> Any:
+        begun.set()
+        await revoked.wait()
+        return await answer(*given)
+
+    if request_ is None:
+        monkeypatch.setattr(Visit, "ask", slowly)
+    else:
+        monkeypatch.setitem(HANDLERS, request_, slowly)
+    asked = ask(method, path, body)
+    await eventually(begun.is_set)
+    await installation.vault_app.tokens.revoke("soon", ACT)
+    revoked.set()
+    await eventually(asked.task.done)
+    assert asked.status in (401, 303)
+    assert b"orders" not in asked.body
 
 
 async def test_an_open_event_stream_ends_with_its_token(

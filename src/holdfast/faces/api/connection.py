@@ -47,8 +47,6 @@ VERBS_PATH = "/v1/"
 HEALTH_PATH = "/health"
 READS = frozenset({"GET", "HEAD"})
 RESULTS_PATH = "/v1/results/"
-#: They change nothing: where their answer has no room they can be asked again.
-READING_VERBS = (".list", ".info", ".stats")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -342,7 +340,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if self.is_gone:
             self.answered()
-        elif not self.has_room(reply) and call.verb.endswith(READING_VERBS):
+        elif not self.has_room(reply) and call.reads:
             self._refuse(_busy(), closes=call.method == "HEAD")
         else:
             end = b"\r\n\r\n" if self.keeps_alive else b"\r\nconnection: close\r\n\r\n"

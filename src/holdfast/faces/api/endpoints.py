@@ -176,6 +176,8 @@ async def _admin_answer(
             )
             return page
         reply = await vault_app.answer(request, caller)
+        if not declared.is_change:
+            authenticator.caller(http.scope)  # it may have waited: for a broker, or for its turn
         if declared.reply is Stream:
             reply = _while_let_in(authenticator, http.scope, caller, reply, whole=declared.media != EVENTS)
         return _response(declared, reply)
@@ -335,10 +337,13 @@ def _results(collector: LazyCollector, authenticator: Authenticator, methods: di
         try:
             results = await collector.results()
             if declared.request is ListResults:
-                return _response(declared, await results.call(_page_of(http), caller))
-            body = (await http.body() or b"{}") if declared.method == "POST" else b""
-            request = from_wire(declared, http.path_params, (), body)
+                request: Any = _page_of(http)
+            else:
+                body = (await http.body() or b"{}") if declared.method == "POST" else b""
+                request = from_wire(declared, http.path_params, (), body)
             reply = await results.call(request, caller)
+            if not declared.is_change:
+                authenticator.caller(http.scope)
             if declared.media != BYTES:
                 return _response(declared, reply)
             return await _begun(_while_let_in(authenticator, http.scope, caller, reply))

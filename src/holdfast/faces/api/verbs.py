@@ -56,6 +56,11 @@ class VerbCall(NamedTuple):
         return str(self.scope["method"])
 
     @property
+    def reads(self) -> bool:
+        """Whether it changes nothing, and can be asked again."""
+        return self.verb.endswith((".list", ".info", ".stats"))
+
+    @property
     def waits(self) -> bool:
         """Whether it ends when its caller goes away."""
         return self.verb == "queue.lease"
@@ -129,9 +134,12 @@ class Verbs:
         request.declared.check_queues(request, caller)
         try:
             if not isinstance(request, LeaseRequest | ProduceRequest):
-                return await self._service.call(request, caller)
+                reply: Any = await self._service.call(request, caller)
+                if call.reads:
+                    self._authenticator.caller(call.scope)  # it may have waited for its turn
+                return reply
             with self._authenticator.while_let_in(call.scope, caller):  # these wait
-                reply: Any = await self._service.call(cast(QueueRequest[Any], request))
+                reply = await self._service.call(cast(QueueRequest[Any], request))
             if isinstance(reply, LeaseReply):
                 self._check_again(call, reply)
             return reply

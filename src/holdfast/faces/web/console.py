@@ -289,7 +289,10 @@ async def _show(console: Console, found: PageRoute, http: HttpRequest) -> Respon
     visit.form_items = items
     if caller is not None:
         visit.mark = await console.changes.begin()
-    return await found.show(visit)
+    page = await found.show(visit)
+    if http.method != "POST" and not found.is_open:
+        authenticator.caller(http.scope)  # it may have waited
+    return page
 
 
 @contextmanager
