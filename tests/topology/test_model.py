@@ -29,7 +29,7 @@ from holdfast.core.topology.model import (
 from holdfast.core.topology.routing import Graph, topic_matches
 from holdfast.core.topology.rules import hazards
 from holdfast.errors import Invalid
-from holdfast.faces.draw import mermaid, svg
+from holdfast.faces.draw import edges, mermaid, svg
 
 V3, V4 = Version(3, 10), Version(4, 0)
 
@@ -299,6 +299,37 @@ def test_a_path_goes_through_exchanges_and_ends_where_nothing_is_bound() -> None
     assert graph.possible("in", None) == {"q", "lost"}
     assert graph.possible("", "q") == {"q"}
     assert graph.possible("", "nobody") == frozenset()
+
+
+def test_the_brokers_own_exchanges_are_of_the_kind_that_their_names_say() -> None:
+    bindings = [
+        Binding(source="amq.topic", destination="q", key="order.#"),
+        Binding(source="amq.fanout", destination="q", key="any"),
+        Binding(source="amq.direct", destination="q", key="order.#"),
+        Binding(source="amq.match", destination="q"),
+    ]
+    graph = Graph(topology(queues=[Queue(name="q")], bindings=bindings))
+    assert graph.reached("amq.topic", "order.new") == {"q"}
+    assert graph.reached("amq.fanout", "order.new") == {"q"}
+    assert graph.reached("amq.direct", "order.new") == set()
+    assert graph.reached("amq.match", "order.new") is None
+    assert graph.reached("amq.gone", "order.new") == set()
+
+
+@pytest.mark.parametrize(
+    ("exchange", "said"),
+    [("amq.topic", ""), ("amq.fanout", ""), ("amq.direct", "it is a direct exchange: to '#' only messages go")],
+)
+def test_dead_letters_by_one_of_the_brokers_own_exchanges_are_judged_alike(exchange: str, said: str) -> None:
+    dead = {"x-dead-letter-exchange": exchange, "x-dead-letter-routing-key": "#" if said else "dead.q"}
+    found = topology(
+        queues=[Queue(name="q", arguments=dead), Queue(name="q.dlq")],
+        bindings=[Binding(source=exchange, destination="q.dlq", key="#")],
+    )
+    design = Design(topology=found, version=V4)
+    fatal = [hazard.reason for hazard in hazards(design) if hazard.fatal]
+    assert [said in reason for reason in fatal] == [True] * bool(said)
+    assert [edge.style for edge in edges(design)] == ["solid", "dashed"]
 
 
 def dead_to(name: str, **more: Any) -> dict[str, Any]:

@@ -69,10 +69,13 @@ def nodes(design: Design) -> list[Node]:
     ends: dict[str, set[str]] = {}
     for binding in design.topology.bindings:
         ends.setdefault(binding.source, set()).add(roles.get(binding.destination, ""))
-    for exchange in design.topology.exchanges:
+    exchanges = {exchange.name: exchange.type for exchange in design.topology.exchanges}
+    named = {*ends, *(queue.dead_exchange for queue in design.topology.queues)}
+    exchanges |= {name: kind for name, kind in t.BROKERS_EXCHANGES.items() if name in named}
+    for name, kind in exchanges.items():
         # It stands behind the main queues when everything that it leads to is a wait or a dead queue.
-        behind = exchange.name in ends and ends[exchange.name] <= {"wait", "dead"}
-        found.append(Node(f"e:{exchange.name}", exchange.name, "exchange", 2 if behind else 0, exchange.type))
+        behind = name in ends and ends[name] <= {"wait", "dead"}
+        found.append(Node(f"e:{name}", name, "exchange", 2 if behind else 0, kind))
     return found
 
 

@@ -17,6 +17,7 @@ from holdfast.core.topology.definitions import Definitions, to_definitions
 from holdfast.core.topology.diff import Difference, DifferenceKind, diff
 from holdfast.core.topology.layouts import TopologyFile, design
 from holdfast.core.topology.model import (
+    BROKERS_EXCHANGES,
     POLICY_KEYS,
     Binding,
     Design,
@@ -330,10 +331,10 @@ def _merged(new: Topology, old: Topology) -> Topology:
 def _check_ends(new: Topology, old: Topology) -> None:
     """3.x skips a binding whose end is missing, with a 204. Raises Invalid."""
     queues = {each.name for each in (*new.queues, *old.queues)}
-    exchanges = {each.name for each in (*new.exchanges, *old.exchanges)}
+    exchanges = {each.name for each in (*new.exchanges, *old.exchanges)} | BROKERS_EXCHANGES.keys()
 
     def missing(binding: Binding) -> str:
-        if binding.source not in exchanges and not binding.source.startswith("amq."):
+        if binding.source not in exchanges:
             return f"exchange '{binding.source}'"
         if binding.destination not in (queues if binding.destination_type == "queue" else exchanges):
             return f"{binding.destination_type} '{binding.destination}'"

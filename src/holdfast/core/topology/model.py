@@ -28,6 +28,15 @@ BYTES_MAX = "x-max-length-bytes"
 OVERFLOW = "x-overflow"
 DELIVERY_LIMIT = "x-delivery-limit"
 ALTERNATE = "alternate-exchange"
+#: The exchanges that every virtual host has, with their types. No topology names them among its own.
+BROKERS_EXCHANGES = {
+    "amq.direct": "direct",
+    "amq.fanout": "fanout",
+    "amq.topic": "topic",
+    "amq.headers": "headers",
+    "amq.match": "headers",
+    "amq.rabbitmq.trace": "topic",
+}
 #: What the layouts call the exchange before the dead queue of one queue.
 DEAD_EXCHANGES = ("dlq.{queue}", "{queue}.dlq")
 

@@ -115,7 +115,7 @@ class Graph:
                 continue
             seen.add(name)
             there = self._exchanges.get(name)
-            kind = there.type if there else "direct"
+            kind = there.type if there else t.BROKERS_EXCHANGES.get(name, "direct")
             is_certain &= kind in _BY_KEY
             taken = [binding for binding in self._bindings.get(name, []) if _takes(kind, binding.key, key)]
             found |= {binding.destination for binding in taken if binding.destination_type == "queue"}

@@ -104,7 +104,7 @@ def _about_dead_letters(queue: Queue, exchanges: set[str], graph: Graph) -> Iter
     exchange = queue.dead_exchange
     if exchange is None:
         return
-    if exchange and not exchange.startswith("amq.") and exchange not in exchanges:
+    if exchange and exchange not in exchanges and exchange not in t.BROKERS_EXCHANGES:
         yield f"its dead letters go to exchange '{exchange}', which is not there: they would be lost"
     elif not graph.targets[queue.name]:
         where = f"exchange '{exchange}'" if exchange else "the default exchange"
@@ -176,7 +176,7 @@ def _about_nowhere(queue: Queue, version: Version) -> Iterator[str]:
 
 
 def _about_bindings(topology: Topology) -> Iterator[Hazard]:
-    direct = {exchange.name for exchange in topology.exchanges if exchange.type == "direct"}
+    direct = {exchange.name for exchange in topology.exchanges if exchange.type == "direct"} | {"amq.direct"}
     for binding in topology.bindings:
         if binding.source in direct and {"#", "*"} & set(binding.key.split(".")):
             reason = f"it is a direct exchange: to '{binding.key}' only messages go whose key is that very text"
@@ -191,7 +191,7 @@ def _about_exchanges(topology: Topology) -> Iterator[Hazard]:
         if alternate is None and exchange.name not in nets:
             reason = "it has no alternate exchange: what nothing is bound for is confirmed and gone, unless mandatory"
             yield Hazard(name=exchange.name, reason=reason, fatal=False)
-        elif alternate is not None and alternate not in known and not alternate.startswith("amq."):
+        elif alternate is not None and alternate not in known and alternate not in t.BROKERS_EXCHANGES:
             yield Hazard(name=exchange.name, reason=f"its alternate exchange '{alternate}' is not there")
         if not exchange.durable or exchange.auto_delete:
             yield Hazard(name=exchange.name, reason="an exchange that is not durable, or deletes itself, leaves a hole")
