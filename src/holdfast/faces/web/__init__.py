@@ -3,6 +3,6 @@
 Each module imported here registers its pages.
 """
 
-from holdfast.faces.web import letters, live, openapi, overview, queues, sessions
+from holdfast.faces.web import ledger, letters, live, openapi, overview, queues, sessions, settings
 
-__all__ = ["letters", "live", "openapi", "overview", "queues", "sessions"]
+__all__ = ["ledger", "letters", "live", "openapi", "overview", "queues", "sessions", "settings"]
