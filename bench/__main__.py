@@ -18,6 +18,7 @@ BENCHES = (
     "collect",
     "vault",
     "custody",
+    "console",
     "start",
 )
 

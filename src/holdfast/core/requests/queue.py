@@ -332,6 +332,7 @@ class DepthsRequest(QueueRequest[DepthsReply], frozen=True, kw_only=True):
     search: Annotated[str, told("A part of the name.", NAME_OR_NONE)] = ""
     sort: Annotated[Literal["name", "depth"], Meta(description="By name, or the fullest first.")] = "name"
     paused: Annotated[bool, Meta(description="Only those that are paused.")] = False
+    failing: Annotated[bool, Meta(description="Only those of which a storage does not answer.")] = False
     dead_queue_for: Annotated[
         str,
         told("Only those that may be the dead queue of this one; of a new queue with ~.", {"maxLength": 512}),

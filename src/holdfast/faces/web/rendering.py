@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
@@ -116,26 +116,21 @@ def query(values: Mapping[str, object], **changes: object) -> str:
     return urlencode({key: value for key, value in merged.items() if value not in (None, "")})
 
 
-def bars(values: list[int], *, label: str, width: int = 120, height: int = 28) -> Markup:
-    """A small chart: a bar for each value, the largest fills the height. `label` tells it to who cannot see it."""
-    most = max(values, default=0)
+def bars(values: Sequence[int], *, label: str, width: int = 120, height: int = 28, tone: str = "") -> Markup:
+    """A small chart: a bar for each value, the largest fills the height. `label` tells it to who cannot see it, `tone`
+    is a class. It is one path: a page may have hundreds."""
     if not values:
         return Markup("")
-    step = width / len(values)
+    most, step = max(values), width / len(values)
     shapes = []
     for index, value in enumerate(values):
-        if not value:
-            continue
-        tall = max(1.5, height * value / most)
-        shapes.append(
-            Markup('<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
-                index * step, height - tall, max(1.0, step - 1), tall
-            )
-        )
+        if value > 0:
+            left, wide, tall = index * step, max(1.0, step - 1), max(1.5, height * value / most)
+            shapes.append(f"M{left:.1f} {height}v-{tall:.1f}h{wide:.1f}v{tall:.1f}z")
     return Markup(
-        '<svg class="bars" role="img" aria-label="{}" viewBox="0 0 {} {}" width="{}" height="{}" '
-        'preserveAspectRatio="none"><title>{}</title><path class="axis" d="M0 {}H{}"/>{}</svg>'
-    ).format(label, width, height, width, height, label, height - 0.5, width, Markup("").join(shapes))
+        '<svg class="bars {}" role="img" aria-label="{}" viewBox="0 0 {} {}" width="{}" height="{}" '
+        'preserveAspectRatio="none"><title>{}</title><path class="axis" d="M0 {}H{}"/><path d="{}"/></svg>'
+    ).format(tone, label, width, height, width, height, label, height - 0.5, width, "".join(shapes))
 
 
 @cache

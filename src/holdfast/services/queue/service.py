@@ -244,6 +244,8 @@ class QueueService:
         record, wanted = queue.record, request.dead_queue_for
         if request.search.lower() not in record.name.lower() or (request.paused and not record.paused):
             return False
+        if request.failing and all(share.healthy for share in queue.shares):
+            return False
         return not wanted or (not record.dead_queue and record.name != wanted and not self.manager.sources(wanted))
 
     async def _depth(self, queue: LogicalQueue, *, exact: bool) -> requests.QueueDepth:

@@ -48,6 +48,11 @@
     : element.getAttribute("aria-label") ? `${element.tagName.toLowerCase()}[aria-label="${CSS.escape(element.getAttribute("aria-label"))}"]` : "";
   let kept = null;
   body.addEventListener("htmx:beforeSwap", (event) => {
+    // An answer without the part (the session has ended, the server is starting) leaves what is there.
+    if (event.detail.target.dataset.topics && !event.detail.serverResponse.includes(`id="${event.detail.target.id}"`)) {
+      event.detail.shouldSwap = false;
+      return;
+    }
     const parts = [...document.querySelectorAll("[data-topics]"), event.detail.target];
     const active = parts.some((part) => part.contains(document.activeElement)) ? document.activeElement : null;
     const key = active ? keyOf(active) : "";
@@ -110,6 +115,14 @@
   document.addEventListener("focusout", () => setTimeout(tellMissed, 0));
   body.addEventListener("htmx:afterSwap", count);
   count();
+
+  // A link to something that is folded up unfolds it.
+  const unfold = () => {
+    const found = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (found && found.matches("details")) { found.open = true; found.scrollIntoView(); }
+  };
+  window.addEventListener("hashchange", unfold);
+  unfold();
 
   // `/` goes to the search box, as in many places.
   document.addEventListener("keydown", (event) => {
