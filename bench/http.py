@@ -73,7 +73,7 @@ def main(*, rounds: int, quick: bool) -> bool:
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
         folder = Path(name)
         with _server(folder, storing=True) as storing, _server(folder, storing=False) as blank:
-            for batch, must, aim in ((1, 0.6, 0.75), (100, 0.4, 0.6)):
+            for batch, must, aim in ((1, 0.6, 0.75), (100, 0.5, 0.65)):
 
                 def at(port: int, batch: int = batch) -> float:
                     return _wrk(port, folder, batch=batch, seconds=seconds)

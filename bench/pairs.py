@@ -32,7 +32,7 @@ VHOST = "pairs"
 SMALL = 500
 RESAMPLES = 4_000
 #: Figures of which less is better.
-LESS = ("cpu_us", "peak_mb")
+LESS = ("cpu_us", "peak_mb", "p99_ms")
 #: A quorum queue's log is written out when it has 512 MB: one run in a few would pay for all.
 ROLL_OVER = "ra_log_wal:force_roll_over(ra_log_wal), ra_log_segment_writer:await(ra_log_segment_writer)."
 
@@ -206,16 +206,30 @@ def _database(bench: Bench) -> Iterator[str]:
         bench.cluster.drop_database("pairs")
 
 
-def _http(batch: int) -> Callable[[Bench, Side], Figures]:
+def _http(batch: int, connections: int = 64) -> Callable[[Bench, Side], Figures]:
     def measure(bench: Bench, side: Side) -> Figures:
         folder = bench.fresh()
-        items = [{"bytes": base64.b64encode(os.urandom(512)).decode()}] * batch
         with side.serving(f"sqlite:///{folder}/q", folder) as server:
-            server.ask("POST", "/v1/queues.create", _queue("orders"))
-            body = {"queue_name": "orders", "request_timeout": "1m", "items": items}
-            return http_rate(server, "/v1/queue.produce", body, bench.seconds, batch)
+            return _produced(server, bench.seconds, batch, connections)
 
     return measure
+
+
+def _produced(server: Server, seconds: float, batch: int, connections: int) -> Figures:
+    server.ask("POST", "/v1/queues.create", _queue("orders"))
+    items = [{"bytes": base64.b64encode(os.urandom(512)).decode()}] * batch
+    body = {"queue_name": "orders", "request_timeout": "1m", "items": items}
+    return http_rate(server, "/v1/queue.produce", body, seconds, batch, connections)
+
+
+def http_storing(bench: Bench, side: Side) -> Figures:
+    """Batches of 100: how many of the same server's that answers without storing are stored, in percent."""
+    rates = {}
+    for mode in ("store", "blank"):
+        folder = bench.fresh()
+        with side.bare(f"sqlite:///{folder}/q", folder, mode) as server:
+            rates[mode] = _produced(server, bench.seconds, 100, 64)["rate"]
+    return {"storing_percent": 100 * rates["store"] / rates["blank"]}
 
 
 def _queue(name: str) -> dict[str, str]:
@@ -308,6 +322,8 @@ ROWS: dict[str, Callable[[Bench, Side], Figures]] = {
     "producers-64": _inside("producers"),
     "http-single": _http(1),
     "http-batch": _http(100),
+    "http-lone": _http(1, connections=1),
+    "http-storing": http_storing,
     "depth": depth,
     "postgres": postgres,
     "vault": vault,

@@ -82,6 +82,18 @@ class Side:
                 process.terminate()
                 process.wait(TIMEOUT_S)
 
+    @contextmanager
+    def bare(self, url: str, folder: Path, mode: str) -> Iterator[Server]:
+        """Its application as `bench/http.py` has it, that stores or answers without storing."""
+        argv = [str(self.python), "-m", "bench.http_server", url, mode]
+        with subprocess.Popen(argv, cwd=self.root, env=self.env(folder), stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                yield Server(process.pid, f"http://127.0.0.1:{int(process.stdout.readline())}")
+            finally:
+                process.terminate()
+                process.wait(TIMEOUT_S)
+
 
 class Server:
     """A running one."""
@@ -246,9 +258,14 @@ class _Connection(asyncio.Protocol):
         self._request = request
         self._load = load
         self._got = b""
+        self._asked_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own
+        self._ask()
+
+    def _ask(self) -> None:
+        self._asked_s = time.perf_counter()
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -257,8 +274,8 @@ class _Connection(asyncio.Protocol):
         if not blank or len(body) < int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]):
             return
         self._got = b""
-        if self._load.answered(head.startswith(b"HTTP/1.1 200")):
-            self._transport.write(self._request)
+        if self._load.answered(head.startswith(b"HTTP/1.1 200"), self._asked_s):
+            self._ask()
         else:
             self._transport.close()
 
@@ -267,30 +284,40 @@ class _Load:
     def __init__(self, seconds: float) -> None:
         self.count = self.refused = 0
         self.until_s = time.perf_counter() + seconds
+        self.took_s: list[float] = []
 
-    def answered(self, is_good: bool) -> bool:
+    def answered(self, is_good: bool, asked_s: float) -> bool:
+        now_s = time.perf_counter()
         self.count += is_good
         self.refused += not is_good
-        return time.perf_counter() < self.until_s
+        self.took_s.append(now_s - asked_s)
+        return now_s < self.until_s
 
 
-async def _loaded(port: int, request: bytes, seconds: float) -> int:
+async def _loaded(port: int, request: bytes, seconds: float, connections: int) -> _Load:
     loop = asyncio.get_running_loop()
     load = _Load(seconds)
-    for _ in range(CONNECTIONS):
+    for _ in range(connections):
         await loop.create_connection(lambda: _Connection(request, load), "127.0.0.1", port)
     await asyncio.sleep(seconds + 0.2)
     if load.refused:
         raise RuntimeError(f"the server refused {load.refused} requests")
-    return load.count
+    return load
 
 
-def http_rate(server: Server, path: str, body: Mapping[str, Any], seconds: float, units: int) -> dict[str, float]:
-    """64 connections; a request has so many units."""
+def http_rate(
+    server: Server, path: str, body: Mapping[str, Any], seconds: float, units: int, connections: int = CONNECTIONS
+) -> dict[str, float]:
+    """So many connections; a request has so many units. The time that 99 of a hundred requests took at the most."""
     raw = json.dumps(body).encode()
     port = int(server.address.rpartition(":")[2])
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {TOKEN}\r\ncontent-type: application/json\r\n"
     request = f"{head}content-length: {len(raw)}\r\n\r\n".encode() + raw
     before_s = server.cpu_s
-    done = uvloop.run(_loaded(port, request, seconds)) * units
-    return {"rate": done / seconds, "cpu_us": (server.cpu_s - before_s) / done * 1e6}
+    load = uvloop.run(_loaded(port, request, seconds, connections))
+    done, took_s = load.count * units, sorted(load.took_s)
+    return {
+        "rate": done / seconds,
+        "cpu_us": (server.cpu_s - before_s) / done * 1e6,
+        "p99_ms": took_s[len(took_s) * 99 // 100] * 1000,
+    }
