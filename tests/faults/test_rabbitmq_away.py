@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -85,6 +87,21 @@ async def test_it_serves_says_what_waits_and_goes_on(server: Serving, proxy: Pro
     assert again["redriven"] == 3
     assert {one.body for one in await admin.drain(MAIN, 3)} == {b"0", b"1", b"2"}
     await ask(server, "/v1/results")  # the collector is there, too
+
+
+async def test_a_broker_that_says_nothing_holds_nobody_up(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"amqp://guest:guest@127.0.0.1:{silent.getsockname()[1]}/"
+        env = {"HOLDFAST_BROKER": url, "HOLDFAST_COLLECT_BROKER": url, "HOLDFAST_BLOBS": str(tmp_path / "blobs")}
+        async with Serving(f"sqlite:///{tmp_path}/data", tmp_path, env=env) as server:
+            began_s = time.monotonic()
+            child = await server.start()
+            took_s = time.monotonic() - began_s
+            assert took_s < 18, "so long a greeting is waited for"
+            async with server.client() as client:
+                await create_queues(client)
+            assert "its broker has not answered" in child.stderr.tail
+            assert (await ask(server, "/health"))["status"] == "warn"
 
 
 async def test_a_redrive_leases_nothing_while_its_broker_is_away(server: Serving, proxy: Proxy, admin: Admin) -> None:

@@ -57,6 +57,7 @@ BODY_BYTES_MAX: Mapping[str, int] = {
 }
 FILES_COUNT_MAX = 65_536
 TOKEN_KEY = "admin_token_sha256"  # noqa: S105 - the name under which the hash is kept
+RESUME_TIMEOUT_S = 3
 #: One that is shorter can be guessed.
 TOKEN_CHARACTERS_MIN = 20
 #: A commit in a thread needs the interpreter a few times, and beside a busy event loop it waits for so long each time.
@@ -275,7 +276,12 @@ async def _resume(results: LazyCollector, settings: Settings) -> bool:
     """Open the collector now where transactions may be waiting for it; false when its broker is away."""
     if settings.blobs or has_collector(settings.storages[0].url):
         try:
-            await results.results()
+            # A broker that takes the connection and says nothing holds nobody up.
+            async with asyncio.timeout(None if settings.require_broker else RESUME_TIMEOUT_S):
+                await results.results()
+        except TimeoutError:
+            emit("collect.troubled", error=f"its broker has not answered within {RESUME_TIMEOUT_S} s")
+            return False
         except HoldfastError as error:
             is_away = isinstance(error, BrokerError)
             if is_away and settings.require_broker:
