@@ -619,8 +619,8 @@ def journals(
 
     what, _, hosts = origin_of(url, dead_queue).rpartition(" at ")
     same = sorted(re.sub(r"^localhost:", "127.0.0.1:", host) for host in hosts.split(","))
-    source, data_folder = f"{what} at {','.join(same)}", settings.data_folder.absolute()
-    return journal_paths(source, dead_queue, data_folder, file=file, keeps=keeps, serves=serves)
+    origin, data_folder = f"{what} at {','.join(same)}", settings.data_folder.absolute()
+    return journal_paths(origin, dead_queue, data_folder, file=file, keeps=keeps, serves=serves)
 
 
 def origin_of(url: str, dead_queue: str) -> str:

@@ -102,7 +102,7 @@ async def producing(admin: Admin) -> AsyncIterator[None]:
     await admin.queue(NOTIFY)
     seen: set[str] = set()
     app = holdfast.App(admin.url, management=admin.node.management_url)
-    async with RabbitPublisher(admin.address()) as out:
+    async with RabbitPublisher(admin.broker_url()) as out:
 
         @app.consumer(PRODUCER)
         async def work(request: holdfast.Message) -> None:

@@ -45,7 +45,7 @@ async def test_the_broker_pushes_as_many_as_their_size_allows(
     count = 60
     await every_admin.queue("sized")
     async with (
-        RabbitPublisher(every_admin.address()) as publisher,
+        RabbitPublisher(every_admin.broker_url()) as publisher,
         RabbitBroker(every_admin.node.url(every_admin.vhost), clock=SystemClock()) as broker,
     ):
         messages = [from_producer("sized", bytes(size_bytes), {"ordinal": number}) for number in range(count)]

@@ -29,7 +29,7 @@ async def test_an_owner_that_falls_asleep_is_taken_over_and_changes_nothing_when
     place = shared_place(postgres_url, admin, tmp_path, blobs=f"s3://{BUCKET}/asleep", more="?heartbeat=1")
     for queue in (PRODUCER, NOTIFY):
         await admin.queue(queue)
-    async with RabbitPublisher(admin.address()) as publisher, forked_process(place.argv) as sleeper:
+    async with RabbitPublisher(admin.broker_url()) as publisher, forked_process(place.argv) as sleeper:
         await admin.drain(PRODUCER, 1)
         await publish(publisher, TRANSACTION, {"rows": range(12)})
         await eventually(lambda: rows_of(postgres_url, TRANSACTION) == 12)
@@ -53,7 +53,7 @@ async def test_broker_database_and_blob_store_break_in_the_middle_and_nothing_is
             for queue in (PRODUCER, NOTIFY):
                 await admin.queue(queue)
         broker = node.url("faults")
-        address = admin.address()
+        address = admin.broker_url()
         async with (
             RabbitPublisher(address) as publisher,
             holdfast.Collector(url, blobs=f"s3://{BUCKET}/faults", broker=broker, lease_timeout="30s") as collector,

@@ -58,7 +58,7 @@ async def test_slots_are_given_in_turn_and_come_back_from_whoever_is_cancelled()
     leave = {name: asyncio.Event() for name in "abcd"}
 
     async def work(name: str, count: int) -> None:
-        async with slots.hold(count):
+        async with slots.take(count):
             order.append(name)
             await leave[name].wait()
 
@@ -82,5 +82,5 @@ async def test_slots_are_given_in_turn_and_come_back_from_whoever_is_cancelled()
     last.cancel()
     with pytest.raises(asyncio.CancelledError):
         await last
-    async with asyncio.timeout(60), slots.hold(4):
+    async with asyncio.timeout(60), slots.take(4):
         pass

@@ -225,7 +225,7 @@ async def test_what_cannot_be_parked_is_held_and_goes_on_when_it_can(rabbit: Rab
 
 async def lose(broker: RabbitUnderTest) -> None:
     """What a process that dies does: it has the message, and its connection ends."""
-    consumer = ResumingConsumer(broker.admin.address(), QUEUE, prefetch=1)
+    consumer = ResumingConsumer(broker.admin.broker_url(), QUEUE, prefetch=1)
     async with consumer:
         assert len(await consumer.batch(timeout_s=60.0)) == 1
         assert consumer._connection is not None

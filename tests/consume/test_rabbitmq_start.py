@@ -110,7 +110,7 @@ async def test_what_the_broker_refuses_is_not_asked_again(rabbit: RabbitUnderTes
             with pytest.raises(CannotStart, match="queue 'work' does not exist"):
                 await app.run()
             with pytest.raises(BrokerRefused, match="404"):
-                await ResumingConsumer(rabbit.admin.address(), "nowhere", on_start="resume").__aenter__()
+                await ResumingConsumer(rabbit.admin.broker_url(), "nowhere", on_start="resume").__aenter__()
         await proxy.refuse()
         async with asyncio.timeout(60):
             with pytest.raises(BrokerUnreachable, match="cannot be reached"):

@@ -36,7 +36,7 @@ class Consuming:
         self.found: set[str] = set()
         self.unknown_count = 0
         self.app = holdfast.App(url, stop_timeout="20s")
-        self._address = BrokerUrl.parse(url)
+        self._broker_url = BrokerUrl.parse(url)
         self._stopping = asyncio.Event()
 
         @self.app.consumer(QUEUE, retry=holdfast.Retry(attempts=4, delay="200ms"), layout="quorum", concurrency=8)
@@ -57,7 +57,7 @@ class Consuming:
     async def produce(self) -> None:
         """One message after the other; what has no clear answer is in doubt, and is not sent again."""
         number = 0
-        async with RabbitPublisher(self._address, timeout_s=PUBLISH_TIMEOUT_S) as publisher:
+        async with RabbitPublisher(self._broker_url, timeout_s=PUBLISH_TIMEOUT_S) as publisher:
             while not self._stopping.is_set():
                 number += 1
                 name, body = str(number), f"body {number}".encode()
@@ -72,7 +72,7 @@ class Consuming:
 
     async def collect(self) -> None:
         """Take what is parked."""
-        async with ResumingConsumer(self._address, f"{QUEUE}.dlq", prefetch=100) as consumer:
+        async with ResumingConsumer(self._broker_url, f"{QUEUE}.dlq", prefetch=100) as consumer:
             while True:
                 batch = await consumer.batch()
                 for delivery in batch:

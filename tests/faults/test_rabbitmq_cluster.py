@@ -77,7 +77,7 @@ async def test_a_wait_queue_and_a_dead_queue_whose_node_is_down_hold_the_message
 
 
 async def _publish(admin: Admin, body: bytes) -> Outcome:
-    async with RabbitPublisher(admin.address()) as publisher:
+    async with RabbitPublisher(admin.broker_url()) as publisher:
         return (await publisher.publish([outgoing(QUEUE, body, message_id=body.decode())]))[0]
 
 

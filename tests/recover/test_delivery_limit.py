@@ -76,7 +76,7 @@ async def test_run_as_it_is_printed_it_takes_the_limit_away(limited: DeadLetterQ
         lambda: info(dlq, dlq.name)["effective_policy_definition"] == {"delivery-limit": -1}, timeout_s=SHOWN_S
     )
     assert not info(dlq, "imageviewer-dlq").get("policy"), "the dot is no wildcard"
-    async with ResumingConsumer(dlq.admin.address(), dlq.name, prefetch=5) as consumer:
+    async with ResumingConsumer(dlq.admin.broker_url(), dlq.name, prefetch=5) as consumer:
         for _ in range(RETURNS):
             came = await consumer.batch(count_max=1, timeout_s=60.0)
             consumer.give_back(came)

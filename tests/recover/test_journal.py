@@ -24,9 +24,9 @@ def killed(journal: FileJournal) -> None:
 
 
 def opened(
-    path: Path | None, *, source: str = "q", others: Sequence[Path] = (), usual: Path | None = None
+    path: Path | None, *, origin: str = "q", others: Sequence[Path] = (), usual: Path | None = None
 ) -> FileJournal:
-    return FileJournal(JournalPaths(source=source, own=path, usual=usual, others=tuple(others)), "r")
+    return FileJournal(JournalPaths(origin=origin, own=path, usual=usual, others=tuple(others)), "r")
 
 
 def test_what_was_confirmed_and_not_acked_is_recognised_once(tmp_path: Path) -> None:
@@ -237,8 +237,8 @@ def test_a_run_that_ends_with_nothing_left_ends_every_journal_of_its_queue(tmp_p
     left_behind(second, B)
     strange.write_text("mine\n")
     foreign = tmp_path / "foreign"
-    opened(foreign, source="another queue").close(RunEnd.BROKEN)
-    journal = opened(foreign, source="another queue")
+    opened(foreign, origin="another queue").close(RunEnd.BROKEN)
+    journal = opened(foreign, origin="another queue")
     journal.confirmed([A])
     killed(journal)
     others = [first, second, strange, foreign, tmp_path / "absent"]

@@ -312,7 +312,7 @@ def run_of(
 async def once(queue: WorstQueue, folder: Path, way: Way) -> Summary | None:
     """One run; None when it was killed."""
     own = folder / way.journal if way.journal else None
-    journal = FileJournal(JournalPaths(source="worst", own=own, usual=folder / "usual"), "r")
+    journal = FileJournal(JournalPaths(origin="worst", own=own, usual=folder / "usual"), "r")
     note = journal.confirmed
 
     def confirmed(digests: Sequence[bytes]) -> None:

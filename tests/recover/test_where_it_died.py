@@ -51,7 +51,7 @@ class TwoQueues:
 
     async def die(self, queue: str, count: int = 1) -> None:
         """Reject what is in it."""
-        async with ResumingConsumer(self.admin.address(), queue, prefetch=count) as consumer:
+        async with ResumingConsumer(self.admin.broker_url(), queue, prefetch=count) as consumer:
             for _ in range(count):
                 consumer.dead_letter(await consumer.batch(count_max=1, timeout_s=60.0))
 

@@ -115,7 +115,7 @@ class Admin:
         """The address of the virtual host."""
         return self.node.url(self.vhost)
 
-    def address(self, *, port: int | None = None, more: str = "") -> BrokerUrl:
+    def broker_url(self, *, port: int | None = None, more: str = "") -> BrokerUrl:
         """The same, taken apart; `port` for a proxy."""
         return BrokerUrl.parse(self.node.url(self.vhost, port=port, more=more))
 
@@ -167,7 +167,7 @@ class Admin:
         count = await self.count(queue)
         held: list[Delivery] = []
         if count:
-            async with ResumingConsumer(self.address(), queue, prefetch=count) as consumer:
+            async with ResumingConsumer(self.broker_url(), queue, prefetch=count) as consumer:
                 while len(held) < count and (batch := await consumer.batch(timeout_s=60.0)):
                     held += batch
 
@@ -180,7 +180,7 @@ class Admin:
     async def drain(self, queue: str, count: int) -> list[Delivery]:
         """Take and ack exactly `count` messages; fails when there are fewer."""
         taken: list[Delivery] = []
-        async with ResumingConsumer(self.address(), queue, prefetch=max(1, min(count, 4000))) as consumer:
+        async with ResumingConsumer(self.broker_url(), queue, prefetch=max(1, min(count, 4000))) as consumer:
             while len(taken) < count:
                 batch = await consumer.batch(count_max=count - len(taken), timeout_s=60.0)
                 assert batch, f"{len(taken)} of {count} messages came"

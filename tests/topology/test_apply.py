@@ -55,11 +55,11 @@ async def test_a_message_goes_the_way_that_the_layout_says(every_admin: Admin) -
     layout = "quorum"
     bindings = [{ exchange = "events", key = "#" }]
     """
-    async with topologies(every_admin) as service, RabbitPublisher(every_admin.address()) as publisher:
+    async with topologies(every_admin) as service, RabbitPublisher(every_admin.broker_url()) as publisher:
         assert (await service.apply(file(text))).is_done
         assert (await publisher.publish([outgoing("any", b"work", exchange="events")]))[0].stored
         for queue in ("q.one", "q.two"):
-            async with ResumingConsumer(every_admin.address(), queue, prefetch=1) as consumer:
+            async with ResumingConsumer(every_admin.broker_url(), queue, prefetch=1) as consumer:
                 for _ in range(5):
                     (delivery,) = await consumer.batch(timeout_s=60.0)
                     assert delivery.body == b"work"
@@ -75,11 +75,11 @@ async def test_a_message_goes_the_way_that_the_layout_says(every_admin: Admin) -
 
 async def test_a_letter_in_a_dead_queue_may_be_looked_at_as_often_as_one_likes(every_admin: Admin) -> None:
     """The default limit of 4.x would delete it at the 21st time, -1 on 3.x at the first."""
-    async with topologies(every_admin) as service, RabbitPublisher(every_admin.address()) as publisher:
+    async with topologies(every_admin) as service, RabbitPublisher(every_admin.broker_url()) as publisher:
         await service.apply(file('[queues.q]\nlayout = "quorum"'), probe=False)
         for queue in ("q", "q.dlq"):
             assert (await publisher.publish([outgoing(queue, b"letter")]))[0].stored
-            async with ResumingConsumer(every_admin.address(), queue, prefetch=1) as consumer:
+            async with ResumingConsumer(every_admin.broker_url(), queue, prefetch=1) as consumer:
                 for _ in range(25):
                     consumer.give_back(await consumer.batch(timeout_s=60.0))
                 (delivery,) = await consumer.batch(timeout_s=60.0)
@@ -155,7 +155,7 @@ async def test_a_queue_is_made_anew_only_when_nothing_is_in_it(admin: Admin) -> 
         await admin.queue(kind, **arguments)
     lines = "".join(f'[queues.{kind}]\nlayout = "plain"\ntype = "{kind}"\n' for kind in kinds)
     wanted = file(f"[unroutable]\nenabled = false\n{lines}")
-    async with topologies(admin, counts_age_s_max=0.0) as service, RabbitPublisher(admin.address()) as publisher:
+    async with topologies(admin, counts_age_s_max=0.0) as service, RabbitPublisher(admin.broker_url()) as publisher:
 
         async def reasons() -> set[str]:
             done = await service.apply(wanted, delete=True, probe=False)
@@ -167,8 +167,8 @@ async def test_a_queue_is_made_anew_only_when_nothing_is_in_it(admin: Admin) -> 
             assert (await publisher.publish([outgoing(kind, b"precious")]))[0].stored
         await eventually(lambda: _all_are({"it has 1 messages"}, reasons))
         async with (
-            ResumingConsumer(admin.address(), "classic") as classic,
-            ResumingConsumer(admin.address(), "quorum") as quorum,
+            ResumingConsumer(admin.broker_url(), "classic") as classic,
+            ResumingConsumer(admin.broker_url(), "quorum") as quorum,
         ):
             for consumer in (classic, quorum):
                 (delivery,) = await consumer.batch(timeout_s=60.0)
@@ -196,7 +196,7 @@ async def test_old_counts_are_not_believed(admin: Admin) -> None:
     await admin.quorum_queue("pending", **{"x-dead-letter-exchange": "gone", **at_least_once})
     plain = 'layout = "plain"\ntype = '
     wanted = file(f'[unroutable]\nenabled = false\n[queues.held]\n{plain}"classic"\n[queues.pending]\n{plain}"quorum"')
-    async with broker(admin) as careful, RabbitPublisher(admin.address()) as publisher:
+    async with broker(admin) as careful, RabbitPublisher(admin.broker_url()) as publisher:
 
         async def known() -> bool:
             return all(state.is_idle for state in (await careful.read()).states.values())
@@ -205,8 +205,8 @@ async def test_old_counts_are_not_believed(admin: Admin) -> None:
         for queue in ("held", "pending"):
             assert (await publisher.publish([outgoing(queue, b"precious")]))[0].stored
         async with (
-            ResumingConsumer(admin.address(), "held", prefetch=1) as holder,
-            ResumingConsumer(admin.address(), "pending", prefetch=1) as rejecter,
+            ResumingConsumer(admin.broker_url(), "held", prefetch=1) as holder,
+            ResumingConsumer(admin.broker_url(), "pending", prefetch=1) as rejecter,
         ):
             assert await holder.batch(timeout_s=60.0)
             await holder.stop()  # held, and nobody consumes

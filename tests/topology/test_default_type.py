@@ -47,7 +47,7 @@ def app_of(admin: Admin, **more: str) -> holdfast.App:
 
 async def look_often(admin: Admin, queue: str) -> None:
     await admin.publish([outgoing(queue, b"letter")])
-    async with ResumingConsumer(admin.address(), queue, prefetch=1) as consumer:
+    async with ResumingConsumer(admin.broker_url(), queue, prefetch=1) as consumer:
         for _ in range(LOOKS_COUNT):
             (delivery,) = await consumer.batch(timeout_s=60.0)
             assert delivery.body == b"letter"

@@ -22,7 +22,7 @@ QUIET = '[unroutable]\nenabled = false\n[queues.q]\nretry_delay = "1h"\n'
 async def test_busy_queues_are_probed_only_on_demand_and_keep_their_messages(every_admin: Admin) -> None:
     letters = [f"letter {number}".encode() for number in range(50)]
     wanted = file(QUIET + 'layout = "quorum"')
-    async with topologies(every_admin) as service, RabbitPublisher(every_admin.address()) as publisher:
+    async with topologies(every_admin) as service, RabbitPublisher(every_admin.broker_url()) as publisher:
         await service.apply(wanted, probe=False)
         for queue in ("q", "q.dlq"):
             for letter in letters:
@@ -46,7 +46,7 @@ async def test_a_queue_with_a_consumer_is_left_alone(admin: Admin) -> None:
     wanted = file(QUIET)
     async with topologies(admin) as service:
         await service.apply(wanted, probe=False)
-        async with ResumingConsumer(admin.address(), "q") as consumer:
+        async with ResumingConsumer(admin.broker_url(), "q") as consumer:
             outcomes = {probe.name: probe for probe in (await service.apply(wanted)).probes}
             assert outcomes["q.retry → q"].outcome == "skipped"
             assert await consumer.batch(timeout_s=0.0) == []
@@ -54,7 +54,7 @@ async def test_a_queue_with_a_consumer_is_left_alone(admin: Admin) -> None:
 
 async def test_a_delay_is_not_waited_for_but_one_that_others_wait_out_is_not_cut_short(admin: Admin) -> None:
     wanted = file(QUIET)
-    async with topologies(admin) as service, RabbitPublisher(admin.address()) as publisher:
+    async with topologies(admin) as service, RabbitPublisher(admin.broker_url()) as publisher:
         assert (await service.apply(wanted)).is_done  # an hour's delay, in no time
         assert (await publisher.publish([outgoing("q.retry", b"waits")]))[0].stored
         outcomes = {probe.name: probe for probe in (await service.apply(wanted, probe=True)).probes}

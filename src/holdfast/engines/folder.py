@@ -42,7 +42,7 @@ LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: What a system says that has no files without a name, or no way to give them one.
 CANNOT = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.EPERM, errno.EXDEV})
 DURABLE_COUNT_MAX = 10_000
-HELD_COUNT_MAX = 64
+KEPT_OPEN_COUNT_MAX = 64
 #: Threads that mostly wait for the disk: more than processors, and not those that others wait for.
 THREADS_COUNT_MAX = 32
 P = ParamSpec("P")
@@ -280,7 +280,7 @@ class BlobFolder:
         self._durable: set[tuple[str, ...]] = set()
         self._lock = threading.Lock()
         self._syncs: dict[tuple[str, ...], _Sync] = {}
-        self._held: dict[tuple[str, ...], int] = {}
+        self._kept_open: dict[tuple[str, ...], int] = {}
 
     def open(self) -> None:
         """Make the root where it is missing, and hold on to it. Raises OSError."""
@@ -295,24 +295,24 @@ class BlobFolder:
 
     def close(self) -> None:
         """Let go of the root. May be called when `open` failed, and more than once."""
-        while self._held:
-            os.close(self._held.popitem()[1])
+        while self._kept_open:
+            os.close(self._kept_open.popitem()[1])
         if self._root >= 0:
             os.close(self._root)
             self._root = -1
 
-    def held(self, segments: tuple[str, ...]) -> int | None:
+    def kept_open(self, segments: tuple[str, ...]) -> int | None:
         """A descriptor of a directory that is made if it is missing, kept open until `close`: for who comes often.
 
         None when too many are kept. Raises what `directory` raises.
         """
-        known = self._held.get(segments)
-        if known is not None or len(self._held) >= HELD_COUNT_MAX:
+        known = self._kept_open.get(segments)
+        if known is not None or len(self._kept_open) >= KEPT_OPEN_COUNT_MAX:
             return known
         with self.directory(segments, create=True) as found, self._lock:
-            if segments not in self._held:
-                self._held[segments] = os.dup(found)
-            return self._held[segments]
+            if segments not in self._kept_open:
+                self._kept_open[segments] = os.dup(found)
+            return self._kept_open[segments]
 
     @contextmanager
     def directory(self, segments: Sequence[str], *, create: bool = False) -> Iterator[int]:
@@ -421,7 +421,7 @@ class NewFile:
     def open(self) -> None:
         """Make the file. Raises OSError, and Invalid for a path that is none."""
         self.segments = check_path(self._path)
-        folder = self._root.held(self.segments[:-1])
+        folder = self._root.kept_open(self.segments[:-1])
         if folder is None:
             with self._root.directory(self.segments[:-1], create=True) as found:
                 folder = self._own = os.dup(found)

@@ -68,14 +68,14 @@ class CollectStore:
     async def _write(self, transaction: str, fence: int, work: Callable[[Tx], T]) -> T:
         """One commit of the owner. Whether it still owns is asked first and answered along with the work."""
 
-        def held(tx: Tx) -> T:
+        def owned_by_us(tx: Tx) -> T:
             owned = tx.later(statement("collect_hold", tx.dialect), transaction=transaction, fence=fence)
             result = work(tx)
             if not owned():
                 raise _lost(transaction)
             return result
 
-        return await self._database.write(held)
+        return await self._database.write(owned_by_us)
 
     # --- transactions: which there are, and where each stands ---------------------------------------------------
 

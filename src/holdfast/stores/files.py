@@ -44,8 +44,8 @@ class FileBackup:
                     fsync_folder(path.parent)
         except OSError as error:
             raise CannotStart(f"backup cannot be written; '{path}': {error.strerror or error}") from error
-        self.held_bytes = os.fstat(self._file.fileno()).st_size  #: before the first letter of this run
-        if self.held_bytes and os.pread(self._file.fileno(), 1, self.held_bytes - 1) != b"\n":
+        self.found_bytes = os.fstat(self._file.fileno()).st_size  #: before the first letter of this run
+        if self.found_bytes and os.pread(self._file.fileno(), 1, self.found_bytes - 1) != b"\n":
             self._file.close()
             raise CannotStart(
                 f"backup cannot be added to; '{path}' ends in the middle of a letter, as after a run that was killed: "

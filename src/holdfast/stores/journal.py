@@ -46,14 +46,14 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
     what: str = WHAT
     run: str
-    source: str  #: which queue of which broker, without any login
+    origin: str = msgspec.field(name="source")  #: which queue of which broker, without any login
     boot: str
 
 
 class JournalPaths(msgspec.Struct, frozen=True, kw_only=True):
     """Where the journals of a queue are."""
 
-    source: str  #: which queue of which broker, without any login
+    origin: str  #: which queue of which broker, without any login
     own: Path | None  #: this run's; None: it keeps none
     usual: Path | None = None  #: where every run of this user looks, also for links to further ones
     others: tuple[Path, ...] = ()  #: where a server keeps it that cannot write to the usual place
@@ -69,7 +69,7 @@ class JournalPaths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def journal_paths(
-    source: str,
+    origin: str,
     dead_queue: str,
     data_folder: Path,
     *,
@@ -79,11 +79,11 @@ def journal_paths(
 ) -> JournalPaths:
     """Those of a run that keeps its journal in `file`, at the usual place, or nowhere. A server that cannot write to
     the usual place keeps it in the data folder."""
-    mark = hashlib.sha256(source.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    mark = hashlib.sha256(origin.encode("utf-8", "surrogateescape")).hexdigest()[:12]
     name = f"{re.sub(r'[^A-Za-z0-9._-]+', '_', dead_queue)[:80]}-{mark}.journal"
     usual, spare = (folder / "recover" / name for folder in (_state_folder() or data_folder, data_folder))
     own = file or (spare if serves and not _is_writable(usual.parent) else usual)
-    return JournalPaths(source=source, own=own if keeps else None, usual=usual, others=(spare,))
+    return JournalPaths(origin=origin, own=own if keeps else None, usual=usual, others=(spare,))
 
 
 def _state_folder() -> Path | None:
@@ -103,7 +103,7 @@ class FileJournal:
 
     def __init__(self, paths: JournalPaths, run: str) -> None:
         self.end = RunEnd.BROKEN  #: how the run leaves its queue; it says so when it came to its end
-        self._head = Head(run=run, source=paths.source, boot=_boot())
+        self._head = Head(run=run, origin=paths.origin, boot=_boot())
         path = paths.own.absolute() if paths.own else None
         self._own = _begun(path, self._head) if path else None
         self._usual = usual = paths.usual
@@ -320,9 +320,9 @@ class JournalFile:
             raise CannotStart(self._not_ours()) from error
         if not newline or before.what != WHAT:
             raise CannotStart(self._not_ours())
-        if before.source != head.source:
+        if before.origin != head.origin:
             raise CannotStart(
-                f"journal belongs to another queue; '{self.path}' is of {before.source}, give another --journal FILE"
+                f"journal belongs to another queue; '{self.path}' is of {before.origin}, give another --journal FILE"
             )
         self.is_left = True
         if torn := len(records) % RECORD_BYTES:

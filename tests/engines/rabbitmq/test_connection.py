@@ -161,7 +161,7 @@ async def test_when_no_host_answers_each_is_named(node: Node) -> None:
 
 async def test_whoever_waits_is_told_when_the_connection_is_cut(admin: Admin) -> None:
     async with Proxy("127.0.0.1", admin.node.port) as proxy:
-        connection = await Connection.open(admin.address(port=proxy.port))
+        connection = await Connection.open(admin.broker_url(port=proxy.port))
         listener = Recorder()
         channel = await connection.channel(listener)
         proxy.pause("down")
@@ -179,7 +179,7 @@ async def test_whoever_waits_is_told_when_the_connection_is_cut(admin: Admin) ->
 async def test_an_answer_that_does_not_come_has_a_limit(admin: Admin) -> None:
     async with (
         Proxy("127.0.0.1", admin.node.port) as proxy,
-        await Connection.open(admin.address(port=proxy.port)) as connection,
+        await Connection.open(admin.broker_url(port=proxy.port)) as connection,
     ):
         channel = await connection.channel(Recorder())
         proxy.pause("down")
@@ -193,7 +193,7 @@ async def test_an_answer_that_does_not_come_has_a_limit(admin: Admin) -> None:
 
 async def test_the_refusal_of_a_question_that_was_given_up_is_no_answer_to_the_next(every_admin: Admin) -> None:
     await every_admin.queue("there")
-    async with await Connection.open(every_admin.address()) as connection:
+    async with await Connection.open(every_admin.broker_url()) as connection:
         assert await connection.has_queue("there")
         for _ in range(20):
             given_up = asyncio.create_task(connection.has_queue("nowhere"))
@@ -205,14 +205,14 @@ async def test_the_refusal_of_a_question_that_was_given_up_is_no_answer_to_the_n
 
 async def test_a_broker_that_falls_silent_is_noticed_by_its_heartbeats(admin: Admin) -> None:
     async with Proxy("127.0.0.1", admin.node.port) as proxy:
-        connection = await Connection.open(admin.address(port=proxy.port, more="?heartbeat=1"))
+        connection = await Connection.open(admin.broker_url(port=proxy.port, more="?heartbeat=1"))
         proxy.pause("down")
         error = await asyncio.wait_for(connection.closed, 60.0)
         assert "fallen silent" in str(error)
 
 
 async def test_heartbeats_keep_an_idle_connection_open(admin: Admin) -> None:
-    async with await Connection.open(admin.address(more="?heartbeat=1")) as connection:
+    async with await Connection.open(admin.broker_url(more="?heartbeat=1")) as connection:
         # The broker hangs up after two intervals without a sign of life; that is the fact to outlast.
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(connection.closed), 3.5)

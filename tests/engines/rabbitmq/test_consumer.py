@@ -25,7 +25,7 @@ QUICK = Backoff(first_s=0.02, delay_s_max=0.2)
 
 
 async def fill(admin: Admin, queue: str, bodies: list[bytes]) -> None:
-    async with RabbitPublisher(admin.address()) as publisher:
+    async with RabbitPublisher(admin.broker_url()) as publisher:
         outcomes = await publisher.publish([outgoing(queue, body) for body in bodies])
         assert all(outcome.stored for outcome in outcomes)
 
@@ -40,7 +40,7 @@ async def test_messages_come_in_order_and_what_is_acked_is_gone(every_admin: Adm
         bodies = [b"%d" % i for i in range(300)]
         await fill(every_admin, queue, bodies)
         got: list[bytes] = []
-        async with ResumingConsumer(every_admin.address(), queue, prefetch=50) as consumer:
+        async with ResumingConsumer(every_admin.broker_url(), queue, prefetch=50) as consumer:
             while len(got) < 300:
                 batch = await consumer.batch(count_max=37, timeout_s=60.0)
                 got += [delivery.body for delivery in batch]
@@ -57,7 +57,7 @@ KINDS = pytest.mark.parametrize("kind", ["classic", "quorum"])
 async def test_what_is_not_settled_is_the_queues_again_in_order(every_admin: Admin, kind: str) -> None:
     await every_admin.queue("q", **{"x-queue-type": kind})
     await fill(every_admin, "q", [b"%d" % i for i in range(200)])
-    async with ResumingConsumer(every_admin.address(), "q") as consumer:
+    async with ResumingConsumer(every_admin.broker_url(), "q") as consumer:
         held: list[Delivery] = []
         while len(held) < 200:
             held += await consumer.batch(timeout_s=60.0)
@@ -71,7 +71,7 @@ async def test_giving_back_and_dead_lettering_do_what_they_say(every_admin: Admi
     target: dict[str, int | str] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     await every_admin.queue("q", **target)
     await fill(every_admin, "q", [b"back", b"dead"])
-    async with ResumingConsumer(every_admin.address(), "q", prefetch=2) as consumer:
+    async with ResumingConsumer(every_admin.broker_url(), "q", prefetch=2) as consumer:
         back, dead = await one(consumer), await one(consumer)
         consumer.give_back([back])
         consumer.dead_letter([dead])
@@ -83,7 +83,7 @@ async def test_giving_back_and_dead_lettering_do_what_they_say(every_admin: Admi
 
 @asynccontextmanager
 async def consuming(admin: Admin, queue: str, *, port: int | None = None) -> AsyncIterator[ResumingConsumer]:
-    async with ResumingConsumer(admin.address(port=port), queue, prefetch=10, backoff=QUICK) as consumer:
+    async with ResumingConsumer(admin.broker_url(port=port), queue, prefetch=10, backoff=QUICK) as consumer:
         yield consumer
 
 
@@ -151,7 +151,7 @@ async def test_with_raise_the_caller_is_told(admin: Admin) -> None:
     await admin.queue("q")
     async with (
         Proxy("127.0.0.1", admin.node.port) as proxy,
-        ResumingConsumer(admin.address(port=proxy.port), "q", on_loss="raise") as consumer,
+        ResumingConsumer(admin.broker_url(port=proxy.port), "q", on_loss="raise") as consumer,
     ):
         waiting = asyncio.create_task(consumer.batch())
         await eventually(lambda: consumer.connected)
@@ -162,7 +162,7 @@ async def test_with_raise_the_caller_is_told(admin: Admin) -> None:
 
 async def test_it_does_not_try_for_ever(admin: Admin) -> None:
     await admin.queue("q")
-    async with ResumingConsumer(admin.address(), "q", backoff=QUICK, down_timeout_s=0.3) as consumer:
+    async with ResumingConsumer(admin.broker_url(), "q", backoff=QUICK, down_timeout_s=0.3) as consumer:
         await admin.delete("q")
         with pytest.raises(ConsumerLost, match="404"):
             await consumer.batch(timeout_s=60.0)
@@ -170,7 +170,7 @@ async def test_it_does_not_try_for_ever(admin: Admin) -> None:
 
 async def test_a_queue_that_is_not_there_is_said_at_the_start(admin: Admin) -> None:
     with pytest.raises(BrokerRefused, match="no queue 'nope'") as caught:
-        async with ResumingConsumer(admin.address(), "nope"):
+        async with ResumingConsumer(admin.broker_url(), "nope"):
             pass
     assert caught.value.reply_code == 404
 
@@ -178,7 +178,7 @@ async def test_a_queue_that_is_not_there_is_said_at_the_start(admin: Admin) -> N
 async def test_after_stop_nothing_new_comes_but_what_is_held_can_be_settled(admin: Admin) -> None:
     await admin.queue("q")
     await fill(admin, "q", [b"held"])
-    async with ResumingConsumer(admin.address(), "q") as consumer:
+    async with ResumingConsumer(admin.broker_url(), "q") as consumer:
         held = await one(consumer)
         await consumer.stop()
         await fill(admin, "q", [b"new"])
@@ -204,7 +204,7 @@ def ack_one_by_one(consumer: ResumingConsumer, held: list[Delivery]) -> None:
 
 async def is_empty_for_good(admin: Admin, queue: str) -> bool:
     """Also when what a channel held has come back: a new consumer would get it."""
-    async with ResumingConsumer(admin.address(), queue) as consumer:
+    async with ResumingConsumer(admin.broker_url(), queue) as consumer:
         return not await consumer.batch(timeout_s=0.3)
 
 
@@ -217,7 +217,7 @@ async def test_what_was_acked_just_before_the_close_does_not_come_again(
     await every_admin.queue("q", **{"x-queue-type": kind})
     for _ in range(4):
         await fill(every_admin, "q", [b"%d" % i for i in range(300)])
-        async with ResumingConsumer(every_admin.address(), "q") as consumer:
+        async with ResumingConsumer(every_admin.broker_url(), "q") as consumer:
             held = await take_all(consumer, 300)
             if stops:
                 await consumer.stop()
@@ -229,7 +229,7 @@ async def test_consumers_that_close_together_do_not_take_anothers_end_for_their_
     await every_admin.quorum_queue("q")
     await fill(every_admin, "q", [b"%d" % i for i in range(1200)])
     async with AsyncExitStack() as stack:
-        opened = [ResumingConsumer(every_admin.address(), "q", prefetch=300) for _ in range(4)]
+        opened = [ResumingConsumer(every_admin.broker_url(), "q", prefetch=300) for _ in range(4)]
         consumers = [await stack.enter_async_context(consumer) for consumer in opened]
         held = [await take_all(consumer, 300) for consumer in consumers]
         await asyncio.gather(*(consumer.stop() for consumer in consumers))
@@ -243,7 +243,7 @@ async def test_consumers_that_close_together_do_not_take_anothers_end_for_their_
 async def test_a_close_that_is_cancelled_leaves_no_connection_open(every_admin: Admin, turns: int) -> None:
     await every_admin.quorum_queue("q")
     await fill(every_admin, "q", [b"x"])
-    consumer = await ResumingConsumer(every_admin.address(), "q").__aenter__()
+    consumer = await ResumingConsumer(every_admin.broker_url(), "q").__aenter__()
     await one(consumer)
     closing = asyncio.create_task(consumer.close())
     for _ in range(turns + 1):
@@ -260,7 +260,7 @@ async def test_a_close_that_is_cancelled_leaves_no_connection_open(every_admin: 
 async def test_a_close_that_may_not_look_at_the_queue_closes_all_the_same(every_admin: Admin) -> None:
     await every_admin.queue("q")
     await fill(every_admin, "q", [b"x"])
-    async with ResumingConsumer(every_admin.address(), "q") as consumer:
+    async with ResumingConsumer(every_admin.broker_url(), "q") as consumer:
         await one(consumer)
         await every_admin.delete("q")
         async with asyncio.timeout(5):
@@ -270,14 +270,14 @@ async def test_a_close_that_may_not_look_at_the_queue_closes_all_the_same(every_
 async def test_a_prefetch_that_means_something_else_is_refused(admin: Admin) -> None:
     for prefetch in (0, 65_536):
         with pytest.raises(ValueError, match="prefetch"):
-            ResumingConsumer(admin.address(), "q", prefetch=prefetch)
+            ResumingConsumer(admin.broker_url(), "q", prefetch=prefetch)
 
 
 async def crash_and_pause(node: Node) -> None:
     async with Admin.open(node, "v", keep=True) as admin:
         await admin.queue("q")
         await fill(admin, "q", [b"%d" % i for i in range(50)])
-        async with ResumingConsumer(admin.address(more="?heartbeat=1"), "q", prefetch=10, backoff=QUICK) as consumer:
+        async with ResumingConsumer(admin.broker_url(more="?heartbeat=1"), "q", prefetch=10, backoff=QUICK) as consumer:
             first = await one(consumer)
             # A broker that hangs: only the missing heartbeats tell.
             await asyncio.to_thread(node.pause)
@@ -298,7 +298,7 @@ async def crash_and_pause(node: Node) -> None:
 async def test_a_stop_that_is_cancelled_does_not_hold_up_the_close(every_admin: Admin, turns: int) -> None:
     await every_admin.queue("q")
     await fill(every_admin, "q", [b"x"])
-    async with ResumingConsumer(every_admin.address(), "q", prefetch=10) as consumer:
+    async with ResumingConsumer(every_admin.broker_url(), "q", prefetch=10) as consumer:
         await one(consumer)
         stopping = asyncio.create_task(consumer.stop())
         for _ in range(turns):
@@ -319,7 +319,7 @@ async def test_a_hanging_and_a_crashed_broker_are_survived(version: str) -> None
 async def test_a_channel_that_was_left_is_not_listened_to(admin: Admin) -> None:
     """Its tags would settle messages of the new one, which has the same numbers."""
     await admin.queue("q")
-    async with ResumingConsumer(admin.address(), "q") as consumer:
+    async with ResumingConsumer(admin.broker_url(), "q") as consumer:
         left = consumer._current
         left.on_events([Cancelled(1, "tag")])
         await eventually(lambda: consumer.connected)

@@ -102,13 +102,13 @@ async def test_a_cut_at_any_frame_loses_nothing(
             for name in ("consumer", "publisher")
         }
         publisher = await stack.enter_async_context(
-            RabbitPublisher(queues.address(port=proxies["publisher"].port), backoff=QUICK)
+            RabbitPublisher(queues.broker_url(port=proxies["publisher"].port), backoff=QUICK)
         )
         for number in range(COUNT):
             books.put(f"{number}", b"%d" % number)
         messages = [outgoing("from", b"%d" % number, message_id=f"{number}") for number in range(COUNT)]
         assert all(outcome.stored for outcome in await publisher.publish(messages))
-        address = queues.address(port=proxies["consumer"].port)
+        address = queues.broker_url(port=proxies["consumer"].port)
         consumer = await stack.enter_async_context(ResumingConsumer(address, "from", prefetch=20, backoff=QUICK))
         trip = proxies[who].cut_when(way, seen(kind), deliver=deliver)
         # What is only said when a connection is made is cut while it is made again.

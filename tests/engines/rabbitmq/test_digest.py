@@ -24,15 +24,15 @@ async def test_redelivered_letters_have_the_digest_that_they_had(every_admin: Ad
     headers: dict[str, Value] = {"z": 1, "MessageType": "T", "a": "x"}
     raw = [properties.encode({"headers": headers, "message_id": str(number)}) for number in range(3)]
     raw.append(properties.encode({"message_id": "3"}))  # no header table at all
-    async with RabbitPublisher(admin.address()) as publisher:
+    async with RabbitPublisher(admin.broker_url()) as publisher:
         outcomes = await publisher.publish([Outgoing("", "main", one, b"body") for one in raw])
         assert all(outcome.stored for outcome in outcomes)
-    async with ResumingConsumer(admin.address(), "main") as consumer:
+    async with ResumingConsumer(admin.broker_url(), "main") as consumer:
         consumer.dead_letter(await _all(consumer))
     seen = []
     letters: list[Delivery] = []
     for _ in range(3):
-        async with ResumingConsumer(admin.address(), "dead") as consumer:
+        async with ResumingConsumer(admin.broker_url(), "dead") as consumer:
             letters = await _all(consumer)
             seen.append(
                 {properties.decode(one.properties)["message_id"]: digest(one.properties, one.body) for one in letters}

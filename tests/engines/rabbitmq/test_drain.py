@@ -44,7 +44,7 @@ class Consuming:
 @asynccontextmanager
 async def consuming(admin: Admin, *, capacity_count: int, port: int | None = None) -> AsyncIterator[Consuming]:
     """A recovery of a queue with letters of which three fit into the window."""
-    async with RabbitPublisher(admin.address()) as publisher:
+    async with RabbitPublisher(admin.broker_url()) as publisher:
         await publisher.publish([outgoing(QUEUE, b"%08d" % n + bytes(LETTER_BYTES)) for n in range(COUNT)])
     table = RouteTable(mode=Mode.ADDRESS, address=Address(exchange="", routing_key=await admin.queue("there")))
     limits = RunLimits(window_count_max=capacity_count, window_bytes_max=WINDOW_BYTES)

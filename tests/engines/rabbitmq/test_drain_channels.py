@@ -65,10 +65,10 @@ async def run(request: pytest.FixtureRequest, admin: Admin) -> AsyncIterator[Run
     """Of a queue with 100 letters; ten are wanted."""
     make = admin.quorum_queue if request.param == "quorum" else admin.queue
     queue = await make("dead")
-    async with RabbitPublisher(admin.address()) as publisher:
+    async with RabbitPublisher(admin.broker_url()) as publisher:
         await publisher.publish([outgoing(queue, b"%02d" % number) for number in range(100)])
     run = Run(queue)
-    connection = await Connection.open(admin.address())
+    connection = await Connection.open(admin.broker_url())
     try:
         run.budget.wanted_count = 10
         await run.channels.consume(connection, 100)

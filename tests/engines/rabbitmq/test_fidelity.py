@@ -60,8 +60,8 @@ async def test_every_type_passes_through_a_move_byte_for_byte(every_admin: Admin
         for raw in RAW_LISTS.values():
             bare.publish("from", raw, b"body")
         async with (
-            ResumingConsumer(every_admin.address(), "from") as consumer,
-            RabbitPublisher(every_admin.address()) as publisher,
+            ResumingConsumer(every_admin.broker_url(), "from") as consumer,
+            RabbitPublisher(every_admin.broker_url()) as publisher,
         ):
             for _ in RAW_LISTS:
                 (delivery,) = await consumer.batch(count_max=1, timeout_s=60.0)
@@ -81,7 +81,7 @@ async def test_spliced_keys_are_the_only_difference(every_admin: Admin) -> None:
     raw = RAW_LISTS["everything"]
     changed = properties.splice_headers(raw, put={"x-retry-count": 3, "x-who": "me"}, drop=["double", "text-not-utf8"])
     changed = properties.splice(changed, drop=["expiration", "user_id"])
-    async with RabbitPublisher(every_admin.address()) as publisher:
+    async with RabbitPublisher(every_admin.broker_url()) as publisher:
         assert (await publisher.publish([Outgoing("", "to", changed, b"body")]))[0].stored
     with SocketClient.open(every_admin.node.port, every_admin.vhost) as bare:
         got, _ = bare.get("to")
@@ -95,7 +95,7 @@ async def test_spliced_keys_are_the_only_difference(every_admin: Admin) -> None:
 async def test_bodies_around_the_frame_size_arrive_whole(admin: Admin, size: int) -> None:
     await admin.queue("q")
     body = bytes(range(256)) * (size // 256) + b"z" * (size % 256)
-    async with RabbitPublisher(admin.address()) as publisher:
+    async with RabbitPublisher(admin.broker_url()) as publisher:
         assert (await publisher.publish([Outgoing("", "q", properties.NONE, body)]))[0].stored
     with SocketClient.open(admin.node.port, admin.vhost) as bare:
         assert bare.get("q")[1] == body
@@ -103,7 +103,7 @@ async def test_bodies_around_the_frame_size_arrive_whole(admin: Admin, size: int
 
 async def test_the_smallest_frame_size_works_both_ways(admin: Admin) -> None:
     await admin.queue("q")
-    address = admin.address(more="?frame_max=8192")
+    address = admin.broker_url(more="?frame_max=8192")
     body = b"q" * 50_000
     async with RabbitPublisher(address) as publisher, ResumingConsumer(address, "q") as consumer:
         assert (await publisher.publish([Outgoing("", "q", properties.NONE, body)]))[0].stored
@@ -113,7 +113,7 @@ async def test_the_smallest_frame_size_works_both_ways(admin: Admin) -> None:
 
 async def test_a_transient_message_is_published_persistent(admin: Admin) -> None:
     await admin.queue("q")
-    async with RabbitPublisher(admin.address()) as publisher:
+    async with RabbitPublisher(admin.broker_url()) as publisher:
         for raw in (properties.NONE, properties.encode({"delivery_mode": 1, "message_id": "m"})):
             assert (await publisher.publish([Outgoing("", "q", raw, b"")]))[0].stored
     with SocketClient.open(admin.node.port, admin.vhost) as bare:
@@ -124,7 +124,7 @@ async def test_a_transient_message_is_published_persistent(admin: Admin) -> None
 async def test_a_queue_of_any_name_can_be_consumed(admin: Admin) -> None:
     name = "größe (1) *!?"
     await admin.queue(name)
-    async with RabbitPublisher(admin.address()) as publisher, ResumingConsumer(admin.address(), name) as consumer:
+    async with RabbitPublisher(admin.broker_url()) as publisher, ResumingConsumer(admin.broker_url(), name) as consumer:
         assert (await publisher.publish([Outgoing("", name, properties.NONE, b"x")]))[0].stored
         (delivery,) = await consumer.batch(timeout_s=60.0)
         assert delivery.routing_key == name

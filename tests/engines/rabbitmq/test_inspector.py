@@ -17,7 +17,7 @@ pytestmark = pytest.mark.rabbitmq
 async def test_after_a_question_about_an_exchange_the_queue_can_still_be_asked_for(admin: Admin) -> None:
     """That question has a connection of its own, which ends with it; the one that consumes is not touched."""
     await admin.queue("dead")
-    async with await Connection.open(admin.address()) as consuming, RabbitPublisher(admin.address()) as publisher:
+    async with await Connection.open(admin.broker_url()) as consuming, RabbitPublisher(admin.broker_url()) as publisher:
         inspector = RabbitRunInspector(consuming, publisher, "dead", management=None)
         assert "404" in await inspector.refusal("nowhere")
         found = await inspector.preflight(RouteTable(mode=Mode.SOURCE))

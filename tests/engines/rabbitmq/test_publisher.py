@@ -32,7 +32,7 @@ def kinds(outcomes: list[Outcome]) -> list[str]:
 
 async def test_confirmed_means_that_it_is_there(every_admin: Admin) -> None:
     for queue in (await every_admin.queue("c"), await every_admin.quorum_queue("q")):
-        async with RabbitPublisher(every_admin.address()) as publisher:
+        async with RabbitPublisher(every_admin.broker_url()) as publisher:
             outcomes = await publisher.publish([outgoing(queue, b"%d" % i) for i in range(500)])
             assert set(kinds(outcomes)) == {"confirmed"}
         assert [d.body for d in await every_admin.drain(queue, 500)] == [b"%d" % i for i in range(500)]
@@ -40,7 +40,7 @@ async def test_confirmed_means_that_it_is_there(every_admin: Admin) -> None:
 
 async def test_an_unroutable_publish_is_returned_although_the_broker_acks_it(every_admin: Admin) -> None:
     await every_admin.exchange("x")
-    async with RabbitPublisher(every_admin.address()) as publisher:
+    async with RabbitPublisher(every_admin.broker_url()) as publisher:
         outcomes = await publisher.publish([outgoing("nowhere"), outgoing("nowhere", exchange="x")])
         assert outcomes == [Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")] * 2
 
@@ -48,7 +48,7 @@ async def test_an_unroutable_publish_is_returned_although_the_broker_acks_it(eve
 async def test_a_return_finds_its_own_publish_when_ids_repeat(every_admin: Admin) -> None:
     """The case in which a client that goes by message id reports the lost one as stored, 50 of 50 times."""
     await every_admin.queue("there")
-    async with RabbitPublisher(every_admin.address()) as publisher:
+    async with RabbitPublisher(every_admin.broker_url()) as publisher:
         for round_ in range(50):
             pair = [outgoing("nowhere", message_id="same"), outgoing("there", message_id="same")]
             if round_ % 2:
@@ -66,7 +66,7 @@ async def test_a_mixed_batch_gets_mixed_outcomes(every_admin: Admin) -> None:
     limits: dict[str, int | str] = {"x-max-length": 1, "x-overflow": "reject-publish"}
     await every_admin.queue("full", **limits)
     keys = ["there", "nowhere", "full"] * 40
-    async with RabbitPublisher(every_admin.address()) as publisher:
+    async with RabbitPublisher(every_admin.broker_url()) as publisher:
         outcomes = await publisher.publish([outgoing(key, b"%d" % i) for i, key in enumerate(keys)])
     assert kinds(outcomes[0::3]) == ["confirmed"] * 40
     assert kinds(outcomes[1::3]) == ["returned"] * 40
@@ -78,7 +78,7 @@ async def test_a_channel_that_nacked_is_replaced_and_nothing_on_it_is_sent_twice
     await admin.queue("there")
     limits: dict[str, int | str] = {"x-max-length": 1, "x-overflow": "reject-publish"}
     await admin.queue("full", **limits)
-    async with RabbitPublisher(admin.address()) as publisher:
+    async with RabbitPublisher(admin.broker_url()) as publisher:
         assert kinds([(await publisher.publish([outgoing("full")]))[0] for _ in range(2)]) == ["confirmed", "nacked"]
         sent = 0
         while not publisher.counts["renewed"]:
@@ -91,7 +91,7 @@ async def test_a_channel_that_nacked_is_replaced_and_nothing_on_it_is_sent_twice
 
 
 async def test_twins_of_which_all_are_unroutable_are_all_returned(admin: Admin) -> None:
-    async with RabbitPublisher(admin.address()) as publisher:
+    async with RabbitPublisher(admin.broker_url()) as publisher:
         assert set(kinds(await publisher.publish([outgoing("nowhere") for _ in range(3000)]))) == {"returned"}
 
 
@@ -111,7 +111,7 @@ async def test_the_guilty_one_is_found_and_its_neighbours_are_stored(every_admin
     }[fault]
     messages = [outgoing("q", b"%d" % i) for i in range(40)]
     messages[7] = bad
-    async with RabbitPublisher(every_admin.address(), backoff=QUICK) as publisher:
+    async with RabbitPublisher(every_admin.broker_url(), backoff=QUICK) as publisher:
         outcomes = await publisher.publish(messages)
         assert kinds(outcomes).count("confirmed") == 39
         assert outcomes[7].kind is OutcomeKind.REFUSED
@@ -127,7 +127,7 @@ async def test_the_guilty_one_is_found_and_its_neighbours_are_stored(every_admin
 async def test_several_guilty_ones_are_each_found(admin: Admin) -> None:
     await admin.queue("q")
     messages = [outgoing("q", b"%d" % i, exchange="missing" if i % 10 == 3 else "") for i in range(60)]
-    async with RabbitPublisher(admin.address(), backoff=QUICK) as publisher:
+    async with RabbitPublisher(admin.broker_url(), backoff=QUICK) as publisher:
         outcomes = await publisher.publish(messages)
     assert [i for i, outcome in enumerate(outcomes) if outcome.kind is OutcomeKind.REFUSED] == [3, 13, 23, 33, 43, 53]
     assert kinds(outcomes).count("confirmed") == 54
@@ -138,14 +138,14 @@ async def test_a_message_over_the_brokers_limit_is_refused_by_itself(every_admin
         pytest.skip("its limit is 128 MiB")
     await every_admin.queue("q")
     messages = [outgoing("q"), outgoing("q", bytes(17 * 2**20)), outgoing("q")]
-    async with RabbitPublisher(every_admin.address(), backoff=QUICK) as publisher:
+    async with RabbitPublisher(every_admin.broker_url(), backoff=QUICK) as publisher:
         assert kinds(await publisher.publish(messages)) == ["confirmed", "refused", "confirmed"]
 
 
 async def test_properties_that_no_frame_holds_are_refused_before_they_harm_anybody(admin: Admin) -> None:
     await admin.queue("q")
     raw = properties.splice_headers(properties.NONE, put={"stack": "x" * 140_000})
-    async with RabbitPublisher(admin.address()) as publisher:
+    async with RabbitPublisher(admin.broker_url()) as publisher:
         messages = [outgoing("q"), Outgoing("", "q", raw, b""), Outgoing("", "q", b"\xff\xff\xff", b""), outgoing("q")]
         assert kinds(await publisher.publish(messages)) == ["confirmed", "refused", "refused", "confirmed"]
         assert publisher.counts["sent_again"] == 0
@@ -160,7 +160,7 @@ async def test_a_publish_out_of_an_outcome_takes_nobodys_confirm(every_admin: Ad
     raw = large if bad == "no frame holds it" else b"\xff\xff\xff"
     full, there = [outgoing("full") for _ in range(10)], [outgoing("there") for _ in range(10)]
     messages, reply = [*full, Outgoing("", "there", raw, b""), *there], outgoing("there", b"reply")
-    async with RabbitPublisher(every_admin.address()) as publisher:
+    async with RabbitPublisher(every_admin.broker_url()) as publisher:
         assert (await publisher.publish([outgoing("full")]))[0].stored
 
         def told(_: Sequence[Outgoing], outcome: Outcome) -> None:
@@ -179,7 +179,7 @@ async def test_a_publish_out_of_an_outcome_takes_nobodys_confirm(every_admin: Ad
 async def test_a_message_is_published_once(admin: Admin) -> None:
     await admin.queue("q")
     twice = outgoing("q")
-    async with RabbitPublisher(admin.address()) as publisher:
+    async with RabbitPublisher(admin.broker_url()) as publisher:
         assert (await publisher.publish([twice]))[0].stored
         with pytest.raises(ValueError, match="an Outgoing of its own"):
             await publisher.publish([twice])
@@ -188,7 +188,7 @@ async def test_a_message_is_published_once(admin: Admin) -> None:
 
 async def test_small_windows_hold_in_messages_and_bytes(admin: Admin) -> None:
     await admin.queue("q")
-    async with RabbitPublisher(admin.address(), window_messages=7, window_bytes=1000) as publisher:
+    async with RabbitPublisher(admin.broker_url(), window_messages=7, window_bytes=1000) as publisher:
         batches = [publisher.publish([outgoing("q", b"x" * 300) for _ in range(20)]) for _ in range(5)]
         batches.append(publisher.publish([outgoing("q", b"larger than the window" * 100)]))
         outcomes = [one for batch in await asyncio.gather(*batches) for one in batch]
@@ -200,7 +200,7 @@ async def test_a_silent_broker_leaves_unknown_and_a_late_answer_is_not_believed(
     await admin.queue("q")
     async with (
         Proxy("127.0.0.1", admin.node.port) as proxy,
-        RabbitPublisher(admin.address(port=proxy.port), backoff=QUICK) as publisher,
+        RabbitPublisher(admin.broker_url(port=proxy.port), backoff=QUICK) as publisher,
     ):
         assert (await publisher.publish([outgoing("q")]))[0].stored
         proxy.pause("down")
@@ -217,7 +217,7 @@ async def test_a_cut_connection_is_made_again_and_nothing_gets_lost(admin: Admin
     await admin.queue("q")
     async with (
         Proxy("127.0.0.1", admin.node.port) as proxy,
-        RabbitPublisher(admin.address(port=proxy.port), backoff=QUICK) as publisher,
+        RabbitPublisher(admin.broker_url(port=proxy.port), backoff=QUICK) as publisher,
     ):
         proxy.cut_after("up", 100_000)
         proxy.cut_after("down", 3000)
@@ -232,7 +232,7 @@ async def test_a_cut_connection_is_made_again_and_nothing_gets_lost(admin: Admin
 
 async def test_a_broker_that_stays_away_makes_it_unknown_and_says_why(admin: Admin) -> None:
     async with Proxy("127.0.0.1", admin.node.port) as proxy:
-        publisher = RabbitPublisher(admin.address(port=proxy.port), backoff=QUICK)
+        publisher = RabbitPublisher(admin.broker_url(port=proxy.port), backoff=QUICK)
         async with publisher:
             await proxy.refuse()
             await proxy.cut()
@@ -246,7 +246,7 @@ async def test_a_broker_that_stays_away_makes_it_unknown_and_says_why(admin: Adm
 async def test_a_cancelled_publish_does_not_disturb_the_next(admin: Admin) -> None:
     await admin.queue("q")
     messages = [outgoing("q") for _ in range(100)]
-    async with RabbitPublisher(admin.address()) as publisher:
+    async with RabbitPublisher(admin.broker_url()) as publisher:
         task = asyncio.create_task(publisher.publish(messages))
         await asyncio.sleep(0)
         task.cancel()
@@ -262,7 +262,7 @@ async def test_an_alarm_blocks_and_a_crash_loses_nothing_that_was_confirmed(vers
         async with Admin.open(node, "v", keep=True) as admin:
             await admin.queue("q")
             await admin.quorum_queue("quorum")  # the alarm takes long enough for it to outlive a kill
-            async with RabbitPublisher(admin.address(), backoff=QUICK) as publisher:
+            async with RabbitPublisher(admin.broker_url(), backoff=QUICK) as publisher:
                 with node.memory_alarm():
                     outcome = (await publisher.publish([outgoing("q", b"stuck")], timeout_s=1.0))[0]
                     assert outcome.kind is OutcomeKind.UNKNOWN

@@ -96,12 +96,12 @@ def test_a_connection_that_ended_is_left_alone() -> None:
 @pytest.mark.rabbitmq
 async def test_everything_comes(admin: Admin) -> None:
     queue = await admin.queue("q")
-    async with RabbitPublisher(admin.address()) as publisher:
+    async with RabbitPublisher(admin.broker_url()) as publisher:
         publisher.pause_between_reads(PAUSE_S)
         outcomes = await publisher.publish([outgoing(queue) for _ in range(COUNT)])
         assert all(outcome.stored for outcome in outcomes)
     listener = Recorder()
-    async with await Connection.open(admin.address()) as connection:
+    async with await Connection.open(admin.broker_url()) as connection:
         connection.read_pause_s = PAUSE_S
         channel = await connection.channel(listener)
         await channel.call(methods.Consume(queue=queue))

@@ -28,7 +28,7 @@ QUEUE_DECLARE, BASIC_QOS, BASIC_CONSUME = b"\0\x32\0\x0a", b"\0\x3c\0\x0a", b"\0
 async def recovering(admin: Admin, proxy: Proxy, *, heartbeat_s: int) -> AsyncIterator[RabbitDrain]:
     """One that consumes through the proxy."""
     await admin.queue(QUEUE)
-    address = admin.address(port=proxy.port, more=f"?heartbeat={heartbeat_s}")
+    address = admin.broker_url(port=proxy.port, more=f"?heartbeat={heartbeat_s}")
     drain = RabbitDrain(address, QUEUE, RunLimits(window_count_max=10, window_bytes_max=2**20))
     await drain.connect()
     try:
@@ -42,7 +42,7 @@ async def locked_by_another(admin: Admin, proxy: Proxy) -> Connection:
     """The connections through the proxy are lost, and somebody else comes first."""
     await proxy.refuse()
     await proxy.cut()
-    other = await Connection.open(admin.address())
+    other = await Connection.open(admin.broker_url())
     await take_lock(other, QUEUE, patience_s=10.0)
     proxy.accept()
     return other
@@ -64,7 +64,7 @@ async def test_without_the_lock_nothing_is_consumed_however_often_it_is_tried(ad
         await other.close()
         await drain.open()
         assert (await drain.depth()).consumers == 1
-        async with await Connection.open(admin.address()) as third:
+        async with await Connection.open(admin.broker_url()) as third:
             with pytest.raises(RecoveryLocked):
                 await take_lock(third, QUEUE, patience_s=0.0)
 

@@ -59,7 +59,7 @@ async def test_every_message_gets_the_outcome_that_it_deserves(every_admin: Admi
     bodies = [[b"%d.%d" % (batch, place) for place in range(EACH)] for batch in range(BATCHES)]
     async with (
         Proxy("127.0.0.1", every_admin.node.port) as proxy,
-        RabbitPublisher(every_admin.address(port=proxy.port), window_messages=60, backoff=QUICK) as publisher,
+        RabbitPublisher(every_admin.broker_url(port=proxy.port), window_messages=60, backoff=QUICK) as publisher,
     ):
         if cut:
             for _ in range(4):

@@ -114,7 +114,7 @@ async def await_results(work: OwnedTransaction) -> None:
             context.broker.consumer(work.subscription(work.header_queue, count_max=HEADERS_COUNT_MAX))
         )
         payloads_in = await stack.enter_async_context(
-            context.broker.consumer(work.subscription(work.payload_queue, count_max=held_max(work)))
+            context.broker.consumer(work.subscription(work.payload_queue, count_max=unsettled_max(work)))
         )
         payloads = Payloads(work, payloads_in, on_change=changed.set)
         try:
@@ -234,11 +234,11 @@ class Payloads:
         self._consumer = consumer
         self._on_change = on_change
         self._writer = IndexWriter(work.context.store, work.id, fence=work.fence)
-        self._held_count = 0
-        self._held_bytes = 0
+        self._unsettled_count = 0
+        self._unsettled_bytes = 0
         self._largest_bytes = 0  # nobody has seen one yet
         self._freed = asyncio.Event()
-        self._held_max = held_max(work)
+        self._unsettled_max = unsettled_max(work)
         self._group_max = max(1, work.context.limits.uploads_max // GROUPS_COUNT)
         self._tasks = asyncio.TaskGroup()
 
@@ -255,31 +255,31 @@ class Payloads:
                 for delivery in batch:
                     size = len(delivery.body)
                     self._largest_bytes = max(self._largest_bytes, size, 1)
-                    self._held_bytes += size
-                self._held_count += len(batch)
+                    self._unsettled_bytes += size
+                self._unsettled_count += len(batch)
                 self._tasks.create_task(self._sort(batch))
 
     @property
     def _worth(self) -> int:
         """How many messages are worth a round trip: half of what may be here, or whatever fits when it is idle."""
-        return 1 if self._held_count < self._work.context.limits.uploads_max // 2 else self._held_max // 2
+        return 1 if self._unsettled_count < self._work.context.limits.uploads_max // 2 else self._unsettled_max // 2
 
     def _room(self) -> int:
         limits = self._work.context.limits
         if not self._largest_bytes:
-            return min(FIRST_COUNT_MAX, self._held_max) - self._held_count
-        if not self._held_count:
+            return min(FIRST_COUNT_MAX, self._unsettled_max) - self._unsettled_count
+        if not self._unsettled_count:
             room_bytes = limits.uploads_bytes_max
         else:
-            room_bytes = limits.uploads_bytes_max - self._held_bytes
+            room_bytes = limits.uploads_bytes_max - self._unsettled_bytes
             if room_bytes < self._largest_bytes:
                 return 0
         by_size = max(1, room_bytes // self._largest_bytes)
-        return min(self._held_max - self._held_count, by_size)
+        return min(self._unsettled_max - self._unsettled_count, by_size)
 
     def _let_go(self, delivery: Delivery) -> None:
-        self._held_count -= 1
-        self._held_bytes -= len(delivery.body)
+        self._unsettled_count -= 1
+        self._unsettled_bytes -= len(delivery.body)
         self._freed.set()
 
     async def _sort(self, batch: Sequence[Delivery]) -> None:
@@ -312,7 +312,7 @@ class Payloads:
     async def _store(self, group: Sequence[NewPart], *, failures: int = 0) -> None:
         """Upload, index and ack; one whose upload fails for now is tried again by itself."""
         work = self._work
-        async with work.context.uploads.hold(len(group)):
+        async with work.context.uploads.take(len(group)):
             crash_point("collect.before_upload")
             stored = await self._upload(group, failures)
             if not stored:
@@ -454,6 +454,6 @@ async def digests_of(bodies: Sequence[bytes]) -> list[str]:
     return await asyncio.to_thread(lambda: [digest(body) for body in bodies])
 
 
-def held_max(work: OwnedTransaction) -> int:
+def unsettled_max(work: OwnedTransaction) -> int:
     """How many messages may be here: those that are uploaded, and as many that wait for their turn."""
     return 2 * work.context.limits.uploads_max

@@ -215,7 +215,7 @@ class UploadSlots:
         self._first = asyncio.Lock()  # held by whoever is next
 
     @asynccontextmanager
-    async def hold(self, count: int) -> AsyncIterator[None]:
+    async def take(self, count: int) -> AsyncIterator[None]:
         """Hold so many until the end of the block; at most as many as there are."""
         async with self._first:
             while self._free < count:

@@ -137,7 +137,7 @@ class QueueBroker:
         """Lease from the queue. Raises QueueMissing."""
         every_s = await lease_s(self.queues, subscription.queue) / 3
         consumer = QueueConsumer(self.queues, subscription, clock=self._clock)
-        keeper = asyncio.create_task(consumer.held.keep_alive(every_s), name=f"leases of {subscription.queue}")
+        keeper = asyncio.create_task(consumer.unsettled.keep_alive(every_s), name=f"leases of {subscription.queue}")
         try:
             yield consumer
         finally:
@@ -285,7 +285,7 @@ class QueueConsumer:
         self._attempts_max = subscription.policy.attempts
         self._letters = subscription.letters
         self._clock = clock
-        self.held = UnsettledItems(queues, subscription.queue)
+        self.unsettled = UnsettledItems(queues, subscription.queue)
         self._leases = Leaser(queues, subscription.queue)
         self._taking: asyncio.Task[LeaseReply | None] | None = None
         self._is_stopped = False
@@ -313,7 +313,7 @@ class QueueConsumer:
 
     async def _delivered(self, reply: LeaseReply) -> list[Delivery]:
         partition, queue = reply.partition, self._queue
-        self.held.add(reply.items, partition)
+        self.unsettled.add(reply.items, partition)
         stories = await self._stories(reply) if self._letters else {}
         return [
             Delivery(partition, 0, item.attempts > 1, "", queue, "", b"", item.payload, stories.get(item.id, item))
@@ -366,7 +366,7 @@ class QueueConsumer:
         unsettled = []
         for delivery in deliveries:
             error = self._failed.pop(delivery, None)
-            if error is None and delivery.own.id in self.held:
+            if error is None and delivery.own.id in self.unsettled:
                 error = TryAgain("ack was called off; whoever waited for it went away")
             if error is not None:
                 unsettled.append(Unsettled(delivery, error))
@@ -375,7 +375,7 @@ class QueueConsumer:
     async def _complete_all(self, deliveries: Sequence[Delivery]) -> None:
         by_partition: dict[int, list[Delivery]] = {}
         for delivery in deliveries:
-            if delivery.own.id in self.held:
+            if delivery.own.id in self.unsettled:
                 by_partition.setdefault(delivery.channel, []).append(delivery)
             else:
                 self._failed[delivery] = self._lost(delivery)
@@ -386,10 +386,10 @@ class QueueConsumer:
     async def _complete(self, partition: int, deliveries: Sequence[Delivery]) -> None:
         ids = [delivery.own.id for delivery in deliveries]
         try:
-            lost = await self.held.complete(ids, partition=partition)
+            lost = await self.unsettled.complete(ids, partition=partition)
         except QueueMissing as error:
             self._failed |= {delivery: NotOurs(error.message) for delivery in deliveries}
-            self.held.let_go(ids)
+            self.unsettled.let_go(ids)
         except HoldfastError as error:
             self._failed |= dict.fromkeys(deliveries, error)  # they may be done or not, and are ours still
         else:
@@ -419,12 +419,12 @@ class QueueConsumer:
         await self._retry(delivery, RetryItem(id=delivery.own.id))
 
     async def _retry(self, delivery: Delivery, item: RetryItem) -> None:
-        if item.id not in self.held:
+        if item.id not in self.unsettled:
             raise self._lost(delivery)
         try:
-            await self.held.retry([item], partition=delivery.channel)
+            await self.unsettled.retry([item], partition=delivery.channel)
         except (BadIds, QueueMissing) as error:
-            self.held.let_go([item.id])
+            self.unsettled.let_go([item.id])
             raise NotOurs(error.message) from error
 
     def _lost(self, delivery: Delivery) -> NotOurs:

@@ -126,7 +126,7 @@ class Queues:
         try:
             while (reply := await leases.next(batch)) is not None:
                 lease = Lease(self, queue_name, reply.partition, reply.items)
-                keeper = asyncio.create_task(lease.held.keep_alive(every_s, for_s=extend_for_s))
+                keeper = asyncio.create_task(lease.unsettled.keep_alive(every_s, for_s=extend_for_s))
                 keepers.add(keeper)
                 keeper.add_done_callback(keepers.discard)
                 yield lease
@@ -347,29 +347,29 @@ class Lease(AbstractAsyncContextManager["Lease"]):
         self.queue_name = queue_name
         self.partition = partition
         self.items = tuple(items)
-        self.held = UnsettledItems(queues, queue_name)
-        self.held.add(items, partition)
+        self.unsettled = UnsettledItems(queues, queue_name)
+        self.unsettled.add(items, partition)
 
     @property
     def open_items(self) -> list[LeasedItem]:
         """Items that are not settled yet."""
-        return [item for item in self.items if item.id in self.held]
+        return [item for item in self.items if item.id in self.unsettled]
 
     async def complete(self, items: Sequence[LeasedItem] | None = None) -> list[str]:
         """Finish items, or all that are open. Ids whose lease was lost are left out, and returned."""
         chosen = self.open_items if items is None else items
-        return await self.held.complete([item.id for item in chosen], partition=self.partition)
+        return await self.unsettled.complete([item.id for item in chosen], partition=self.partition)
 
     async def retry(self, items: Sequence[RetryItem | LeasedItem] | None = None) -> None:
         """Give items back, or all that are open; raises BadIds when the lease of one was lost."""
         chosen = self.open_items if items is None else items
         retried = [item if isinstance(item, RetryItem) else RetryItem(id=item.id) for item in chosen]
         if retried:
-            await self.held.retry(retried, partition=self.partition)
+            await self.unsettled.retry(retried, partition=self.partition)
 
     async def extend(self) -> None:
         """Let the open items run longer; those whose lease was lost are dropped from it."""
-        await self.held.extend(self.partition)
+        await self.unsettled.extend(self.partition)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

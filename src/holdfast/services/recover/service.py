@@ -56,9 +56,9 @@ async def recover(
     preflight = await broker.inspector.preflight(order.table)
     for line in preflight_lines(order, preflight):
         notices.say(line)
-    if backup is not None and backup.held_bytes and not order.dry_run:
+    if backup is not None and backup.found_bytes and not order.dry_run:
         notices.say(
-            f"Note: backup '{backup.path}' has letters already ({backup.held_bytes} bytes); those of this run are "
+            f"Note: backup '{backup.path}' has letters already ({backup.found_bytes} bytes); those of this run are "
             "added behind them, and --from-backup will publish all"
         )
     check(order, preflight)
