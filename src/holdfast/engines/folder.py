@@ -481,11 +481,12 @@ class NewFile:
                 if os.fstat(self._file).st_nlink > 0:
                     return
                 # Somebody who opened the store took it for a leftover before it was locked.
-                os.close(self._file)
+                unlinked, self._file = self._file, -1
+                os.close(unlinked)
 
     def _copy(self) -> None:
         """Into a file with a name: the one without cannot be given any here."""
-        unnamed, size = self._file, 0
+        (unnamed, self._file), size = (self._file, -1), 0
         try:
             self._open_named()
             while count := os.sendfile(self._file, unnamed, size, COPY_BYTES):
