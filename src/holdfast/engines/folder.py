@@ -486,7 +486,8 @@ class NewFile:
 
     def _copy(self) -> None:
         """Into a file with a name: the one without cannot be given any here."""
-        (unnamed, self._file), size = (self._file, -1), 0
+        unnamed, size = self._file, 0
+        self._file = -1
         try:
             self._open_named()
             while count := os.sendfile(self._file, unnamed, size, COPY_BYTES):
