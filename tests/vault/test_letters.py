@@ -228,6 +228,7 @@ async def test_groups_are_found_by_words_and_by_when_they_were_new(vault: Vault,
 
     assert await titles() == ["Old_Error", "NewXError"]
     assert await titles(first_after=between) == ["NewXError"]
+    assert await titles(first_before=between) == ["Old_Error"]
     assert await titles(text="OLD_e") == ["Old_Error"], "an underline is no pattern"
     assert await titles(text="order") == ["Old_Error", "NewXError"]
     (old, _) = await vault.groups.page(status=None, after=ID_MAX, count_max=10)

@@ -83,6 +83,13 @@ class Canary(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """How many may have gone in all once those that were allowed so far were watched."""
         return max(allowed + 1, round(allowed * self.widen))
 
+    def watches(self, count: int) -> int:
+        """How often it watches until so many letters have gone."""
+        times, allowed = 0, self.first
+        while allowed <= count:
+            times, allowed = times + 1, self.wider(allowed)
+        return times
+
     def allows(self, sent: int) -> int:
         """How many may have gone in all, when so many have."""
         allowed = self.first

@@ -30,7 +30,7 @@ from holdfast.core.ledger import (
     verify,
 )
 from holdfast.core.letter import NOTE_CHARACTERS_MAX, GroupStatus, clip
-from holdfast.core.moments import GAP_US, GAP_WAIT_US, microseconds, moment, moment_or_none
+from holdfast.core.moments import GAP_US, GAP_WAIT_US, NEVER_US, microseconds, moment, moment_or_none
 from holdfast.core.requests.declare import Token
 from holdfast.core.requests.vault import BalanceRow, GroupView, LedgerFilter, OverviewHistory, QueueHistory
 from holdfast.core.selection import ID_MAX
@@ -436,11 +436,15 @@ class Groups(VaultPart):
         count_max: int,
         text: str = "",
         first_after: datetime | None = None,
+        first_before: datetime | None = None,
     ) -> list[GroupView]:
         """The ones that got a letter last come first; `after` is the sample of the last of the page before."""
-        where = "WHERE sample < :after AND (:status = '' OR status = :status) AND first_at >= :first_after"
+        where = (
+            "WHERE sample < :after AND (:status = '' OR status = :status) AND first_at >= :since AND first_at < :until"
+        )
         values: dict[str, object] = {"after": after, "status": status.value if status else "", "count_max": count_max}
-        values["first_after"] = microseconds(first_after) if first_after else 0
+        values["since"] = microseconds(first_after) if first_after else 0
+        values["until"] = microseconds(first_before) if first_before else NEVER_US
         if text:
             where += " AND lower(title || ' ' || note) LIKE :text ESCAPE '\\'"
             values["text"] = within(text)

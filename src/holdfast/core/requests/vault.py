@@ -711,6 +711,7 @@ class ListGroups(Request[GroupsReply], frozen=True, kw_only=True):
     ] = ""
     text: Annotated[Text, Meta(description="A part of its title or its note.")] = ""
     first_after: Annotated[datetime | None, Meta(description="Seen for the first time after this moment.")] = None
+    first_before: Annotated[datetime | None, Meta(description="Seen for the first time before this moment.")] = None
     hours: Annotated[
         Hours | None, Meta(description="Also the arrivals of each of so many hours; the last one is not over.")
     ] = None
@@ -723,6 +724,9 @@ class ReadGroup(Request[GroupView], frozen=True, kw_only=True):
     """One group."""
 
     key: Annotated[str, Meta(description="The key of the group.")]
+    hours: Annotated[
+        Hours | None, Meta(description="Also the arrivals of each of so many hours; the last one is not over.")
+    ] = None
 
 
 @declare("groups.change", "POST /admin/groups/{key}", role=Role.OPERATOR, about=Access.ALL, schema="GroupChange")

@@ -3,6 +3,6 @@
 Each module imported here registers its pages.
 """
 
-from holdfast.faces.web import ledger, letters, live, openapi, overview, queues, sessions, settings
+from holdfast.faces.web import groups, ledger, letters, live, openapi, overview, queues, redrives, sessions, settings
 
-__all__ = ["ledger", "letters", "live", "openapi", "overview", "queues", "sessions", "settings"]
+__all__ = ["groups", "ledger", "letters", "live", "openapi", "overview", "queues", "redrives", "sessions", "settings"]

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
@@ -165,6 +166,13 @@ class Visit:
         query |= {name: str(value) for name, value in given.items() if value not in (None, "")}
         names = {name: str(given.get(name, self.http.path_params.get(name))) for name in request.declared.in_path}
         return cast("Request[R]", from_wire(request.declared, names, query.items(), b""))
+
+    def made(self, request: type[Request[R]], **given: object) -> Request[R]:
+        """A request of what a page gives, with all that is said of its fields, as a program's. Raises Invalid."""
+        try:
+            return msgspec.convert(given, request, strict=False)
+        except msgspec.ValidationError as error:
+            raise Invalid(f"form is invalid; {error}") from error
 
     def may(self, request: type[Request[Any]]) -> bool:
         """Whether the visitor may ask this at all; what he may not is not shown to him."""

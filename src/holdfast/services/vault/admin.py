@@ -454,6 +454,7 @@ async def _groups(app: VaultApp, request: requests.ListGroups, caller: Caller) -
         count_max=request.limit,
         text=_without_nul(request.text),
         first_after=request.first_after,
+        first_before=request.first_before,
     )
     more = encode_cursor("groups", found[-1].sample) if len(found) == request.limit else ""
     if request.hours:
@@ -467,6 +468,9 @@ async def _group(app: VaultApp, request: requests.ReadGroup, caller: Caller) -> 
     group = await app.vault.groups.find(_without_nul(request.key))
     if group is None:
         raise NotFound(f"group does not exist; there is no group '{request.key[:50]}'")
+    if request.hours:
+        arrived = await app.vault.groups.hours([group.key], request.hours)
+        group = replace(group, arrived=arrived[group.key])
     return group
 
 

@@ -18,7 +18,7 @@ from holdfast.core.death import where_it_died
 from holdfast.core.ledger import LedgerAct, expand, ranges
 from holdfast.core.letter import Letter
 from holdfast.core.message import Address
-from holdfast.core.moments import SECOND_US, format_duration, moment
+from holdfast.core.moments import SECOND_US, format_duration, moment, parse_duration
 from holdfast.core.plan import (
     NAME_CHARACTERS_MAX,
     PLAN_COUNT_MAX,
@@ -143,7 +143,7 @@ class Planner:
             left_out_count=len(left_out),
             reasons=_reasons(left_out),
             redriven_before=before,
-            estimated_s=round(len(going) / (wish.max_per_s or RATE_PER_S_ASSUMED), 3),
+            estimated_s=round(len(going) / (wish.max_per_s or RATE_PER_S_ASSUMED) + _watched_s(wish, wait, going), 3),
             notes=(*_notes(going, reached), *canary_note(wish, wait)),
             made_at=moment(self._custody.clock.now_us()),
             made_by=caller.name,
@@ -324,6 +324,13 @@ async def _permitted(
         else:
             permitted.append(one)
     return permitted, barred
+
+
+def _watched_s(wish: PlanOptions, wait: str, going: Sequence[PlannedLetter]) -> float:
+    """For how long the canary of a plan watches, all in all."""
+    if wish.canary is None or not wait:
+        return 0.0
+    return wish.canary.watches(len(going)) * parse_duration(wait, what="canary wait") / SECOND_US
 
 
 def _reasons(left_out: Sequence[Unrouted]) -> tuple[LeftOut, ...]:
