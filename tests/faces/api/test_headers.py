@@ -14,7 +14,7 @@ from holdfast import NewItem
 from holdfast.core.requests.declare import REQUESTS, Role
 from holdfast.errors import CannotStart
 from holdfast.faces.api import authenticator
-from holdfast.faces.api.authenticator import token_hash
+from holdfast.faces.api.authenticator import Authenticator, token_hash
 from holdfast.faces.api.listener import HttpServer
 from holdfast.faces.api.server import make_server
 from holdfast.services.queue.queues import Queues
@@ -173,6 +173,21 @@ async def test_a_client_cannot_pass_for_another_behind_a_proxy_that_adds_a_line(
         assert "Secure" not in answer.headers["set-cookie"]
         (row,) = await installation.vault_app.vault.ledger.rows(after=0, count_max=10)
     assert row.origin == "203.0.113.9"
+
+
+async def test_not_more_than_a_few_proxies_are_passed_over(tmp_path: Path) -> None:
+    async with open_installation(tmp_path, trusted_proxy="127.0.0.1") as installation:
+        forged = {"x-forwarded-for": "6.6.6.6" + ",127.0.0.1" * 1_000}
+        async with installation.client() as client:
+            assert (await client.post("/admin/session", headers=forged)).status_code == 200
+        (row,) = await installation.vault_app.vault.ledger.rows(after=0, count_max=10)
+    assert row.origin == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("peer", "is_told"), [("::ffff:10.0.0.7", True), ("::ffff:11.0.0.7", False), ("::1", False)])
+def test_a_proxy_of_ipv4_is_known_to_a_server_that_listens_on_ipv6(peer: str, is_told: bool) -> None:
+    behind = {"client": (peer, 1), "scheme": "http", "headers": [(b"x-forwarded-proto", b"https")]}
+    assert Authenticator(None, trusted_proxy="10.0.0.0/8").is_https(behind) is is_told
 
 
 async def test_an_open_event_stream_does_not_hold_up_the_end(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import hmac
 import time
 from collections.abc import MutableMapping
 from contextlib import AbstractContextManager, nullcontext
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,6 +48,8 @@ PORTS = {"https": 443}
 #: By these a proxy tells that it stands between a browser and us.
 FORWARDED = frozenset({b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"})
 FORWARDED_PREFIX = b"x-forwarded"
+#: So many proxies in a row are believed; who forges a thousand is not looked up in all of them.
+HOPS_COUNT_MAX = 20
 #: What ends a host in a URL, or is in none.
 NO_HOST = frozenset(b" \t/?#@\\")
 
@@ -242,17 +244,23 @@ class Authenticator:
     def _origin(self, scope: Scope) -> str:
         """The address that a request came from: before the proxies that are trusted, if there are any."""
         address = _peer(scope)
-        for hop in reversed(_list(scope, b"x-forwarded-for").decode("latin-1").split(",")):
+        hops = _list(scope, b"x-forwarded-for").decode("latin-1").split(",")[-HOPS_COUNT_MAX:]
+        for hop in reversed(hops):
             if not self._is_proxy(address) or not hop.strip():
                 break
             address = hop.strip()
         return address
 
     def _is_proxy(self, address: str) -> bool:
+        if not self._proxies:
+            return False
         try:
-            return any(ip_address(address) in network for network in self._proxies)
+            found = ip_address(address)
         except ValueError:
             return False
+        # A server on [::] sees clients of IPv4 by an address of IPv6.
+        mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+        return any((mapped or found) in network for network in self._proxies)
 
 
 class _OpenRequest:
