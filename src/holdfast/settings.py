@@ -194,6 +194,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     management: Annotated[
         Secret | None, Meta(description="http://user:password@host:15672, the management API of that RabbitMQ")
     ] = None
+    topology: Annotated[
+        Path | None,
+        Meta(
+            description="A topology file (TOML) of that RabbitMQ: the console compares it with the broker, and draws "
+            "it where the broker cannot be asked"
+        ),
+    ] = None
     accept_clock: Annotated[
         bool, Meta(description="Delete by time at once, also when nothing was written for more than 6 h")
     ] = False

@@ -42,9 +42,10 @@ from holdfast.stores.files import made_once as made_once  # noqa: PLC0414  for t
 from holdfast.telemetry.events import emit
 
 if TYPE_CHECKING:
-    from holdfast.core.letter import Fingerprinter
+    from holdfast.core.letter import Fingerprinter, Origin
     from holdfast.core.plan import Retries
-    from holdfast.core.recovery import RecoveryOrder, Summary
+    from holdfast.core.recovery import Preflight, RecoveryOrder, Summary
+    from holdfast.core.requests.declare import Caller
     from holdfast.core.topology.layouts import TopologyFile
     from holdfast.ports.blobs import Blobs
     from holdfast.ports.clock import Clock, Timer
@@ -53,9 +54,12 @@ if TYPE_CHECKING:
     from holdfast.services.collect.service import CollectService
     from holdfast.services.collect.transaction import CollectLimits
     from holdfast.services.recover.report import Notices
+    from holdfast.services.recover.server_runs import ServerRuns
     from holdfast.services.recover.service import OnBegin, RecoverySchedule, ScheduledRecovery
     from holdfast.services.topology import Topologies
+    from holdfast.services.topology_watch import TopologyWatch
     from holdfast.services.vault.admin import VaultApp
+    from holdfast.services.vault.custody import Custody
     from holdfast.services.vault.upkeep import Successes
     from holdfast.stores.collect import CollectStore
     from holdfast.stores.journal import FileJournal, JournalPaths
@@ -340,11 +344,75 @@ async def open_vault_app(
             SettingView(key=one.key, value=one.plain, text=one.value, source=one.source, meaning=one.meaning)
             for one in explain(settings)
         ]
-        role = Role[settings.redrive_role.upper()]
-        app = VaultApp(custody, blobs=blobs, redrive_role=role, settings=shown)
+        app = VaultApp(
+            custody,
+            make_runs=lambda: _server_runs(settings, custody, queues),
+            make_watch=lambda: _topology_watch(settings, time_source),
+            blobs=blobs,
+            redrive_role=Role[settings.redrive_role.upper()],
+            settings=shown,
+        )
         await app.tokens.load()
         stack.push_async_callback(app.close)
         yield app
+
+
+def _server_runs(settings: Settings, custody: Custody, queues: Queues | None) -> ServerRuns:
+    """The recoveries that a server runs: over its broker, and over the queues of this process."""
+    from holdfast.core.recovery import Depth, Preflight
+    from holdfast.services.recover.server_runs import ServerRuns
+
+    url, management = (one.reveal() if one else "" for one in (settings.broker, settings.management))
+    vault = custody.vault
+
+    async def find(name: str, caller: Caller) -> Origin:
+        broker, _ = await custody.known(name, caller)
+        return broker.origin
+
+    async def look(origin: Origin, order: RecoveryOrder) -> Preflight:
+        if origin == "rabbitmq":
+            this = replace(order, table=replace(order.table, names=queue_names(settings, order.table.names)))
+            async with open_recovery(url, this, management=management or None) as broker:
+                return await broker.inspector.preflight(this.table)
+        assert queues is not None  # noqa: S101  or none of them would have been found
+        stats = await queues.queue_stats(order.dead_queue)
+        count = sum(one.total for logical in stats.logical_queues for one in logical.partitions)
+        return Preflight(broker="the queues of this server", depth=Depth(ready=count))
+
+    async def run(origin: Origin, order: RecoveryOrder, on_begin: OnBegin, notices: Notices) -> Summary:
+        name, has_journal = order.dead_queue, origin == "rabbitmq" and not order.dry_run
+        return await run_recovery(
+            settings,
+            url if origin == "rabbitmq" else "",
+            replace(order, origin=origin_of(url, name) if origin == "rabbitmq" else _of_this_process(name)),
+            vault=lambda: nullcontext(vault),
+            hearing=nullcontext(on_begin),
+            journal=journals(settings, url, name, serves=True).kept(order.run) if has_journal else nullcontext(),
+            queues=nullcontext(queues) if queues and origin == "queue" else None,
+            notices=notices,
+        )
+
+    return ServerRuns(vault, find=find, look=look, run=run, clock=custody.clock)
+
+
+def _topology_watch(settings: Settings, clock: Clock) -> TopologyWatch:
+    """The layout of the broker of these settings, as far as its management API is known."""
+    from holdfast.engines.rabbitmq.topology import RabbitTopology
+    from holdfast.services.topology_watch import TopologyWatch
+
+    broker, management = settings.broker, settings.management
+    can_ask = broker is not None and management is not None
+    return TopologyWatch(
+        (lambda: RabbitTopology(broker.reveal(), management=management.reveal())) if broker and management else None,
+        without="" if can_ask else "no_management" if broker else "no_broker",
+        file=settings.topology,
+        patterns=listed(settings.dead_queues),
+        clock=clock,
+    )
+
+
+def _of_this_process(name: str) -> str:
+    return f"queue '{name}' of this process"
 
 
 def vault_at_work(app: VaultApp, settings: Settings) -> AbstractAsyncContextManager[None]:
@@ -547,10 +615,15 @@ def vault_of(settings: Settings) -> OpenVault:
 
 
 def scheduled_recoveries(
-    settings: Settings, *, queues: Callable[[], Queues | None], broker: str | None, vault: OpenVault
+    settings: Settings,
+    *,
+    queues: Callable[[], Queues | None],
+    broker: str | None,
+    vault: OpenVault,
+    runs: ServerRuns | None = None,
 ) -> RecoverySchedule:
     """The recoveries of a configuration. `queues` are those of this process, when they are open; `broker` is where a
-    queue is that is none of them. Raises CannotStart when a routes file cannot be used."""
+    queue is that is none of them; among `runs` they are seen. Raises CannotStart when a routes file cannot be used."""
     from holdfast.services.recover.service import RecoverySchedule, ScheduledRecovery, new_run
 
     async def find(name: str, wanted: RecoverSettings) -> tuple[str, Queues | None]:
@@ -573,18 +646,20 @@ def scheduled_recoveries(
 
         async def run(on_begin: OnBegin) -> Summary:
             url, own = await find(name, wanted)
-            origin = f"queue '{name}' of this process" if own else origin_of(url, name)
+            origin = _of_this_process(name) if own else origin_of(url, name)
             this = replace(order, run=new_run(), origin=origin)
             is_broker = Location.parse(url).kind == "amqp"
-            return await run_recovery(
-                settings,
-                url,
-                this,
-                vault=vault,
-                hearing=nullcontext(on_begin),
-                journal=journals(settings, url, name, serves=True).kept(this.run) if is_broker else nullcontext(),
-                queues=nullcontext(own) if own else None,
-            )
+            with runs.following(this, on_begin) if runs else nullcontext((on_begin, None)) as (begin, notices):
+                return await run_recovery(
+                    settings,
+                    url,
+                    this,
+                    vault=vault,
+                    hearing=nullcontext(begin),
+                    journal=journals(settings, url, name, serves=True).kept(this.run) if is_broker else nullcontext(),
+                    queues=nullcontext(own) if own else None,
+                    notices=notices,
+                )
 
         every_s = parse_duration(wanted.every, what="every") / SECOND_US if wanted.every else 0.0
         return ScheduledRecovery(dead_queue=name, run=run, on_start=wanted.on_start, every_s=every_s)

@@ -227,6 +227,14 @@ class Summary(Struct, kw_only=True):
         return self.reasons.setdefault(text, Reason())
 
 
+def progress_of(summary: Summary, limit: int | None) -> tuple[int, int | None]:
+    """How many are done, and of how many (None while nobody knows). What --where leaves out counts toward no limit."""
+    done = summary.recovered + summary.kept + sum(addresses.total() for addresses in summary.planned.values())
+    if limit is None or limit >= summary.found:
+        return done, summary.found or None
+    return min(done - summary.filtered, limit), limit
+
+
 def add_planned(summary: Summary, kind: str, to: Address) -> None:
     """In a dry run: a letter of this type would go there."""
     type_, address = kind or "(no type)", str(to)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
@@ -29,6 +30,8 @@ WAIT_EXCHANGE = "retry.{queue}"
 WAIT_KEY = "retry"
 #: Why a letter is kept that tells nothing at all.
 NOWHERE = "nothing says where it came from"
+#: Why it is kept where whoever started the run may not send it to where it would go.
+NOT_FOR_THIS_RUN = "its run may not send to where it would go"
 
 
 class Mode(StrEnum):
@@ -66,6 +69,13 @@ class RouteTable(Struct, frozen=True, kw_only=True):
     source: str = ""  #: the queue that letters died in that do not tell it themselves
     allow_copies: bool = False  #: where the headers of a letter lead to several queues, each may get one
     has_table: bool = False  #: a table was given: a type that is not in it is unknown
+    only: tuple[str, ...] = ()  #: patterns of the queues that letters may go to, and to no exchange; none: anywhere
+
+    def may_send(self, address: Address) -> bool:
+        """Whether letters may go there."""
+        if not self.only:
+            return True
+        return not address.exchange and any(fnmatchcase(address.routing_key, one) for one in self.only)
 
     def fixed_addresses(self) -> list[Address]:
         """All addresses that are known before the first letter is seen, each once."""
@@ -104,6 +114,8 @@ def find_route(
         route = replace(_told(died, why, table), source=died.queue if died else "")
     if route.address == Address(routing_key=dead_queue):
         route = Route(address=None, why="its route leads back to the dead-letter queue")
+    elif route.address is not None and not table.may_send(route.address):
+        route = Route(address=None, why=NOT_FOR_THIS_RUN)
     return replace(route, type=name)
 
 

@@ -7,6 +7,7 @@ what cannot be routed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 from statistics import fmean
 from typing import NamedTuple
@@ -21,7 +22,7 @@ CHARACTER_PX = 6.6
 BOX_WIDTH_PX_MIN, BOX_WIDTH_PX_MAX = 80, 230
 LABEL_CHARACTERS_MAX = 60
 FONT = 'font-family="sans-serif" font-size="12"'
-SMALL = 'text-anchor="middle" font-size="9" fill="#495057"'
+SMALL = 'class="small" text-anchor="middle" font-size="9" fill="#495057"'
 #: What a line is in Mermaid, and its dashes in SVG.
 ARROWS = {"solid": "-->", "dashed": "-.->", "published": "==>", "dotted": "-.-o"}
 DASHES = {"solid": "", "dashed": "6 3", "published": "", "dotted": "1 4"}
@@ -130,8 +131,9 @@ def mermaid(design: Design) -> str:
     return "\n".join(lines) + "\n"
 
 
-def svg(design: Design) -> str:
-    """A drawing by itself: no script, no font, no link."""
+def svg(design: Design, *, depths: Mapping[str, str] = {}, links: Mapping[str, str] = {}) -> str:
+    """A drawing by itself: no script, no font, no style, colours as attributes. On a page queues have their depth, and
+    lead somewhere; by their classes the page gives them its own colours."""
     boxes = nodes(design)
     lines = edges(design)
     places = _places(boxes, lines)
@@ -141,10 +143,10 @@ def svg(design: Design) -> str:
     marker = '<marker id="end" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" {size} {FONT}>',
-        f'<defs>{marker}<path d="M0 0L8 4L0 8z" fill="#495057"/></marker></defs>',
-        f'<rect {size} fill="#ffffff"/>',
+        f'<defs>{marker}<path class="head" d="M0 0L8 4L0 8z" fill="#495057"/></marker></defs>',
+        f'<rect class="ground" {size} fill="#ffffff"/>',
         *(_line(edge, places) for edge in lines),
-        *(_box(node, places[node.id]) for node in boxes),
+        *(_drawn(node, places[node.id], depths, links) for node in boxes),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -190,7 +192,13 @@ def _width(node_name: str, note: str) -> float:
     return min(max(wanted, BOX_WIDTH_PX_MIN), BOX_WIDTH_PX_MAX)
 
 
-def _box(node: Node, place: tuple[float, float]) -> str:
+def _drawn(node: Node, place: tuple[float, float], depths: Mapping[str, str], links: Mapping[str, str]) -> str:
+    is_queue = node.role != "exchange"
+    box = _box(node, place, depths.get(node.name, "") if is_queue else "")
+    return f'<a href="{escape(links[node.name])}">{box}</a>' if is_queue and node.name in links else box
+
+
+def _box(node: Node, place: tuple[float, float], depth: str = "") -> str:
     x, y = place
     fill, stroke = _STYLES[node.role]
     width = _width(node.name, node.note)
@@ -200,10 +208,13 @@ def _box(node: Node, place: tuple[float, float]) -> str:
     middle = x + width / 2
     colours = f'fill="{fill}" stroke="{stroke}"'
     lines = [
-        f"<g><title>{_safe(f'{node.role} {node.name} {node.note}')}</title>",
+        f'<g class="box {node.role}"><title>{_safe(f"{node.role} {node.name} {node.note} {depth}")}</title>',
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{BOX_PX}" rx="{radius}" {colours}/>',
         f'<text x="{middle:g}" y="{y + (14 if node.note else 19):g}" text-anchor="middle">{_safe(name)}</text>',
         f'<text x="{middle:g}" y="{y + 25:g}" {SMALL}>{_safe(node.note)}</text>' if node.note else "",
+        f'<text class="depth" x="{x + width + 6:g}" y="{y + 12:g}" font-weight="700">{_safe(depth)}</text>'
+        if depth
+        else "",
         "</g>",
     ]
     return "".join(lines)
@@ -224,7 +235,7 @@ def _line(edge: Edge, places: dict[str, tuple[float, float]]) -> str:
         path = f"M{from_x:g} {y1 + BOX_PX:g}C{from_x:g} {low:g} {to_x:g} {low:g} {to_x:g} {y2 + BOX_PX:g}"
         label_x, label_y = (from_x + to_x) / 2, low - 2
     colour = "#c92a2a" if edge.style == "published" else "#868e96"
-    line = f'<path d="{path}" fill="none" stroke="{colour}"{dash} marker-end="url(#end)"/>'
+    line = f'<path class="way {edge.style}" d="{path}" fill="none" stroke="{colour}"{dash} marker-end="url(#end)"/>'
     return line + (f'<text x="{label_x:g}" y="{label_y:g}" {SMALL}>{_safe(edge.label)}</text>' if edge.label else "")
 
 

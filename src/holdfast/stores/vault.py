@@ -15,6 +15,7 @@ from holdfast.ports.clock import Clock
 from holdfast.ports.database import Database
 from holdfast.stores.ledger import Groups, Ledger, LedgerWriter, Tokens
 from holdfast.stores.letters import Letters, UnclaimedBlobs
+from holdfast.stores.recoveries import RecoveryStore
 from holdfast.stores.redrives import RedriveStore
 from holdfast.stores.seals import Seals
 
@@ -28,6 +29,7 @@ class Vault:
         self.letters = Letters(writer)
         self.groups = Groups(writer)
         self.redrives = RedriveStore(writer)
+        self.recoveries = RecoveryStore(writer)
         self.ledger = Ledger(writer)
         self.tokens = Tokens(writer)
         self.seals = Seals(writer)

@@ -129,6 +129,24 @@ ATTEMPTS: dict[str, list[dict[str, Any]]] = {
     "ledger.export": [{}, {"queue": PAY_DLQ}],
     "ledger.head": [{}],
     "ledger.verify": [{}],
+    "recoveries.list": [{}, {"limit": 1}],
+    "recoveries.preflight": [
+        {"queue": PAY_DLQ},
+        {"queue": MINE_DLQ, "to": "address", "address": {"routing_key": PAY}},
+        {"queue": MINE_DLQ, "routes": f"[routes]\norder = '{PAY}'"},
+    ],
+    "recoveries.start": [
+        {"queue": PAY_DLQ},
+        {"queue": PAY_DLQ, "dry_run": True},
+        {"queue": MINE_DLQ, "to": "address", "address": {"routing_key": PAY}},
+        {"queue": MINE_DLQ, "to": "address", "address": {"exchange": "events", "routing_key": MINE}},
+        {"queue": MINE_DLQ, "routes": f"[routes]\norder = '{PAY}'"},
+        {"queue": MINE_DLQ, "routes": f"redirect = '{PAY}'"},
+        {"queue": MINE_DLQ, "source": PAY},
+    ],
+    "recoveries.show": [{"run": "RUN"}],
+    "recoveries.stop": [{"run": "RUN"}],
+    "topology.read": [{}, {"like": PAY}],
     "balance.read": [{}],
     "config.show": [{}],
     "tokens.list": [{}],
@@ -238,9 +256,10 @@ async def both(tmp_path: Path) -> AsyncIterator[TwoOwners]:
                 return {one["state"] for one in (await admin.get("/v1/results")).json()["items"]} == {"awaiting"}
 
             await eventually(have_asked)
+            run = await _run_recovery(admin, PAY_DLQ)
         await installation.token("all", Role.ADMIN)
         token = await installation.token("held", Role.ADMIN, ["mine*"])
-        yield TwoOwners(installation, token, {"PLAN": plan, "ELSEWHERE": elsewhere})
+        yield TwoOwners(installation, token, {"PLAN": plan, "ELSEWHERE": elsewhere, "RUN": run})
 
 
 async def _put_task(installation: AdminInstallation, plan: str) -> None:
@@ -252,6 +271,17 @@ async def _put_task(installation: AdminInstallation, plan: str) -> None:
             return bool((await admin.get(f"/admin/redrives/{task['id']}")).json()["state"] == "done")
 
         await eventually(is_done)
+
+
+async def _run_recovery(admin: httpx2.AsyncClient, queue: str) -> str:
+    """A recovery of theirs that has ended; it only looked."""
+    run = str((await admin.post("/admin/recoveries", json={"queue": queue, "dry_run": True})).json()["recovery"]["run"])
+
+    async def has_ended() -> bool:
+        return bool((await admin.get(f"/admin/recoveries/{run}")).json()["recovery"]["ended_at"])
+
+    await eventually(has_ended)
+    return run
 
 
 CASES = [(name, number) for name, attempts in ATTEMPTS.items() for number in range(len(attempts))]
@@ -327,6 +357,8 @@ OWN: list[tuple[str, dict[str, Any]]] = [
     ("letters.body", {"id": 1}),
     ("plans.make", {**HOME, "target": {"kind": "address", "routing_key": MINE}}),
     ("dlq.redrive", {"queue": MINE_DLQ}),
+    ("recoveries.preflight", {"queue": MINE_DLQ}),
+    ("recoveries.start", {"queue": MINE_DLQ}),
     ("results.start", {**START, "notify": MINE, "transaction_id": "ours"}),
 ]
 
@@ -393,6 +425,24 @@ async def test_a_letter_that_says_it_died_elsewhere_stays_and_its_neighbours_go(
         assert "is for the queues mine* alone" in plan["left_out"][0]["why"]
         done = (await held.post(f"/admin/dlq/queues/{MINE_DLQ}/re-drive", json={"limit": 10})).json()
         assert (done["redriven"], done["kept"]) == (1, 1)
+    assert await both.installation.queues.storage_items_list(PAY) == before
+
+
+async def test_a_recovery_leaves_a_letter_that_says_it_died_elsewhere(both: TwoOwners) -> None:
+    await _forged(both)
+    before = await both.installation.queues.storage_items_list(PAY)
+    async with both.installation.client(both.token) as held:
+        run = (await held.post("/admin/recoveries", json={"queue": MINE_DLQ})).json()["recovery"]["run"]
+
+        async def has_ended() -> Any:
+            told = (await held.get(f"/admin/recoveries/{run}")).json()
+            return told if told["recovery"]["ended_at"] else None
+
+        told = await eventually(has_ended)
+        assert told["summary"]["failed_by_queue"] == {"(of other queues)": 1}
+        assert told["summary"]["reasons"] == {
+            "its run may not send to where it would go": {"count": 1, "sample": None},
+        }
     assert await both.installation.queues.storage_items_list(PAY) == before
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.recovery import Summary
-from holdfast.faces.cli.progress import progress_of
+from holdfast.core.recovery import Summary, progress_of
 from tests.support.command import PROGRAM, TIMEOUT_S, Command, all_of, fill_dead_queue
 
 pytestmark = pytest.mark.slow

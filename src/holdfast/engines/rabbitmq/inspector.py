@@ -39,7 +39,7 @@ from holdfast.core.topology.model import (
 from holdfast.core.topology.routing import Graph
 from holdfast.core.topology.rules import DELIVERY_LIMIT_DEFAULT, HAS_DEFAULT_LIMIT, delivery_limit
 from holdfast.engines.rabbitmq.connection import ACCESS_REFUSED, NOT_FOUND, Connection
-from holdfast.engines.rabbitmq.drain import is_name, lock_name
+from holdfast.engines.rabbitmq.drain import LOCK_PREFIX, is_name, lock_name
 from holdfast.engines.rabbitmq.management import ManagedPermission, ManagedQueue, Management
 from holdfast.engines.rabbitmq.publisher import RabbitPublisher
 from holdfast.engines.rabbitmq.url import PORTS, BrokerUrl
@@ -140,6 +140,8 @@ class RabbitInspector:
         return await Connection.open(self._url.named("holdfast custody"))
 
     def _knows(self, name: str) -> bool:
+        if name.startswith(LOCK_PREFIX):
+            return False  # of a recovery that is running
         return name in self._known or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
     def _of_address(self, seen: _Routing, address: Address) -> float | None:

@@ -257,7 +257,11 @@ def _announce_link(
 def _recoveries(settings: Settings, service: QueueService, vault_app: VaultApp) -> RecoverySchedule:
     broker = settings.broker.reveal() if settings.broker else None
     return scheduled_recoveries(
-        settings, queues=lambda: Queues(service), broker=broker, vault=lambda: nullcontext(vault_app.vault)
+        settings,
+        queues=lambda: Queues(service),
+        broker=broker,
+        vault=lambda: nullcontext(vault_app.vault),
+        runs=vault_app.recoveries,
     )
 
 

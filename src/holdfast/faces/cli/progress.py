@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from holdfast.core.recovery import Summary
+from holdfast.core.recovery import Summary, progress_of
 from holdfast.faces.cli.output import console, one_line, shown
 from holdfast.services.recover.report import Notices
 
@@ -87,14 +87,6 @@ def bar(as_json: bool, limit: int | None = None) -> Iterator[Notices]:
             yield notices
         return
     yield Notices(_say_json if as_json else lambda sentence: typer.echo(one_line(sentence)), _lines(), _say_json)
-
-
-def progress_of(summary: Summary, limit: int | None) -> tuple[int, int | None]:
-    """How many are done, and of how many (None while nobody knows). What --where leaves out counts toward no limit."""
-    done = summary.recovered + summary.kept + sum(addresses.total() for addresses in summary.planned.values())
-    if limit is None or limit >= summary.found:
-        return done, summary.found or None
-    return min(done - summary.filtered, limit), limit
 
 
 def _say_json(sentence: str) -> None:

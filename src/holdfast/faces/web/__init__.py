@@ -3,6 +3,32 @@
 Each module imported here registers its pages.
 """
 
-from holdfast.faces.web import groups, ledger, letters, live, openapi, overview, queues, redrives, sessions, settings
+from holdfast.faces.web import (
+    groups,
+    ledger,
+    letters,
+    live,
+    openapi,
+    overview,
+    queues,
+    recovery,
+    redrives,
+    sessions,
+    settings,
+    topology,
+)
 
-__all__ = ["groups", "ledger", "letters", "live", "openapi", "overview", "queues", "redrives", "sessions", "settings"]
+__all__ = [
+    "groups",
+    "ledger",
+    "letters",
+    "live",
+    "openapi",
+    "overview",
+    "queues",
+    "recovery",
+    "redrives",
+    "sessions",
+    "settings",
+    "topology",
+]

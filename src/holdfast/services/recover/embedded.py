@@ -18,6 +18,7 @@ from holdfast.core.message import Address, Message
 from holdfast.core.moments import Backoff
 from holdfast.core.recovery import RecoveryOrder, StoppedBy, Summary, add_planned
 from holdfast.core.requests.queue import PartitionStats
+from holdfast.core.routes import NOT_FOR_THIS_RUN
 from holdfast.errors import QueueMissing, ShuttingDown, TryAgain, Unreachable
 from holdfast.ports.clock import Clock
 from holdfast.services.queue.queues import Queues
@@ -44,6 +45,7 @@ class EmbeddedRecovery(LimitedRun):
         table = replace(order.table, names=QueueNames(wait_queues=(), dead_queues=()))
         super().__init__(replace(order, table=table), clock=clock, notices=notices)
         self._queues = queues
+        self._table = order.table
         self._page_count = min(PAGE_COUNT_FIRST, self._limits.window_count_max)
 
     async def run(self) -> Summary:
@@ -131,6 +133,8 @@ class EmbeddedRecovery(LimitedRun):
         """Why nothing can go back to a queue; empty when it can."""
         if source_queue == self.summary.dead_queue:
             return f"its source queue is '{source_queue}' itself"
+        if not self._table.may_send(Address(routing_key=source_queue)):
+            return NOT_FOR_THIS_RUN
         try:
             await self._patiently(lambda: self._queues.queues_info(source_queue))
         except QueueMissing as error:

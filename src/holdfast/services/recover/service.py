@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,8 +14,11 @@ from msgspec import Struct, json
 from msgspec.structs import replace
 
 from holdfast.core.ledger import LedgerAct
+from holdfast.core.letter import clip
 from holdfast.core.moments import moment
-from holdfast.core.recovery import RecoveryOrder, RunEnd, Summary
+from holdfast.core.recovery import RecoveryOrder, RunEnd, Summary, as_utf8, progress_of
+from holdfast.core.requests.declare import view
+from holdfast.core.requests.recover import RecoveryOptions, RecoveryRow, RecoveryState, RecoverySummary, RecoveryView
 from holdfast.core.routes import FILE_BYTES_MAX, RouteTable, parse_routes
 from holdfast.errors import CannotStart, HoldfastError
 from holdfast.ports.broker import RecoveryBroker
@@ -35,6 +38,7 @@ RECORDED = (
 )  # fmt: skip
 #: Beyond its own stop_timeout: what a run may take to give letters back and to write its row.
 STOP_TIMEOUT_S = 30.0
+WHY_CHARACTERS_MAX = 1_000
 NEVER = "neither on_start nor every is set, so it never runs by itself"
 OnBegin = Callable[[LimitedRun], None]
 
@@ -110,10 +114,13 @@ async def recorded(
     logged, and the summary says so."""
     began_us = clock.now_us()
     summary: Summary | None = None
-    reason, outcome = "ended by an error of its own", "failed"
+    reason, outcome = "ended by an error of its own", RecoveryState.FAILED
     try:
         summary = await run()
-        reason, outcome = summary.stopped_by.value, "done" if summary.is_complete else "partly_done"
+        reason, outcome = (
+            summary.stopped_by.value,
+            RecoveryState.DONE if summary.is_complete else RecoveryState.PARTLY_DONE,
+        )
         return summary
     except HoldfastError as error:
         reason = error.message
@@ -121,16 +128,46 @@ async def recorded(
     finally:
         try:
             counts = summary or Summary()
-            detail = {"run": order.run, "began_at": moment(began_us), "ended_at": moment(clock.now_us())}
+            row = replace(row_of(order, counts, began_us=began_us), state=outcome, ended_at=moment(clock.now_us()))
+            if summary is None:
+                row = replace(row, stopped_by="", why=clip(reason, WHY_CHARACTERS_MAX))
+            detail = {"run": order.run, "began_at": row.began_at, "ended_at": row.ended_at}
             detail |= {name: count for name in RECORDED if (count := getattr(counts, name)) != 0}
             text = json.encode(detail).decode()
             act = LedgerAct(actor=order.by, action=ACTION, origin=order.origin, reason=reason, detail=text)
             async with vault() as opened:
-                await opened.ledger.append(act, outcome=outcome, queue=order.dead_queue, count=counts.recovered)
+                await opened.recoveries.keep(view_of(order, row, counts), act)
         except HoldfastError as error:
             emit("recovery.unrecorded", queue=order.dead_queue, error=error.message)
             if summary is not None:
                 summary.notes.append(f"this run is not in the ledger; {error.message}")
+
+
+def row_of(order: RecoveryOrder, summary: Summary, *, began_us: int) -> RecoveryRow:
+    """A run in a line, as long as it runs."""
+    done, expected = progress_of(summary, order.limits.limit)
+    return view(
+        RecoveryRow,
+        summary,
+        queue=as_utf8(order.dead_queue),
+        run=order.run,
+        by=as_utf8(order.by),
+        dry_run=order.dry_run,
+        state=RecoveryState.RUNNING,
+        began_at=moment(began_us),
+        ended_at=None,
+        stopped_by=summary.stopped_by.value,
+        why=clip(summary.failure, WHY_CHARACTERS_MAX),
+        done=done,
+        expected=expected,
+    )
+
+
+def view_of(order: RecoveryOrder, row: RecoveryRow, summary: Summary, said: Sequence[str] = ()) -> RecoveryView:
+    """All that is told of a run."""
+    return RecoveryView(
+        recovery=row, options=RecoveryOptions.of(order), summary=RecoverySummary.of(summary), said=list(said)
+    )
 
 
 class ScheduledRecovery(Struct, frozen=True, kw_only=True):
@@ -140,6 +177,24 @@ class ScheduledRecovery(Struct, frozen=True, kw_only=True):
     run: Callable[[OnBegin], Awaitable[Summary]]
     on_start: bool = False
     every_s: float = 0.0  #: from the end of a run to the next; 0: never again
+
+
+async def end_runs(tasks: Collection[asyncio.Task[None]], running: Collection[LimitedRun]) -> None:
+    """Stop runs, and wait for the tasks that they are in: what is published is settled, and the rest given back. What
+    takes too long ends at once."""
+    for run in running:
+        run.stop()
+    if not tasks:
+        return
+    _, late = await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
+    if late:
+        for run in running:
+            run.abandon()
+        _, late = await asyncio.wait(late, timeout=STOP_TIMEOUT_S)
+    for task in late:  # a run that does not begin, or hangs: its letters go back with its connection
+        task.cancel()
+    if late:
+        await asyncio.wait(late)
 
 
 class RecoverySchedule:
@@ -168,19 +223,7 @@ class RecoverySchedule:
 
     async def _end(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         self._stopped.set()
-        for run in self._running:
-            run.stop()
-        if not tasks:
-            return
-        _, late = await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
-        if late:
-            for run in self._running:
-                run.abandon()
-            _, late = await asyncio.wait(late, timeout=STOP_TIMEOUT_S)
-        for task in late:  # a run that does not begin, or hangs: its letters go back with its connection
-            task.cancel()
-        if late:
-            await asyncio.wait(late)
+        await end_runs(tasks, self._running)
 
     async def _keep(self, scheduled: ScheduledRecovery) -> None:
         if scheduled.on_start:

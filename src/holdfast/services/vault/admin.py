@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import cached_property
 from io import StringIO
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from urllib.parse import quote
 
 import msgspec
@@ -22,6 +23,7 @@ from holdfast.core.ledger import LedgerAct, LedgerRow, expand
 from holdfast.core.letter import NAME_CHARACTERS_MAX, GroupStatus, clip
 from holdfast.core.moments import moment
 from holdfast.core.plan import PLAN_COUNT_MAX, Plan, PlanOptions, RedriveState, RedriveTask, Target
+from holdfast.core.requests import recover
 from holdfast.core.requests import vault as requests
 from holdfast.core.requests.declare import HANDLERS, Caller, Declared, Request, Role, Stream, handles, view
 from holdfast.core.selection import ID_MAX, Selection, check_selection, decode_cursor, encode_cursor
@@ -36,6 +38,10 @@ from holdfast.services.vault.redrive_tasks import ACTOR, RedriveRunner
 from holdfast.services.vault.upkeep import Retention
 from holdfast.stores.vault import Vault
 from holdfast.telemetry.events import emit
+
+if TYPE_CHECKING:
+    from holdfast.services.recover.server_runs import ServerRuns
+    from holdfast.services.topology_watch import TopologyWatch
 
 HISTORY_COUNT_MAX = 1_000
 EXPORT_PAGE_COUNT = 100
@@ -75,11 +81,15 @@ class VaultApp:
         self,
         custody: Custody,
         *,
+        make_runs: Callable[[], ServerRuns],
+        make_watch: Callable[[], TopologyWatch],
         blobs: Blobs | None = None,
         redrive_role: Role = Role.OPERATOR,
         settings: Sequence[requests.SettingView] = (),
     ) -> None:
         """`settings` are what the server was started with, for those who may see them."""
+        self._make_runs = make_runs
+        self._make_watch = make_watch
         self.custody = custody
         self.settings = settings
         self.redrive_role = redrive_role
@@ -92,6 +102,16 @@ class VaultApp:
         self._refused = RefusedCalls()
         #: What is to end before the vault does.
         self.at_end: list[Callable[[], None]] = []
+
+    @cached_property
+    def recoveries(self) -> ServerRuns:
+        """Those of this process; what they need is imported when the first one is asked for."""
+        return self._make_runs()
+
+    @cached_property
+    def topology(self) -> TopologyWatch:
+        """Of the broker of this installation; imported when it is asked for."""
+        return self._make_watch()
 
     @property
     def now_us(self) -> int:
@@ -180,6 +200,10 @@ class VaultApp:
         for end in self.at_end:
             end()
         await self.overview.close()
+        if "recoveries" in self.__dict__:
+            await self.recoveries.close()
+        if "topology" in self.__dict__:
+            await self.topology.close()
         await self.custody.close()
         await self.redrives.close()
         await self._sum_up()
@@ -556,6 +580,39 @@ async def _change_redrive(app: VaultApp, request: requests.TaskRequest, caller: 
     caller.check_places(redrive.wish.target)
     word = request.declared.name.removeprefix("redrives.")
     return await app.redrives.change(redrive.id, word, act_of(request, caller, detail=f"redrive {redrive.id}"))
+
+
+# --- recoveries -----------------------------------------------------------------------------------------------
+
+
+@handles(recover.ListRecoveries)
+async def _recoveries(app: VaultApp, request: recover.ListRecoveries, caller: Caller) -> recover.RecoveriesReply:
+    return await app.recoveries.page(request, caller)
+
+
+@handles(recover.PreflightRecovery)
+async def _preflight(app: VaultApp, request: recover.PreflightRecovery, caller: Caller) -> recover.PreflightView:
+    return await app.recoveries.preflight(request, caller)
+
+
+@handles(recover.StartRecovery)
+async def _start_recovery(app: VaultApp, request: recover.StartRecovery, caller: Caller) -> recover.RecoveryView:
+    return await app.recoveries.start(request, caller)
+
+
+@handles(recover.ReadRecovery)
+async def _show_recovery(app: VaultApp, request: recover.ReadRecovery, caller: Caller) -> recover.RecoveryView:
+    return await app.recoveries.find(request.run, caller)
+
+
+@handles(recover.StopRecovery)
+async def _stop_recovery(app: VaultApp, request: recover.StopRecovery, caller: Caller) -> recover.RecoveryView:
+    return await app.recoveries.stop(request.run, caller)
+
+
+@handles(recover.ReadTopology)
+async def _topology(app: VaultApp, request: recover.ReadTopology, caller: Caller) -> recover.TopologyReply:
+    return await app.topology.read(request)
 
 
 # --- ledger, tokens and events --------------------------------------------------------------------------------

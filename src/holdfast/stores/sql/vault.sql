@@ -70,6 +70,9 @@ DELETE FROM letters WHERE id IN_IDS
 -- name: delete_queue_hours
 DELETE FROM queue_hours WHERE hour < :before
 
+-- name: delete_recoveries
+DELETE FROM recoveries WHERE id <= :last
+
 -- name: delete_revisions
 DELETE FROM revisions WHERE letter IN_IDS
 
@@ -91,6 +94,9 @@ SELECT document FROM plans WHERE hash = :hash
 
 -- name: find_first_of_letter
 SELECT min(number) FROM ledger WHERE first_letter > 0 AND first_letter <= :letter AND last_letter >= :letter
+
+-- name: find_recovery
+SELECT document FROM recoveries WHERE run = :run
 
 -- name: find_redrive
 SELECT state, holder, held_until FROM redrives WHERE id = :redrive
@@ -124,6 +130,9 @@ INSERT INTO letters (id, queue, origin, state, message_id, type, exchange, routi
 VALUES (:id, :queue, :origin, 'captured', :message_id, :type, :exchange, :routing_key, :death_queue, :death_reason,
     :death_count, :death_first_at_us, :death_last_at_us, :death_error_type, :death_error_message, :group, :redrive_id,
     :redriven_count, :now, :now, :body_bytes, :digest, :came_from, :seal)
+
+-- name: insert_recovery
+INSERT INTO recoveries (id, run, line, document) VALUES (:id, :run, :line, :document)
 
 -- name: insert_redrive
 INSERT INTO redrives (id, operation, state, name, reason, plan, wish, total, started_at, started_by, why)
@@ -241,6 +250,9 @@ FROM letters l JOIN contents c ON c.letter = l.id
 
 -- name: select_queue_hours
 SELECT queue, hour, arrived, redriven, came_back FROM queue_hours WHERE hour > :after ORDER BY queue
+
+-- name: select_recoveries
+SELECT id, line FROM recoveries WHERE id < :before ORDER BY id DESC LIMIT :count_max
 
 -- name: select_redrive
 SELECT id, name, reason, plan, state, wish, total, operation, started_at, started_by, why, holder, held_until,
