@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-matrix soak check fix bench ci lock clean
+.PHONY: help run demo screenshots test test-fast test-matrix soak check fix bench ci lock clean
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,9 +35,14 @@ test-fast: $(VENV)/.ready-dev ## Run what needs no server and no long time, with
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -p no:schemathesis -m "$(FAST)" $(ARGS)
 
 test-matrix: export HOLDFAST_TEST_RABBITMQ := 3.10,4.0,4.3
-test-matrix: $(VENV)/.ready-dev ## Run the broker tests on every RabbitMQ version; none may be missing
+test-matrix: export HOLDFAST_TEST_PAGES := all
+test-matrix: $(VENV)/.ready-dev ## Run the broker tests on every RabbitMQ version, and pages in every look; none may be missing
 	@bash scripts/servers.sh
-	@$(BIN)/python -m pytest $(PARALLEL) -m rabbitmq $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "rabbitmq or browser" $(ARGS)
+
+screenshots: $(VENV)/.ready-dev ## Take pictures of every page of the console into docs/images
+	@HOLDFAST_TEST_WITHOUT=postgres,rabbitmq bash scripts/servers.sh
+	@$(BIN)/python -m scripts.screenshots docs/images $(ARGS)
 
 soak: $(VENV)/.ready-dev ## Run the long crash tests; one JSON line per scenario
 	@HOLDFAST_TEST_WITHOUT=browser,$$HOLDFAST_TEST_WITHOUT bash scripts/servers.sh

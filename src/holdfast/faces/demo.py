@@ -18,6 +18,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from typing import NamedTuple
 from holdfast.core.item import NewItem
 from holdfast.core.letter import GroupStatus
 from holdfast.core.message import Message
+from holdfast.core.moments import moment
 from holdfast.core.plan import PlanOptions, RedriveState, RedriveTask
 from holdfast.core.policy import RetryPolicy
 from holdfast.core.requests.declare import Caller, Role
@@ -176,9 +178,9 @@ class Incident:
         body = f'<?xml version="1.0"?>\n<invoice number="{number}" country="{country}"><net>{number % 180}.00</net>'
         return self._item("invoice.wanted", "application/xml", (body + "</invoice>").encode())
 
-    def new_mailing(self) -> NewItem:
+    def new_mailing(self, *, send_at: datetime | None = None) -> NewItem:
         number = self._next()
-        if number % 5 == 0:
+        if send_at is None and number % 5 == 0:
             return self._item("mail.picture", "image/png", _picture(number))
         text = (
             f"Hello,\n\nyour parcel for order {number} is on its way.\nIt will be with you tomorrow.\n\nLantern & Co."
@@ -293,6 +295,8 @@ async def live_through(settings: Settings, *, tell: Callable[[str], None]) -> No
                 await day.live(arrivals, ago)
                 tell(f"Making a day of a shop … {100 * (number + 1) // (HOURS_COUNT + 1)} %")
         clock.behind_us = MINUTE_US
+        news = [shop.new_mailing(send_at=moment(clock.now_us() + (9 + number) * HOUR_US)) for number in range(12)]
+        await queues.queue_produce("mailings", news)
         async with open_collector(url, queues=queues, clock=clock) as collector:
             await _collect(queues, collector)
 
