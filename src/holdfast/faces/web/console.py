@@ -186,13 +186,18 @@ class Visit:
         found = [one for one in PAGES if one.bar and (one.needs is None or self.may(one.needs))]
         return [(one.path, one.bar) for one in sorted(found, key=lambda one: BAR.index(one.bar))]
 
+    def check_role(self, request: type[Request[Any]]) -> None:
+        """Whether the visitor's role may ask this: before a form is shown that asks it. Raises Forbidden."""
+        need, role = request.declared.needs(self.console.authenticator.redrive_role), self.caller.role
+        if role < need:
+            raise Forbidden(f"forbidden; '{request.declared.name}' needs the role {need.word}, you are {role.word}")
+
     async def ask(self, request: Request[R]) -> R:
         """What a program is answered that asks this with the visitor's token. Raises HoldfastError."""
         declared, console, caller = request.declared, self.console, self.caller
         if declared.path.startswith("/admin/"):
             return await console.vault_app.call(request, caller)
-        if caller.role < (need := declared.needs(console.authenticator.redrive_role)):
-            raise Forbidden(f"forbidden; '{declared.name}' needs the role {need.word}, you are {caller.role.word}")
+        self.check_role(type(request))
         if declared.path.startswith("/v1/results"):
             if console.collector is None:
                 raise Invalid("results are not collected here; this server has no collector")

@@ -79,6 +79,7 @@ async def queues(visit: Visit) -> Response:
 @page("GET /new-queue")
 async def new_queue(visit: Visit) -> Response:
     """The form of a new queue."""
+    visit.check_role(CreateQueueRequest)
     return await _form(visit, "", NEW_QUEUE)
 
 
