@@ -113,6 +113,22 @@ async def test_a_policy_of_a_file_is_judged_on_what_is_there_already(admin: Admi
         assert (await service.import_definitions(Definitions(topology=safe))).remaining == ()
 
 
+async def test_what_a_binding_of_a_file_does_to_queues_that_it_does_not_name_is_judged(admin: Admin) -> None:
+    """The dead letters of a queue that stands there would come back to it, and expire all the way round."""
+    await admin.exchange("dlx")
+    await admin.queue("old.dlq")
+    dead = {"x-dead-letter-exchange": "dlx", "x-dead-letter-routing-key": "k"}
+    for name in ("old", "other"):
+        await admin.queue(name, **{"x-message-ttl": 1000}, **dead)
+    await admin.bind("old.dlq", "dlx", "k")
+    wanted = topology(bindings=[Binding(source="dlx", destination="old", key="k")])
+    async with topologies(admin) as service:
+        with pytest.raises(Invalid, match="'old': x-message-ttl on every queue of the cycle"):
+            await service.import_definitions(Definitions(topology=wanted))
+        done = await service.import_definitions(Definitions(topology=wanted), accept_hazards=True)
+        assert [hazard.name for hazard in done.hazards] == ["old"]
+
+
 async def test_what_was_made_before_a_refusal_is_in_the_answer(admin: Admin) -> None:
     wanted = topology(queues=[Queue(name="a"), Queue(name="b")])
 

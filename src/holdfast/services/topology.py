@@ -307,13 +307,16 @@ def _not_to_go(
 
 
 def _made_by(new: Topology, live: LiveTopology) -> list[Hazard]:
-    """What is dangerous after an import, of what the file names and of what its policies change."""
-    before, after = in_force(live.declared), in_force(_merged(new, live.declared))
-    names = {each.name for each in new.exchanges} | {each.name for each in new.queues}
-    names |= {each.name for each in new.policies} | {each.source for each in new.bindings}
-    names |= {each.name for each in after.exchanges if each not in before.exchanges}
-    names |= {each.name for each in after.queues if each not in before.queues}
-    return [hazard for hazard in hazards(Design(topology=after, version=live.version)) if hazard.name in names]
+    """What is dangerous after an import: of what the file names, and what was not before of all else."""
+    names = {each.name for each in (*new.exchanges, *new.queues, *new.policies)}
+    names |= {each.source for each in new.bindings}
+
+    def found(topology: Topology) -> list[Hazard]:
+        return hazards(Design(topology=in_force(topology), version=live.version))
+
+    before = set(found(live.declared))
+    after = found(_merged(new, live.declared))
+    return [hazard for hazard in after if hazard.name in names or hazard not in before]
 
 
 def _merged(new: Topology, old: Topology) -> Topology:
