@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
 from tests.recover.dead_letter_queue import DeadLetterQueue, letter
 from tests.support.amqp import Admin
+from tests.support.eventually import eventually
 from tests.support.rabbitmq import Node
 
 pytestmark = pytest.mark.rabbitmq
@@ -51,4 +53,26 @@ async def test_nobody_may_write_to_an_exchange_that_is_not_there(dlq: DeadLetter
         assert "'missing'" not in permissions
         assert "write exchange 'imageviewer': yes" in permissions
         assert "Warning: exchange 'missing' does not exist" in text
+    await dlq.check()
+
+
+async def test_where_letters_would_be_lost_is_said_by_the_rules_of_topologies(dlq: DeadLetterQueue) -> None:
+    """A policy deletes what lies in the dead-letter queue for long, and one target forgets when it is full."""
+    await dlq.fill([letter(1)])
+    node, vhost = dlq.admin.node, dlq.admin.vhost
+    for name, definition in ((dlq.name, {"message-ttl": 3_600_000}), ("collection.scan", {"max-length": 5})):
+        policy = {"pattern": f"^{re.escape(name)}$", "definition": definition, "apply-to": "queues"}
+        node.api("PUT", f"/policies/{vhost}/for-{name}", policy)
+
+    async def losses() -> list[str]:
+        lines = (await said(dlq, "--management", node.management_url)).splitlines()
+        return [line for line in lines if line.startswith("Warning: queue ")]
+
+    async def are_said() -> bool:
+        return len(await losses()) == 2
+
+    await eventually(are_said)
+    dead, target = await losses()
+    assert dead.startswith(f"Warning: queue '{dlq.name}': x-message-ttl on a dead queue deletes the letters")
+    assert target.startswith("Warning: queue 'collection.scan': when it is full, the oldest message is deleted")
     await dlq.check()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from holdfast.core.topology import model as t
 from holdfast.core.topology.model import Design, Queue, Topology, Version
@@ -66,6 +66,14 @@ def hazards(design: Design) -> list[Hazard]:
     reason = "its pattern cannot be read here: nobody can say what it does to which queue"
     found |= {Hazard(name=each.name, reason=reason) for each in design.topology.policies if t.fits(each, "") is None}
     return sorted(found, key=lambda hazard: (not hazard.fatal, hazard.name, hazard.reason))
+
+
+def loses(queue: Queue, version: Version, *, is_dead: bool) -> list[str]:
+    """By what a queue alone deletes what is in it, but for returns: a run that reads it goes by its delivery limit."""
+    held = structs.replace(queue, arguments={**queue.arguments, t.DELIVERY_LIMIT: -1})
+    if is_dead:
+        return [*_about_dead_queue(held, version)]
+    return [] if queue.dead_exchange is not None else [*_about_nowhere(held, version)]
 
 
 def refuse(found: list[Hazard], what: str) -> None:

@@ -37,7 +37,7 @@ from holdfast.core.topology.model import (
     Version,
 )
 from holdfast.core.topology.routing import Graph
-from holdfast.core.topology.rules import DELIVERY_LIMIT_DEFAULT, HAS_DEFAULT_LIMIT, delivery_limit
+from holdfast.core.topology.rules import DELIVERY_LIMIT_DEFAULT, HAS_DEFAULT_LIMIT, delivery_limit, loses
 from holdfast.engines.rabbitmq.connection import ACCESS_REFUSED, NOT_FOUND, Connection
 from holdfast.engines.rabbitmq.drain import LOCK_PREFIX, is_name, lock_name
 from holdfast.engines.rabbitmq.management import ManagedPermission, ManagedQueue, Management
@@ -381,6 +381,7 @@ class RabbitRunInspector:
         self._find_limit(found, _version(session.version))
         for address in table.fixed_addresses():
             await self._check(address, found)
+        self._warn_of_losses(found, table, _version(session.version))
         if self._graph is None:
             self._sources = await _named_source(self._connection, self._queue)
             _warn_of_the_unseen(found, table)
@@ -456,6 +457,16 @@ class RabbitRunInspector:
         elif self._queue in reached:
             found.cycles.append(f"exchange '{exchange}' routes key '{key}' into '{self._queue}' itself")
         found.copies = {**found.copies, str(address): sorted(reached)}
+
+    def _warn_of_losses(self, found: Preflight, table: RouteTable, version: Version) -> None:
+        """By the rules that a topology is judged by: where letters lie now, and where they are known to go."""
+        infos = self._seen.infos if self._seen else {}
+        targets = {name for address in table.fixed_addresses() for name in self.receivers(address)}
+        targets |= self.sources() if table.goes_to_source else frozenset()
+        for name in [self._queue, *sorted(targets - {self._queue})]:
+            if name in infos:
+                reasons = loses(infos[name].in_force, version, is_dead=name == self._queue)
+                found.warnings += [f"queue '{name}': {reason}" for reason in reasons]
 
     async def _rights(self, table: RouteTable, found: Preflight) -> list[Permission]:
         """Of our user: to read the queue (if any), to take its lock, to write to every exchange."""
