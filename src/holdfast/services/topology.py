@@ -308,8 +308,8 @@ def _not_to_go(
 
 def _made_by(new: Topology, live: LiveTopology) -> list[Hazard]:
     """What is dangerous after an import: of what the file names, and what was not before of all else."""
-    names = {each.name for each in (*new.exchanges, *new.queues, *new.policies)}
-    names |= {each.source for each in new.bindings}
+    names = {each.name for each in new.exchanges} | {each.name for each in new.queues}
+    names |= {each.name for each in new.policies} | {each.source for each in new.bindings}
 
     def found(topology: Topology) -> list[Hazard]:
         return hazards(Design(topology=in_force(topology), version=live.version))
