@@ -689,6 +689,15 @@ async def test_who_is_served_without_a_token_stays_a_stranger(opened: Open) -> N
     assert (len(door.server.strangers), len(door.server.idle)) == (0, 1)
 
 
+@pytest.mark.parametrize("path", [b"/v1/queues.info", b"/health", b"/openapi.json"])
+@pytest.mark.parametrize("method", [b"PROPFIND", b"QUERY", b"A-WORD"])
+async def test_a_method_that_nobody_knows_is_405(door: RawServer, method: bytes, path: bytes) -> None:
+    client = await door.client(b"%b %b HTTP/1.1\r\n%b\r\n" % (method, path, MINE) + OPENAPI)
+    code, headers, _ = await client.answer()
+    assert (code, "allow" in headers) == (405, True)
+    assert await client.code() == 200
+
+
 async def test_what_a_client_sent_before_it_went_away_is_given_up(opened: Open) -> None:
     door = await opened()
     wrong = b"authorization: Bearer a-wrong-one\r\n"
@@ -835,7 +844,9 @@ LINES = st.lists(
 BODIES = st.sampled_from(
     [b"", b"abcde", b"abc", b"0\r\n\r\n", b"3\r\nabc\r\n0\r\n\r\n", b"3;x\r\nabc\r\n0\r\nx: a\r\n\r\n"]
 )
-FIRSTS = st.sampled_from([b"GET / HTTP/1.1", b"POST /a?b=c HTTP/1.1", b"POST / HTTP/1.0", b"PUT  / HTTP/1.1", b"GET /"])
+FIRSTS = st.sampled_from(
+    [b"GET / HTTP/1.1", b"WORD / HTTP/1.1", b"POST /a?b=c HTTP/1.1", b"POST / HTTP/1.0", b"PUT  / HTTP/1.1", b"GET /"]
+)
 
 
 @st.composite
@@ -866,6 +877,7 @@ def test_the_referee_and_we_take_most_good_requests() -> None:
         b"GET / HTTP/1.1\r\nhost: a\r\n\r\n",
         b"POST /a?b HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc",
         b"POST / HTTP/1.0\r\ncontent-length: 3\r\n\r\nabc",
+        b"WORD /a HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc",
         b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
     ]
     assert all(ours(data) == referees(data) is not None for data in good)

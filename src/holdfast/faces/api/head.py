@@ -95,14 +95,13 @@ def read_head(data: bytes, base: dict[str, Any]) -> RequestHead:
         raise _too_large()
     if not _FIRST_LINE.match(data):
         raise _malformed("its first line is not a method, a target and a version")
-    found = _Found()
-    parser = httptools.HttpRequestParser(found)
     try:
-        parser.feed_data(data)
-    except httptools.HttpParserUpgrade:
-        pass  # nothing is upgraded here: it is answered as if nobody had asked
-    except httptools.HttpParserError as error:
-        raise _malformed(str(error)) from error
+        parser, found = _parsed(data)
+        method = parser.get_method()
+    except httptools.HttpParserInvalidMethodError:
+        # A word that llhttp does not know: another method, as any that is not meant.
+        method, blank, rest = data.partition(b" ")
+        parser, found = _parsed(b"POST" + blank + rest)
     version = parser.get_http_version()
     if version not in ("1.1", "1.0"):
         raise RequestRefused(505, f"version is not supported; HTTP/{version} was asked for, HTTP/1.1 is spoken here")
@@ -110,10 +109,24 @@ def read_head(data: bytes, base: dict[str, Any]) -> RequestHead:
         raise _too_long()
     if len(found.headers) > HEADERS_COUNT_MAX:
         raise RequestRefused(431, f"headers are too many; {HEADERS_COUNT_MAX} is the maximum")
-    return _checked(parser, found, version, base)
+    return _checked(method.decode("ascii"), found, version, base)
 
 
-def _checked(parser: Any, found: _Found, version: str, base: dict[str, Any]) -> RequestHead:
+def _parsed(data: bytes) -> tuple[Any, _Found]:
+    found = _Found()
+    parser = httptools.HttpRequestParser(found)
+    try:
+        parser.feed_data(data)
+    except httptools.HttpParserUpgrade:
+        pass  # nothing is upgraded here: it is answered as if nobody had asked
+    except httptools.HttpParserInvalidMethodError:
+        raise
+    except httptools.HttpParserError as error:
+        raise _malformed(str(error)) from error
+    return parser, found
+
+
+def _checked(method: str, found: _Found, version: str, base: dict[str, Any]) -> RequestHead:
     headers = _Known()
     for name, value in found.headers:
         if _VALUE.fullmatch(value) is None:
@@ -131,7 +144,7 @@ def _checked(parser: Any, found: _Found, version: str, base: dict[str, Any]) -> 
     scope = {
         **base,
         "http_version": version,
-        "method": (method := parser.get_method().decode("ascii")),
+        "method": method,
         "path": (plain := unquote(path.decode("ascii"))),
         "raw_path": path,
         "query_string": query,
