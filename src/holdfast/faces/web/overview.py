@@ -9,7 +9,7 @@ from typing import NamedTuple
 from starlette.responses import Response
 
 from holdfast.core.plan import RedriveState, RedriveTask
-from holdfast.core.requests.queue import DepthsReply, DepthsRequest
+from holdfast.core.requests.queue import CreateQueueRequest, DepthsReply, DepthsRequest
 from holdfast.core.requests.vault import (
     CaptureReport,
     DeadQueueView,
@@ -34,7 +34,7 @@ GROUPS_COUNT = 5
 REDRIVES_COUNT = 8
 CAPTURED = LetterState.CAPTURED.value
 #: What people call them.
-BROKERS = {"rabbitmq": "RabbitMQ", "queue": "The queues of this server"}
+BROKERS = {"rabbitmq": "RabbitMQ", "queue": "the queues of this server"}
 
 
 class DeadQueueRow(NamedTuple):
@@ -73,6 +73,11 @@ class OverviewParts(NamedTuple):
         return sum(row.captured for row in self.rows)
 
     @property
+    def uncaptured(self) -> int:
+        """In the queues themselves, as far as that is known."""
+        return sum(row.view.ready or 0 for row in self.rows)
+
+    @property
     def letters(self) -> int:
         """In the vault, whatever became of them; those that retention took are not."""
         gone = LetterState.DELETED.value
@@ -107,7 +112,7 @@ class OverviewParts(NamedTuple):
         """The worst first; letters that wait are no trouble by themselves, they have a number of their own."""
         for broker in self.reply.brokers:
             if broker.reachable is False:
-                yield OverviewWarning("bad", f"{BROKERS[broker.broker]} does not answer", broker.why)
+                yield OverviewWarning("bad", f"No answer from {BROKERS[broker.broker]}", broker.why)
             if broker.redrives_wait:
                 yield OverviewWarning("bad", f"Redrives to {BROKERS[broker.broker]} wait", broker.redrives_why)
         for queue in self.failing.queues:
@@ -140,6 +145,7 @@ async def overview(visit: Visit) -> Response:
         attention=list(parts.attention()) if parts else [],
         sees_groups=visit.may(ListGroups),
         captures=visit.may(StartCapture),
+        makes_queues=visit.may(CreateQueueRequest),
         brokers=BROKERS,
     )
 
