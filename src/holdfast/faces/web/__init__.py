@@ -6,6 +6,7 @@ Each module imported here registers its pages.
 from holdfast.faces.web import (
     groups,
     ledger,
+    letter,
     letters,
     live,
     openapi,
@@ -21,6 +22,7 @@ from holdfast.faces.web import (
 __all__ = [
     "groups",
     "ledger",
+    "letter",
     "letters",
     "live",
     "openapi",

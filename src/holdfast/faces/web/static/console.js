@@ -84,10 +84,11 @@
     setTimeout(() => { button.textContent = text; }, 1500);
   };
   document.addEventListener("click", (event) => {
-    const button = event.target.closest("[data-copy]");
+    const button = event.target.closest("[data-copy], [data-copy-from]");
     if (!button) return;
     const area = document.createElement("textarea");
-    area.value = button.dataset.copy;
+    const from = button.dataset.copyFrom;
+    area.value = from ? document.querySelector(from).textContent : button.dataset.copy;
     area.className = "only-read";
     body.append(area);
     area.select();
