@@ -123,12 +123,16 @@ class Publisher(Protocol):
     def trouble(self) -> str:
         """Why nothing can be published at the moment (an alarm, no connection); the empty text while it can."""
 
+    async def publish(self, messages: Sequence[Outgoing], *, timeout_s: float | None = None) -> list[Outcome]:
+        """Publish and wait; outcomes in the same order. Raises BrokerLost only when the publisher is closed."""
+
+
+class RunPublisher(Publisher, Protocol):
+    """As a recovery needs it."""
+
     @property
     def sent_again(self) -> int:
         """How many publishes were repeated because the outcome of the first was unknown."""
-
-    async def publish(self, messages: Sequence[Outgoing], *, timeout_s: float | None = None) -> list[Outcome]:
-        """Publish and wait; outcomes in the same order. Raises BrokerLost only when the publisher is closed."""
 
     def send(self, messages: Sequence[Outgoing], on_outcome: OnOutcome, *, timeout_s: float) -> None:
         """As `publish`, without waiting: `on_outcome` hears of every message once, as soon as its outcome is known."""
@@ -256,7 +260,7 @@ class RecoveryBroker(Struct, frozen=True, kw_only=True):
     """A broker as far as a recovery of one of its queues needs it."""
 
     drain: DrainConsumer
-    publisher: Publisher
+    publisher: RunPublisher
     redriver: Redriver
     inspector: RunInspector
 

@@ -21,7 +21,6 @@ HEADERS_BYTES_MAX = 64 * 1024
 HEADERS_COUNT_MAX = 100
 #: A request line is a method, a target and a version.
 LINE_BYTES_MAX = TARGET_BYTES_MAX + 64
-HEAD_BYTES_MAX = LINE_BYTES_MAX + HEADERS_BYTES_MAX
 CHUNK_LINE_BYTES_MAX = 1024
 TRAILERS_BYTES_MAX = 8 * 1024
 #: So much of the line before a chunk is let be; what is beyond, and more than twice the chunk, counts against a limit.

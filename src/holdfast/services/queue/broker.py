@@ -36,7 +36,7 @@ from holdfast.core.plan import Retries, longest
 from holdfast.core.policy import Park, Wait, tail
 from holdfast.core.requests.queue import ImportedItem, LeaseReply
 from holdfast.errors import BadIds, HoldfastError, Invalid, NotOurs, QueueMissing, TryAgain
-from holdfast.ports.broker import OnOutcome, QueueFacts, Reach, Subscription, Unsettled
+from holdfast.ports.broker import QueueFacts, Reach, Subscription, Unsettled
 from holdfast.ports.clock import Clock
 from holdfast.services.queue.queues import Leaser, Queues, UnsettledItems, all_queues, lease_s
 
@@ -190,25 +190,13 @@ class QueuePublisher:
     """Produces items, one by one; see `ports.broker.Publisher`."""
 
     trouble = ""
-    sent_again = 0
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
-        self._sending: set[asyncio.Task[None]] = set()
 
     async def publish(self, messages: Sequence[Outgoing], *, timeout_s: float | None = None) -> list[Outcome]:
         del timeout_s  # a request has its own
         return [await self._produce(message) for message in messages]
-
-    def send(self, messages: Sequence[Outgoing], on_outcome: OnOutcome, *, timeout_s: float) -> None:
-        async def produce() -> None:
-            for message in messages:
-                on_outcome([message], await self._produce(message))
-
-        del timeout_s
-        task = asyncio.create_task(produce(), name="publishing items")
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
 
     async def _produce(self, message: Outgoing) -> Outcome:
         story = msgspec.json.decode(message.properties, type=dict[str, Any])
