@@ -69,6 +69,8 @@ async def _known(demo: Demo) -> Mapping[str, str]:
 
         letter = (await ask("/admin/letters", queue="orders.dlq", state="captured", limit=1))["letters"][0]["id"]
         group = (await ask("/admin/groups"))["groups"][0]["key"]
+        begun = await client.post("/admin/recoveries", json={"queue": "orders.dlq", "dry_run": True})
+        run = begun.json()["recovery"]["run"]
         redrive = (await ask("/admin/redrives"))["redrives"][0]
     return {
         "/letters/{id}": f"/letters/{letter}",
@@ -77,5 +79,7 @@ async def _known(demo: Demo) -> Mapping[str, str]:
         "/plans/{hash}": f"/plans/{redrive['plan']}",
         "/redrives/{id}": f"/redrives/{redrive['id']}",
         "/queues/{queue:any}": "/queues/orders",
+        "/recovery/start": "/recovery/start?queue=orders.dlq",
+        "/recovery/runs/{run}": f"/recovery/runs/{run}",
         "/results/{id}": "/results/report-of-the-day",
     }
