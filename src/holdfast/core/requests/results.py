@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from holdfast.core.collect import Range, SeriesState, Transaction
+from holdfast.core.collect import SERIES_COUNT_MAX, Range, SeriesState, Transaction
 from holdfast.core.moments import moment
 from holdfast.core.plan import Place
 from holdfast.core.requests.declare import BYTES, Access, Request, Role, Stream, declare, view
@@ -113,9 +113,11 @@ class StartResultRequest(Request[ResultView], frozen=True, kw_only=True):
 # The more specific path stands first.
 @declare("results.gaps", "GET /v1/results/{id}/gaps", role=Role.VIEWER, about=Access.FOUND)
 class ReadGaps(Request[GapsReply], frozen=True, kw_only=True):
-    """Which ordinals are missing, as ranges with both ends."""
+    """Which ordinals are missing, as ranges with both ends, series by series."""
 
     id: TransactionId
+    after: Annotated[str, Meta(description="Begin after this series.")] = ""
+    limit: Annotated[int, Meta(ge=1, le=SERIES_COUNT_MAX, description="At most so many series.")] = SERIES_COUNT_MAX
 
 
 @declare("results.missing", "POST /v1/results/{id}/missing", role=Role.OPERATOR, about=Access.FOUND)

@@ -340,7 +340,8 @@ def _results(collector: LazyCollector, authenticator: Authenticator, methods: di
                 request: Any = _page_of(http)
             else:
                 body = (await http.body() or b"{}") if declared.method == "POST" else b""
-                request = from_wire(declared, http.path_params, (), body)
+                query = http.query_params.multi_items() if declared.fields and declared.method == "GET" else ()
+                request = from_wire(declared, http.path_params, query, body)
             reply = await results.call(request, caller)
             if not declared.is_change:
                 authenticator.caller(http.scope)

@@ -13,11 +13,13 @@ import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
+from itertools import islice
 
 import msgspec
 from msgspec import Struct
 
 from holdfast.core.collect import (
+    SERIES_COUNT_MAX,
     Header,
     Part,
     Payload,
@@ -84,12 +86,14 @@ async def parts_in_order(index: CollectStore, blobs: Blobs, transaction: str, se
             wanted += 1
 
 
-async def gaps_of(index: CollectStore, transaction: Transaction) -> list[GapView]:
-    """For each series of the set, and each that has come, what is missing."""
+async def gaps_of(
+    index: CollectStore, transaction: Transaction, *, after: str = "", count_max: int = SERIES_COUNT_MAX
+) -> list[GapView]:
+    """For each series of the set, and each that has come, what is missing; by name, after the given one."""
     stand = await index.stand(transaction.id)
     known = known_set(transaction.series, stand)
     found = []
-    for name in sorted({*stand, *(known or ())}):
+    for name in islice((one for one in sorted({*stand, *(known or ())}) if one > after), count_max):
         series = stand.get(name) or SeriesState(series=name)
         stored: Sequence[Range] = ()
         if series.stored_count and not series.is_complete:

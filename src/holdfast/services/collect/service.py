@@ -156,9 +156,11 @@ class CollectService:
         await self.find(transaction)
         return [series for _, series in sorted((await self._store.stand(transaction)).items())]
 
-    async def gaps(self, transaction: str) -> Sequence[requests.GapView]:
+    async def gaps(
+        self, transaction: str, *, after: str = "", count_max: int = SERIES_COUNT_MAX
+    ) -> Sequence[requests.GapView]:
         """What is missing, series by series."""
-        return await gaps_of(self._store, await self.find(transaction))
+        return await gaps_of(self._store, await self.find(transaction), after=after, count_max=count_max)
 
     async def parts(self, transaction: str, series: str) -> AsyncIterator[StoredPart]:
         """The series in order, digests verified, up to the first gap. Raises Invalid, StorageFailed."""
@@ -447,7 +449,7 @@ async def _show(service: CollectService, request: requests.ReadResult, caller: C
 
 @handles(requests.ReadGaps)
 async def _gaps(service: CollectService, request: requests.ReadGaps, caller: Caller) -> requests.GapsReply:
-    return requests.GapsReply(items=await service.gaps(request.id))
+    return requests.GapsReply(items=await service.gaps(request.id, after=request.after, count_max=request.limit))
 
 
 @handles(requests.ReadSeries)
