@@ -140,6 +140,18 @@ async def test_the_first_signal_says_at_once_what_it_waits_for(dlq: DeadLetterQu
     await dlq.check(duplicates_max=told["possible_duplicates"])
 
 
+async def test_an_interruption_at_full_speed_announces_no_duplicates(any_dlq: DeadLetterQueue) -> None:
+    dlq = any_dlq
+    await dlq.fill(letter(n) for n in range(8_000))
+    with ending(dlq.start()) as process:
+        await eventually(lambda: _some(dlq))
+        process.send_signal(signal.SIGINT)
+        out, _ = await asyncio.to_thread(process.communicate, timeout=60)
+    told = json.loads(out.splitlines()[-1])
+    assert told["possible_duplicates"] == told["perhaps_elsewhere"] == 0
+    await dlq.check()
+
+
 async def test_a_hang_up_stops_cleanly_however_often_it_is_told(any_dlq: DeadLetterQueue) -> None:
     """A shell passes it on, and the kernel tells it too."""
     dlq = any_dlq
