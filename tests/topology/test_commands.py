@@ -99,6 +99,20 @@ def test_export_and_import(run: Topology, tmp_path: Path) -> None:
     assert "left out: users" in ended.text
 
 
+def test_an_import_that_ends_half_way_says_what_is_there(run: Topology, tmp_path: Path) -> None:
+    (tmp_path / "half.json").write_text(
+        '{"exchanges": [{"name": "x", "type": "fanout"}], "queues": [{"name": "q"}],'
+        ' "policies": [{"name": "p", "pattern": "q", "definition": {"no-such-setting": 5}}]}'
+    )
+    ended = run("topology", "import", "half.json", "--accept-hazards")
+    assert ended.code == 3
+    assert "definitions were refused" in ended.text
+    assert "what was made before that is there" in ended.text
+    made = [line.split()[2] for line in ended.text.splitlines() if line.startswith("+ ") and line.endswith(" was made")]
+    document = run.done("topology", "export").document
+    assert sorted(made) == sorted(one["name"] for part in ("exchanges", "queues") for one in document[part])
+
+
 def test_mistakes_are_told_in_a_line_and_change_nothing(run: Topology, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("[queues.q]\nmax_length = 5\n")
     (nobody,) = free_ports(1)
