@@ -139,7 +139,7 @@ def consoles(letters: int, groups: int) -> Iterator[Console]:
 
 def pages(console: Console) -> dict[str, float]:
     """By the page's place, without what differs from vault to vault."""
-    return {re.sub(r"[0-9a-f]{32,64}|(?<=/)\d+", "…", path): console.median_ms(path) for path in console.places()}
+    return {re.sub(r"[0-9a-f]{16,64}|(?<=/)\d+", "…", path): console.median_ms(path) for path in console.places()}
 
 
 # --- open tabs ------------------------------------------------------------------------------------------------

@@ -125,6 +125,12 @@ async def test_who_is_not_signed_in_is_told_that_the_session_has_ended(installat
         assert (told.status_code, told.text) == (200, "event: ended\ndata:\n\n")
 
 
+async def test_who_asks_for_the_head_of_the_stream_does_not_wait_for_its_end(installation: AdminInstallation) -> None:
+    async with signed_in(installation) as browser:
+        told = await browser.head("/live")
+        assert (told.status_code, told.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+
+
 async def test_who_is_held_to_one_queue_hears_no_name(installation: AdminInstallation) -> None:
     token = await installation.token("held", Role.VIEWER, ["other.*"])
     async with signed_in(installation, token) as browser, listening(browser) as news:

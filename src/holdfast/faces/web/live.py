@@ -26,6 +26,8 @@ async def live(visit: Visit) -> Response:
         # A redirect, or any other status, would make the browser complain in its console and be none the wiser.
         await visit.console.authenticator.slow_down(visit.http.scope, Unauthorized())
         return Response(ENDED, media_type=EVENTS)
+    if visit.http.method == "HEAD":
+        return Response(media_type=EVENTS)
     return StreamingResponse(_told(visit), media_type=EVENTS)
 
 
