@@ -85,11 +85,13 @@ class Side:
     @contextmanager
     def bare(self, url: str, folder: Path, mode: str) -> Iterator[Server]:
         """Its application as `bench/http.py` has it, that stores or answers without storing."""
+        script = self.root / "bench" / "http_server.py"
+        token = script.read_text().split('TOKEN = "')[1].split('"')[0]
         argv = [str(self.python), "-m", "bench.http_server", url, mode]
         with subprocess.Popen(argv, cwd=self.root, env=self.env(folder), stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
-                yield Server(process.pid, f"http://127.0.0.1:{int(process.stdout.readline())}")
+                yield Server(process.pid, f"http://127.0.0.1:{int(process.stdout.readline())}", token)
             finally:
                 process.terminate()
                 process.wait(TIMEOUT_S)
@@ -98,11 +100,12 @@ class Side:
 class Server:
     """A running one."""
 
-    def __init__(self, pid: int, address: str) -> None:
+    def __init__(self, pid: int, address: str, token: str = TOKEN) -> None:
         self.pid = pid
         self.address = address
+        self.token = token
         self.http = httpx2.Client(
-            base_url=address, headers={"authorization": f"Bearer {TOKEN}"}, timeout=TIMEOUT_S, trust_env=False
+            base_url=address, headers={"authorization": f"Bearer {token}"}, timeout=TIMEOUT_S, trust_env=False
         )
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
@@ -311,7 +314,8 @@ def http_rate(
     """So many connections; a request has so many units. The time that 99 of a hundred requests took at the most."""
     raw = json.dumps(body).encode()
     port = int(server.address.rpartition(":")[2])
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {TOKEN}\r\ncontent-type: application/json\r\n"
+    token = f"authorization: Bearer {server.token}"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{token}\r\ncontent-type: application/json\r\n"
     request = f"{head}content-length: {len(raw)}\r\n\r\n".encode() + raw
     before_s = server.cpu_s
     load = uvloop.run(_loaded(port, request, seconds, connections))
