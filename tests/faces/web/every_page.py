@@ -74,6 +74,7 @@ async def _known(demo: Demo) -> Mapping[str, str]:
         redrive = (await ask("/admin/redrives"))["redrives"][0]
     return {
         "/letters/{id}": f"/letters/{letter}",
+        "/letters/{id}/edit": f"/letters/{letter}/edit",
         "/groups/{key}": f"/groups/{group}",
         "/plans/new": "/plans/new?queue=payments.dlq",
         "/plans/{hash}": f"/plans/{redrive['plan']}",
