@@ -504,7 +504,7 @@ def _read_toml(path: Path, *, is_found: bool) -> dict[str, object]:
         raise CannotStart(f"configuration cannot be read; {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise CannotStart(f"configuration is invalid; {path} is not UTF-8 at byte {error.start}") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of a number that is too long
         raise CannotStart(f"configuration is invalid; {path} is not TOML: {error}") from error
 
 

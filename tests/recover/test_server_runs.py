@@ -86,6 +86,8 @@ async def test_what_could_not_be_safe_takes_nothing_and_says_why(server: Serving
         ({"routes": "[routes]\nA = 'os:system'\nhandler = 1"}, 400, "routes"),
         ({"routes": "[routes]\nA = 'x'\n[code]\nimport = 'os'"}, 400, "unknown field `code`"),
         ({"routes": "/etc/passwd"}, 400, "is not TOML"),
+        ({"routes": "a" + ".a" * 30_000 + " = 1"}, 400, "a line with more than 16 dots"),
+        ({"routes": "a = 1" + "1" * 5_000}, 400, "is not TOML"),
         ({"routes": "a" * 64_001}, 400, "length <= 64000"),
         ({"to": "address"}, 400, "address is invalid"),
         ({"where": ["colour=red"]}, 400, "filter is invalid"),

@@ -163,7 +163,7 @@ def parse_routes(data: bytes, *, source: str) -> RouteTable:
         table: dict[str, Any] = tomllib.loads(data.decode())
     except UnicodeDecodeError as error:
         raise Invalid(f"routes file is invalid; {source} is not UTF-8 at byte {error.start}") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of a number that is too long
         raise Invalid(f"routes file is invalid; {source} is not TOML: {error}") from error
     try:
         file = msgspec.convert(table, _RoutesFile)

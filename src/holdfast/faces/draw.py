@@ -15,7 +15,7 @@ from typing import NamedTuple
 from holdfast.core.moments import format_duration
 from holdfast.core.topology import model as t
 from holdfast.core.topology.model import Design, Queue
-from holdfast.core.topology.routing import Graph
+from holdfast.core.topology.routing import Graph, roles_of
 
 COLUMN_PX, ROW_PX, BOX_PX, MARGIN_PX = 330, 46, 30, 30
 CHARACTER_PX = 6.6
@@ -58,15 +58,11 @@ class Edge(NamedTuple):
 
 def nodes(design: Design) -> list[Node]:
     """Every box, with its column."""
-    graph = Graph(design.topology)
-    dead = design.dead_queues | graph.terminal
-    waits = {wait.queue for family in design.families for wait in family.waits}
-    found = []
-    for queue in design.topology.queues:
-        waits_here = queue.name in waits or (queue.name in graph.cyclic and t.TTL in queue.arguments)
-        role = "wait" if waits_here else "dead" if queue.name in dead else "main"
-        found.append(Node(f"q:{queue.name}", queue.name, role, 1 if role == "main" else 3, _note(queue)))
-    roles = {node.name: node.role for node in found}
+    roles = roles_of(design)
+    found = [
+        Node(f"q:{queue.name}", queue.name, roles[queue.name], 1 if roles[queue.name] == "main" else 3, _note(queue))
+        for queue in design.topology.queues
+    ]
     ends: dict[str, set[str]] = {}
     for binding in design.topology.bindings:
         ends.setdefault(binding.source, set()).add(roles.get(binding.destination, ""))

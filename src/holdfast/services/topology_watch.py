@@ -22,14 +22,16 @@ from holdfast.core.requests.recover import DepthView, ReadTopology, TopologyRepl
 from holdfast.core.topology.diff import diff
 from holdfast.core.topology.layouts import FILE_BYTES_MAX, design, parse_file
 from holdfast.core.topology.model import Design, Topology, Version
+from holdfast.core.topology.routing import roles_of
 from holdfast.core.topology.rules import hazards
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.ports.clock import Clock
 from holdfast.ports.topology import LiveTopology, TopologyBroker
 from holdfast.telemetry.events import emit
 
-#: What the broker said is so long good enough.
+#: What the broker said is so long good enough, and of a large one so many times as long as it took to judge it.
 FRESH_S = 5.0
+FRESH_TIMES = 20.0
 #: So long a question is waited for by those who look,
 PATIENCE_S = 1.0
 #: and after so long it is given up.
@@ -56,7 +58,7 @@ class TopologyWatch:
         self._seen: TopologyReply | None = None
         self._why = ""
         self._asking: asyncio.Task[None] | None = None
-        self._ended_s = float("-inf")
+        self._stale_s = 0.0
 
     async def read(self, request: ReadTopology) -> TopologyReply:
         """What is known now, within a moment."""
@@ -81,17 +83,20 @@ class TopologyWatch:
 
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._asking is None and loop.time() - self._ended_s >= FRESH_S:
+        if self._asking is None and loop.time() >= self._stale_s:
             self._asking = asyncio.create_task(self._ask(), name="topology of the broker")
         if self._asking is not None and (self._seen is None or self._why):
             await asyncio.wait([self._asking], timeout=PATIENCE_S)
 
     async def _ask(self) -> None:
         assert self._open_broker is not None  # noqa: S101  or nobody is asked
+        loop, looked_s = asyncio.get_running_loop(), 0.0
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S), self._open_broker() as broker:
                 live = await broker.read()
+            began_s = loop.time()
             self._seen = await asyncio.to_thread(self._of_broker, live)
+            looked_s = loop.time() - began_s
             self._why = ""
         except TimeoutError:
             self._why = f"broker is silent; it has not answered for {ASK_TIMEOUT_S:.0f} s"
@@ -102,14 +107,17 @@ class TopologyWatch:
             self._why = "broker could not be asked; the server's log has the details"
         finally:
             self._asking = None
-            self._ended_s = asyncio.get_running_loop().time()
+            self._stale_s = loop.time() + max(FRESH_S, FRESH_TIMES * looked_s)
 
     def _of_broker(self, live: LiveTopology) -> TopologyReply:
-        names = [one.name for one in live.effective.queues]
+        names = {one.name: None for one in live.effective.queues}
         file = self._read_file(live.version)
         told = file.wanted.dead_queues
         dead = [name for name in names if name in told or any(fnmatchcase(name, one) for one in self._patterns)]
-        seen = Design(topology=live.effective, version=live.version, dead_queues=frozenset(dead))
+        families = [one for one in file.wanted.families if one.queue in names]
+        seen = Design(
+            topology=live.effective, families=tuple(families), version=live.version, dead_queues=frozenset(dead)
+        )
         unlike = [str(one) for one in diff(file.wanted.topology, live.effective, owns=file.wanted.owns)]
         return TopologyReply(
             state="broker",
@@ -117,8 +125,9 @@ class TopologyWatch:
             version=str(live.version),
             read_at=moment(self._clock.now_us()),
             topology=live.effective,
-            families=[one for one in file.wanted.families if one.queue in names],
+            families=families,
             dead_queues=dead,
+            roles=roles_of(seen),
             depths={
                 name: view(DepthView, state, messages=state.messages_count, consumers=state.consumers_count)
                 for name, state in live.states.items()
@@ -138,6 +147,7 @@ class TopologyWatch:
             topology=file.wanted.topology,
             families=list(file.wanted.families),
             dead_queues=sorted(file.wanted.dead_queues),
+            roles=roles_of(file.wanted),
             hazards=hazards(file.wanted)[:FINDINGS_COUNT_MAX],
             has_file=self._file is not None,
             file_trouble=file.trouble,
@@ -185,6 +195,7 @@ def _narrowed(found: TopologyReply, like: str) -> TopologyReply:
         topology=part,
         families=[one for one in found.families if one.queue in shown],
         dead_queues=[name for name in found.dead_queues if name in shown],
+        roles={name: role for name, role in found.roles.items() if name in shown},
         depths={name: depth for name, depth in found.depths.items() if name in shown},
         hazards=[one for one in found.hazards if one.name in shown],
         differences=[text for text in found.differences if any(f"'{name}'" in text for name in shown)],

@@ -29,6 +29,8 @@ R = TypeVar("R")
 
 #: Of the text of a routes file; one of this size is read in a few hundredths of a second.
 ROUTES_CHARACTERS_MAX = 64_000
+#: In a line: the time that a key takes to be read grows with the square of their number.
+DOTS_COUNT_MAX = 16
 RATE_PER_S_MAX = 1_000_000
 #: What is kept of each table of a summary: strangers choose the names in them.
 KEPT_COUNT_MAX = 100
@@ -277,6 +279,7 @@ class TopologyReply(Struct, frozen=True, kw_only=True):
     topology: Topology = field(default_factory=Topology)
     families: list[Family] = []
     dead_queues: list[str] = []
+    roles: dict[str, Literal["main", "wait", "dead"]] = {}
     depths: dict[str, DepthView] = {}
     hazards: list[Hazard] = []
     has_file: bool = False
@@ -341,6 +344,8 @@ class RecoveryRequest(Request[R], Generic[R], frozen=True, kw_only=True):
 
     def table(self) -> RouteTable:
         """Where letters go. Raises Invalid."""
+        if any(line.count(".") > DOTS_COUNT_MAX for line in self.routes.split("\n")):
+            raise Invalid(f"routes file is invalid; it has a line with more than {DOTS_COUNT_MAX} dots")
         table = parse_routes(self.routes.encode("utf-8", "replace"), source="it") if self.routes else RouteTable()
         if (self.to == "address") != (self.address is not None):
             raise Invalid("address is invalid; it goes with to = address, and that needs one")

@@ -164,7 +164,7 @@ def parse_file(data: bytes, *, source: str) -> TopologyFile:
         table = tomllib.loads(data.decode())
     except UnicodeDecodeError as error:
         raise Invalid(f"topology file is invalid; {source} is not UTF-8 at byte {error.start}") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of a number that is too long
         raise Invalid(f"topology file is invalid; {source} is not TOML: {error}") from error
     _check_keys(table, TopologyFile, source, "")
     try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from typing import Literal
 
 from msgspec import structs
 
 from holdfast.core.topology import model as t
-from holdfast.core.topology.model import Binding, Queue, Topology
+from holdfast.core.topology.model import Binding, Design, Queue, Topology
 
 #: Exchanges that look at the key alone, or at nothing.
 _BY_KEY = ("direct", "fanout", "topic")
@@ -26,6 +27,10 @@ class Graph:
         for name in self._queues:
             by_name = Binding(source=t.DEFAULT_EXCHANGE, destination=name, key=name)
             self._bindings.setdefault(t.DEFAULT_EXCHANGE, []).append(by_name)
+        self._by_key: dict[tuple[str, str | None], list[Binding]] = {}
+        for source, bindings in self._bindings.items():
+            for binding in bindings:
+                self._by_key.setdefault((source, binding.key), []).append(binding)
 
     @cached_property
     def targets(self) -> dict[str, frozenset[str]]:
@@ -117,7 +122,10 @@ class Graph:
             there = self._exchanges.get(name)
             kind = there.type if there else t.BROKERS_EXCHANGES.get(name, "direct")
             is_certain &= kind in _BY_KEY
-            taken = [binding for binding in self._bindings.get(name, []) if _takes(kind, binding.key, key)]
+            # Behind the default exchange is every queue: they are not all looked at for each of them.
+            is_direct = kind == "direct" and key is not None
+            bound = self._by_key.get((name, key), []) if is_direct else self._bindings.get(name, [])
+            taken = [binding for binding in bound if _takes(kind, binding.key, key)]
             found |= {binding.destination for binding in taken if binding.destination_type == "queue"}
             waiting += [binding.destination for binding in taken if binding.destination_type == "exchange"]
             if alternates and there and there.alternate and (not taken or key is None):
@@ -134,6 +142,18 @@ class Graph:
                 found.add(name)
                 waiting += steps.get(name, ())
         return found
+
+
+def roles_of(design: Design) -> dict[str, Literal["main", "wait", "dead"]]:
+    """What each queue is for: work, a delay, or what died."""
+    graph = Graph(design.topology)
+    dead = design.dead_queues | graph.terminal
+    waits = {wait.queue for family in design.families for wait in family.waits}
+    found: dict[str, Literal["main", "wait", "dead"]] = {}
+    for queue in design.topology.queues:
+        waits_here = queue.name in waits or (queue.name in graph.cyclic and t.TTL in queue.arguments)
+        found[queue.name] = "wait" if waits_here else "dead" if queue.name in dead else "main"
+    return found
 
 
 def without(topology: Topology, binding: Binding) -> Topology:
