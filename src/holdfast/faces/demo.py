@@ -21,10 +21,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from holdfast.core.item import NewItem
-from holdfast.core.letter import GroupStatus
 from holdfast.core.message import Message
 from holdfast.core.moments import moment
 from holdfast.core.plan import PlanOptions, RedriveState, RedriveTask
@@ -328,11 +327,14 @@ class _History:
         await self._empty(QUEUES)
         await self._empty([f"{name}.dlq" for name in QUEUES])  # into the vault
         if ago == 20:
+            await self._change("LookupError", status="resolved", note="mended in 1.41, they said")
             await self._redrive("invoices.dlq", "after the deploy of 1.41", "it was said to be mended")
         if ago == 12:
-            await self._note("ConnectionRefusedError", "mx1 was restarted by the provider; letters can go")
+            await self._change("ConnectionRefusedError", note="mx1 was restarted by the provider; letters can go")
         if ago == 9:
-            await self._note("LookupError", "finance has to enter the rule for NO; a redrive does not help before")
+            await self._change(
+                "LookupError", note="finance has to enter the rule for NO; a redrive does not help before"
+            )
             await self._archive("invoices.dlq")
 
     async def _empty(self, names: Sequence[str]) -> None:
@@ -352,11 +354,11 @@ class _History:
     async def _is_done(self, task: int) -> bool:
         return (await self._app.redrives.find(task)).state is not RedriveState.RUNNING
 
-    async def _note(self, error: str, note: str) -> None:
+    async def _change(self, error: str, *, note: str, status: Literal["resolved"] | None = None) -> None:
         groups = await self._app.call(ListGroups(), MARIA)
         for group in groups.groups:
             if error in group.title:
-                await self._app.call(ChangeGroup(key=group.key, status=GroupStatus.OPEN.value, note=note), MARIA)
+                await self._app.call(ChangeGroup(key=group.key, status=status, note=note), MARIA)
 
     async def _archive(self, queue: str) -> None:
         found = await self._app.vault.letters.oldest_ids(

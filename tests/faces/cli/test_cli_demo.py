@@ -46,6 +46,7 @@ async def test_a_demo_shows_an_incident_and_goes_on_where_it_was(tmp_path: Path)
         assert "in _check_address" in letters.letters[0].error_stack
         groups = (await client.call(ListGroups())).groups
         causes = {one.title.split(" ")[0].rpartition(".")[2] for one in groups}
+        assert [one.status.value for one in groups if "LookupError" in one.title] == ["regressed"]
         assert causes == {"ConnectionRefusedError", "LookupError", "TimeoutError", "ValueError"}
         assert (max(one.last_at for one in groups) - min(one.first_at for one in groups)).total_seconds() > 20 * 3600
         gaps = (await client.call(ReadGaps(id="report-of-the-day"))).items
