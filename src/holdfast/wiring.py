@@ -380,17 +380,8 @@ def _server_runs(settings: Settings, custody: Custody, queues: Queues | None) ->
         return Preflight(broker="the queues of this server", depth=Depth(ready=count))
 
     async def run(origin: Origin, order: RecoveryOrder, on_begin: OnBegin, notices: Notices) -> Summary:
-        name, has_journal = order.dead_queue, origin == "rabbitmq" and not order.dry_run
-        return await run_recovery(
-            settings,
-            url if origin == "rabbitmq" else "",
-            replace(order, origin=origin_of(url, name) if origin == "rabbitmq" else _of_this_process(name)),
-            vault=lambda: nullcontext(vault),
-            hearing=nullcontext(on_begin),
-            journal=journals(settings, url, name, serves=True).kept(order.run) if has_journal else nullcontext(),
-            queues=nullcontext(queues) if queues and origin == "queue" else None,
-            notices=notices,
-        )
+        own = queues if origin == "queue" else None
+        return await _serve_run(settings, url, own, order, lambda: nullcontext(vault), on_begin, notices)
 
     return ServerRuns(vault, find=find, look=look, run=run, clock=custody.clock)
 
@@ -409,10 +400,6 @@ def _topology_watch(settings: Settings, clock: Clock) -> TopologyWatch:
         patterns=listed(settings.dead_queues),
         clock=clock,
     )
-
-
-def _of_this_process(name: str) -> str:
-    return f"queue '{name}' of this process"
 
 
 def vault_at_work(app: VaultApp, settings: Settings) -> AbstractAsyncContextManager[None]:
@@ -606,6 +593,30 @@ async def run_recovery(
     return await recorded(order, run, vault=vault, clock=clock)
 
 
+async def _serve_run(
+    settings: Settings,
+    url: str,
+    own: Queues | None,
+    order: RecoveryOrder,
+    vault: OpenVault,
+    on_begin: OnBegin,
+    notices: Notices | None,
+) -> Summary:
+    """A recovery inside a server: of its `own` queues, or of what is at the URL."""
+    name = order.dead_queue
+    has_journal = own is None and Location.parse(url).kind == "amqp" and not order.dry_run
+    return await run_recovery(
+        settings,
+        url,
+        replace(order, origin=f"queue '{name}' of this process" if own else origin_of(url, name)),
+        vault=vault,
+        hearing=nullcontext(on_begin),
+        journal=journals(settings, url, name, serves=True).kept(order.run) if has_journal else nullcontext(),
+        queues=nullcontext(own) if own else None,
+        notices=notices,
+    )
+
+
 def vault_of(settings: Settings) -> OpenVault:
     """The vault of these settings; in the data folder where they name no place of their own."""
     url = settings.vault_url
@@ -646,20 +657,9 @@ def scheduled_recoveries(
 
         async def run(on_begin: OnBegin) -> Summary:
             url, own = await find(name, wanted)
-            origin = _of_this_process(name) if own else origin_of(url, name)
-            this = replace(order, run=new_run(), origin=origin)
-            is_broker = Location.parse(url).kind == "amqp"
+            this = replace(order, run=new_run())
             with runs.following(this, on_begin) if runs else nullcontext((on_begin, None)) as (begin, notices):
-                return await run_recovery(
-                    settings,
-                    url,
-                    this,
-                    vault=vault,
-                    hearing=nullcontext(begin),
-                    journal=journals(settings, url, name, serves=True).kept(this.run) if is_broker else nullcontext(),
-                    queues=nullcontext(own) if own else None,
-                    notices=notices,
-                )
+                return await _serve_run(settings, url, own, this, vault, begin, notices)
 
         every_s = parse_duration(wanted.every, what="every") / SECOND_US if wanted.every else 0.0
         return ScheduledRecovery(dead_queue=name, run=run, on_start=wanted.on_start, every_s=every_s)

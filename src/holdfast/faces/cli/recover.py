@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from holdfast.core.checks import unclear_url
 from holdfast.core.moments import SECOND_US, parse_duration
 from holdfast.core.recovery import RecoveryOrder, RunLimits, Summary, summary_lines
+from holdfast.core.requests.recover import TIMEOUTS
 from holdfast.core.routes import NAME_BYTES_MAX, Mode, RouteTable, parse_to
 from holdfast.core.selection import LetterFilter
 from holdfast.errors import CannotStart, HoldfastError, Invalid, Unauthorized, Unreachable
@@ -46,7 +47,6 @@ BROKER_OPTIONS = (
     "--strict", "--journal", "--no-journal", "--backup", "--from-backup", "--management",
 )  # fmt: skip
 RATE_PER_S_MAX = 1e9
-TIMEOUTS = ("total_timeout", "idle_timeout", "empty_timeout", "stall_timeout", "hold_timeout", "stop_timeout")
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: For each goodbye to a broker that may be silent. After that its connection ends without one.
 GOODBYE_S = 0.5
