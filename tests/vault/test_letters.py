@@ -26,7 +26,7 @@ async def stored(vault: Vault, *bodies: bytes) -> list[int]:
 
 async def check_ledger(vault: Vault) -> None:
     """The tallies are what is counted, and the chain holds."""
-    counted = {(one.queue, one.state): one.count for one in (await vault.ledger.counted())[1]}
+    counted = {(one.queue, state): count for one in await vault.ledger.balance() for state, count in one.vault.items()}
     kept = {(one.queue, one.state): one.count for one in await vault.ledger.tallies()}
     assert counted == kept
     found = await vault.seals.verify()
@@ -251,8 +251,8 @@ async def test_retention_deletes_only_what_is_settled_and_leaves_its_count(vault
     assert await vault.letters.expire(S.DISCARDED, before=before, count_max=10, act=act("retention")) == 0
     assert await vault.letters.expire(S.DISCARDED, before=now, count_max=10, act=act("retention")) == 2
     assert [one.id for one in (await vault.letters.find(Selection(text="word"), count_max=10)).letters] == [3]
-    tallies = {one.state: one.count for one in (await vault.ledger.counted())[1]}
-    assert tallies == {"captured": 1, "deleted": 2}
+    (row,) = await vault.ledger.balance()
+    assert row.vault == {"captured": 1, "deleted": 2}
     await check_ledger(vault)
     assert [one.letter for one in await vault.letters.put([letter(b"4")], ACT)] == [4], "an id is never used again"
 

@@ -45,7 +45,6 @@ P = ParamSpec("P")
 LEDGER_IDS_CHARACTERS_MAX = 1_000_000
 #: A row names each of so many letters, however long their ids are.
 MOVED_COUNT_MAX = 50_000
-PAGE_COUNT = 5_000
 #: A letter is looked for in so many rows at a time, and so often for one page.
 LOOK_COUNT, LOOKS_COUNT_MAX = 500, 40
 #: So many rows are looked at for a gap: more in ten minutes hide it.
@@ -292,13 +291,6 @@ class Ledger(VaultPart):
             run(tx, name, before=self.writer.hour - HOURS_COUNT_MAX)
 
     @one_look
-    def counted(self, tx: Tx) -> tuple[int, list[QueueTally]]:
-        """The same, counted one by one; and the number of the newest row at that very moment."""
-        counts = run(tx, "count_tallies") + run(tx, "select_deleted_tallies")
-        newest = run(tx, "newest_ledger")
-        return int(newest[0][0]) if newest else 0, [QueueTally(*row) for row in counts]
-
-    @one_look
     def acts_since(self, tx: Tx, after: int) -> tuple[int, list[tuple[str, str, str]]]:
         """The number of the newest row; and of those behind `after` action, old and new state, each kind once. Before
         row 0 there is nothing to be told."""
@@ -360,21 +352,17 @@ class Ledger(VaultPart):
     def _first(self, tx: Tx) -> list[Link]:
         return links(tx, after=0, count_max=1)
 
-    async def balance(self) -> list[BalanceRow]:
+    @one_look
+    def balance(self, tx: Tx) -> list[BalanceRow]:
         """For each queue, captured ever is the sum over all states, from two sides; both as of one moment, so that
         letters which arrive meanwhile make no difference."""
-        newest, tallies = await self.counted()
         counted: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        for tally in tallies:
-            counted[tally.queue][tally.state] = tally.count
+        for queue, state, count in run(tx, "count_tallies") + run(tx, "select_deleted_tallies"):
+            counted[queue][state] = count
         told: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        number = 0
-        while number < newest and (rows := await self.rows(after=number, count_max=PAGE_COUNT)):
-            number = rows[-1].number
-            for row in rows:
-                if row.number <= newest and row.to_state:
-                    told[row.queue][row.to_state] += row.count
-                    told[row.queue][row.from_state] -= row.count  # "" is outside: as many as ever came in
+        for queue, source, target, count in run(tx, "sum_ledger"):
+            told[queue][target] += count
+            told[queue][source] -= count  # "" is outside: as many as ever came in
         return [
             BalanceRow(
                 queue=queue,

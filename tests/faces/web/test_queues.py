@@ -202,6 +202,10 @@ async def test_each_role_sees_and_does_what_it_may(installation: AdminInstallati
         for word in ("pause", "resume", "update", "send", "clear", "delete"):
             fields = {**NEW, "do": word, "count": "1", "which": "queued", "body": "x"}
             assert "needs the role" in await tab.post("/queues/orders", fields, status=403)
+        async with visiting(installation) as admin:
+            denied = text_of(await admin.get("/ledger?outcome=denied&queue=orders"))
+            assert "token:viewer" in denied
+            assert "queue.pause" in denied
         await tab.post("/new-queue", NEW, status=403)
         await tab.get("/queue-payload/orders?id=1", status=403)
     async with visiting(installation, operator) as tab:

@@ -193,10 +193,19 @@ class Visit:
             raise Forbidden(f"forbidden; '{request.declared.name}' needs the role {need.word}, you are {role.word}")
 
     async def ask(self, request: Request[R]) -> R:
-        """What a program is answered that asks this with the visitor's token. Raises HoldfastError."""
+        """What a program is answered that asks this with the visitor's token. Raises HoldfastError; what was refused is
+        in the ledger."""
+        if request.declared.path.startswith("/admin/"):
+            return await self.console.vault_app.call(request, self.caller)
+        try:
+            return await self._ask_service(request)
+        except Forbidden as error:
+            names = {"queue": str(getattr(request, "queue_name", ""))}
+            await self.console.vault_app.note_denied(request.declared, names, self.caller, error)
+            raise
+
+    async def _ask_service(self, request: Request[R]) -> R:
         declared, console, caller = request.declared, self.console, self.caller
-        if declared.path.startswith("/admin/"):
-            return await console.vault_app.call(request, caller)
         self.check_role(type(request))
         if declared.path.startswith("/v1/results"):
             if console.collector is None:

@@ -374,3 +374,9 @@ UPDATE letters SET state = :state, changed_at = :now WHERE id IN_IDS
 
 -- name: shrink_group
 UPDATE failure_groups SET count = count - :count WHERE key = :key
+
+-- name: sum_ledger
+-- By no index: to read the rows one after the other is quicker than to look each up.
+SELECT queue || '', from_state, to_state, CAST(sum(count) AS bigint) FROM ledger WHERE to_state <> ''
+GROUP BY queue || '', from_state, to_state
+
