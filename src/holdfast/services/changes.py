@@ -19,7 +19,7 @@ from holdfast.telemetry.events import counts, emit
 TOPICS = ("letters", "groups", "redrives", "captures", "queues", "results", "recoveries", "time")
 STEP_S = 1.0
 #: Each who is told reads a page anew: so many a second are told, those first who have waited longest.
-TOLD_A_SECOND_MAX = 10
+TOLD_A_SECOND_MAX = 5
 #: What nobody tells of (how deep a broker's queues are, how old a letter is) is looked at again after so long.
 TIME_S = 10.0
 #: Who was told nothing for so long is told that all is well: so it is seen that he has gone.
