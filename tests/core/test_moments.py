@@ -70,6 +70,28 @@ def test_clients_of_the_queue_service_hear_what_go_would_say(what: str, formats:
         parse_duration("foo", what=what)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("foo", 'invalid duration "foo"'),
+        ("1h foo", 'unknown unit "h foo" in duration "1h foo"'),
+        ("5", 'missing unit in duration "5"'),
+        ("1h5", 'missing unit in duration "1h5"'),
+        ("1.5.5s", 'missing unit in duration "1.5.5s"'),
+        ("5x", 'unknown unit "x" in duration "5x"'),
+        ("1h5S", 'unknown unit "S" in duration "1h5S"'),
+        ("1m-5s", 'unknown unit "m-" in duration "1m-5s"'),
+        (" 5s", 'invalid duration " 5s"'),
+        ("1h.s", 'invalid duration "1h.s"'),
+        (".", 'invalid duration "."'),
+    ],
+)
+def test_a_text_that_is_no_duration_is_refused_in_the_words_of_go(text: str, said: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        parse_duration(text, what="request timeout")
+    assert caught.value.message == f"request timeout is invalid; time: {said} - expected format: 900ms, 5m or 15m"
+
+
 def test_a_duration_is_never_negative() -> None:
     with pytest.raises(Invalid, match=r"^it is invalid; '-1s' cannot be negative$"):
         parse_duration("-1s", what="it")

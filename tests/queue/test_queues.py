@@ -109,8 +109,9 @@ BAD_DURATIONS = {
 async def test_a_duration_may_not_be(queues: Queues, field: str) -> None:
     await queues.queues_create("orders")
     bad = dict(BAD_DURATIONS)
-    for text in ("1x", "5", "NaNs"):
-        go = f'time: invalid duration "{text}" - expected format: {FORMATS.get(field)}'
+    as_go = {"1x": 'unknown unit "x" in', "5": "missing unit in", "NaNs": "invalid"}
+    for text, said in as_go.items():
+        go = f'time: {said} duration "{text}" - expected format: {FORMATS.get(field)}'
         bad[text] = go if field in FORMATS else f"'{text}' is not a duration - expected format: 900ms, 5m or 1h30m"
     for text, detail in bad.items():
         setting: dict[str, Any] = {field: text}

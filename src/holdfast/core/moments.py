@@ -32,6 +32,7 @@ _LAST_US = (datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC) - _EPOCH) // _MICROSE
 _UNITS_US = {"ns": 0.001, "us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6, "m": 60e6, "h": 3600e6}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)", re.ASCII)
 _WHOLE = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+", re.ASCII)
+_ANY_PART = re.compile(r"([0-9]*\.?[0-9]*)([^0-9.]*)")
 _ZERO_PART = re.compile("(?<=[hm])0[ms]")
 #: What clients of the queue service match, word for word.
 _GO_FORMATS = {
@@ -51,12 +52,24 @@ def parse_duration(text: str, *, what: str, characters_max: int = DURATION_CHARA
         raise Invalid(f"{what} is invalid; '{text}' cannot be negative")
     if not _WHOLE.fullmatch(text):
         if what in _GO_FORMATS:
-            raise Invalid(f'{what} is invalid; time: invalid duration "{text}" - expected format: {_GO_FORMATS[what]}')
+            raise Invalid(f"{what} is invalid; time: {_as_go_says(text)} - expected format: {_GO_FORMATS[what]}")
         raise Invalid(f"{what} is invalid; '{text}' is not a duration - expected format: 900ms, 5m or 1h30m")
     total_us = sum(float(number) * _UNITS_US[unit] for number, unit in _PART.findall(text))
     if total_us > DURATION_US_MAX:
         raise Invalid(f"{what} is invalid; '{text}' is more than a hundred years")
     return round(total_us)
+
+
+def _as_go_says(text: str) -> str:
+    """Why it is no duration, in the words of Go."""
+    for number, unit in _ANY_PART.findall(text):
+        if not number.strip("."):
+            break
+        if not unit:
+            return f'missing unit in duration "{text}"'
+        if unit not in _UNITS_US:
+            return f'unknown unit "{unit}" in duration "{text}"'
+    return f'invalid duration "{text}"'
 
 
 def written_duration(text: str) -> int:
