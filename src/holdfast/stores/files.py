@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -163,13 +164,23 @@ class BackupDrain:
 
 
 def made_once(path: Path, text: str) -> bytes:
-    """The secret in a file that only we read, which is made now, with this text, if it is not there. Raises OSError."""
-    with suppress(FileExistsError):
+    """The secret in a file that only we read, which is made now, with this text, if it is not there. Raises OSError.
+
+    It is never there in part: who reads it meanwhile, or after a kill, would go on with another secret, or with none.
+    """
+    if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(path, "x", opener=_private) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        try:
+            with open(descriptor, "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(descriptor)
+            with suppress(FileExistsError):  # another process was faster
+                os.link(name, path)
+        finally:
+            os.unlink(name)
+        fsync_folder(path.parent)
     return path.read_bytes().strip()
 
 

@@ -341,6 +341,8 @@ class Ledger(VaultPart):
                 raise CannotStart(
                     f"key of the ledger cannot be kept; {file}: {error.strerror}, set HOLDFAST_LEDGER_KEY"
                 ) from error
+        if not key.strip():
+            raise CannotStart(f"key of the ledger is empty; bring back {file}, or set HOLDFAST_LEDGER_KEY")
         self.writer.key = LedgerKey(key)
         if first and verify(self.writer.key, first, previous=FIRST) is not None and first[0].row.number == 1:
             raise CannotStart(
